@@ -1,0 +1,132 @@
+"""Owns what ranks tell each other: sums, means, gathered rows, broadcasts.
+
+Every function is the identity (or the obvious local result) in a single process, so that models call it without
+asking how many processes there are. The functions with a gradient fit the rule of DDP, which averages the
+gradients of the ranks: a loss computed from summed or gathered values, the same on every rank, gets exactly the
+gradient it would have in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def is_distributed() -> bool:
+    """Whether more than one process takes part. Asked at every call: models may be built before the group."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def world_size() -> int:
+    return dist.get_world_size() if is_distributed() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if is_distributed() else 0
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: Tensor) -> Tensor:
+        context.rows = tensor.shape[0]
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, tensor)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        start = dist.get_rank() * context.rows
+        return total[start : start + context.rows]
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """The sum of every rank's tensor, with gradient."""
+    if not is_distributed():
+        return tensor
+    result: Tensor = _Sum.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def gather_rows(tensor: Tensor) -> Tensor:
+    """Every rank's rows, in the order of the ranks, with gradient. All ranks must bring the same shape."""
+    if not is_distributed():
+        return tensor
+    result: Tensor = _Gather.apply(tensor.contiguous())  # type: ignore[no-untyped-call]
+    return result
+
+
+def mean_over_ranks(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean of the chosen values over the whole global batch, whatever each rank's share of them is.
+
+    Returns this rank's part scaled so that the average over ranks, which is what DDP and the logger take, is
+    the exact global mean. A mean over nothing is 0, not NaN.
+    """
+    if mask is None:
+        return values.mean()
+    weights = mask.to(values.dtype).expand_as(values)
+    count = sum_over_ranks(weights.sum().detach())
+    return (values * weights).sum() * world_size() / count.clamp(min=1)
+
+
+def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
+    """Overwrite `tensor` in place with the source rank's and return it."""
+    if is_distributed():
+        buffer = tensor.contiguous()
+        dist.broadcast(buffer, source)
+        tensor.copy_(buffer)
+    return tensor
+
+
+def maximum_over_ranks(tensor: Tensor) -> Tensor:
+    """The largest value of each element over the ranks, without gradient."""
+    if is_distributed():
+        tensor = tensor.clone()
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's small Python value, in rank order. JSON-like values only: this is for names and messages."""
+    if not is_distributed():
+        return [value]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def sum_statistics(statistics: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sum a dictionary of tensors over the ranks with one message."""
+    if not is_distributed() or not statistics:
+        return statistics
+    names: Sequence[str] = sorted(statistics)
+    flat = torch.cat([statistics[name].detach().reshape(-1).double() for name in names])
+    dist.all_reduce(flat)
+    result: dict[str, Tensor] = {}
+    offset = 0
+    for name in names:
+        like = statistics[name]
+        result[name] = flat[offset : offset + like.numel()].view(like.shape).to(like.dtype)
+        offset += like.numel()
+    return result
