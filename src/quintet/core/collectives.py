@@ -9,13 +9,11 @@ gradient it would have in one process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 def is_distributed() -> bool:
@@ -107,13 +105,25 @@ def maximum_over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def gather_objects(value: T) -> list[T]:
-    """Every rank's small Python value, in rank order. JSON-like values only: this is for names and messages."""
+def gather_uneven_rows(tensor: Tensor) -> Tensor:
+    """Every rank's rows, in the order of the ranks, where their numbers may differ. Without gradient."""
     if not is_distributed():
-        return [value]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered
+        return tensor
+    count = torch.tensor([len(tensor)], device=tensor.device)
+    counts = gather_rows(count).tolist()
+    padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
+    padded[: len(tensor)] = tensor
+    parts = gather_rows(padded).view(len(counts), max(counts), *tensor.shape[1:])
+    return torch.cat([part[:length] for part, length in zip(parts, counts, strict=True)])
+
+
+def gather_texts(text: str, device: torch.device) -> list[str]:
+    """Every rank's text, in rank order. As bytes in a tensor: torch's own gather of objects would pickle."""
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    joined = bytes(gather_uneven_rows(data).tolist())
+    lengths = gather_rows(torch.tensor([len(data)], device=device)).tolist()
+    ends = [sum(lengths[: number + 1]) for number in range(len(lengths))]
+    return [joined[end - length : end].decode() for end, length in zip(ends, lengths, strict=True)]
 
 
 def sum_statistics(statistics: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ class Statistics:
     def over_ranks(self) -> Statistics:
         """The same for the whole global batch; every rank gets the same result."""
         with torch.no_grad():
-            rows = {name: collectives.gather_rows(self.rows[name]) for name in sorted(self.rows)}
+            rows = {name: collectives.gather_uneven_rows(self.rows[name]) for name in sorted(self.rows)}
             return Statistics(collectives.sum_statistics(self.sums), rows)
 
     def named(self, prefix: str) -> Statistics:

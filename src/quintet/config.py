@@ -1,0 +1,411 @@
+"""Owns the schema of a run: its sections, YAML, `key=value` overrides and the messages for wrong keys.
+
+A `RunConfig` is the whole input of a run. It round-trips without loss through `config.yaml`, and a resumed run is
+built from it. Families subclass the sections they extend, in a `config.py` that imports no torch, so that help
+is quick.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from quintet.errors import UsageError
+
+Tree = dict[str, Any]
+
+RESUMABLE = ("train.steps", "train.minutes", "log.", "eval.", "sample.", "checkpoint.", "engine.")
+"""What a resumed run may change. None of it has a part in the mathematics of a step already taken."""
+
+
+class Section(BaseModel):
+    """A group of keys. Unknown keys are refused; values do not change after they were checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class DataConfig(Section):
+    path: str | None = Field(
+        None, description="Folder of media and captions; none when Python handed over a data set."
+    )
+    validation_path: str | None = Field(
+        None, description="A folder of its own for validation, instead of a split."
+    )
+    validation_fraction: float = Field(
+        0.05, ge=0, lt=1, description="Share split off for validation; 0 validates on the training items."
+    )
+    validation_group: str | None = Field(
+        None, description="Regular expression; files with the same first group stay on one side of the split."
+    )
+    split_seed: int = Field(42, ge=0, description="Seed of the validation split.")
+    workers: int = Field(
+        2, ge=0, description="Processes that read data beside the training; 0 reads in the training process."
+    )
+
+
+class TrainConfig(Section):
+    steps: int = Field(10_000, gt=0, description="Optimizer steps of the whole run.")
+    epochs: float | None = Field(
+        None, gt=0, description="Length in passes over the data; decides `train.steps` at the start."
+    )
+    minutes: float | None = Field(
+        None, gt=0, description="Time limit of this process: saves and stops, to be resumed at will."
+    )
+    batch_size: int = Field(
+        16, gt=0, description="Items of one optimizer step, over all processes and micro-batches."
+    )
+    accumulate: int = Field(
+        1, gt=0, description="Micro-batches a step is cut into; more of them need less memory."
+    )
+    seed: int = Field(0, ge=0, description="Seed of weights, order and every random choice.")
+    max_bad_steps: int = Field(10, gt=0, description="Non-finite steps in a row after which the run stops.")
+
+
+class OptimizerConfig(Section):
+    name: Literal["adamw", "adam", "lion"] = Field(
+        "adamw", description="Optimizer; `adam` couples the decay with the gradient."
+    )
+    lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="Decay rates of the moments.")
+    eps: float = Field(1e-8, gt=0, description="Term that keeps the division finite (Adam, AdamW).")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Decay of matrices and kernels; vectors are never decayed."
+    )
+    clip: float | None = Field(None, gt=0, description="Largest norm of the phase's whole gradient.")
+
+
+class PhaseOptimConfig(Section):
+    """Another phase's optimizer; what is not given is as in `optim`."""
+
+    lr: float | None = Field(None, gt=0, description="Peak learning rate of this phase; none: `optim.lr`.")
+    betas: tuple[float, float] | None = Field(
+        None, description="Decay rates of the moments; none: `optim.betas`."
+    )
+    weight_decay: float | None = Field(None, ge=0, description="Weight decay; none: `optim.weight_decay`.")
+    clip: float | None = Field(
+        None, gt=0, description="Largest norm of this phase's gradient; none: `optim.clip`."
+    )
+
+
+class OptimConfig(OptimizerConfig):
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps of linear warm-up; the peak is reached at this step."
+    )
+    initial_lr: float = Field(0.0, ge=0, description="Rate at the start of the warm-up.")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "cosine", description="Course of the rate after the warm-up."
+    )
+    final_lr: float = Field(0.0, ge=0, description="Rate at the horizon and after it.")
+    horizon: int | None = Field(
+        None, gt=0, description="Step at which the schedule ends; fixed to `train.steps` when the run starts."
+    )
+
+    def for_phase(self, override: PhaseOptimConfig | None = None) -> OptimizerConfig:
+        """The optimizer of one phase: the common keys, changed by the phase's own."""
+        values = {name: getattr(self, name) for name in OptimizerConfig.model_fields}
+        if override is not None:
+            values.update({name: value for name, value in override if value is not None})
+        return OptimizerConfig(**values)
+
+
+class EMAConfig(Section):
+    enabled: bool = Field(
+        True, description="Keep a moving average of the weights; validation and samples use it."
+    )
+    decay: float = Field(0.999, gt=0, lt=1, description="Decay of the average, reached after a short ramp.")
+    start: int = Field(0, ge=0, description="Step before which the average is a plain copy.")
+    every: int = Field(1, gt=0, description="Steps between two updates.")
+
+
+class EvalConfig(Section):
+    every: int = Field(500, gt=0, description="Steps between two validations.")
+    batches: int | None = Field(
+        8, gt=0, description="Validation batches while training; none: all. `quintet eval` takes all."
+    )
+    batch_size: int | None = Field(
+        None, gt=0, description="Items of a validation batch, over all processes; none: a micro-batch's."
+    )
+    live: bool = Field(True, description="Validate the live weights beside the average.")
+
+
+class SampleConfig(Section):
+    every: int = Field(500, gt=0, description="Steps between two sets of samples.")
+    num: int = Field(16, gt=0, description="Items shown in each set.")
+
+
+class CheckpointConfig(Section):
+    every: int = Field(
+        1000, gt=0, description="Steps between two checkpoints; the last step is always saved."
+    )
+    keep: int = Field(3, gt=0, description="Newest checkpoints kept beside the best one.")
+
+
+class LogConfig(Section):
+    every: int = Field(20, gt=0, description="Steps between two rows of metrics.")
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        ("tensorboard",), description="Trackers beside metrics.jsonl."
+    )
+    project: str = Field("quintet", description="Project name for W&B and trackio.")
+    name: str | None = Field(None, description="Run name for W&B and trackio; none: the folder's name.")
+
+
+class EngineConfig(Section):
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to compute.")
+    precision: Literal["fp32", "bf16", "fp64"] = Field(
+        "fp32", description="bf16: autocast of the forward pass; weights stay fp32."
+    )
+    compile: bool = Field(False, description="torch.compile every module.")
+    channels_last: bool = Field(True, description="Channels-last memory for convolution kernels.")
+    deterministic: bool = Field(
+        False, description="Deterministic algorithms on CUDA too; on CPU they always are."
+    )
+    recompute: bool = Field(
+        False, description="Activation checkpointing: recompute blocks in the backward pass to save memory."
+    )
+    threads: int | None = Field(
+        None, gt=0, description="CPU threads of a process; none: as torch finds them."
+    )
+    processes: int | None = Field(None, gt=0, description="Refuse to start in a world of any other size.")
+    timeout_seconds: int = Field(
+        600, gt=0, description="How long a process waits for the others before it fails."
+    )
+    bucket_megabytes: int = Field(25, gt=0, description="Size of DDP's gradient buckets.")
+
+
+class RunConfig(Section):
+    """Every value of a run. Families subclass it and narrow `recipe`, `data`, `model` and `optim`."""
+
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Named sets of keys, dotted."""
+
+    recipe: str = Field(description="What is trained.")
+    preset: str | None = Field(None, description="The preset this configuration started from.")
+    init: str | None = Field(None, description="A run or exported folder whose weights this run starts from.")
+    data: DataConfig = Field(default_factory=lambda: DataConfig(), description="The files.")
+    model: Section = Field(default_factory=Section, description="The model.")
+    train: TrainConfig = Field(default_factory=lambda: TrainConfig(), description="Length and batches.")
+    optim: OptimConfig = Field(default_factory=lambda: OptimConfig(), description="Optimizer and schedule.")
+    ema: EMAConfig = Field(default_factory=lambda: EMAConfig(), description="Moving average of the weights.")
+    eval: EvalConfig = Field(default_factory=lambda: EvalConfig(), description="Validation.")
+    sample: SampleConfig = Field(
+        default_factory=lambda: SampleConfig(), description="Samples while training."
+    )
+    checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig(), description="Saving.")
+    log: LogConfig = Field(default_factory=lambda: LogConfig(), description="Logging.")
+    engine: EngineConfig = Field(default_factory=lambda: EngineConfig(), description="Devices and precision.")
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> RunConfig:
+        if self.train.batch_size % self.train.accumulate:
+            raise ValueError(
+                f"train.batch_size={self.train.batch_size} is not divisible by train.accumulate={self.train.accumulate}"
+            )
+        return self
+
+    def changed(self, overrides: Mapping[str, Any]) -> RunConfig:
+        """The same configuration with dotted keys replaced, checked anew."""
+        tree = self.model_dump(mode="json")
+        merge_into(tree, expand(overrides))
+        return validate(type(self), tree)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+
+# --- building a configuration -----------------------------------------------------------------------------
+
+
+def build(
+    schema: type[ConfigT],
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> ConfigT:
+    """Defaults, then the preset, then the file, then the overrides: the later wins."""
+    tree: Tree = {}
+    if preset is not None:
+        if preset not in schema.PRESETS:
+            raise UsageError(f"unknown preset '{preset}'; known: {', '.join(schema.PRESETS)}")
+        merge_into(tree, expand(schema.PRESETS[preset]))
+        tree["preset"] = preset
+    if file is not None:
+        merge_into(tree, read_yaml(file))
+    merge_into(tree, expand(overrides or {}))
+    return validate(schema, tree)
+
+
+def validate(schema: type[ConfigT], tree: Tree) -> ConfigT:
+    """Check a tree of values against a schema; a failure is one sentence that names the key and the fix."""
+    try:
+        return schema.model_validate(tree)
+    except ValidationError as error:
+        raise UsageError("; ".join(_explain(schema, detail) for detail in error.errors())) from None
+
+
+def parse_overrides(arguments: Sequence[str]) -> Tree:
+    """`["train.steps=100", …]` to dotted keys and typed values, in the notation of YAML."""
+    result: Tree = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"'{argument}' is not of the form key=value (for example train.steps=1000)")
+        result[key.strip()] = parse_value(text, key.strip())
+    return result
+
+
+def parse_value(text: str, key: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"{key}: '{text}' is not a value YAML can read; put it in quotes") from None
+    # YAML 1.1 takes 1e4 and 3e-4 for text; everyone who types them means numbers.
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+        number = float(value)
+        return int(number) if number.is_integer() and "-" not in value else number
+    return value
+
+
+def read_yaml(path: Path) -> Tree:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path} does not hold a mapping of keys to values")
+    # Both nested sections and dotted keys are welcome.
+    return expand(tree)
+
+
+def expand(flat: Mapping[Any, Any]) -> Tree:
+    """Dotted keys to nested sections; nested sections pass through."""
+    tree: Tree = {}
+    for key, value in flat.items():
+        nested = expand(value) if isinstance(value, Mapping) else value
+        for part in reversed(str(key).split(".")):
+            nested = {part: nested}
+        merge_into(tree, nested)
+    return tree
+
+
+def merge_into(tree: Tree, other: Mapping[str, Any]) -> None:
+    """Lay `other` over `tree` in place, section by section."""
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            merge_into(tree[key], value)
+        else:
+            tree[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
+    """Nested sections to dotted keys."""
+    flat: Tree = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ, each with the old and the new value."""
+    before, after = (flatten(config.model_dump(mode="json")) for config in (old, new))
+    keys = [*before, *(key for key in after if key not in before)]
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def refuse_changes(old: RunConfig, new: RunConfig, allowed: Iterable[str] = RESUMABLE) -> None:
+    """A resumed run keeps its mathematics: anything but the allowed keys is an error with the difference."""
+    prefixes = tuple(allowed)
+    refused = {key: pair for key, pair in differences(old, new).items() if not key.startswith(prefixes)}
+    if refused:
+        listed = "; ".join(f"{key}: {before!r} -> {after!r}" for key, (before, after) in refused.items())
+        raise UsageError(
+            f"a resumed run cannot change {listed}; start a new run from these weights with "
+            "`quintet train … --init RUN` instead"
+        )
+
+
+# --- telling what there is --------------------------------------------------------------------------------
+
+
+def keys(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a schema."""
+    for name, field in schema.model_fields.items():
+        section = _section_of(field.annotation)
+        if section is not None:
+            yield from keys(section, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def describe(config: RunConfig) -> str:
+    """The commented YAML of all keys: meaning, choices and value."""
+    return "\n".join(_describe(config, depth=0)) + "\n"
+
+
+def _describe(section: BaseModel, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield f"{indent}{name}:  # {field.description or type(value).__doc__}"
+            yield from _describe(value, depth + 1)
+            continue
+        plain = section.model_dump(mode="json", include={name})[name]
+        text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=1000)
+        notes = " | ".join(part for part in (field.description, _choices(field.annotation)) if part)
+        yield f"{indent}{name}: {text.removesuffix('...' + chr(10)).strip()}" + (
+            f"  # {notes}" if notes else ""
+        )
+
+
+def _choices(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(str, get_args(annotation)))
+    nested = [_choices(argument) for argument in get_args(annotation)]
+    return next((choice for choice in nested if choice), "")
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    for candidate in candidates:
+        if candidate is not NoneType and isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _explain(schema: type[BaseModel], detail: Any) -> str:
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        # A misspelt section is reported by the key the person wrote inside it.
+        inside = list(flatten(detail["input"], f"{key}.")) if isinstance(detail["input"], Mapping) else []
+        return unknown_key(inside[0] if inside else key, list(keys(schema)))
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if not key:
+        return message
+    return f"{key}: {message[0].lower()}{message[1:]} (got {detail['input']!r})"
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """The message for a key that does not exist, with the nearest that does."""
+    by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    near = near or [
+        by_last_part[part] for part in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last_part, n=1)
+    ]
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"unknown key '{key}'{hint} (`quintet config RECIPE` lists all keys)"

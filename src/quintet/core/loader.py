@@ -1,0 +1,144 @@
+"""Owns how items become batches: worker processes, replacement of unreadable items, the ranks' shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from quintet.core.batch import Batch, Item, Source
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.order import Order, Slot, replacement
+from quintet.errors import RunError, UnreadableItem, UsageError
+
+VALIDATION_EPOCH = 2**31
+"""The epoch whose choices validation uses: fixed, and one no training reaches."""
+
+ATTEMPTS = 100
+"""Replacements tried for one item before the data set is called broken."""
+
+Collate = Callable[[Sequence[Item]], dict[str, Any]]
+
+
+@dataclass
+class Loaded:
+    """One batch as the workers hand it over, with the items that turned out unreadable on the way."""
+
+    batch: Batch
+    skipped: dict[str, str]
+
+
+@dataclass
+class _Reader(Dataset[Loaded]):
+    """Lives in the workers. Indexed by the slots of a whole batch: the epoch travels in the index, because a
+    persistent worker would never see a changed attribute."""
+
+    source: Source
+    seed: int
+    collate: Collate
+
+    def __getitem__(self, slots: tuple[Slot, ...]) -> Loaded:
+        skipped: dict[str, str] = {}
+        read = [self._read(slot, skipped) for slot in slots]
+        used = [item for item, _ in read]
+        names = tuple(self.source.name(item) for item in used)
+        draw = Draw(self.seed, [epoch for epoch, _ in slots], used)
+        return Loaded(Batch(self.collate([fields for _, fields in read]), names, draw), skipped)
+
+    def _read(self, slot: Slot, skipped: dict[str, str]) -> tuple[int, Item]:
+        epoch, item = slot
+        for attempt in range(ATTEMPTS):
+            try:
+                return item, self.source.load(item, Draw(self.seed, [epoch], [item]))
+            except UnreadableItem as problem:
+                skipped[self.source.name(item)] = str(problem)
+                item = replacement(self.seed, slot, attempt, len(self.source))
+        raise RunError(
+            f"{ATTEMPTS} items in a row could not be read, the last one {self.source.name(item)} "
+            f"({skipped[self.source.name(item)]}); run `quintet data check` on the folder"
+        )
+
+
+def _only(loaded: Sequence[Loaded]) -> Loaded:
+    return loaded[0]
+
+
+@dataclass
+class Loader:
+    """Batches of one source for one rank."""
+
+    source: Source
+    seed: int
+    collate: Collate
+    engine: Engine
+    workers: int
+
+    def training(
+        self, order: Order, first_step: int, last_step: int, accumulate: int
+    ) -> Iterator[list[Loaded]]:
+        """The micro-batches of each step in turn."""
+        shares = (
+            tuple(order.share(step, micro, accumulate, self.engine.rank, self.engine.world_size))
+            for step in range(first_step, last_step)
+            for micro in range(accumulate)
+        )
+        stream = self._stream(shares, self.workers)
+        for _ in range(first_step, last_step):
+            yield [next(stream) for _ in range(accumulate)]
+
+    def validation(self, batch_size: int, batches: int | None) -> Iterator[tuple[Loaded, bool]]:
+        """The items in order, at most `batches` batches, each shared out over the ranks.
+
+        Every rank gets the same number of batches, because a forward pass may be a joint effort; where a rank
+        has no items left it repeats one, marked False, and its figures are not to be counted.
+        """
+        count = len(self.source) if batches is None else min(len(self.source), batches * batch_size)
+        shares: list[tuple[tuple[Slot, ...], bool]] = []
+        for start in range(0, count, batch_size):
+            items = range(start, min(start + batch_size, count))
+            size = -(-len(items) // self.engine.world_size)
+            mine = items[self.engine.rank * size : (self.engine.rank + 1) * size]
+            shares.append((tuple((VALIDATION_EPOCH, item) for item in mine or items[:1]), bool(mine)))
+        # Reading in this process: it is short, and workers would cost more to start than they save.
+        stream = self._stream(iter([slots for slots, _ in shares]), workers=0)
+        for loaded, (_, counts) in zip(stream, shares, strict=True):
+            yield loaded, counts
+
+    def check_readable(self) -> None:
+        """An error before any training when no item at all can be read."""
+        reasons: dict[str, str] = {}
+        for item in range(len(self.source)):
+            try:
+                self.source.load(item, Draw(self.seed, [0], [item]))
+                return
+            except UnreadableItem as problem:
+                reasons.setdefault(str(problem), self.source.name(item))
+        listed = "; ".join(f"{name}: {reason}" for reason, name in list(reasons.items())[:3])
+        raise UsageError(f"none of the {len(self.source)} items can be read ({listed})")
+
+    def _stream(self, shares: Iterator[tuple[Slot, ...]], workers: int) -> Iterator[Loaded]:
+        generator = torch.Generator()  # so that starting workers does not touch the process's own stream
+        loader: DataLoader[Loaded] = DataLoader(
+            _Reader(self.source, self.seed, self.collate),
+            batch_sampler=_Batches(shares),
+            collate_fn=_only,
+            num_workers=workers,
+            pin_memory=self.engine.device.type == "cuda",
+            generator=generator,
+            prefetch_factor=4 if workers else None,
+        )
+        return iter(loader)
+
+
+@dataclass
+class _Batches:
+    """What DataLoader calls a batch sampler: each 'batch' is one index, the slots of a whole batch."""
+
+    shares: Iterator[tuple[Slot, ...]]
+
+    def __iter__(self) -> Iterator[list[tuple[Slot, ...]]]:
+        return ([slots] for slots in self.shares)

@@ -1,0 +1,203 @@
+"""Owns the interface between the loop and a family: `Recipe`, `Phase`, `Loss`, `Artifact`.
+
+A family supplies named modules, data, a forward pass, phases, and how to measure and show itself. The loop
+supplies everything else. Reading this file and `families/vqgan/recipe.py` is enough to write a new family.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+from torch import Tensor, nn
+
+from quintet.config import OptimizerConfig, RunConfig
+from quintet.core import batch as batches
+from quintet.core.batch import Batch, Item, Source
+from quintet.core.statistics import Statistics
+
+if TYPE_CHECKING:
+    from quintet.core.engine import Engine
+
+Nets = Mapping[str, nn.Module]
+"""The recipe's modules by name, ready to be called: wrapped for training, or the averaged ones for validation."""
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+
+@dataclass
+class Output:
+    """What a forward pass hands to the phases, and what it would like to change once the step is accepted."""
+
+    values: dict[str, Any]
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+@dataclass
+class Loss:
+    """What a phase minimises, and the parts worth a curve. Parts are detached by the loop."""
+
+    value: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+def always(step: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One optimizer's share of a step: the modules it trains, its loss, and the steps at which it is active.
+
+    Phases of one step see the same forward pass and the same batch. Their losses must not share a graph: detach
+    what another phase trains. All backward passes come before all optimizer steps.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    loss: Callable[[Nets, Batch, Output, int], Loss]
+    optim: OptimizerConfig
+    active: Callable[[int], bool] = always
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One thing to look at or listen to: a file name, how to write it, and what is known about it."""
+
+    file: str
+    write: Callable[[Path], None]
+    about: dict[str, Any] = field(default_factory=dict)
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The data of a run. `about` holds what `data.json` should say beside the names."""
+
+    train: Source
+    validation: Source
+    fingerprint: str
+    skipped: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """What the backward passes of one step tell the loop."""
+
+    metrics: dict[str, Tensor]
+    statistics: Statistics
+
+
+class Recipe(ABC, Generic[ConfigT]):
+    """What a family supplies. Holds modules and configuration; all else passes through the arguments."""
+
+    name: ClassVar[str]
+    best: ClassVar[tuple[str, Literal["max", "min"]]]
+    """The metric that chooses the best checkpoint, and which way is better."""
+    find_unused_parameters: ClassVar[bool] = False
+    """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
+    minimum_batch: ClassVar[int] = 1
+    """The smallest global batch that makes sense (a contrastive loss needs two items)."""
+
+    modules: dict[str, nn.Module]
+    """Everything that is trained or saved, by name. Frozen helpers do not belong here."""
+    phases: Sequence[Phase]
+
+    def __init__(self, config: ConfigT) -> None:
+        self.config = config
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The modules that get a moving average: those of the first phase, unless the family says otherwise."""
+        return self.phases[0].modules
+
+    # --- data ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sources(self) -> Sources:
+        """The items to train and validate on, as the configuration names them."""
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return batches.collate(items)
+
+    def lengths(self, source: Source) -> Sequence[int] | None:
+        """The items' lengths, where batches should hold items of similar length."""
+        return None
+
+    # --- training -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+        """The one forward pass of a micro-batch. Changes no state; calls trained modules through `nets`."""
+
+    def backward(self, micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int) -> Report:
+        """Gradients of one step. Contrastive recipes override this for exact large batches; few others should."""
+        active = [phase for phase in self.phases if phase.active(step)]
+        metrics: dict[str, Tensor] = {}
+        statistics = Statistics()
+        for number, batch in enumerate(micro_batches):
+            last = number == len(micro_batches) - 1
+            with engine.micro_batch(nets, step, number, synchronise=last):
+                with engine.autocast():
+                    output = self.forward(nets, batch, step)
+                for phase in active:
+                    with engine.autocast():
+                        loss = phase.loss(nets, batch, output, step)
+                    share = loss.value / len(micro_batches)
+                    share.backward()  # type: ignore[no-untyped-call]
+                    for part, value in {"loss": loss.value, **loss.parts}.items():
+                        path = f"{phase.name}/{part}"
+                        metrics[path] = metrics.get(path, 0) + value.detach() / len(micro_batches)
+            statistics = statistics + output.statistics
+        return Report(metrics, statistics)
+
+    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+        """Once, before the first step of a new run: what needs to have seen data, such as a k-means codebook.
+
+        `batches` are the first micro-batches of the training order on this rank; taking them consumes nothing.
+        """
+
+    def after_step(self, statistics: Statistics, step: int) -> None:
+        """After an accepted step: apply the statistics of the whole global batch, the same on every rank."""
+
+    # --- looking ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+        """What one validation batch adds to the figures; sums and rows, so that batches and ranks can be added."""
+
+    @abstractmethod
+    def summarise(self, statistics: Statistics) -> dict[str, float]:
+        """The figures, by their names in `eval.json`, from the statistics of the whole validation."""
+
+    @abstractmethod
+    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+        """Things to look at: what the model makes of (or from the captions of) a validation batch."""
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[nn.Module]:
+    """The module with its parameters out of the graph: gradients pass through it, none arrive in it.
+
+    For a phase that needs another phase's module. Pass the raw module of `recipe.modules`, not the wrapped one.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield module
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def count_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
