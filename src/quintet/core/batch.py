@@ -45,9 +45,7 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """On the device; floating-point fields in the given precision."""
-        return replace(
-            self, fields={name: _moved(value, device, dtype) for name, value in self.fields.items()}
-        )
+        return replace(self, fields={name: _moved(value, device, dtype) for name, value in self.fields.items()})
 
     def suspects(self) -> tuple[str, ...]:
         """The names of the items that hold a non-finite number; all names when none does."""

@@ -37,7 +37,7 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> Tensor:
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
@@ -52,7 +52,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> Tensor:
         total = gradient.contiguous().clone()
         dist.all_reduce(total)
         start = dist.get_rank() * context.rows

@@ -42,9 +42,7 @@ class Place:
             return cls(rank, int(environment.get("LOCAL_RANK", rank)), world)
         if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
             if "MASTER_ADDR" not in environment or "MASTER_PORT" not in environment:
-                raise UsageError(
-                    "under srun set MASTER_ADDR and MASTER_PORT to the first node before starting quintet"
-                )
+                raise UsageError("under srun set MASTER_ADDR and MASTER_PORT to the first node before starting quintet")
             return cls(
                 int(environment["SLURM_PROCID"]),
                 int(environment["SLURM_LOCALID"]),
@@ -74,7 +72,7 @@ class Engine:
         if config.processes is not None and config.processes != self.world_size:
             raise UsageError(
                 f"engine.processes={config.processes}, but the launcher started {self.world_size} "
-                f"process{'es' if self.world_size > 1 else ''}; start with `torchrun --nproc_per_node {config.processes}`"
+                f"process{'es' if self.world_size > 1 else ''}; use `torchrun --nproc_per_node {config.processes}`"
             )
 
     @property
@@ -137,9 +135,7 @@ class Engine:
         return torch.autocast(self.device.type, torch.bfloat16)
 
     @contextmanager
-    def micro_batch(
-        self, nets: Mapping[str, nn.Module], step: int, number: int, synchronise: bool
-    ) -> Iterator[None]:
+    def micro_batch(self, nets: Mapping[str, nn.Module], step: int, number: int, synchronise: bool) -> Iterator[None]:
         """Encloses forward and backward of one micro-batch: its dropout stream, and no exchange but in the last."""
         torch.manual_seed(seed_from(self.seed, step, number, self.rank))
         with ExitStack() as stack:
@@ -151,9 +147,7 @@ class Engine:
 
     def any_rank(self, *flags: bool | Tensor) -> list[bool]:
         """Which flags are raised on any rank: one message and one read from the device for all of them."""
-        raised = torch.stack(
-            [torch.as_tensor(flag, device=self.device, dtype=torch.float32) for flag in flags]
-        )
+        raised = torch.stack([torch.as_tensor(flag, device=self.device, dtype=torch.float32) for flag in flags])
         return [value > 0 for value in collectives.maximum_over_ranks(raised).tolist()]
 
     def from_main(self, value: int) -> int:
@@ -194,7 +188,7 @@ def _recompute_activations(module: nn.Module) -> None:
     """Blocks whose class says `recomputable = True` forget their activations until the backward pass."""
     for block in module.modules():
         if getattr(type(block), "recomputable", False):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> RunError | None:
@@ -202,16 +196,12 @@ def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> 
     text = str(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
         if micro_batch <= 1:
-            return RunError(
-                "out of memory with micro-batches of one item; use a smaller model or smaller items"
-            )
+            return RunError("out of memory with micro-batches of one item; use a smaller model or smaller items")
         return RunError(
             f"out of memory; resume with a larger train.accumulate (now {accumulate}, try {accumulate * 2}): "
             "micro-batches shrink and the batch stays what it is"
         )
-    if isinstance(error, RuntimeError) and any(
-        sign in text for sign in ("gloo", "NCCL", "Connection closed")
-    ):
+    if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):
         return RunError(
             f"lost contact with another process of this run ({text.splitlines()[0]}); see that process's log"
         )

@@ -77,9 +77,7 @@ class Loader:
     engine: Engine
     workers: int
 
-    def training(
-        self, order: Order, first_step: int, last_step: int, accumulate: int
-    ) -> Iterator[list[Loaded]]:
+    def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[list[Loaded]]:
         """The micro-batches of each step in turn."""
         shares = (
             tuple(order.share(step, micro, accumulate, self.engine.rank, self.engine.world_size))

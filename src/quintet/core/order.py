@@ -24,9 +24,7 @@ BUCKET_BATCHES = 64
 class Order:
     """The training order. Where `lengths` are given, batches hold items of similar length."""
 
-    def __init__(
-        self, num_items: int, batch_size: int, seed: int, lengths: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, num_items: int, batch_size: int, seed: int, lengths: Sequence[int] | None = None) -> None:
         self.num_items = num_items
         self.batch_size = batch_size
         self.seed = seed

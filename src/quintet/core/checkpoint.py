@@ -1,0 +1,212 @@
+"""Owns checkpoints on disk: an atomic directory of safetensors and JSON, hashed file by file.
+
+A checkpoint is written under a temporary name, hashed, synced and renamed; it either stands whole or not at all.
+`SHA256SUMS` covers every file and ends with a hash of itself, in a form that `sha256sum -c` accepts. Nothing here
+knows what the tensors mean. No pickle is written or read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quintet.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "SHA256SUMS"
+_SELF = "# sha256 of the lines above: "
+_TEMPORARY = ".writing-"
+_DOOMED = ".deleting-"
+
+
+@dataclass
+class Contents:
+    """What a checkpoint holds: groups of tensors and JSON values by file name without suffix, and plain text."""
+
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    json: dict[str, Any] = field(default_factory=dict)
+    text: dict[str, str] = field(default_factory=dict)
+
+
+def folder_of(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def steps(root: Path) -> list[Path]:
+    """The checkpoints that stand, oldest first; unfinished ones do not count."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if path.name.removeprefix("step-").isdigit() and path.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def write(root: Path, step: int, contents: Contents) -> Path:
+    """Write one checkpoint. Whatever happens, `root` holds either all of it under its name or nothing of it."""
+    target = folder_of(root, step)
+    write_folder(target, contents)
+    point(root, "latest", target)
+    return target
+
+
+def write_folder(target: Path, contents: Contents) -> None:
+    """Write the files to a temporary neighbour of `target`, then rename it into place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.parent / f"{_TEMPORARY}{target.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        _write_files(temporary, contents)
+        _write_manifest(temporary)
+        for path in sorted(temporary.rglob("*"), reverse=True):
+            sync(path)
+        sync(temporary)
+        if target.exists():
+            # The same step again: what stands there was found damaged. It goes now that its successor is complete.
+            _remove(target)
+        os.rename(temporary, target)
+        sync(target.parent)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_files(folder: Path, contents: Contents) -> None:
+    for name, tensors in contents.tensors.items():
+        path = folder / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({key: value.detach().contiguous().cpu() for key, value in tensors.items()}, path)
+    for name, value in contents.json.items():
+        path = folder / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    for name, text in contents.text.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _write_manifest(folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = "".join(f"{hash_file(path)}  {path.relative_to(folder).as_posix()}\n" for path in files)
+    own = hashlib.sha256(lines.encode()).hexdigest()
+    (folder / MANIFEST).write_text(f"{lines}{_SELF}{own}\n", encoding="utf-8")
+
+
+def verify(folder: Path) -> None:
+    """Raise CheckpointError unless every file is there, is listed, and is what it was."""
+    try:
+        text = (folder / MANIFEST).read_bytes().decode("ascii")
+    except (OSError, UnicodeDecodeError):
+        raise CheckpointError(f"{folder} has no readable {MANIFEST}") from None
+    lines, _, own = text.rpartition(_SELF)
+    if own != f"{hashlib.sha256(lines.encode()).hexdigest()}\n":
+        raise CheckpointError(f"{folder / MANIFEST} is damaged")
+    listed = {name: value for value, _, name in (line.partition("  ") for line in lines.splitlines())}
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {MANIFEST}
+    for name in sorted(present.symmetric_difference(listed)):
+        raise CheckpointError(f"{folder / name} is {'missing' if name in listed else 'not part of the checkpoint'}")
+    for name, expected in listed.items():
+        if hash_file(folder / name) != expected:
+            raise CheckpointError(f"{folder / name} is damaged")
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    path = folder / f"{name}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from None
+
+
+def read_json(folder: Path, name: str) -> Any:
+    path = folder / f"{name}.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from None
+
+
+def newest_sound(root: Path) -> tuple[Path, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with the newer ones."""
+    problems: list[str] = []
+    for folder in reversed(steps(root)):
+        try:
+            verify(folder)
+            return folder, problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError(f"no sound checkpoint is left in {root}: {'; '.join(problems)}")
+    raise CheckpointError(f"{root} holds no checkpoint yet")
+
+
+def point(root: Path, name: str, folder: Path) -> None:
+    """Let the text file `name` (latest, best) name a checkpoint."""
+    replace_text(root / name, folder.name + "\n")
+
+
+def pointed(root: Path, name: str) -> Path | None:
+    """The checkpoint that `name` names, if it still stands."""
+    try:
+        folder = root / (root / name).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return folder if folder in steps(root) else None
+
+
+def prune(root: Path, keep: int) -> None:
+    """Delete all but the newest `keep` and the best, and what a killed process left half-way."""
+    best = pointed(root, "best")
+    for left in (*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_DOOMED}*")):
+        shutil.rmtree(left, ignore_errors=True)
+    for folder in steps(root)[:-keep]:
+        if folder != best:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Renamed first: a half-deleted checkpoint must not stand under a checkpoint's name."""
+    doomed = folder.with_name(f"{_DOOMED}{folder.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hashes(folder: Path) -> Mapping[str, str]:
+    """File name to SHA-256, for comparing two checkpoints."""
+    return {p.relative_to(folder).as_posix(): hash_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def sync(path: Path) -> None:
+    """Have the operating system put a file or a directory entry on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a small text file so that a reader sees the old or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    os.replace(temporary, path)

@@ -1,0 +1,92 @@
+"""Owns the figures of a run on their way to disk and trackers. They stay on the device until a logging step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from quintet.config import RunConfig
+from quintet.core import collectives
+from quintet.errors import UsageError
+
+
+class Meter:
+    """Means of named values since the last reading."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def read(self) -> dict[str, float]:
+        """The means over steps and ranks, in one message; starts anew. All ranks call it with the same names."""
+        if not self._sums:
+            return {}
+        names = sorted(self._sums)
+        means = torch.stack([self._sums[name].float() / self._counts[name] for name in names])
+        totals = collectives.sum_over_ranks(means) / collectives.world_size()
+        self.__init__()  # type: ignore[misc]
+        return dict(zip(names, totals.tolist(), strict=True))
+
+
+class Tracker(Protocol):
+    """Somewhere else that wants the figures."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class HostedTracker:
+    """W&B and trackio, which share one interface; both work offline."""
+
+    def __init__(self, kind: str, folder: Path, config: RunConfig) -> None:
+        try:
+            module: Any = __import__(kind)
+        except ImportError:
+            raise UsageError(
+                f"log.trackers names {kind}, which is not installed: pip install 'quintet[{kind}]'"
+            ) from None
+        settings: dict[str, Any] = {"dir": str(folder)} if kind == "wandb" else {}
+        self._run = module.init(
+            project=config.log.project,
+            name=config.log.name or folder.name,
+            config=config.model_dump(mode="json"),
+            resume="allow",
+            **settings,
+        )
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
+    return [
+        TensorBoard(folder) if kind == "tensorboard" else HostedTracker(kind, folder, config)
+        for kind in config.log.trackers
+    ]

@@ -1,0 +1,131 @@
+"""Owns optimizers, learning-rate schedules and clipping, and how optimizer state gets to disk and back.
+
+A schedule is a pure function of the step, whatever the number of processes. State is kept by parameter name, never
+by position, so that no restart can lay moments on another tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from quintet.config import OptimConfig, OptimizerConfig
+from quintet.errors import CheckpointError
+
+Parameters = dict[str, nn.Parameter]
+Schedule = Callable[[int], float]
+"""Step to learning rate."""
+
+
+class Lion(Optimizer):
+    """EvoLved Sign Momentum (Chen et al. 2023, 2302.06675): the sign of an interpolated momentum, decoupled decay."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            gradients = [parameter.grad for parameter in parameters]
+            moments = [self._moment(parameter) for parameter in parameters]
+            fast, slow = group["betas"]
+            updates = torch._foreach_lerp(moments, gradients, 1 - fast)
+            torch._foreach_sign_(updates)
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+            torch._foreach_lerp_(moments, gradients, 1 - slow)
+
+    def _moment(self, parameter: nn.Parameter) -> Tensor:
+        state = self.state[parameter]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        moment: Tensor = state["exp_avg"]
+        return moment
+
+
+def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> Parameters:
+    """The trainable parameters of some modules, as `module.path`."""
+    return {
+        f"{name}.{path}": parameter
+        for name in names
+        for path, parameter in modules[name].named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer:
+    """Matrices and kernels are decayed; vectors (biases, norms, scales) never are."""
+    matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
+    groups = [
+        {"params": members, "weight_decay": decay}
+        for members, decay in ((matrices, config.weight_decay), (vectors, 0.0))
+        if members
+    ]
+    if config.name == "lion":
+        return Lion(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def learning_rate(config: OptimConfig, step: int) -> float:
+    """Linear from `initial_lr` to `lr`, reached at step `warmup_steps`; then the schedule, to `final_lr`."""
+    if step < config.warmup_steps:
+        share = (step + 1) / (config.warmup_steps + 1)
+        return config.initial_lr + (config.lr - config.initial_lr) * share
+    if config.schedule == "constant" or config.horizon is None:
+        return config.lr
+    progress = min(1.0, (step - config.warmup_steps) / max(1, config.horizon - config.warmup_steps))
+    if config.schedule == "cosine":
+        progress = (1 - math.cos(math.pi * progress)) / 2
+    return config.lr + (config.final_lr - config.lr) * progress
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def gradient_norm(parameters: Parameters) -> Tensor:
+    """The norm of the whole gradient: non-finite if any element is."""
+    gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+    return nn.utils.get_total_norm(gradients, foreach=True)
+
+
+def clip_gradients(parameters: Parameters, norm: Tensor, limit: float) -> None:
+    nn.utils.clip_grads_with_norm_(parameters.values(), limit, norm, foreach=True)
+
+
+def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str, Tensor]:
+    """The whole state, as `exp_avg/module.path`."""
+    return {
+        f"{kind}/{name}": value
+        for name, parameter in parameters.items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_tensors(optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor]) -> None:
+    """Put saved state back under the names it was saved by."""
+    optimizer.state.clear()
+    for key, saved in tensors.items():
+        kind, _, name = key.partition("/")
+        if name not in parameters:
+            raise CheckpointError(f"the checkpoint has optimizer state for '{name}', which this model does not have")
+        parameter = parameters[name]
+        if saved.shape == parameter.shape:
+            # In the parameter's own memory format: the fused kernels walk both as flat memory.
+            value = torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False).copy_(saved)
+        else:
+            fused = optimizer.defaults.get("fused")
+            value = saved.to(parameter.device) if fused else saved.clone()
+        optimizer.state[parameter][kind] = value

@@ -1,0 +1,163 @@
+"""Owns a run's folder: what lies where, who may write, and the files a person reads.
+
+Everything about one training run is in the folder and readable without quintet. One process writes at a time, held
+to it by a lock that a dead process does not keep. Nothing here deletes what it did not write.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from quintet.config import RunConfig
+from quintet.core import checkpoint
+from quintet.errors import UsageError
+
+Status = Literal["running", "finished", "stopped", "failed"]
+
+
+class Run:
+    """A run folder. Made by `create` (new) or `open` (existing)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.config_file = folder / "config.yaml"
+        self.state_file = folder / "state.json"
+        self.metrics_file = folder / "metrics.jsonl"
+        self.log_file = folder / "log.txt"
+        self.data_file = folder / "data.json"
+        self.eval_file = folder / "eval.json"
+        self._lock: IO[str] | None = None
+        self._metrics: IO[str] | None = None
+        self.lost_writes: dict[str, str] = {}
+        """File name to error, for observations that could not be written; training goes on without them."""
+
+    @classmethod
+    def create(cls, folder: Path) -> Run:
+        """A new run; an existing folder is refused, unless it is empty."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            is_run = (folder / "config.yaml").exists()
+            hint = f"continue it with `quintet resume {folder}` or choose" if is_run else "choose"
+            raise UsageError(f"{folder} exists already; {hint} another folder with --out")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make the run folder {folder}: {error.strerror}") from None
+        return cls(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """An existing run."""
+        if not folder.is_dir():
+            what = "is a file" if folder.exists() else "does not exist"
+            raise UsageError(f"{folder} {what}; give the folder of a run{_pickle_hint(folder)}")
+        if not (folder / "config.yaml").is_file():
+            raise UsageError(f"{folder} is not a run: it has no config.yaml{_pickle_hint(folder)}")
+        return cls(folder)
+
+    # --- one writer ---------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Become the only writer, until `close` or the end of the process, however it ends."""
+        lock = (self.folder / "lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise UsageError(f"{self.folder} is being written by {owner}; stop that process first") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        self._lock = lock
+
+    def close(self) -> None:
+        for file in (self._metrics, self._lock):
+            if file is not None:
+                file.close()
+        self._metrics = self._lock = None
+
+    # --- what must be written ------------------------------------------------------------------------------
+
+    def write_config(self, config: RunConfig) -> None:
+        checkpoint.replace_text(self.config_file, config.to_yaml())
+
+    def write_json(self, path: Path, value: Any) -> None:
+        checkpoint.replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+    # --- what may be lost: observations never stop a training -----------------------------------------------
+
+    def write_state(self, status: Status, **values: Any) -> None:
+        state = {"status": status, "heartbeat": time.time(), "pid": os.getpid(), "host": socket.gethostname(), **values}
+        self._observe("state.json", lambda: self.write_json(self.state_file, state))
+
+    def write_metrics(self, row: Mapping[str, Any]) -> None:
+        self._observe("metrics.jsonl", lambda: self._append_metrics(json.dumps(row)))
+
+    def _append_metrics(self, line: str) -> None:
+        if self._metrics is None:
+            self._metrics = self.metrics_file.open("a", encoding="utf-8")
+        self._metrics.write(line + "\n")
+        self._metrics.flush()
+
+    def write_log(self, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._observe("log.txt", lambda: self._append_log(f"{stamp} {text}\n"))
+
+    def _append_log(self, line: str) -> None:
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def sample_folder(self, step: int) -> Path:
+        return self.folder / "samples" / f"step-{step:08d}"
+
+    def _observe(self, name: str, write: Any) -> None:
+        try:
+            write()
+            self.lost_writes.pop(name, None)
+        except OSError as error:
+            self.lost_writes[name] = str(error)
+
+    # --- reading back ---------------------------------------------------------------------------------------
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows so far. A half-written last line, left by a killed process, is passed over."""
+        if not self.metrics_file.exists():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        return rows
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Forget rows of steps that a resumed run will take again."""
+        rows = [row for row in self.read_metrics() if row.get("step", 0) <= step]
+        if self.metrics_file.exists():
+            checkpoint.replace_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def next_folder(recipe: str, root: Path = Path("runs")) -> Path:
+    """The default of `--out`: runs/<recipe>-<n>, the first n that is free."""
+    number = 1
+    while (root / f"{recipe}-{number}").exists():
+        number += 1
+    return root / f"{recipe}-{number}"
+
+
+def _pickle_hint(path: Path) -> str:
+    """Checkpoints of the original packages are pickles, which are never opened."""
+    pickles = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+    if path.suffix.lower() in pickles:
+        return "; pickled checkpoints of other packages are never opened, docs/migration.md says how to move"
+    return ""
