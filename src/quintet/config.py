@@ -32,12 +32,8 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    path: str | None = Field(
-        None, description="Folder of media and captions; none when Python handed over a data set."
-    )
-    validation_path: str | None = Field(
-        None, description="A folder of its own for validation, instead of a split."
-    )
+    path: str | None = Field(None, description="Folder of media and captions; none when Python handed over a data set.")
+    validation_path: str | None = Field(None, description="A folder of its own for validation, instead of a split.")
     validation_fraction: float = Field(
         0.05, ge=0, lt=1, description="Share split off for validation; 0 validates on the training items."
     )
@@ -58,12 +54,8 @@ class TrainConfig(Section):
     minutes: float | None = Field(
         None, gt=0, description="Time limit of this process: saves and stops, to be resumed at will."
     )
-    batch_size: int = Field(
-        16, gt=0, description="Items of one optimizer step, over all processes and micro-batches."
-    )
-    accumulate: int = Field(
-        1, gt=0, description="Micro-batches a step is cut into; more of them need less memory."
-    )
+    batch_size: int = Field(16, gt=0, description="Items of one optimizer step, over all processes and micro-batches.")
+    accumulate: int = Field(1, gt=0, description="Micro-batches a step is cut into; more of them need less memory.")
     seed: int = Field(0, ge=0, description="Seed of weights, order and every random choice.")
     max_bad_steps: int = Field(10, gt=0, description="Non-finite steps in a row after which the run stops.")
 
@@ -75,9 +67,7 @@ class OptimizerConfig(Section):
     lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.99), description="Decay rates of the moments.")
     eps: float = Field(1e-8, gt=0, description="Term that keeps the division finite (Adam, AdamW).")
-    weight_decay: float = Field(
-        0.0, ge=0, description="Decay of matrices and kernels; vectors are never decayed."
-    )
+    weight_decay: float = Field(0.0, ge=0, description="Decay of matrices and kernels; vectors are never decayed.")
     clip: float | None = Field(None, gt=0, description="Largest norm of the phase's whole gradient.")
 
 
@@ -85,19 +75,13 @@ class PhaseOptimConfig(Section):
     """Another phase's optimizer; what is not given is as in `optim`."""
 
     lr: float | None = Field(None, gt=0, description="Peak learning rate of this phase; none: `optim.lr`.")
-    betas: tuple[float, float] | None = Field(
-        None, description="Decay rates of the moments; none: `optim.betas`."
-    )
+    betas: tuple[float, float] | None = Field(None, description="Decay rates of the moments; none: `optim.betas`.")
     weight_decay: float | None = Field(None, ge=0, description="Weight decay; none: `optim.weight_decay`.")
-    clip: float | None = Field(
-        None, gt=0, description="Largest norm of this phase's gradient; none: `optim.clip`."
-    )
+    clip: float | None = Field(None, gt=0, description="Largest norm of this phase's gradient; none: `optim.clip`.")
 
 
 class OptimConfig(OptimizerConfig):
-    warmup_steps: int = Field(
-        0, ge=0, description="Steps of linear warm-up; the peak is reached at this step."
-    )
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up; the peak is reached at this step.")
     initial_lr: float = Field(0.0, ge=0, description="Rate at the start of the warm-up.")
     schedule: Literal["constant", "cosine", "linear"] = Field(
         "cosine", description="Course of the rate after the warm-up."
@@ -116,9 +100,7 @@ class OptimConfig(OptimizerConfig):
 
 
 class EMAConfig(Section):
-    enabled: bool = Field(
-        True, description="Keep a moving average of the weights; validation and samples use it."
-    )
+    enabled: bool = Field(True, description="Keep a moving average of the weights; validation and samples use it.")
     decay: float = Field(0.999, gt=0, lt=1, description="Decay of the average, reached after a short ramp.")
     start: int = Field(0, ge=0, description="Step before which the average is a plain copy.")
     every: int = Field(1, gt=0, description="Steps between two updates.")
@@ -141,9 +123,7 @@ class SampleConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: int = Field(
-        1000, gt=0, description="Steps between two checkpoints; the last step is always saved."
-    )
+    every: int = Field(1000, gt=0, description="Steps between two checkpoints; the last step is always saved.")
     keep: int = Field(3, gt=0, description="Newest checkpoints kept beside the best one.")
 
 
@@ -163,19 +143,13 @@ class EngineConfig(Section):
     )
     compile: bool = Field(False, description="torch.compile every module.")
     channels_last: bool = Field(True, description="Channels-last memory for convolution kernels.")
-    deterministic: bool = Field(
-        False, description="Deterministic algorithms on CUDA too; on CPU they always are."
-    )
+    deterministic: bool = Field(False, description="Deterministic algorithms on CUDA too; on CPU they always are.")
     recompute: bool = Field(
         False, description="Activation checkpointing: recompute blocks in the backward pass to save memory."
     )
-    threads: int | None = Field(
-        None, gt=0, description="CPU threads of a process; none: as torch finds them."
-    )
+    threads: int | None = Field(None, gt=0, description="CPU threads of a process; none: as torch finds them.")
     processes: int | None = Field(None, gt=0, description="Refuse to start in a world of any other size.")
-    timeout_seconds: int = Field(
-        600, gt=0, description="How long a process waits for the others before it fails."
-    )
+    timeout_seconds: int = Field(600, gt=0, description="How long a process waits for the others before it fails.")
     bucket_megabytes: int = Field(25, gt=0, description="Size of DDP's gradient buckets.")
 
 
@@ -188,18 +162,16 @@ class RunConfig(Section):
     recipe: str = Field(description="What is trained.")
     preset: str | None = Field(None, description="The preset this configuration started from.")
     init: str | None = Field(None, description="A run or exported folder whose weights this run starts from.")
-    data: DataConfig = Field(default_factory=lambda: DataConfig(), description="The files.")
+    data: DataConfig = Field(default_factory=DataConfig, description="The files.")
     model: Section = Field(default_factory=Section, description="The model.")
-    train: TrainConfig = Field(default_factory=lambda: TrainConfig(), description="Length and batches.")
-    optim: OptimConfig = Field(default_factory=lambda: OptimConfig(), description="Optimizer and schedule.")
-    ema: EMAConfig = Field(default_factory=lambda: EMAConfig(), description="Moving average of the weights.")
-    eval: EvalConfig = Field(default_factory=lambda: EvalConfig(), description="Validation.")
-    sample: SampleConfig = Field(
-        default_factory=lambda: SampleConfig(), description="Samples while training."
-    )
-    checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig(), description="Saving.")
-    log: LogConfig = Field(default_factory=lambda: LogConfig(), description="Logging.")
-    engine: EngineConfig = Field(default_factory=lambda: EngineConfig(), description="Devices and precision.")
+    train: TrainConfig = Field(default_factory=TrainConfig, description="Length and batches.")
+    optim: OptimConfig = Field(default_factory=OptimConfig, description="Optimizer and schedule.")
+    ema: EMAConfig = Field(default_factory=EMAConfig, description="Moving average of the weights.")
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="Validation.")
+    sample: SampleConfig = Field(default_factory=SampleConfig, description="Samples while training.")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving.")
+    log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="Devices and precision.")
 
     @model_validator(mode="after")
     def _batches_divide(self) -> RunConfig:
@@ -368,9 +340,7 @@ def _describe(section: BaseModel, depth: int) -> Iterator[str]:
         plain = section.model_dump(mode="json", include={name})[name]
         text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=1000)
         notes = " | ".join(part for part in (field.description, _choices(field.annotation)) if part)
-        yield f"{indent}{name}: {text.removesuffix('...' + chr(10)).strip()}" + (
-            f"  # {notes}" if notes else ""
-        )
+        yield f"{indent}{name}: {text.removesuffix('...' + chr(10)).strip()}" + (f"  # {notes}" if notes else "")
 
 
 def _choices(annotation: Any) -> str:
@@ -404,8 +374,6 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     """The message for a key that does not exist, with the nearest that does."""
     by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    near = near or [
-        by_last_part[part] for part in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last_part, n=1)
-    ]
+    near = near or [by_last_part[part] for part in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last_part, n=1)]
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return f"unknown key '{key}'{hint} (`quintet config RECIPE` lists all keys)"

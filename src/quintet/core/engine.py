@@ -110,7 +110,10 @@ class Engine:
                 _recompute_activations(module)
 
     def wrap(self, modules: Mapping[str, nn.Module], find_unused_parameters: bool) -> dict[str, nn.Module]:
-        """The modules as training must call them: compiled and synchronised, one by one."""
+        """The modules as training must call them: alike on every rank, compiled and synchronised, one by one."""
+        for module in modules.values():
+            for tensor in (*module.parameters(), *module.buffers()):
+                collectives.broadcast(tensor.data)
         return {name: self._wrap(module, find_unused_parameters) for name, module in modules.items()}
 
     def _wrap(self, module: nn.Module, find_unused_parameters: bool) -> nn.Module:

@@ -106,6 +106,17 @@ class Loader:
         for loaded, (_, counts) in zip(stream, shares, strict=True):
             yield loaded, counts
 
+    def opening(self, order: Order, accumulate: int) -> Iterator[Loaded]:
+        """The micro-batches of the first step, read in this process and consumed by nobody."""
+        place = (self.engine.rank, self.engine.world_size)
+        shares = [tuple(order.share(0, micro, accumulate, *place)) for micro in range(accumulate)]
+        return self._stream(iter(shares), workers=0)
+
+    def first(self, count: int) -> Loaded:
+        """The first items as one batch, the same on every rank."""
+        slots = tuple((VALIDATION_EPOCH, item) for item in range(min(count, len(self.source))))
+        return next(self._stream(iter([slots]), workers=0))
+
     def check_readable(self) -> None:
         """An error before any training when no item at all can be read."""
         reasons: dict[str, str] = {}

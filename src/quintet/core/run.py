@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -23,7 +24,7 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 
 class Run:
-    """A run folder. Made by `create` (new) or `open` (existing)."""
+    """A run folder. Got by `new` or `open`; the folder of a new one appears when it is locked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,16 +41,12 @@ class Run:
         """File name to error, for observations that could not be written; training goes on without them."""
 
     @classmethod
-    def create(cls, folder: Path) -> Run:
-        """A new run; an existing folder is refused, unless it is empty."""
+    def new(cls, folder: Path) -> Run:
+        """A run that does not exist yet; an existing folder is refused, unless it is empty."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             is_run = (folder / "config.yaml").exists()
             hint = f"continue it with `quintet resume {folder}` or choose" if is_run else "choose"
             raise UsageError(f"{folder} exists already; {hint} another folder with --out")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot make the run folder {folder}: {error.strerror}") from None
         return cls(folder)
 
     @classmethod
@@ -66,7 +63,11 @@ class Run:
 
     def lock(self) -> None:
         """Become the only writer, until `close` or the end of the process, however it ends."""
-        lock = (self.folder / "lock").open("a+", encoding="utf-8")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -100,7 +101,11 @@ class Run:
         self._observe("state.json", lambda: self.write_json(self.state_file, state))
 
     def write_metrics(self, row: Mapping[str, Any]) -> None:
-        self._observe("metrics.jsonl", lambda: self._append_metrics(json.dumps(row)))
+        # JSON knows no NaN, and readers in other languages stumble over it.
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+        }
+        self._observe("metrics.jsonl", lambda: self._append_metrics(json.dumps(finite, ensure_ascii=False)))
 
     def _append_metrics(self, line: str) -> None:
         if self._metrics is None:
@@ -116,10 +121,20 @@ class Run:
         with self.log_file.open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def sample_folder(self, step: int) -> Path:
-        return self.folder / "samples" / f"step-{step:08d}"
+    def write_sample(
+        self, step: int, prefix: str, file: str, write: Callable[[Path], None], about: Mapping[str, Any]
+    ) -> None:
+        """One thing to look at, under samples/step-…/, with a line about it in samples.jsonl."""
+        folder = self.folder / "samples" / f"step-{step:08d}"
+        self._observe("samples", lambda: self._add_sample(folder, prefix + file, write, about))
 
-    def _observe(self, name: str, write: Any) -> None:
+    def _add_sample(self, folder: Path, file: str, write: Callable[[Path], None], about: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / file)
+        with (folder / "samples.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"file": file, **about}, ensure_ascii=False) + "\n")
+
+    def _observe(self, name: str, write: Callable[[], None]) -> None:
         try:
             write()
             self.lost_writes.pop(name, None)

@@ -1,0 +1,87 @@
+"""Owns what a person sees while training: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+SHOWN = 5
+"""Loss parts shown in the bar; the rest is in metrics.jsonl."""
+
+
+class Display:
+    """Step, rate, time left and loss parts. A silent one (other ranks, tests) prints nothing."""
+
+    def __init__(self, title: str, silent: bool = False) -> None:
+        self.title = title
+        self.silent = silent
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._started = (0, 0.0)
+        self._total = 0
+
+    def start(self, step: int, total: int) -> None:
+        self._started = (step, time.monotonic())
+        self._total = total
+        if self.silent or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=Console(stderr=True),
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(self.title, total=total, completed=step, figures="")
+
+    def update(self, step: int, figures: Mapping[str, float] | None = None) -> None:
+        """Move to a step; figures are given at logging steps."""
+        if self._bar is not None and self._task is not None:
+            if figures is None:
+                self._bar.update(self._task, completed=step)
+            else:
+                self._bar.update(self._task, completed=step, figures=f"{self.pace(step)}  {summary(figures)}")
+        elif figures is not None and not self.silent:
+            self.note(f"step {step}/{self._total}  {self.pace(step)}  {summary(figures)}")
+
+    def pace(self, step: int) -> str:
+        first, began = self._started
+        if step <= first:
+            return ""
+        rate = (step - first) / max(time.monotonic() - began, 1e-9)
+        return f"{rate:.2f} steps/s  {duration((self._total - step) / rate)} left"
+
+    def note(self, text: str) -> None:
+        if self.silent:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def summary(figures: Mapping[str, float]) -> str:
+    losses = {name: value for name, value in figures.items() if not name.startswith(("train/time", "train/rate"))}
+    shown = list(losses.items())[:SHOWN]
+    return "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in shown)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

@@ -1,0 +1,48 @@
+"""Owns how a model is looked at without being changed: figures over the validation items, and artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from quintet.core.batch import Batch
+from quintet.core.engine import Engine
+from quintet.core.loader import Loader
+from quintet.core.recipe import Artifact, Nets, Recipe
+from quintet.core.statistics import Statistics
+
+
+@contextmanager
+def looking(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Modules in eval mode and no gradients; afterwards every part is back in the mode it was in."""
+    modes = {part: part.training for module in modules.values() for part in module.modules()}
+    for part in modes:
+        part.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def evaluate(
+    recipe: Recipe[Any], nets: Nets, loader: Loader, engine: Engine, batch_size: int, batches: int | None = None
+) -> dict[str, float]:
+    """The recipe's figures over the validation items, with fixed choices, on all ranks."""
+    total = Statistics()
+    with looking(nets), engine.autocast():
+        for loaded, counts in loader.validation(batch_size, batches):
+            measured = recipe.measure(nets, loaded.batch.to(engine.device, engine.dtype))
+            if counts:
+                total = total + measured
+    return recipe.summarise(total.over_ranks())
+
+
+def make_artifacts(recipe: Recipe[Any], nets: Nets, batch: Batch, engine: Engine) -> list[Artifact]:
+    with looking(nets), engine.autocast():
+        return recipe.sample(nets, batch)

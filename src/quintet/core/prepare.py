@@ -1,0 +1,85 @@
+"""Owns what is checked and fixed before the first step, so that nothing is written for a run that cannot work."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from quintet.config import RunConfig
+from quintet.core.recipe import Recipe, Sources
+from quintet.core.run import Run
+from quintet.errors import UsageError
+
+
+def check_sizes(recipe: Recipe[Any], sources: Sources, world_size: int) -> None:
+    """Refuse, before anything is written, a batch that the data or the processes do not fit."""
+    train, batch = recipe.config.train, recipe.config.train.batch_size
+    if batch % (world_size * train.accumulate):
+        raise UsageError(
+            f"train.batch_size={batch} is not divisible by {world_size} processes x train.accumulate={train.accumulate}"
+        )
+    if batch < recipe.minimum_batch:
+        raise UsageError(
+            f"recipe {recipe.name} needs train.batch_size of at least {recipe.minimum_batch} (got {batch})"
+        )
+    if batch > len(sources.train):
+        raise UsageError(
+            f"train.batch_size={batch} is larger than the training data of {len(sources.train)} items; "
+            f"use train.batch_size={max(1, len(sources.train))} or fewer, or add data"
+        )
+    wanted = recipe.config.eval.batch_size or 1
+    if wanted > len(sources.validation):
+        raise UsageError(
+            f"eval.batch_size={wanted} is larger than the validation set of {len(sources.validation)} items; lower it, "
+            "raise data.validation_fraction, or set data.validation_fraction=0 to validate on the training items"
+        )
+
+
+def resolve(config: RunConfig, num_items: int) -> RunConfig:
+    """Fix what follows from the data and the length once and for all, so that a resumed run cannot move it."""
+    fixed: dict[str, Any] = {}
+    steps = config.train.steps
+    if config.train.epochs is not None and config.optim.horizon is None:
+        steps = max(1, math.ceil(config.train.epochs * num_items / config.train.batch_size))
+        fixed["train.steps"] = steps
+    if config.optim.horizon is None:
+        fixed["optim.horizon"] = steps
+    return config.changed(fixed) if fixed else config
+
+
+def data_record(sources: Sources) -> dict[str, Any]:
+    """What `data.json` holds: the items, frozen, and what was passed over."""
+    train, validation = names_of(sources)
+    return {
+        "fingerprint": sources.fingerprint,
+        **sources.about,
+        "skipped": sources.skipped,
+        "train": train,
+        "validation": validation,
+    }
+
+
+def check_same_data(run: Run, sources: Sources) -> None:
+    """A resumed run sees the items it began with, or none."""
+    known = json.loads(run.data_file.read_text(encoding="utf-8"))
+    if known["fingerprint"] == sources.fingerprint:
+        return
+    before = {*known["train"], *known["validation"]}
+    after = {name for names in names_of(sources) for name in names}
+    added, removed = sorted(after - before), sorted(before - after)
+    raise UsageError(
+        f"the data changed since the run started ({len(added)} items added{_first(added)}, {len(removed)} removed"
+        f"{_first(removed)}, others may have changed); put it back, or start a new run with --init {run.folder}"
+    )
+
+
+def names_of(sources: Sources) -> tuple[list[str], list[str]]:
+    train, validation = (
+        [source.name(item) for item in range(len(source))] for source in (sources.train, sources.validation)
+    )
+    return train, validation
+
+
+def _first(names: list[str]) -> str:
+    return f" such as {names[0]}" if names else ""

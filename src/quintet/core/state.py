@@ -1,0 +1,153 @@
+"""Owns what a training consists of between two steps, and its way into a checkpoint and back.
+
+There is no random state here: every random number is a function of (seed, step) or (seed, epoch, item).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import quintet
+from quintet.config import RunConfig
+from quintet.core import checkpoint
+from quintet.core.checkpoint import Contents
+from quintet.core.ema import Average
+from quintet.core.optim import Parameters, load_optimizer_tensors, make_optimizer, named_parameters, optimizer_tensors
+from quintet.core.recipe import Phase, Recipe
+from quintet.errors import CheckpointError
+
+
+@dataclass
+class PhaseState:
+    """A phase with the parameters it moves and the optimizer that moves them."""
+
+    phase: Phase
+    parameters: Parameters
+    optimizer: Optimizer
+
+
+@dataclass
+class Progress:
+    """The numbers of a training, as `meta.json` holds them."""
+
+    step: int = 0
+    items_seen: int = 0
+    bad_steps: int = 0
+    bad_steps_in_a_row: int = 0
+    best_value: float | None = None
+    best_step: int | None = None
+
+
+class TrainingState:
+    """Modules, their average, optimizers and progress of one run."""
+
+    def __init__(self, recipe: Recipe[Any]) -> None:
+        self.recipe = recipe
+        self.progress = Progress()
+        config: RunConfig = recipe.config
+        self.average = Average(config.ema, recipe.modules, recipe.averaged) if config.ema.enabled else None
+        self.phases = [self._phase_state(phase) for phase in recipe.phases]
+
+    def _phase_state(self, phase: Phase) -> PhaseState:
+        parameters = named_parameters(self.recipe.modules, phase.modules)
+        return PhaseState(phase, parameters, make_optimizer(phase.optim, parameters))
+
+    def averaged_nets(self) -> dict[str, nn.Module]:
+        """The modules to look at: the averaged ones where there are any."""
+        return {**self.recipe.modules, **(self.average.modules if self.average else {})}
+
+    def contents(self, world_size: int, fingerprint: str) -> Contents:
+        contents = Contents()
+        for name, module in self.recipe.modules.items():
+            contents.tensors[name] = module.state_dict()
+        if self.average:
+            for name, module in self.average.modules.items():
+                contents.tensors[f"ema/{name}"] = module.state_dict()
+        for state in self.phases:
+            name = f"optim/{state.phase.name}"
+            contents.tensors[name] = optimizer_tensors(state.optimizer, state.parameters)
+            contents.json[name] = {
+                "optimizer": state.phase.optim.model_dump(mode="json"),
+                "parameters": list(state.parameters),
+            }
+        contents.json["meta"] = {
+            "format": checkpoint.FORMAT,
+            "quintet": quintet.__version__,
+            "recipe": self.recipe.name,
+            **asdict(self.progress),
+            "data_fingerprint": fingerprint,
+            "world_size": world_size,
+            **environment(),
+        }
+        contents.text["config.yaml"] = self.recipe.config.to_yaml()
+        return contents
+
+    def restore(self, folder: Path, optimizers: bool = True) -> dict[str, Any]:
+        """Take everything over from a sound checkpoint; returns its `meta.json`."""
+        meta = read_meta(folder, self.recipe.name)
+        for name, module in self.recipe.modules.items():
+            load_module(module, folder, name)
+        if self.average:
+            for name, module in self.average.modules.items():
+                load_module(module, folder, f"ema/{name}")
+        if optimizers:
+            for state in self.phases:
+                tensors = checkpoint.read_tensors(folder, f"optim/{state.phase.name}")
+                load_optimizer_tensors(state.optimizer, state.parameters, tensors)
+        self.progress = Progress(**{name: meta[name] for name in asdict(Progress())})
+        return meta
+
+
+def environment() -> dict[str, Any]:
+    """What the last bits of a result depend on besides the configuration."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpu": platform.machine() + " " + cpu_name(),
+    }
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
+    meta = checkpoint.read_json(folder, "meta")
+    if not isinstance(meta, dict) or meta.get("format") != checkpoint.FORMAT:
+        found = meta.get("format") if isinstance(meta, dict) else None
+        raise CheckpointError(f"{folder} has checkpoint format {found}; this version reads {checkpoint.FORMAT}")
+    if meta.get("recipe") != recipe:
+        raise CheckpointError(f"{folder} is a checkpoint of recipe '{meta.get('recipe')}', not of '{recipe}'")
+    return meta
+
+
+def load_module(module: nn.Module, folder: Path, name: str) -> None:
+    """Copy saved tensors into a module, which keeps its device, precision and memory format."""
+    copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors")
+
+
+def copy_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
+    own = module.state_dict()
+    for key in sorted(own.keys() ^ tensors.keys()):
+        raise CheckpointError(f"{origin} {'lacks' if key in own else 'has an unknown'} tensor '{key}'")
+    for key, value in own.items():
+        if value.shape != tensors[key].shape:
+            raise CheckpointError(
+                f"{origin}: '{key}' has shape {tuple(tensors[key].shape)}, the model expects {tuple(value.shape)}"
+            )
+    with torch.no_grad():
+        for key, value in own.items():
+            value.copy_(tensors[key])

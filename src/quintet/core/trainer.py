@@ -1,0 +1,451 @@
+"""Owns the only training loop.
+
+One step:
+
+    micro-batches of step s                        a pure function of (seed, s): core/order.py
+    recipe.backward(micro_batches)                 per micro-batch one forward, then each phase's loss and backward
+    flags = all ranks' [non-finite, stop asked]    the only read from the device in a step
+    if finite:
+        per phase: clip, learning rate of s, optimizer step
+        recipe.after_step(statistics)              codebooks and the like, from the whole global batch
+        average of the weights
+    else:
+        nothing changes but the count; the items' names are logged
+    every n steps: log; evaluate; sample; save     all ranks enter, rank 0 writes
+
+The public `…Trainer` classes are this loop bound to a recipe.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.config import RunConfig
+from quintet.core import checkpoint, collectives
+from quintet.core.batch import Batch
+from quintet.core.display import Display
+from quintet.core.engine import Engine, explain_failure
+from quintet.core.evaluate import evaluate, make_artifacts
+from quintet.core.loader import Loaded, Loader
+from quintet.core.metrics import Meter, Tracker, make_trackers
+from quintet.core.optim import Schedule, clip_gradients, gradient_norm, learning_rate, set_learning_rate
+from quintet.core.order import Order
+from quintet.core.prepare import check_same_data, check_sizes, data_record, resolve
+from quintet.core.recipe import Nets, Recipe, Sources
+from quintet.core.run import Run
+from quintet.core.signals import StopRequest
+from quintet.core.state import TrainingState, copy_tensors, environment
+from quintet.core.statistics import Statistics
+from quintet.errors import RunError
+
+Logs = dict[str, Any]
+LogFunction = Callable[[Logs], None]
+
+
+@dataclass
+class Timing:
+    """Wall seconds since the last logging step: all of it, waiting for data, and computing."""
+
+    began: float
+    waiting: float = 0.0
+    computing: float = 0.0
+    steps: int = 0
+
+
+class Trainer:
+    """Trains a recipe in a run folder. Everything a run is lives in `recipe.config` and in that folder."""
+
+    def __init__(
+        self,
+        recipe: Recipe[Any],
+        run: Run,
+        *,
+        sources: Sources | None = None,
+        resume: bool = False,
+        init: Mapping[str, Mapping[str, Tensor]] | None = None,
+        lr_schedule: Schedule | None = None,
+        silent: bool = False,
+    ) -> None:
+        config: RunConfig = recipe.config
+        self.recipe = recipe
+        self.run = run
+        self.engine = Engine(config.engine, config.train.seed)
+        self.display = Display(run.folder.name, silent or not self.engine.is_main)
+        self.sources = sources or recipe.sources()
+        check_sizes(recipe, self.sources, self.engine.world_size)
+        self.config = recipe.config = resolve(config, len(self.sources.train))
+        self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
+        self.engine.place(recipe.modules)
+        self.nets = self.engine.wrap(recipe.modules, recipe.find_unused_parameters)
+        self.meter = Meter()
+        self.trackers: list[Tracker] = []
+        self.saved_step: int | None = None
+        self._stop = StopRequest()
+        self._stream: Iterator[list[Loaded]] | None = None
+        self._skipped = dict(self.sources.skipped)
+        self._timing = Timing(time.perf_counter())
+        if self.engine.is_main:
+            run.lock()
+        if resume:
+            self._resume()
+        else:
+            self._begin(init)
+
+    # --- beginning ------------------------------------------------------------------------------------------
+
+    def _begin(self, init: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+        loader = self._loader(self.sources.train)
+        loader.check_readable()
+        if init:
+            for name, tensors in init.items():
+                copy_tensors(self.recipe.modules[name], tensors, f"--init {self.config.init}")
+        else:
+            first = loader.opening(self._order(), self.config.train.accumulate)
+            self.recipe.initialise(self.nets, (self._moved(loaded) for loaded in first), self.engine)
+        self.state = TrainingState(self.recipe)
+        if self.engine.is_main:
+            self.run.write_config(self.config)
+            self.run.write_json(self.run.data_file, data_record(self.sources))
+
+    def _resume(self) -> None:
+        check_same_data(self.run, self.sources)
+        self.state = TrainingState(self.recipe)
+        step = -1
+        problems: list[str] = []
+        if self.engine.is_main:
+            folder, problems = checkpoint.newest_sound(self.run.checkpoints)
+            step = checkpoint.step_of(folder)
+        step = self.engine.from_main(step)
+        folder = checkpoint.folder_of(self.run.checkpoints, step)
+        meta = self.state.restore(folder)
+        self.saved_step = step
+        for problem in problems:
+            self.print(f"damaged checkpoint passed over: {problem}")
+        if self.engine.is_main:
+            self.run.write_config(self.config)
+            self.run.drop_metrics_after(step)
+            checkpoint.point(self.run.checkpoints, "latest", folder)
+        self.print(f"resumed from {folder}")
+        for name, now in environment().items():
+            if meta.get(name) != now:
+                self.print(f"warning: {name} was {meta.get(name)} and is {now}: results agree, but not to the last bit")
+
+    def _loader(self, source: Any) -> Loader:
+        return Loader(source, self.config.train.seed, self.recipe.collate, self.engine, self.config.data.workers)
+
+    def _order(self) -> Order:
+        train = self.sources.train
+        return Order(len(train), self.config.train.batch_size, self.config.train.seed, self.recipe.lengths(train))
+
+    def _moved(self, loaded: Loaded) -> Batch:
+        return loaded.batch.to(self.engine.device, self.engine.dtype)
+
+    # --- the loop -------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Steps taken so far."""
+        return self.state.progress.step
+
+    def train(self, log_fn: LogFunction | None = None) -> None:
+        """Train to the last step, the time limit or a signal; always leaves a checkpoint of where it stopped."""
+        with StopRequest(self.config.train.minutes) as self._stop:
+            self._train(log_fn)
+        if self._stop.received is not None:
+            raise SystemExit(128 + self._stop.received)
+
+    def __call__(self) -> None:
+        self.train()
+
+    def _train(self, log_fn: LogFunction | None) -> None:
+        if self.engine.is_main and not self.trackers:
+            self.trackers = make_trackers(self.config, self.run.folder)
+        self.display.start(self.step, self.config.train.steps)
+        self._timing = Timing(time.perf_counter())
+        stopped = False
+        try:
+            self._write_state("running")
+            while self.step < self.config.train.steps and not stopped:
+                logs = self.train_step()
+                stopped = bool(logs.pop("stop_asked"))
+                logs.update(self._due_work(final=stopped or self.step == self.config.train.steps))
+                if log_fn is not None:
+                    log_fn(logs)
+            self._write_state("stopped" if stopped else "finished")
+        except BaseException as error:
+            self._write_state("failed", error=str(error))
+            raise
+        finally:
+            self._stream = None
+            self.display.stop()
+            for tracker in self.trackers:
+                tracker.close()
+            self.trackers = []
+        if stopped:
+            why = self._stop.received.name if self._stop.received else "another process or the time limit"
+            self.print(f"stopped at step {self.step} by {why}; continue with `quintet resume {self.run.folder}`")
+
+    def train_step(self) -> Logs:
+        """One optimizer step. Returns its loss parts as tensors, still on the device."""
+        began = time.perf_counter()
+        loaded = self._next_batch()
+        batches = [self._moved(each) for each in loaded]
+        ready = time.perf_counter()
+        step = self.step
+        try:
+            report = self.recipe.backward(batches, self.nets, self.engine, step)
+            norms = self._gradient_norms(step)
+            values = [*report.metrics.values(), *norms.values()]
+            finite = torch.stack([value.float() for value in values]).isfinite().all()
+            bad, stop_asked = self.engine.any_rank(~finite, self._stop.asked)
+            if not bad:
+                self._apply(norms, report.statistics, step)
+        except (RuntimeError, MemoryError) as error:
+            size = self.config.train.batch_size // (self.config.train.accumulate * self.engine.world_size)
+            failure = explain_failure(error, self.config.train.accumulate, size)
+            if failure is None:
+                raise
+            raise failure from None
+        computed = time.perf_counter()
+        self._clear_gradients()
+        self._advance()
+        if bad:
+            self._note_bad_step(batches)
+        else:
+            self.state.progress.bad_steps_in_a_row = 0
+            self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
+        self._timing.waiting += ready - began
+        self._timing.computing += computed - ready
+        self._timing.steps += 1
+        return {**report.metrics, "step": self.step, "stop_asked": stop_asked}
+
+    def _next_batch(self) -> list[Loaded]:
+        if self._stream is None:
+            loader = self._loader(self.sources.train)
+            steps = self.config.train.steps
+            self._stream = loader.training(self._order(), self.step, steps, self.config.train.accumulate)
+        try:
+            loaded = next(self._stream)
+        except StopIteration:
+            raise RunError(f"all {self.config.train.steps} steps are taken; raise train.steps to go on") from None
+        for each in loaded:
+            self._skipped.update(each.skipped)
+        return loaded
+
+    def _gradient_norms(self, step: int) -> dict[str, Tensor]:
+        return {
+            state.phase.name: gradient_norm(state.parameters) for state in self.state.phases if state.phase.active(step)
+        }
+
+    def _apply(self, norms: Mapping[str, Tensor], statistics: Statistics, step: int) -> None:
+        """The step is accepted: move weights, then what depends on them."""
+        factor = self.lr_schedule(step) / self.config.optim.lr
+        for state in self.state.phases:
+            if state.phase.name not in norms:
+                continue
+            if state.phase.optim.clip is not None:
+                clip_gradients(state.parameters, norms[state.phase.name], state.phase.optim.clip)
+            set_learning_rate(state.optimizer, state.phase.optim.lr * factor)
+            state.optimizer.step()
+        self.recipe.after_step(statistics.over_ranks(), step)
+        if self.state.average is not None:
+            self.state.average.update(step)
+
+    def _clear_gradients(self) -> None:
+        for state in self.state.phases:
+            state.optimizer.zero_grad(set_to_none=True)
+
+    def _advance(self) -> None:
+        self.state.progress.step += 1
+        self.state.progress.items_seen += self.config.train.batch_size
+
+    def _note_bad_step(self, batches: list[Batch]) -> None:
+        progress = self.state.progress
+        progress.bad_steps += 1
+        progress.bad_steps_in_a_row += 1
+        suspects = json.dumps([name for batch in batches for name in batch.suspects()])
+        names = [name for text in collectives.gather_texts(suspects, self.engine.device) for name in json.loads(text)]
+        self.print(f"step {self.step}: non-finite loss or gradient, step skipped; items: {', '.join(names)}")
+        if self.engine.is_main:
+            self.run.write_metrics({"step": self.step, "train/bad_steps": progress.bad_steps, "items": names})
+        if progress.bad_steps_in_a_row >= self.config.train.max_bad_steps:
+            self.save()
+            raise RunError(
+                f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_bad_steps); the weights are finite "
+                f"and saved at step {self.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
+            )
+
+    # --- what happens every n steps ---------------------------------------------------------------------------
+
+    def _due_work(self, final: bool) -> Logs:
+        config, step = self.config, self.step
+        logs: Logs = {}
+        self.display.update(step)
+        if step % config.log.every == 0 or final:
+            logs.update(self._log())
+        if step % config.eval.every == 0 or (final and step == config.train.steps):
+            logs.update(self._validate())
+        if step % config.sample.every == 0 or (final and step == config.train.steps):
+            logs.update(self._sample())
+        if step % config.checkpoint.every == 0 or final:
+            self.save()
+        return logs
+
+    def _log(self) -> dict[str, float]:
+        figures = {f"train/{name}": value for name, value in self.meter.read().items()}
+        now = time.perf_counter()
+        elapsed = max(now - self._timing.began, 1e-9)
+        figures["train/lr"] = self.lr_schedule(self.step - 1)
+        figures["train/rate/items_per_second"] = self._timing.steps * self.config.train.batch_size / elapsed
+        figures["train/time/waiting_for_data"] = self._timing.waiting / elapsed
+        figures["train/time/overhead"] = 1 - self._timing.computing / elapsed
+        self._timing = Timing(now)
+        self._share_skipped()
+        self.log(**figures)
+        self.display.update(self.step, figures)
+        self._write_state("running")
+        return figures
+
+    def _share_skipped(self) -> None:
+        """Let `data.json` name the items that any rank found unreadable."""
+        gathered = collectives.gather_texts(json.dumps(self._skipped), self.engine.device)
+        skipped = {name: reason for text in gathered for name, reason in json.loads(text).items()}
+        new = skipped.keys() - self.sources.skipped.keys()
+        self.sources.skipped.update(skipped)
+        for name in sorted(new):
+            self.print(f"unreadable item replaced: {name} ({skipped[name]})")
+        if new and self.engine.is_main:
+            self.run.write_json(self.run.data_file, data_record(self.sources))
+
+    def evaluate(self, nets: Nets | None = None, batches: int | None = None) -> dict[str, float]:
+        """The recipe's figures over the validation items; of the averaged weights unless told otherwise."""
+        size = self.config.eval.batch_size or self.config.train.batch_size // self.config.train.accumulate
+        loader = self._loader(self.sources.validation)
+        return evaluate(self.recipe, nets or self.state.averaged_nets(), loader, self.engine, size, batches)
+
+    def _validate(self) -> dict[str, float]:
+        began = time.perf_counter()
+        averaged = self.evaluate(self.state.averaged_nets(), self.config.eval.batches)
+        figures = {f"validation/{name}": value for name, value in averaged.items()}
+        if self.state.average is not None and self.config.eval.live:
+            live = self.evaluate(self.recipe.modules, self.config.eval.batches)
+            figures.update({f"validation/live/{name}": value for name, value in live.items()})
+        self.log(**figures)
+        self.print("  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "/live/" not in name))
+        self._keep_best(averaged)
+        self._timing.began += time.perf_counter() - began
+        return figures
+
+    def _keep_best(self, figures: Mapping[str, float]) -> None:
+        metric, direction = self.recipe.best
+        value, progress = figures[metric], self.state.progress
+        if not math.isfinite(value):
+            return
+        sign = 1 if direction == "max" else -1
+        if progress.best_value is None or sign * value > sign * progress.best_value:
+            progress.best_value, progress.best_step = value, self.step
+            self.save()
+            if self.engine.is_main and self.saved_step == self.step:
+                checkpoint.point(self.run.checkpoints, "best", checkpoint.folder_of(self.run.checkpoints, self.step))
+
+    def _sample(self) -> Logs:
+        """Things to look at, from the averaged and the live weights. Every rank makes them, rank 0 writes them."""
+        began = time.perf_counter()
+        batch = self._moved(self._loader(self.sources.validation).first(self.config.sample.num))
+        kinds: dict[str, Nets] = {"": self.state.averaged_nets()}
+        if self.state.average is not None:
+            kinds["live-"] = self.recipe.modules
+        logs: Logs = {}
+        for prefix, nets in kinds.items():
+            for artifact in make_artifacts(self.recipe, nets, batch, self.engine):
+                if artifact.tensor is not None and not prefix:
+                    logs[Path(artifact.file).stem] = artifact.tensor
+                if self.engine.is_main:
+                    self.run.write_sample(self.step, prefix, artifact.file, artifact.write, artifact.about)
+        self._timing.began += time.perf_counter() - began
+        return logs
+
+    def save(self) -> None:
+        """A checkpoint of this step, if there is none yet. A failure is said, and leaves the last one as it was."""
+        if self.saved_step == self.step:
+            return
+        began = time.perf_counter()
+        if self.engine.is_main:
+            try:
+                contents = self.state.contents(self.engine.world_size, self.sources.fingerprint)
+                checkpoint.write(self.run.checkpoints, self.step, contents)
+                checkpoint.prune(self.run.checkpoints, self.config.checkpoint.keep)
+                self.saved_step = self.step
+            except OSError as error:
+                self.print(f"warning: could not save step {self.step} ({error}); the last checkpoint is unharmed")
+                if self.step == self.config.train.steps or self._stop.asked:
+                    raise RunError(f"could not save the last step in {self.run.checkpoints}: {error}") from None
+        self.engine.barrier()
+        self.saved_step = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
+        self._timing.began += time.perf_counter() - began
+
+    def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
+        """Continue from another checkpoint folder of the same recipe."""
+        folder = Path(path)
+        checkpoint.verify(folder)
+        self.state.restore(folder, restore_optimizer)
+        self._stream = None
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    def log(self, **figures: float) -> None:
+        """One row in metrics.jsonl and in every tracker."""
+        if self.engine.is_main:
+            self.run.write_metrics({"step": self.step, "time": time.time(), **figures})
+            for tracker in self.trackers:
+                tracker.log(figures, self.step)
+
+    def print(self, text: str) -> None:
+        """Say something once, on the console and in log.txt."""
+        if self.engine.is_main:
+            self.run.write_log(text)
+            self.display.note(text)
+
+    def wait(self) -> None:
+        """Wait for the other processes."""
+        self.engine.barrier()
+
+    def close(self) -> None:
+        self.run.close()
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.engine.is_main
+
+    @property
+    def is_local_main(self) -> bool:
+        return self.engine.is_local_main
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.engine.is_distributed
+
+    def _write_state(self, status: Any, **more: Any) -> None:
+        if self.engine.is_main:
+            progress = self.state.progress
+            best = (
+                None
+                if progress.best_value is None
+                else {"metric": self.recipe.best[0], "value": progress.best_value, "step": progress.best_step}
+            )
+            self.run.write_state(
+                status, recipe=self.recipe.name, step=self.step, steps=self.config.train.steps, best=best, **more
+            )
