@@ -46,6 +46,14 @@ class DataConfig(Section):
     )
 
 
+class PictureDataConfig(DataConfig):
+    """The data of recipes that read pictures."""
+
+    flip: bool = Field(True, description="Mirror half of the training pictures.")
+    random_crop: bool = Field(False, description="Crop training pictures at random places instead of the centre.")
+    truncated: Literal["skip", "use"] = Field("skip", description="What to do with files that end too early.")
+
+
 class TrainConfig(Section):
     steps: int = Field(10_000, gt=0, description="Optimizer steps of the whole run.")
     epochs: float | None = Field(
@@ -192,6 +200,7 @@ class RunConfig(Section):
 
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 # --- building a configuration -----------------------------------------------------------------------------
@@ -217,7 +226,7 @@ def build(
     return validate(schema, tree)
 
 
-def validate(schema: type[ConfigT], tree: Tree) -> ConfigT:
+def validate(schema: type[SectionT], tree: Tree) -> SectionT:
     """Check a tree of values against a schema; a failure is one sentence that names the key and the fix."""
     try:
         return schema.model_validate(tree)

@@ -33,6 +33,7 @@ class Batch:
     fields: dict[str, Any]
     names: tuple[str, ...]
     draw: Draw
+    precision: torch.dtype = torch.float32
 
     def __getitem__(self, field: str) -> Any:
         return self.fields[field]
@@ -45,7 +46,8 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """On the device; floating-point fields in the given precision."""
-        return replace(self, fields={name: _moved(value, device, dtype) for name, value in self.fields.items()})
+        fields = {name: _moved(value, device, dtype) for name, value in self.fields.items()}
+        return replace(self, fields=fields, precision=dtype)
 
     def suspects(self) -> tuple[str, ...]:
         """The names of the items that hold a non-finite number; all names when none does."""

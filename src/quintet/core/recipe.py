@@ -42,10 +42,11 @@ class Output:
 
 @dataclass
 class Loss:
-    """What a phase minimises, and the parts worth a curve. Parts are detached by the loop."""
+    """What a phase minimises, the parts worth a curve (the loop detaches them), and statistics of its own."""
 
     value: Tensor
     parts: dict[str, Tensor] = field(default_factory=dict)
+    statistics: Statistics = field(default_factory=Statistics)
 
 
 def always(step: int) -> bool:
@@ -72,7 +73,7 @@ class Artifact:
     """One thing to look at or listen to: a file name, how to write it, and what is known about it."""
 
     file: str
-    write: Callable[[Path], None]
+    write: Callable[[Path], object]
     about: dict[str, Any] = field(default_factory=dict)
     tensor: Tensor | None = None
 
@@ -102,6 +103,8 @@ class Recipe(ABC, Generic[ConfigT]):
     name: ClassVar[str]
     best: ClassVar[tuple[str, Literal["max", "min"]]]
     """The metric that chooses the best checkpoint, and which way is better."""
+    exported: ClassVar[str]
+    """The module that `quintet export` writes: a `Pretrained` model that is of use without the others."""
     find_unused_parameters: ClassVar[bool] = False
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
     minimum_batch: ClassVar[int] = 1
@@ -156,6 +159,7 @@ class Recipe(ABC, Generic[ConfigT]):
                     for part, value in {"loss": loss.value, **loss.parts}.items():
                         path = f"{phase.name}/{part}"
                         metrics[path] = metrics.get(path, 0) + value.detach() / len(micro_batches)
+                    statistics = statistics + loss.statistics
             statistics = statistics + output.statistics
         return Report(metrics, statistics)
 

@@ -122,13 +122,13 @@ class Run:
             file.write(line)
 
     def write_sample(
-        self, step: int, prefix: str, file: str, write: Callable[[Path], None], about: Mapping[str, Any]
+        self, step: int, prefix: str, file: str, write: Callable[[Path], object], about: Mapping[str, Any]
     ) -> None:
         """One thing to look at, under samples/step-…/, with a line about it in samples.jsonl."""
         folder = self.folder / "samples" / f"step-{step:08d}"
         self._observe("samples", lambda: self._add_sample(folder, prefix + file, write, about))
 
-    def _add_sample(self, folder: Path, file: str, write: Callable[[Path], None], about: Mapping[str, Any]) -> None:
+    def _add_sample(self, folder: Path, file: str, write: Callable[[Path], object], about: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / file)
         with (folder / "samples.jsonl").open("a", encoding="utf-8") as lines:

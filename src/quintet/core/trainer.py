@@ -280,7 +280,7 @@ class Trainer:
         if progress.bad_steps_in_a_row >= self.config.train.max_bad_steps:
             self.save()
             raise RunError(
-                f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_bad_steps); the weights are finite "
+                f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_bad_steps); weights are finite "
                 f"and saved at step {self.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
             )
 

@@ -1,0 +1,1 @@
+"""Data folders, caption conventions, caches, the embedded data sets and their judges."""

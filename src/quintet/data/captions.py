@@ -1,0 +1,185 @@
+"""Owns how captions are written down: `metadata.jsonl`, `metadata.csv`, a `.txt` beside a file, a folder's name.
+
+People write these files by hand, with spreadsheets and with scripts, so whatever bytes they hold, reading them
+yields rows and the lines that were left out with the reason; it never fails.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN = "file_name", "text", "split"
+_CSV_DELIMITERS = (",", ";", "\t")  # spreadsheets write what their country uses
+_CAPTION_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one line says about one file. `file` is as written: nobody has yet looked where it leads."""
+
+    line: int
+    file: str
+    texts: tuple[str, ...]
+    split: str | None
+    extra: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Metadata:
+    """A metadata file as far as it could be read."""
+
+    rows: list[Row] = field(default_factory=list)
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_metadata(path: Path) -> Metadata:
+    """Read `metadata.jsonl` or `metadata.csv`, by the extension."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return Metadata(skipped=[(0, f"cannot be opened: {error.strerror}")])
+    return parse_csv(data) if path.suffix.lower() == ".csv" else parse_jsonl(data)
+
+
+def parse_jsonl(data: bytes) -> Metadata:
+    """One JSON object a line."""
+    metadata = Metadata()
+    seen: dict[str, None] = {}
+    for number, line in enumerate(_decoded(data, metadata).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            metadata.skipped.append((number, "not a line of JSON"))
+            continue
+        if not isinstance(fields, dict):
+            metadata.skipped.append((number, "not a JSON object"))
+            continue
+        seen.update(dict.fromkeys(fields))
+        _add_row(metadata, number, fields)
+    metadata.columns = [sound_text(name) for name in seen]
+    return metadata
+
+
+def parse_csv(data: bytes) -> Metadata:
+    """A header line that names the columns, then one row a file."""
+    metadata = Metadata()
+    text = _decoded(data, metadata)
+    header, delimiter = _csv_header(text)
+    metadata.columns = header
+    if FILE_COLUMN not in header:
+        named = ", ".join(header[:8]) or "nothing"
+        metadata.skipped.append((1, f"no column {FILE_COLUMN}: the first line names {named}"))
+        return metadata
+    for number, cells in _csv_rows(text, delimiter, metadata):
+        if len(cells) > len(header):
+            hint = "quote a text that contains the separator"
+            metadata.skipped.append((number, f"{len(cells)} fields where the header has {len(header)}; {hint}"))
+        else:
+            _add_row(metadata, number, dict(zip(header, cells, strict=False)))
+    return metadata
+
+
+def read_caption(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The captions in a `.txt` file: one a line, blank lines left out."""
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            data = stream.read(_CAPTION_BYTES)
+    except OSError:
+        return ()
+    return captions_of(_decoded(data, Metadata()).split("\n"))
+
+
+def folder_caption(name: str) -> str:
+    """The name of a class folder in words."""
+    return " ".join(name.replace("_", " ").replace("-", " ").split())
+
+
+def captions_of(value: object) -> tuple[str, ...]:
+    """The captions in a metadata value: a text, or a list of several; what is no text is left out."""
+    values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
+    texts = (sound_text(str(text)).strip() for text in values if _is_textual(text))
+    return tuple(text for text in texts if text)
+
+
+def sound_text(text: str) -> str:
+    """A text that can be written as UTF-8: JSON can spell half a surrogate pair, which cannot."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _is_textual(value: object) -> bool:
+    """A text or a number; but NaN is how tables write a missing caption."""
+    return isinstance(value, str | int) or (isinstance(value, float) and not math.isnan(value))
+
+
+def _add_row(metadata: Metadata, number: int, fields: dict[str, Any]) -> None:
+    file = fields.get(FILE_COLUMN)
+    if not isinstance(file, str) or not file.strip():
+        metadata.skipped.append((number, f"no {FILE_COLUMN}"))
+        return
+    split = captions_of(fields.get(SPLIT_COLUMN))
+    extra = {name: value for name, value in fields.items() if name not in (FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN)}
+    texts = captions_of(fields.get(TEXT_COLUMN))
+    metadata.rows.append(Row(number, file.strip(), texts, split[0] if split else None, extra))
+
+
+def _csv_header(text: str) -> tuple[list[str], str]:
+    headers = {delimiter: _first_row(text, delimiter) for delimiter in _CSV_DELIMITERS}
+    chosen = next((delimiter for delimiter, header in headers.items() if FILE_COLUMN in header), ",")
+    return headers[chosen], chosen
+
+
+def _first_row(text: str, delimiter: str) -> list[str]:
+    try:
+        return [name.strip() for name in next(csv.reader(io.StringIO(text), delimiter=delimiter), [])]
+    except csv.Error:
+        return []
+
+
+def _csv_rows(text: str, delimiter: str, metadata: Metadata) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
+    header_read = False
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            metadata.skipped.append((reader.line_num, f"not a line of CSV: {error}"))
+            continue
+        if header_read and any(cell.strip() for cell in cells):
+            yield reader.line_num, cells
+        header_read = True
+
+
+def _decoded(data: bytes, metadata: Metadata) -> str:
+    """Text with plain line ends. Lines that are not UTF-8 are taken as Latin-1, each by itself."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        text = data.decode("utf-16", "replace")
+    else:
+        data = data.removeprefix(codecs.BOM_UTF8)
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            text = "\n".join(_decoded_line(line) for line in data.split(b"\n"))
+            metadata.notes.append("some lines are not UTF-8 and were read as Latin-1")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _decoded_line(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return line.decode("latin-1")

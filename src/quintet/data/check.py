@@ -1,0 +1,259 @@
+"""Owns `quintet data check`: what is in a folder, what is broken and what will be used.
+
+A medium is a set of extensions and a probe: a function that reads one file as training would and returns its facts,
+numbers (summed up as smallest, median, largest) or words (counted). A new medium is one line in `MEDIA`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quintet.data.folder import Entry, Scan, byte_size, scan
+from quintet.errors import UnreadableItem
+from quintet.media import image as images
+
+Facts = dict[str, float | str]
+Probe = Callable[[str], Facts]
+Progress = Callable[[int, int], None]
+"""Called with the files done and the files in all."""
+
+_LISTED = 20
+_EXAMPLES = 3
+_EXAMPLE_LENGTH = 80
+_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """How to find and read the files of one kind."""
+
+    extensions: frozenset[str]
+    probe: Probe
+
+
+def image_probe(path: str) -> Facts:
+    """Size, format and mode of a picture."""
+    facts = images.probe_image(path)
+    kind = f"{facts.format}, animated (first frame used)" if facts.animated else facts.format
+    return {"width": facts.width, "height": facts.height, "format": kind, "mode": facts.mode}
+
+
+MEDIA: dict[str, Medium] = {"image": Medium(images.EXTENSIONS, image_probe)}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number over all files."""
+
+    min: float
+    median: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Captions:
+    """What the captions are; lengths in characters."""
+
+    source: str
+    columns: list[str]
+    present: int
+    missing: int
+    distinct: int
+    longest: int
+    examples: list[str]
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of a check; the counts are of files, `duplicates` groups those with the same bytes."""
+
+    root: str
+    medium: str
+    found: int
+    usable: int
+    numbers: dict[str, Range]
+    words: dict[str, dict[str, int]]
+    captions: Captions
+    splits: dict[str, int]
+    duplicates: list[list[str]]
+    skipped: list[tuple[str, str]]
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, in plain JSON types."""
+        return {**asdict(self), "skipped": [{"file": file, "reason": reason} for file, reason in self.skipped]}
+
+    def lines(self) -> list[str]:
+        """A summary to read in a terminal."""
+        return [f"{name:<12}{text}".rstrip() for name, text in self._summary()]
+
+    def _summary(self) -> Iterator[tuple[str, str]]:
+        yield "folder", self.root
+        yield "files", f"{self.found} {self.medium} files found, {self.usable} usable"
+        for name, numbers in self.numbers.items():
+            yield name, f"{numbers.min:g} / {numbers.median:g} / {numbers.max:g} (smallest / median / largest)"
+        for name, counts in self.words.items():
+            yield name, _counted(counts)
+        yield from self._caption_lines()
+        yield "splits", _counted(self.splits) or "none given: a fraction is set aside for validation"
+        yield from self._duplicate_lines()
+        yield from _listed("skipped", [f"{file}: {reason}" for file, reason in self.skipped])
+        for note in self.notes:
+            yield "note", note
+
+    def _caption_lines(self) -> Iterator[tuple[str, str]]:
+        captions = self.captions
+        if not captions.present:
+            yield "captions", "none"
+            return
+        counts = f"{captions.present} files with, {captions.missing} without, {captions.distinct} distinct"
+        yield "captions", f"{captions.source}: {counts}, longest {captions.longest} characters"
+        for example in captions.examples:
+            yield "", example if len(example) <= _EXAMPLE_LENGTH else example[: _EXAMPLE_LENGTH - 1] + "…"
+
+    def _duplicate_lines(self) -> Iterator[tuple[str, str]]:
+        if not self.duplicates:
+            yield "duplicates", "none"
+            return
+        surplus = sum(len(group) - 1 for group in self.duplicates)
+        heading = f"{surplus} files repeat another one, byte by byte"
+        yield from _listed("duplicates", [_equal(group) for group in self.duplicates], heading)
+
+
+def check_folder(
+    root: str | os.PathLike[str], *, medium: str | None = None, progress: Progress | None = None
+) -> Report:
+    """Read every file of a folder. Without `medium`, the one with the most files is checked."""
+    medium, scanned = _scan_medium(root, medium)
+    good, facts, broken = _probe_all(root, scanned.entries, MEDIA[medium].probe, progress)
+    return Report(
+        root=str(root),
+        medium=medium,
+        found=scanned.found,
+        usable=len(good),
+        numbers=_numbers(facts),
+        words=_words(facts),
+        captions=_captions(scanned, good),
+        splits=dict(Counter(entry.split for entry in good if entry.split).most_common()),
+        duplicates=_duplicates(root, good),
+        skipped=sorted(scanned.skipped + broken),
+        notes=scanned.notes,
+    )
+
+
+def _scan_medium(root: str | os.PathLike[str], medium: str | None) -> tuple[str, Scan]:
+    names = [medium] if medium else list(MEDIA)
+    scans = {name: scan(root, MEDIA[name].extensions, allow_empty=True) for name in names}
+    chosen = max(names, key=lambda name: scans[name].found)
+    return chosen, scans[chosen]
+
+
+def _probe_all(
+    root: str | os.PathLike[str], entries: Sequence[Entry], probe: Probe, progress: Progress | None
+) -> tuple[list[Entry], list[Facts], list[tuple[str, str]]]:
+    good: list[Entry] = []
+    facts: list[Facts] = []
+    broken: list[tuple[str, str]] = []
+
+    def attempt(entry: Entry) -> Facts | str:
+        try:
+            return probe(os.path.join(root, entry.file))
+        except UnreadableItem as problem:
+            return str(problem)
+
+    # In portions: a queue of all files at once would hold as many results in waiting.
+    with _pool() as pool:
+        for start in range(0, len(entries), _CHUNK):
+            portion = entries[start : start + _CHUNK]
+            for entry, result in zip(portion, pool.map(attempt, portion), strict=True):
+                if isinstance(result, str):
+                    broken.append((entry.file, result))
+                else:
+                    good.append(entry)
+                    facts.append(result)
+            if progress is not None:
+                progress(start + len(portion), len(entries))
+    return good, facts, broken
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Few threads: decoders run outside Python's lock, and each may hold a large picture."""
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+
+
+def _numbers(facts: Sequence[Facts]) -> dict[str, Range]:
+    columns: dict[str, list[float]] = defaultdict(list)
+    for row in facts:
+        for name, value in row.items():
+            if not isinstance(value, str):
+                columns[name].append(value)
+    return {name: Range(min(values), statistics.median(values), max(values)) for name, values in columns.items()}
+
+
+def _words(facts: Sequence[Facts]) -> dict[str, dict[str, int]]:
+    columns: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in facts:
+        for name, value in row.items():
+            if isinstance(value, str):
+                columns[name][value] += 1
+    return {name: dict(counts.most_common()) for name, counts in columns.items()}
+
+
+def _captions(scanned: Scan, good: Sequence[Entry]) -> Captions:
+    texts = [entry.text for entry in good if entry.text is not None]
+    distinct = list(dict.fromkeys(texts))
+    return Captions(
+        source=scanned.captions_from,
+        columns=scanned.columns,
+        present=len(texts),
+        missing=len(good) - len(texts),
+        distinct=len(distinct),
+        longest=max(map(len, texts), default=0),
+        examples=distinct[:: max(1, len(distinct) // _EXAMPLES)][:_EXAMPLES],
+    )
+
+
+def _duplicates(root: str | os.PathLike[str], entries: Sequence[Entry]) -> list[list[str]]:
+    """Files of equal content; only those of equal size are read."""
+    by_size: dict[int, list[str]] = defaultdict(list)
+    for entry in entries:
+        by_size[byte_size(os.path.join(root, entry.file))].append(entry.file)
+    candidates = [file for files in by_size.values() if len(files) > 1 for file in files]
+    by_content: dict[str, list[str]] = defaultdict(list)
+    with _pool() as pool:
+        for file, digest in zip(candidates, pool.map(lambda file: _digest(Path(root, file)), candidates), strict=True):
+            by_content[digest].append(file)
+    return sorted(sorted(files) for files in by_content.values() if len(files) > 1)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:  # gone since it was probed; then it equals nothing
+        return str(path)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _equal(group: Sequence[str]) -> str:
+    more = len(group) - _EXAMPLES
+    return " = ".join(group[:_EXAMPLES]) + (f" = {more} more" if more > 0 else "")
+
+
+def _listed(name: str, items: Sequence[str], heading: str | None = None) -> Iterator[tuple[str, str]]:
+    yield name, heading or (str(len(items)) if items else "none")
+    for item in items[:_LISTED]:
+        yield "", item
+    if len(items) > _LISTED:
+        yield "", f"… and {len(items) - _LISTED} more (--json lists all)"

@@ -1,0 +1,372 @@
+"""Owns a folder of captioned media: which files are in it, what they are called in words, which side of the
+validation split each is on, and reading the pictures among them as training items.
+
+Scanning opens no media file: a file that turns out unreadable is found when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.data.captions import Row, folder_caption, read_caption, read_metadata
+from quintet.errors import UsageError
+from quintet.media import image as images
+
+if TYPE_CHECKING:
+    from quintet.core.draw import Draw
+
+METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
+"""In order of preference."""
+TRAIN_SPLIT = "train"
+VALIDATION_SPLITS = frozenset({"validation", "valid", "val"})
+_SPLIT_WORDS = VALIDATION_SPLITS | {TRAIN_SPLIT, "test"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a data set; `file` is its path below the root, with forward slashes."""
+
+    file: str
+    text: str | None = None
+    split: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a folder holds. `found` counts the media files seen, `skipped` names files and metadata lines left out."""
+
+    entries: list[Entry]
+    skipped: list[tuple[str, str]]
+    captions_from: str
+    columns: list[str]
+    found: int
+    notes: list[str]
+
+
+def scan(root: str | os.PathLike[str], extensions: frozenset[str], *, allow_empty: bool = False) -> Scan:
+    """List the files below `root` with one of the extensions (lower case, with the dot) and their captions.
+
+    Captions come from metadata files if there are any, else from text files beside the media, else from the names
+    of the folders. Nothing but a `split` column divides the data: names mean nothing.
+    """
+    root = Path(root)
+    if not os.path.exists(root):
+        raise UsageError(f"folder {root} does not exist; give the path of a folder with your files")
+    if not os.path.isdir(root):
+        raise UsageError(f"{root} is a file; give the folder that contains your files")
+    walk = _Walk(root, extensions)
+    walk.run()
+    result = Scan([], walk.skipped, "none", [], walk.found, [])
+    _caption(root, walk, result)
+    result.skipped.sort()
+    if not result.entries and not allow_empty:
+        raise UsageError(_nothing_usable(root, extensions, walk))
+    return result
+
+
+def split_entries(
+    entries: Sequence[Entry], fraction: float, seed: int, group: str | None = None
+) -> tuple[list[int], list[int]]:
+    """The places in `entries` of the training items and of the validation items.
+
+    Where a `split` value is given it decides: "train" (or none), "validation"; any other name is in neither. Without
+    validation items, each file's name is hashed with the seed, so adding files never moves the others. `group`
+    is a regular expression searched in the file's path; files with the same first group (or match) stay together.
+    """
+    if not 0 <= fraction < 1:
+        raise UsageError(f"the validation fraction must be at least 0 and less than 1, not {fraction:g}")
+    names = [(entry.split or TRAIN_SPLIT).lower() for entry in entries]
+    train = [index for index, name in enumerate(names) if name == TRAIN_SPLIT]
+    validation = [index for index, name in enumerate(names) if name in VALIDATION_SPLITS]
+    if entries and not train:
+        seen = ", ".join(sorted(set(names)))
+        raise UsageError(f"no item is left to train on: the `split` column says {seen}, and never '{TRAIN_SPLIT}'")
+    if validation or not fraction:
+        return train, validation
+    keys = _group_keys([entries[index].file for index in train], group)
+    chosen = _chosen_groups(set(keys), fraction, seed)
+    sides: tuple[list[int], list[int]] = ([], [])
+    for index, key in zip(train, keys, strict=True):
+        sides[key in chosen].append(index)
+    return sides
+
+
+def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
+    """A hash of names, byte sizes, captions and splits: cheap, and the same for a copy of the folder elsewhere."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        row = [entry.file, byte_size(os.path.join(root, entry.file)), entry.text, entry.split]
+        digest.update(json.dumps(row).encode() + b"\n")
+    return digest.hexdigest()
+
+
+@dataclass
+class ImageFolder:
+    """Pictures of a scanned folder as training items: bytes, channels x height x width, and their captions.
+
+    With `train` false nothing is drawn: the centre, unflipped.
+    """
+
+    root: str | os.PathLike[str]
+    entries: Sequence[Entry]
+    height: int
+    width: int
+    mode: images.Mode = field(default="RGB", kw_only=True)
+    flip: bool = field(default=False, kw_only=True)
+    random_crop: bool = field(default=False, kw_only=True)
+    truncated: images.Truncated = field(default="skip", kw_only=True)
+    train: bool = field(default=True, kw_only=True)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def name(self, item: int) -> str:
+        """The file of an item, as logs and summaries call it."""
+        return self.entries[item].file
+
+    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+        entry = self.entries[item]
+        path = os.path.join(self.root, entry.file)
+        side = max(self.height, self.width)
+        image = images.read_image(path, mode=self.mode, truncated=self.truncated, side=side)
+        moved = self.train and self.random_crop
+        x, y = (draw.number("crop-x"), draw.number("crop-y")) if moved else (0.5, 0.5)
+        pixels = images.resize_and_crop(image, self.height, self.width, x=x, y=y)
+        if self.train and self.flip and draw.number("flip") < 0.5:
+            pixels = pixels[:, ::-1]
+        return {"images": images.bytes_tensor(pixels), "texts": entry.text or ""}
+
+
+# Walking
+
+
+class _Walk:
+    """The files of a tree by kind. Links are followed to files inside the root only; hidden names are passed over."""
+
+    def __init__(self, root: Path, extensions: frozenset[str]) -> None:
+        self.root = root
+        self.real_root = os.path.realpath(root)
+        self.extensions = extensions
+        self.media: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.metadata: dict[str, set[str]] = {}
+        self.others: set[str] = set()
+        self.skipped: list[tuple[str, str]] = []
+        self.found = 0
+        self._folders = [""]
+
+    def run(self) -> None:
+        while self._folders:
+            prefix = self._folders.pop()
+            try:
+                with os.scandir(os.path.join(self.root, prefix)) as listing:
+                    for entry in listing:
+                        if not entry.name.startswith("."):
+                            self._visit(prefix, entry)
+            except OSError as error:
+                self.skipped.append((prefix.rstrip("/") or ".", f"cannot be listed: {error.strerror}"))
+
+    def _visit(self, prefix: str, entry: os.DirEntry[str]) -> None:
+        file = prefix + entry.name
+        if entry.is_dir(follow_symlinks=False):
+            self._folders.append(file + "/")
+            return
+        stem, extension = os.path.splitext(entry.name)
+        extension = extension.lower()
+        is_media = extension in self.extensions
+        is_metadata = entry.name in METADATA_NAMES
+        self.found += is_media
+        if problem := self._problem(entry, is_media):
+            if is_media or is_metadata or extension == ".txt" or entry.is_symlink():
+                self.skipped.append((_printable(file), problem))
+        elif is_media:
+            self.media.append(file)
+        elif is_metadata:
+            self.metadata.setdefault(prefix, set()).add(entry.name)
+        else:
+            self.others.add(file)
+            if extension == ".txt":
+                self.texts[prefix + stem] = min(file, self.texts.get(prefix + stem, file))
+
+    def _problem(self, entry: os.DirEntry[str], is_media: bool) -> str | None:
+        try:
+            if not entry.name.isascii() and _printable(entry.name) != entry.name:
+                return "its name is not UTF-8; rename it"
+            if entry.is_symlink() and (problem := self._link_problem(entry)):
+                return problem
+            if not entry.is_file():
+                return "not a regular file"
+            # The size costs a call to the system for each file; only media need it.
+            return "empty file" if is_media and not entry.stat().st_size else None
+        except OSError as error:
+            return f"cannot be opened: {error.strerror}"
+
+    def _link_problem(self, entry: os.DirEntry[str]) -> str | None:
+        target = os.path.realpath(entry.path)
+        if not os.path.exists(target):
+            return "a link to nothing"
+        if os.path.commonpath([target, self.real_root]) != self.real_root:
+            return "a link that leads out of the folder; not followed"
+        return "a link to a folder; not followed" if os.path.isdir(target) else None
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# Captions
+
+
+def _caption(root: Path, walk: _Walk, result: Scan) -> None:
+    files = sorted(walk.media)
+    rows = _metadata_rows(root, walk, result)
+    if rows is not None:
+        result.entries = [_entry(file, rows.get(file)) for file in files]
+        _note_uncaptioned(result)
+        return
+    # A text file counts only beside media of its name: a README.txt is no caption.
+    texts = {file: text for file in files if (text := walk.texts.get(posixpath.splitext(file)[0]))}
+    if texts:
+        result.captions_from = "text files"
+        captions = {file: read_caption(os.path.join(root, text)) for file, text in texts.items()}
+        result.entries = [_entry(file, Row(0, file, captions.get(file, ()), None, {})) for file in files]
+        _note_uncaptioned(result)
+        return
+    result.entries = [
+        Entry(file, folder_caption(posixpath.basename(posixpath.dirname(file))) or None) for file in files
+    ]
+    classes = {entry.text for entry in result.entries if entry.text}
+    if classes:
+        result.captions_from = "class folders"
+    if classes and classes <= _SPLIT_WORDS:
+        named = ", ".join(sorted(classes))
+        result.notes.append(
+            f"folder names are captions here ({named}); to split the data use a `split` column in metadata.jsonl"
+        )
+
+
+def _metadata_rows(root: Path, walk: _Walk, result: Scan) -> dict[str, Row] | None:
+    """The rows of all metadata files by file; None where there is no usable metadata file."""
+    known = {*walk.media, *(file for file, _ in walk.skipped)}
+    rows: dict[str, Row] = {}
+    repeated: list[str] = []
+    usable = False
+    # The metadata file nearest to a picture is the one that speaks for it.
+    for prefix in sorted(walk.metadata, key=lambda folder: (-folder.count("/"), folder)):
+        name = next(name for name in METADATA_NAMES if name in walk.metadata[prefix])
+        if len(walk.metadata[prefix]) > 1:
+            result.notes.append(f"{prefix}{METADATA_NAMES[1]} is not read, because {METADATA_NAMES[0]} is beside it")
+        metadata = read_metadata(root / prefix / name)
+        result.columns.extend(column for column in metadata.columns if column not in result.columns)
+        result.notes.extend(f"{prefix}{name}: {note}" for note in metadata.notes)
+        result.skipped.extend((prefix + name, f"line {line}: {reason}") for line, reason in metadata.skipped)
+        if metadata.rows and not usable:
+            result.captions_from = name
+            usable = True
+        for row in metadata.rows:
+            file = _resolve(prefix, row.file, known)
+            if problem := _row_problem(file, walk, known):
+                result.skipped.append((prefix + name, f"line {row.line}: {_printable(row.file)} {problem}"))
+            elif file in rows:
+                repeated.append(f"{file} in {prefix}{name} line {row.line}")
+            else:
+                rows[file] = row
+    if repeated:
+        result.notes.append(f"{len(repeated)} rows for a file named before were left out, the first: {repeated[0]}")
+    return rows if usable else None
+
+
+def _resolve(prefix: str, written: str, known: set[str]) -> str:
+    """The path below the root that a row means; it may lead out of the root."""
+    if prefix + written in known:
+        return prefix + written
+    file = posixpath.normpath(posixpath.join(prefix, written))
+    if file not in known and "\\" in written:
+        file = posixpath.normpath(posixpath.join(prefix, written.replace("\\", "/")))
+    return file
+
+
+def _row_problem(file: str, walk: _Walk, known: set[str]) -> str | None:
+    if file.startswith("/") or file == ".." or file.startswith("../") or re.match(r"[A-Za-z]:/", file):
+        return "leads out of the folder; not read"
+    if file in known:
+        return None
+    return "is not of an accepted type" if file in walk.others else "does not exist"
+
+
+def _entry(file: str, row: Row | None) -> Entry:
+    if row is None:
+        return Entry(file)
+    extra = {**row.extra, "texts": list(row.texts)} if len(row.texts) > 1 else row.extra
+    return Entry(file, row.texts[0] if row.texts else None, row.split, extra)
+
+
+def _note_uncaptioned(result: Scan) -> None:
+    missing = sum(entry.text is None for entry in result.entries)
+    if missing:
+        result.notes.append(f"{missing} of {len(result.entries)} files have no caption in the {result.captions_from}")
+
+
+def _nothing_usable(root: Path, extensions: frozenset[str], walk: _Walk) -> str:
+    accepted = ", ".join(sorted(extensions))
+    if walk.skipped:
+        file, reason = walk.skipped[0]
+        skipped = f"{len(walk.skipped)} skipped, the first {file} ({reason})"
+        return f"no usable file in {root}: looked for {accepted}; {skipped}"
+    kinds = Counter(os.path.splitext(file)[1].lower() or "without extension" for file in walk.others)
+    seen = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "nothing at all"
+    return f"no usable file in {root}: looked for {accepted}, found {seen}"
+
+
+# Splitting
+
+
+def _group_keys(files: Sequence[str], group: str | None) -> list[str]:
+    if group is None:
+        return list(files)
+    try:
+        pattern = re.compile(group)
+    except re.error as error:
+        raise UsageError(f"data.validation_group is not a regular expression: {group!r} ({error})") from error
+    return [_group_key(pattern.search(file), file) for file in files]
+
+
+def _group_key(match: re.Match[str] | None, file: str) -> str:
+    if match is None:
+        return file
+    return (match[1] if match.re.groups else None) or match[0]
+
+
+def _chosen_groups(keys: set[str], fraction: float, seed: int) -> set[str]:
+    """The groups of the validation side: by hash, but neither side empty where two groups can be had."""
+    ranks = {key: _hash(seed, key) for key in keys}
+    ordered = sorted(ranks, key=lambda key: (ranks[key], key))
+    if len(ordered) < 2:
+        return set()
+    count = sum(rank < fraction for rank in ranks.values())
+    return set(ordered[: min(max(count, 1), len(ordered) - 1)])
+
+
+def _hash(seed: int, key: str) -> float:
+    """A number in [0, 1) that stays what it is for ever: runs are compared over years."""
+    digest = hashlib.sha256(f"{seed}\n{key}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def byte_size(path: str) -> int:
+    """The size of a file, -1 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

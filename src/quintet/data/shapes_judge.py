@@ -1,0 +1,313 @@
+"""The judge of the data set `shapes`: plain image analysis that says what a picture shows.
+
+This file owns the way from pixels to findings, without learned weights, so that its word on a generated picture does
+not depend on any model: a smooth background is fitted and subtracted, what differs from it falls into connected
+parts, each part gets the nearest named colour and the shape whose rendered outline fits it best. Made to read lossy
+reconstructions too: noise, blur, slightly wrong colours and block artefacts. `match` compares the findings with what
+a caption promised.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from quintet.data.shapes import COLOURS, FRAME, POSITIONS, RADII, SHAPES, coverage, oklab, pixel_centres
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+LabelArray = npt.NDArray[np.int64]
+
+GRID = int(FRAME)  # every picture is judged at this size, so that one set of thresholds and templates serves all
+LEAST_CONTRAST = 26.0  # of 255: a smaller difference from the background is an artefact of it
+LEAST_AREA = 45.0  # pixels of the grid; the smallest shape of the data set covers more than 120
+MOST_FINDINGS = 4
+CELL_EDGES = (24.5, FRAME - 24.5)  # between the outermost place of one cell and the innermost of the next
+SIZE_EDGE = (RADII["small"][1] + RADII["large"][0]) / 2
+TEMPLATE_ANGLES = tuple(math.radians(degrees) for degrees in (-8, -4, 0, 4, 8))
+TEMPLATE_RADII = (8.4, 12.6)
+TEMPLATE_BLURS = 3  # sharp, and blurred once and twice
+TEMPLATE_SIDE = 25
+TEMPLATE_REACH = 1.7  # half the side of a template, in radii of the circle of equal area
+ATTRIBUTES = ("colour", "shape", "position")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One object the judge sees; `confidence` is the overlap (0 to 1) with the shape that fits best."""
+
+    shape: str
+    colour: str
+    position: str
+    size: str
+    confidence: float
+
+
+# --- background -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _background_basis() -> FloatArray:
+    """Monomials up to the second degree at every pixel: they hold plain, linear and radial backgrounds exactly."""
+    x, y = (centres.ravel() / (FRAME / 2) - 1.0 for centres in pixel_centres(GRID))
+    return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=1)
+
+
+def _border(width: int) -> BoolArray:
+    border = np.ones((GRID, GRID), dtype=bool)
+    border[width:-width, width:-width] = False
+    return border.ravel()
+
+
+def _fit_background(pixels: FloatArray) -> FloatArray:
+    """The smooth background below the objects (pixels x 3): from the border first, then from all that agrees."""
+    basis = _background_basis()
+    border = _border(2)
+    fitted = np.zeros_like(pixels)
+    chosen = border
+    for allowed in (border, border, border, None, None, None):
+        weights = basis[chosen]
+        fitted = basis @ np.linalg.lstsq(weights, pixels[chosen], rcond=None)[0]
+        residual = np.linalg.norm(pixels - fitted, axis=1)
+        looked_at = residual if allowed is None else residual[allowed]
+        limit = max(10.0, 2.5 * float(np.median(looked_at)))
+        chosen = residual <= limit if allowed is None else (residual <= limit) & allowed
+    return fitted
+
+
+# --- parts ------------------------------------------------------------------------------------------------------
+
+
+def _smooth(values: FloatArray) -> FloatArray:
+    """A 3 x 3 binomial blur over the first two axes, with the edge repeated."""
+    for axis in (0, 1):
+        padding = [(1, 1) if axis == side else (0, 0) for side in range(values.ndim)]
+        padded = np.pad(values, padding, mode="edge")
+        length = values.shape[axis]
+        before, here, after = (padded.take(range(start, start + length), axis=axis) for start in range(3))
+        values = 0.25 * before + 0.5 * here + 0.25 * after
+    return values
+
+
+def _erode(mask: BoolArray) -> BoolArray:
+    inner = mask.copy()
+    inner[1:] &= mask[:-1]
+    inner[:-1] &= mask[1:]
+    inner[:, 1:] &= mask[:, :-1]
+    inner[:, :-1] &= mask[:, 1:]
+    return inner
+
+
+def _dilate(mask: BoolArray, steps: int) -> BoolArray:
+    for _ in range(steps):
+        mask = ~_erode(~mask)
+    return mask
+
+
+def _runs(row: BoolArray) -> list[tuple[int, int]]:
+    """The (start, end) of each unbroken stretch of a row."""
+    edges = np.flatnonzero(np.diff(row.astype(np.int8), prepend=0, append=0))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def label_parts(mask: BoolArray) -> tuple[LabelArray, int]:
+    """Number the connected parts of a mask from 1 (0 is outside), joining pixels that share a side; and their count."""
+    parents: list[int] = []
+
+    def root(run: int) -> int:
+        while parents[run] != run:
+            parents[run] = parents[parents[run]]
+            run = parents[run]
+        return run
+
+    placed: list[tuple[int, int, int]] = []
+    above: list[tuple[int, int, int]] = []
+    for row_number, row in enumerate(mask):
+        here = []
+        for start, end in _runs(row):
+            name = len(parents)
+            parents.append(name)
+            placed.append((row_number, start, end))
+            here.append((start, end, name))
+            for other_start, other_end, other_name in above:
+                if other_start < end and start < other_end:
+                    parents[root(name)] = root(other_name)
+        above = here
+    numbers: dict[int, int] = {}
+    labels = np.zeros(mask.shape, dtype=np.int64)
+    for name, (row_number, start, end) in enumerate(placed):
+        labels[row_number, start:end] = numbers.setdefault(root(name), len(numbers) + 1)
+    return labels, len(numbers)
+
+
+def _largest_part(mask: BoolArray) -> BoolArray:
+    labels, count = label_parts(mask)
+    if count == 0:
+        return np.zeros_like(mask)
+    sizes = np.bincount(labels.ravel(), minlength=count + 1)
+    return np.asarray(labels == 1 + int(np.argmax(sizes[1:])))
+
+
+def _core_colour(picture: FloatArray, part: BoolArray) -> FloatArray:
+    """The colour of a part away from its blurred edge; of its main colour if two objects have run together."""
+    core = _erode(part)
+    colours = picture[core if core.sum() >= 12 else part]
+    middle = np.median(colours, axis=0)
+    distance = np.linalg.norm(colours - middle, axis=1)
+    return np.asarray(np.median(colours[distance <= np.median(distance) + 1e-6], axis=0))
+
+
+def _opacity(picture: FloatArray, background: FloatArray, colour: FloatArray) -> FloatArray:
+    """How much of each pixel has the colour rather than the background: 0 to 1, soft at edges and under blur."""
+    towards = colour - background
+    along = ((picture - background) * towards).sum(axis=-1)
+    return np.clip(along / np.maximum((towards * towards).sum(axis=-1), 1.0), 0.0, 1.0)
+
+
+def _find_parts(picture: FloatArray, background: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+    """The soft mask and the colour of each object, largest first.
+
+    Objects are taken off one by one: the colour of the largest part tells which of its pixels are more object than
+    background, and that cuts it from a neighbour it has run into.
+    """
+    smoothed = _smooth(picture)
+    remaining = np.linalg.norm(smoothed - background, axis=-1) >= LEAST_CONTRAST
+    found = []
+    while len(found) < MOST_FINDINGS:
+        part = _largest_part(remaining)
+        if part.sum() < LEAST_AREA:
+            break
+        colour = _core_colour(picture, part)
+        opacity = _opacity(picture, background, colour)
+        body = _largest_part(part & (_opacity(smoothed, background, colour) >= 0.5))
+        if body.sum() < LEAST_AREA:
+            remaining &= ~part
+            continue
+        found.append((np.where(_dilate(body, 2), opacity, 0.0), colour))
+        remaining &= ~_dilate(body, 2) & ~(_dilate(body, 5) & (opacity < 0.5) & part)
+    return sorted(found, key=lambda one: -float(one[0].sum()))
+
+
+# --- shape ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Templates:
+    """Masks of all shapes as `_normalise` gives them (templates x pixels), and how wide each is for its area."""
+
+    shapes: tuple[str, ...]
+    masks: FloatArray
+    radius_per_width: FloatArray
+
+
+def _centre_and_width(mask: FloatArray) -> tuple[float, float, float]:
+    """The centre of mass, and the radius of the circle of equal area."""
+    x, y = pixel_centres(GRID)
+    area = max(float(mask.sum()), 1e-6)
+    return float((mask * x).sum()) / area, float((mask * y).sum()) / area, math.sqrt(area / math.pi)
+
+
+def _normalise(mask: FloatArray) -> FloatArray:
+    """The mask seen from its centre of mass at unit area, so that only its form is left."""
+    centre_x, centre_y, width = _centre_and_width(mask)
+    steps = np.linspace(-TEMPLATE_REACH, TEMPLATE_REACH, TEMPLATE_SIDE) * width
+    rows, columns = (_interpolation(centre + steps) for centre in (centre_y, centre_x))
+    return (rows @ mask @ columns.T).ravel()
+
+
+def _interpolation(places: FloatArray) -> FloatArray:
+    """Weights (places x pixels) that read a row of pixels between their centres; nothing lies beyond the edge."""
+    return np.maximum(0.0, 1.0 - np.abs(places[:, None] - 0.5 - np.arange(GRID)))
+
+
+@functools.cache
+def _templates() -> _Templates:
+    names, masks, ratios = [], [], []
+    for shape, radius, angle in itertools.product(SHAPES, TEMPLATE_RADII, TEMPLATE_ANGLES):
+        mask = coverage(shape, (FRAME / 2, FRAME / 2), radius, angle, GRID)
+        for _ in range(TEMPLATE_BLURS):
+            names.append(shape)
+            masks.append(_normalise(mask))
+            ratios.append(radius / _centre_and_width(mask)[2])
+            mask = _smooth(_smooth(mask))
+    return _Templates(tuple(names), np.stack(masks), np.array(ratios))
+
+
+def _fit_shape(mask: FloatArray) -> tuple[str, float, float]:
+    """The shape that fits best, its overlap (shared over joint area) with the mask, and its radius."""
+    templates = _templates()
+    form = _normalise(mask)
+    shared = np.minimum(templates.masks, form).sum(axis=1)
+    joint = np.maximum(templates.masks, form).sum(axis=1)
+    best = int(np.argmax(shared / joint))
+    width = _centre_and_width(mask)[2]
+    return templates.shapes[best], float(shared[best] / joint[best]), width * float(templates.radius_per_width[best])
+
+
+# --- the judge --------------------------------------------------------------------------------------------------
+
+
+def _colour_name(colour: FloatArray) -> str:
+    names = list(COLOURS)
+    distances = np.linalg.norm(oklab(list(COLOURS.values())) - oklab(colour), axis=1)
+    return names[int(np.argmin(distances))]
+
+
+def _cell(place: float) -> int:
+    return sum(place > edge for edge in CELL_EDGES)
+
+
+def _describe(mask: FloatArray, colour: FloatArray) -> Finding:
+    shape, overlap, radius = _fit_shape(mask)
+    x, y, _ = _centre_and_width(mask)
+    return Finding(
+        shape=shape,
+        colour=_colour_name(colour),
+        position=POSITIONS[3 * _cell(y) + _cell(x)],
+        size="large" if radius > SIZE_EDGE else "small",
+        confidence=overlap,
+    )
+
+
+def _on_grid(image: npt.NDArray[np.uint8]) -> FloatArray:
+    if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] != image.shape[1] or image.dtype != np.uint8:
+        raise ValueError(f"the judge takes square uint8 pictures of shape (size, size, 3), not {image.dtype} {image.shape}")
+    if image.shape[0] == GRID:
+        return image.astype(np.float64)
+    filtering = Image.Resampling.BOX if image.shape[0] > GRID else Image.Resampling.BICUBIC
+    return np.asarray(Image.fromarray(image).resize((GRID, GRID), filtering), dtype=np.float64)
+
+
+def judge(image: npt.NDArray[np.uint8]) -> list[Finding]:
+    """What a picture (size x size x 3) shows, largest object first; an empty list if there is only background."""
+    picture = _on_grid(image)
+    background = _fit_background(picture.reshape(-1, 3)).reshape(picture.shape)
+    return [_describe(mask, colour) for mask, colour in _find_parts(picture, background)]
+
+
+def _agreement(promised: Mapping[str, object], finding: Finding | None) -> dict[str, bool]:
+    agrees = {name: finding is not None and promised[name] == getattr(finding, name) for name in ATTRIBUTES}
+    return agrees | {"pair": agrees["colour"] and agrees["shape"]}
+
+
+def match(objects: Sequence[Mapping[str, object]], findings: Sequence[Finding]) -> dict[str, float]:
+    """The share of the objects whose `colour`, `shape` and `position` were found, and colour and shape both (`pair`).
+
+    Each finding stands for at most one object; of all ways to assign them the one with most agreement counts.
+    """
+    if not objects:
+        raise ValueError("match needs at least one object to look for")
+    candidates: list[Finding | None] = [*findings, *([None] * len(objects))]
+    assignments = (
+        [_agreement(one, finding) for one, finding in zip(objects, chosen, strict=True)]
+        for chosen in itertools.permutations(candidates, len(objects))
+    )
+    best = max(assignments, key=lambda rows: sum(sum(row.values()) for row in rows))
+    return {name: sum(row[name] for row in best) / len(objects) for name in (*ATTRIBUTES, "pair")}

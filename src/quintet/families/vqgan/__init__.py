@@ -1,0 +1,1 @@
+"""VQ-GAN: pictures to a grid of codes and back."""

@@ -1,0 +1,139 @@
+"""Owns the VQ-GAN tokenizer: convolutional encoder, quantizer, convolutional decoder.
+
+The finest tensors have half the picture's resolution: pixels enter and leave as 2 x 2 blocks, because width at full
+resolution costs most and says least. Between resolutions there are 2 x 2 strided kernels, and residual blocks do the
+rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from quintet.config import validate
+from quintet.core.statistics import Statistics
+from quintet.errors import UsageError
+from quintet.families.vqgan.config import VQGanModelConfig
+from quintet.nn.pretrained import Pretrained
+from quintet.nn.quantize import make_quantizer
+
+GROUP = 8
+"""Channels normalised together."""
+
+
+@dataclass
+class Reconstruction:
+    """One pass through the tokenizer. `features` is the input of the last layer, for the adaptive weight."""
+
+    images: Tensor
+    features: Tensor
+    codes: Tensor
+    loss: Tensor
+    statistics: Statistics
+
+
+class ResidualBlock(nn.Module):
+    """Two normalised 3 x 3 convolutions beside the identity."""
+
+    recomputable = True
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.first_norm = nn.GroupNorm(dim // GROUP, dim)
+        self.first = nn.Conv2d(dim, dim, 3, padding=1)
+        self.second_norm = nn.GroupNorm(dim // GROUP, dim)
+        self.second = nn.Conv2d(dim, dim, 3, padding=1)
+        # A block starts as the identity, so that depth costs nothing at the beginning.
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(F.silu(self.first_norm(x)))
+        update: Tensor = self.second(F.silu(self.second_norm(hidden)))
+        return x + update
+
+
+class VQGanVAE(Pretrained, nn.Module):
+    """Pictures in [0, 1], (batch, channels, height, width), to codes (batch, rows, columns[, levels]) and back.
+
+    Keyword arguments are the keys of `model.*`; see `VQGanModelConfig`.
+    """
+
+    def __init__(self, config: VQGanModelConfig | None = None, **keywords: Any) -> None:
+        super().__init__()
+        self.config = config or validate(VQGanModelConfig, keywords)
+        widths = [self.config.dim * min(2**number, 8) for number in range(self.config.layers)]
+        self.encoder = _encoder(self.config, widths)
+        self.quantizer = make_quantizer(
+            self.config.quantizer, widths[-1], self.config.codebook_size, levels=self.config.quantizer_levels
+        )
+        self.decoder = _decoder(self.config, widths)
+        self.last_layer = nn.Conv2d(widths[0], self.config.channels * 4, 3, padding=1)
+
+    @property
+    def num_codes(self) -> int:
+        """The vocabulary of each level."""
+        return self.quantizer.num_codes
+
+    def forward(self, images: Tensor, want_rows: bool = False) -> Reconstruction:
+        """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
+        latents = self._latents(images)
+        quantized = self.quantizer(rearrange(latents, "b c h w -> b (h w) c"), want_rows=want_rows)
+        features = self._features(quantized.vectors, latents.shape[-2:])
+        return Reconstruction(self._pixels(features), features, quantized.codes, quantized.loss, quantized.statistics)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Pictures to codes."""
+        latents = self._latents(images)
+        codes = self.quantizer.encode(rearrange(latents, "b c h w -> b (h w) c"))
+        height, width = latents.shape[-2:]
+        return codes.view(len(codes), height, width, *codes.shape[2:])
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes to pictures, clamped to [0, 1]."""
+        vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 2))
+        return self._pixels(self._features(vectors, codes.shape[1:3])).clamp(0, 1)
+
+    def latents(self, images: Tensor) -> Tensor:
+        """The encoder's vectors, one row each: what a codebook can start from."""
+        return rearrange(self._latents(images), "b c h w -> (b h w) c")
+
+    def _latents(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        factor = 2**self.config.layers
+        if height % factor or width % factor:
+            raise UsageError(f"pictures of {height} x {width} pixels are not divisible by {factor}, the size of a code")
+        # Zero-centred: the first layer need not learn to subtract the mean.
+        latents: Tensor = self.encoder(images * 2 - 1)
+        return latents
+
+    def _features(self, vectors: Tensor, grid: Any) -> Tensor:
+        features: Tensor = self.decoder(rearrange(vectors, "b (h w) c -> b c h w", h=grid[0], w=grid[1]))
+        return features
+
+    def _pixels(self, features: Tensor) -> Tensor:
+        return (F.pixel_shuffle(self.last_layer(features), 2) + 1) / 2
+
+
+def _encoder(config: VQGanModelConfig, widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.PixelUnshuffle(2), nn.Conv2d(config.channels * 4, widths[0], 3, padding=1)]
+    layers += [ResidualBlock(widths[0]) for _ in range(config.blocks)]
+    for before, after in pairwise(widths):
+        layers.append(nn.Conv2d(before, after, 2, stride=2))
+        layers += [ResidualBlock(after) for _ in range(config.blocks)]
+    return nn.Sequential(
+        *layers, nn.GroupNorm(widths[-1] // GROUP, widths[-1]), nn.SiLU(), nn.Conv2d(widths[-1], widths[-1], 1)
+    )
+
+
+def _decoder(config: VQGanModelConfig, widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Conv2d(widths[-1], widths[-1], 3, padding=1)]
+    layers += [ResidualBlock(widths[-1]) for _ in range(config.blocks)]
+    for before, after in pairwise(reversed(widths)):
+        layers.append(nn.ConvTranspose2d(before, after, 2, stride=2))
+        layers += [ResidualBlock(after) for _ in range(config.blocks)]
+    return nn.Sequential(*layers, nn.GroupNorm(widths[0] // GROUP, widths[0]), nn.SiLU())

@@ -1,0 +1,1 @@
+"""Reading, writing, transforming and showing media; nothing outside this package opens a media file."""

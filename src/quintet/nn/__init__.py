@@ -1,0 +1,1 @@
+"""Building blocks that more than one family uses."""

@@ -1,0 +1,71 @@
+"""Owns the perceptual loss: distances between the features of a frozen VGG-16 whose weights come from a local file.
+
+No weights are ever fetched. The file is a safetensors of VGG-16's convolutions under torchvision's names
+(`features.0.weight` …), or any prefix of them: as many layers as it holds are used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from quintet.errors import UsageError
+
+_POOLED_AFTER = {2, 7, 14, 21, 28}
+"""torchvision's numbers of the convolutions of VGG-16 that a pooling follows."""
+_MEAN = (0.485, 0.456, 0.406)
+_DEVIATION = (0.229, 0.224, 0.225)
+
+
+class PerceptualLoss(nn.Module):
+    """Mean squared distance of unit-normalised features at the end of every block."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, weights: Path) -> None:
+        super().__init__()
+        self.numbers, self.layers = _read_layers(weights)
+        self.register_buffer("mean", torch.tensor(_MEAN).view(1, 3, 1, 1))
+        self.register_buffer("deviation", torch.tensor(_DEVIATION).view(1, 3, 1, 1))
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor, others: Tensor) -> Tensor:
+        pairs = zip(self._features(images), self._features(others), strict=True)
+        distances = [(F.normalize(one, dim=1) - F.normalize(two, dim=1)).square().sum(1).mean() for one, two in pairs]
+        return torch.stack(distances).mean()
+
+    def _features(self, images: Tensor) -> list[Tensor]:
+        x = (images.expand(-1, 3, -1, -1) - self.mean) / self.deviation
+        features = []
+        for number, layer in zip(self.numbers, self.layers, strict=True):
+            x = F.relu(layer(x))
+            if number in _POOLED_AFTER:
+                features.append(x)
+                x = F.max_pool2d(x, 2)
+        return features
+
+
+def _read_layers(path: Path) -> tuple[list[int], nn.ModuleList]:
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"loss.perceptual_weights: cannot read {path} as safetensors ({error})") from None
+    numbers = sorted(int(name.split(".")[1]) for name in tensors if name.startswith("features.") and "weight" in name)
+    if not _POOLED_AFTER.intersection(numbers):
+        raise UsageError(
+            f"loss.perceptual_weights: {path} holds no block of VGG-16 (features.0.weight … features.2.weight)"
+        )
+    layers = nn.ModuleList()
+    for number in numbers:
+        weight, bias = tensors[f"features.{number}.weight"], tensors[f"features.{number}.bias"]
+        layer = nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1)
+        layer.weight.data.copy_(weight)
+        layer.bias.data.copy_(bias)  # type: ignore[union-attr]
+        layers.append(layer)
+    return numbers, layers

@@ -1,0 +1,22 @@
+"""Quantizers: vectors to codes and back. VQ, LFQ and FSQ, each of one level or residual, with one interface."""
+
+from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer, perplexity, usage
+from quintet.nn.quantize.factory import Kind, make_quantizer
+from quintet.nn.quantize.finite_scalar import FiniteScalarQuantizer
+from quintet.nn.quantize.lookup_free import LookupFreeQuantizer
+from quintet.nn.quantize.residual import ResidualQuantizer
+from quintet.nn.quantize.vector import VectorQuantizer
+
+__all__ = [
+    "FiniteScalarQuantizer",
+    "Kind",
+    "LookupFreeQuantizer",
+    "Quantized",
+    "Quantizer",
+    "ResidualQuantizer",
+    "SingleQuantizer",
+    "VectorQuantizer",
+    "make_quantizer",
+    "perplexity",
+    "usage",
+]

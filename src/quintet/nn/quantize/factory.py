@@ -1,0 +1,81 @@
+"""Owns the way from a config's words to a quantizer."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from quintet.errors import UsageError
+from quintet.nn.quantize.base import Quantizer, SingleQuantizer
+from quintet.nn.quantize.finite_scalar import FiniteScalarQuantizer, grid_for
+from quintet.nn.quantize.lookup_free import LookupFreeQuantizer, bits_of
+from quintet.nn.quantize.residual import ResidualQuantizer
+from quintet.nn.quantize.vector import VectorQuantizer
+
+Kind = Literal["vq", "lfq", "fsq"]
+
+_CLASSES: dict[str, type[SingleQuantizer]] = {
+    "vq": VectorQuantizer,
+    "lfq": LookupFreeQuantizer,
+    "fsq": FiniteScalarQuantizer,
+}
+_GIVEN_OTHERWISE = {"self", "dim", "num_codes", "depth"}
+
+
+def make_quantizer(kind: Kind, dim: int, num_codes: int, levels: int = 1, **options: Any) -> Quantizer:
+    """A quantizer of a model's `dim`: single for `levels=1`, residual for more.
+
+    `options` are the keywords of the kind's class, and `shared=True` for one VQ codebook on all levels. FSQ
+    takes the paper's grid for `num_codes`, or `level_sizes` with `num_codes` as their product.
+    """
+    if kind not in _CLASSES:
+        raise UsageError(f"There is no quantizer {kind!r}; take one of {', '.join(_CLASSES)}.")
+    if levels < 1:
+        raise UsageError(f"A quantizer needs levels of at least 1, not {levels}.")
+    shared = bool(options.pop("shared", False))
+    if shared and kind != "vq":
+        raise UsageError(f"Only vq has a codebook that levels can share; leave shared off for {kind}.")
+    _check_options(kind, options)
+    if kind == "fsq":
+        options["level_sizes"] = _level_sizes(num_codes, options.get("level_sizes"))
+    if levels == 1:
+        return _single(kind, dim, num_codes, 0, options)
+    code_dim = _code_dim(kind, dim, num_codes, options)
+    return ResidualQuantizer(
+        dim, levels, lambda level: _single(kind, code_dim, num_codes, level, options), shared=shared
+    )
+
+
+def _check_options(kind: Kind, options: dict[str, Any]) -> None:
+    known = set(inspect.signature(_CLASSES[kind]).parameters) - _GIVEN_OTHERWISE
+    for name in options:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, 1, 0)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+            raise UsageError(f"The quantizer {kind} has no option {name!r}{hint}")
+
+
+def _level_sizes(num_codes: int, given: Sequence[int] | None) -> Sequence[int]:
+    if given is None:
+        return grid_for(num_codes)
+    if math.prod(given) != num_codes:
+        raise UsageError(f"level_sizes {list(given)} make {math.prod(given)} codes: set num_codes to that.")
+    return given
+
+
+def _code_dim(kind: Kind, dim: int, num_codes: int, options: dict[str, Any]) -> int:
+    if kind == "vq":
+        given = options.pop("code_dim", None)
+        return dim if given is None else int(given)
+    return len(options["level_sizes"]) if kind == "fsq" else bits_of(num_codes)
+
+
+def _single(kind: Kind, dim: int, num_codes: int, depth: int, options: dict[str, Any]) -> SingleQuantizer:
+    if kind == "vq":
+        return VectorQuantizer(dim, num_codes, **options)
+    if kind == "lfq":
+        return LookupFreeQuantizer(dim, num_codes, depth=depth, **options)
+    return FiniteScalarQuantizer(dim, depth=depth, **options)

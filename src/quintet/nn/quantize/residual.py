@@ -1,0 +1,133 @@
+"""Owns residual quantization (SoundStream, 2107.03312): each level quantizes what the levels before left over."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from quintet.core import draw
+from quintet.core.statistics import Statistics
+from quintet.errors import UsageError
+from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer
+from quintet.nn.quantize.vector import VectorQuantizer
+
+
+class ResidualQuantizer(Quantizer):
+    """`levels` quantizers in a row in one code space; their values add up, their losses are averaged.
+
+    `build(level)` makes the quantizer of a level, without projections of its own. `shared` (VQ): one codebook
+    serves all levels. LFQ and FSQ are to be built with `depth=level`, which makes their grids finer.
+
+    Straight-through is applied once, to the sum: applied at each level, as is often done, it would multiply
+    the gradient of the input by the number of levels. Statistics stand under the number of their level.
+    """
+
+    code_axes = 1
+
+    def __init__(self, dim: int, levels: int, build: Callable[[int], SingleQuantizer], shared: bool = False) -> None:
+        if levels < 1:
+            raise UsageError(f"A residual quantizer needs levels of at least 1, not {levels}.")
+        quantizers = [build(level) for level in range(1 if shared else levels)]
+        first = quantizers[0]
+        super().__init__(dim, first.code_dim, first.num_codes)
+        if any((each.dim, each.code_dim) != (self.code_dim, self.code_dim) for each in quantizers):
+            raise UsageError("The levels of a residual quantizer need one dimension, and no projection, in common.")
+        if shared and not isinstance(first, VectorQuantizer):
+            raise UsageError("Only VQ has a codebook that residual levels can share; leave shared off.")
+        if any(isinstance(each, VectorQuantizer) and each.cosine for each in quantizers):
+            raise UsageError("cosine compares directions only, of which no residual is left; use it with levels=1.")
+        self.levels = levels
+        self.shared = shared
+        self.quantizers = nn.ModuleList(quantizers)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        want_rows: bool = False,
+        active_levels: Tensor | None = None,
+    ) -> Quantized:
+        """`active_levels (batch,)`: an item uses only its first so many levels; its codes beyond are -1."""
+        with torch.autocast(x.device.type, enabled=False):
+            latents = self.enter(x, mask)
+            assigned = self.assign(latents, mask, want_rows, active_levels)
+            return self.leave(x, latents, assigned, complete=mask is None and active_levels is None)
+
+    def assign(
+        self, latents: Tensor, mask: Tensor | None, want_rows: bool, active_levels: Tensor | None = None
+    ) -> Quantized:
+        parts: list[Quantized] = []
+        statistics = Statistics()
+        residual = latents
+        for level in range(self.levels):
+            active = active_positions(latents, mask, active_levels, level)
+            part = self.level(level).assign(residual, active, want_rows)
+            residual = residual - part.vectors
+            statistics = statistics + part.statistics.named(str(level))
+            parts.append(part)
+        return Quantized(
+            total([part.vectors for part in parts]),
+            torch.stack([part.codes for part in parts], -1),
+            torch.stack([part.loss for part in parts]).mean(),
+            statistics,
+        )
+
+    def level(self, level: int) -> SingleQuantizer:
+        quantizer = self.quantizers[0 if self.shared else level]
+        assert isinstance(quantizer, SingleQuantizer)
+        return quantizer
+
+    def bound(self, latents: Tensor) -> Tensor:
+        return self.level(0).bound(latents)
+
+    def nearest(self, latents: Tensor) -> Tensor:
+        codes: list[Tensor] = []
+        for level in range(self.levels):
+            codes.append(self.level(level).nearest(latents))
+            latents = latents - self.level(level).look_up(codes[-1])
+        return torch.stack(codes, -1)
+
+    def look_up(self, codes: Tensor) -> Tensor:
+        """Codes may lack the last levels, or have -1 there."""
+        if codes.shape[-1] > self.levels:
+            raise UsageError(f"These codes have {codes.shape[-1]} levels, but the quantizer has {self.levels}.")
+        return total([self.level(i).values_of(part) for i, part in enumerate(codes.unbind(-1))])
+
+    def values_of(self, codes: Tensor) -> Tensor:
+        return self.look_up(codes)
+
+    def absent(self, codes: Tensor) -> Tensor:
+        return (codes < 0).all(-1)
+
+    def update(self, statistics: Statistics, seed: int) -> None:
+        parts = [statistics.of(str(level)) for level in range(self.levels)]
+        if self.shared:
+            parts = [sum(parts, Statistics())]
+        for level, part in enumerate(parts):
+            self.level(level).update(part, draw.seed_from(seed, level))
+
+    def start(self, latents: Tensor, seed: int) -> None:
+        residuals = [latents]
+        for level in range(self.levels):
+            quantizer = self.level(level)
+            quantizer.start(residuals[-1], draw.seed_from(seed, level))
+            residuals.append(residuals[-1] - quantizer.look_up(quantizer.nearest(residuals[-1])))
+        if self.shared:
+            # Each level was started alone to see what it leaves over; the one codebook has to serve them all.
+            self.level(0).start(torch.cat(residuals[:-1]), seed)
+
+
+def active_positions(latents: Tensor, mask: Tensor | None, active_levels: Tensor | None, level: int) -> Tensor | None:
+    """Which positions `(batch, positions)` have this level; None for all."""
+    if active_levels is None:
+        return mask
+    active = (active_levels > level)[:, None].expand(latents.shape[:2])
+    return active if mask is None else active & mask
+
+
+def total(parts: list[Tensor]) -> Tensor:
+    """The sum, always in the order of the levels: encoding and decoding agree to the last bit."""
+    return functools.reduce(torch.add, parts)

@@ -1,0 +1,41 @@
+"""Owns how alike two pictures are: PSNR and SSIM, one number a picture, for values in [0, 1]."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def psnr(images: Tensor, others: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio in dB of (batch, channels, height, width); equal pictures count as 100 dB."""
+    error = (images.double() - others.double()).square().flatten(1).mean(1)
+    return (-10 * torch.log10(error.clamp(min=1e-10))).float()
+
+
+def ssim(images: Tensor, others: Tensor, window: int = 11, sigma: float = 1.5) -> Tensor:
+    """Structural similarity (Wang et al. 2004) with the usual Gaussian window, averaged over channels."""
+    images, others = images.double(), others.double()
+    window = min(window, *images.shape[-2:])
+    window -= 1 - window % 2  # odd, so that it has a middle
+    kernel = _gaussian(window, sigma, images)
+
+    def blurred(values: Tensor) -> Tensor:
+        channels = values.shape[1]
+        rows = F.conv2d(values, kernel.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
+        return F.conv2d(rows, kernel.view(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
+
+    mean, other_mean = blurred(images), blurred(others)
+    variance = blurred(images * images) - mean**2
+    other_variance = blurred(others * others) - other_mean**2
+    covariance = blurred(images * others) - mean * other_mean
+    luminance, contrast = 0.01**2, 0.03**2
+    above = (2 * mean * other_mean + luminance) * (2 * covariance + contrast)
+    below = (mean**2 + other_mean**2 + luminance) * (variance + other_variance + contrast)
+    return (above / below).flatten(1).mean(1).float()
+
+
+def _gaussian(size: int, sigma: float, like: Tensor) -> Tensor:
+    places = torch.arange(size, dtype=like.dtype, device=like.device) - (size - 1) / 2
+    weights = torch.exp(-(places**2) / (2 * sigma**2))
+    return weights / weights.sum()

@@ -1,0 +1,66 @@
+"""Owns the registry: recipe name -> where it lives. One line a recipe; nothing is imported until it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from quintet.config import RunConfig
+from quintet.errors import UsageError
+
+if TYPE_CHECKING:
+    from quintet.core.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class RecipeEntry:
+    """Where a family's parts live; names are looked up in its `config.py`, `recipe.py`, `model.py`, `trainer.py`."""
+
+    family: str
+    config: str
+    recipe: str
+    models: tuple[str, ...]
+    trainer: str
+    summary: str
+    needs: str
+
+    def config_class(self) -> type[RunConfig]:
+        """Without torch."""
+        return self._load("config", self.config)  # type: ignore[no-any-return]
+
+    def recipe_class(self) -> type[Recipe[Any]]:
+        return self._load("recipe", self.recipe)  # type: ignore[no-any-return]
+
+    def public_names(self) -> Mapping[str, str]:
+        """What `from quintet import …` offers of this family, each with its module."""
+        module = f"quintet.families.{self.family}"
+        return {**dict.fromkeys(self.models, f"{module}.model"), self.trainer: f"{module}.trainer"}
+
+    def _load(self, module: str, name: str) -> Any:
+        return getattr(import_module(f"quintet.families.{self.family}.{module}"), name)
+
+
+RECIPES: Mapping[str, RecipeEntry] = {
+    "vqgan": RecipeEntry(
+        family="vqgan",
+        config="VQGanConfig",
+        recipe="VQGanRecipe",
+        models=("VQGanVAE",),
+        trainer="VQGanVAETrainer",
+        summary="image tokenizer: pictures to a grid of codes and back",
+        needs="a folder of pictures",
+    ),
+}
+
+
+def find(name: str) -> RecipeEntry:
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise UsageError(
+            f"unknown recipe '{name}'; {hint}`quintet recipes` lists what can be trained: {', '.join(RECIPES)}"
+        )
+    return RECIPES[name]

@@ -1,0 +1,180 @@
+"""Owns the way from a request to a running trainer, and from a run or an exported folder back to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet import config as configs
+from quintet import recipes
+from quintet.config import RunConfig
+from quintet.core import checkpoint
+from quintet.core.engine import Engine, Place
+from quintet.core.evaluate import evaluate, make_artifacts
+from quintet.core.loader import Loader
+from quintet.core.recipe import Artifact, Recipe
+from quintet.core.run import Run, next_folder
+from quintet.core.state import load_module, read_meta
+from quintet.core.trainer import Trainer
+from quintet.errors import UsageError
+from quintet.nn import pretrained
+
+
+def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False) -> Trainer:
+    """A trainer for a new run. Nothing is written before data and configuration have been found to fit."""
+    folder = out or next_folder(config.recipe)
+    # Only the process that will write looks: it may make the folder before the others get here.
+    run = Run.new(folder) if Place.from_environment().rank == 0 else Run(folder)
+    init = initial_weights(config) if config.init else None
+    return Trainer(make_recipe(config), run, init=init, silent=silent)
+
+
+def resumed_trainer(folder: Path, overrides: Mapping[str, Any], silent: bool = False) -> Trainer:
+    """A trainer that continues a run from its newest sound checkpoint."""
+    run = Run.open(folder)
+    old = read_config(run.config_file)
+    new = old.changed(overrides)
+    configs.refuse_changes(old, new)
+    if not checkpoint.steps(run.checkpoints):
+        raise UsageError(f"{folder} has no checkpoint yet; start anew with `quintet train` and another --out")
+    return Trainer(make_recipe(new), run, resume=True, silent=silent)
+
+
+def make_recipe(config: RunConfig) -> Recipe[Any]:
+    """The recipe with fresh weights, the same for the same seed."""
+    torch.manual_seed(config.train.seed)
+    return recipes.find(config.recipe).recipe_class()(config)
+
+
+def read_config(path: Path) -> RunConfig:
+    tree = configs.read_yaml(path)
+    recipe = tree.get("recipe")
+    if not isinstance(recipe, str):
+        raise UsageError(f"{path} does not say which recipe it is for")
+    return configs.validate(recipes.find(recipe).config_class(), tree)
+
+
+def initial_weights(config: RunConfig) -> dict[str, dict[str, Tensor]]:
+    """The weights a fine-tuning starts from: every module of a run, or the one of an exported folder."""
+    assert config.init is not None
+    trained = open_trained(config.init)
+    if trained.recipe.name != config.recipe:
+        raise UsageError(f"--init {config.init} is of recipe '{trained.recipe.name}', this run is of '{config.recipe}'")
+    return {name: module.state_dict() for name, module in trained.nets.items()}
+
+
+@dataclass
+class Trained:
+    """A model to look at and use: averaged weights where there are any, and the live ones beside them."""
+
+    recipe: Recipe[Any]
+    nets: dict[str, nn.Module]
+    live: dict[str, nn.Module] | None
+    folder: Path
+    step: int | None
+    run: Run | None
+
+    @property
+    def model(self) -> nn.Module:
+        return self.nets[self.recipe.exported]
+
+
+def open_trained(reference: str | Path) -> Trained:
+    """`RUN`, `RUN@step`, `RUN@best`, or an exported folder."""
+    text, _, which = str(reference).partition("@")
+    folder = Path(text)
+    if (folder / pretrained.CONFIG).is_file():
+        return _open_exported(folder)
+    run = Run.open(folder)
+    chosen = _choose_checkpoint(run, which)
+    recipe = make_recipe(read_config(chosen / "config.yaml"))
+    step = read_meta(chosen, recipe.name)["step"]
+    for name, module in recipe.modules.items():
+        load_module(module, chosen, name)
+    live = None
+    nets = dict(recipe.modules)
+    if recipe.config.ema.enabled:
+        averaged = make_recipe(recipe.config)
+        for name in averaged.averaged:
+            load_module(averaged.modules[name], chosen, f"ema/{name}")
+            nets[name] = averaged.modules[name]
+        live = dict(recipe.modules)
+    return Trained(recipe, nets, live, folder, step, run)
+
+
+def _open_exported(folder: Path) -> Trained:
+    settings = pretrained.read_settings(folder)
+    schema = recipes.find(str(settings.get("recipe"))).config_class()
+    recipe = make_recipe(configs.validate(schema, settings["run"]))
+    module = recipe.modules[recipe.exported]
+    load_module(module, folder, pretrained.WEIGHTS)
+    return Trained(recipe, {recipe.exported: module}, None, folder, settings.get("step"), None)
+
+
+def _choose_checkpoint(run: Run, which: str) -> Path:
+    root = run.checkpoints
+    if not checkpoint.steps(root):
+        raise UsageError(f"{run.folder} has no checkpoint yet; train it first")
+    if which in ("", "latest"):
+        return checkpoint.newest_sound(root)[0]
+    chosen = checkpoint.pointed(root, "best") if which == "best" else None
+    if which.isdigit():
+        chosen = checkpoint.folder_of(root, int(which))
+    if chosen is None or not chosen.is_dir():
+        known = ", ".join(str(checkpoint.step_of(path)) for path in checkpoint.steps(root))
+        raise UsageError(f"{run.folder} has no checkpoint '{which}'; it has best, latest and the steps {known}")
+    checkpoint.verify(chosen)
+    return chosen
+
+
+@dataclass
+class Looker:
+    """A trained model with its validation data, in this process."""
+
+    trained: Trained
+    engine: Engine
+    loader: Loader
+
+    @classmethod
+    def open(cls, trained: Trained, data: str | None = None) -> Looker:
+        """`data` replaces the folder of the run; all of it is then looked at."""
+        recipe = trained.recipe
+        if data is not None:
+            recipe.config = recipe.config.changed({"data.path": data, "data.validation_path": data})
+        elif recipe.config.data.path is None:
+            raise UsageError(f"{trained.folder} was trained on a data set in Python; name a folder with --data")
+        engine = Engine(recipe.config.engine, recipe.config.train.seed)
+        for nets in (trained.nets, trained.live or {}):
+            engine.place(nets)
+        source = recipe.sources().validation
+        return cls(trained, engine, Loader(source, recipe.config.train.seed, recipe.collate, engine, workers=0))
+
+    def figures(self) -> dict[str, float]:
+        """The figures of `eval.json`, over the whole validation set; those of the live weights under `live/`."""
+        config = self.trained.recipe.config
+        size = config.eval.batch_size or config.train.batch_size // config.train.accumulate
+        figures = evaluate(self.trained.recipe, self.trained.nets, self.loader, self.engine, size)
+        if self.trained.live is not None:
+            live = evaluate(self.trained.recipe, self.trained.live, self.loader, self.engine, size)
+            figures.update({f"live/{name}": value for name, value in live.items()})
+        return figures
+
+    def artifacts(self, num: int) -> list[Artifact]:
+        batch = self.loader.first(num).batch.to(self.engine.device, self.engine.dtype)
+        return make_artifacts(self.trained.recipe, self.trained.nets, batch, self.engine)
+
+
+def export(trained: Trained, target: Path, figures: Mapping[str, float]) -> None:
+    """The averaged weights of the exported module, with all that is needed to use them again."""
+    about = {
+        "recipe": trained.recipe.name,
+        "step": trained.step,
+        "figures": dict(figures),
+        "run": trained.recipe.config.model_dump(mode="json"),
+    }
+    pretrained.export_model(trained.model, target, about)

@@ -1,0 +1,124 @@
+"""What `quintet data check` tells about a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quintet.data import check
+from quintet.data.check import check_folder
+from quintet.errors import UnreadableItem, UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+
+    def picture(width: int, height: int) -> Image.Image:
+        return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+    picture(16, 8).save(tmp_path / "a.png")
+    picture(32, 24).convert("L").save(tmp_path / "b.JPG", format="JPEG")
+    picture(64, 48).save(tmp_path / "c.png")
+    (tmp_path / "copy.png").write_bytes((tmp_path / "a.png").read_bytes())
+    (tmp_path / "copy2.png").write_bytes((tmp_path / "a.png").read_bytes())
+    picture(16, 16).save(tmp_path / "moving.gif", save_all=True, append_images=[picture(16, 16)])
+    Image.new("RGB", (1, 1)).save(tmp_path / "dot.png")
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("hello")
+    rows = [
+        {"file_name": "a.png", "text": "a first", "split": "train"},
+        {"file_name": "b.JPG", "text": "a first", "split": "train"},
+        {"file_name": "c.png", "text": "b " + "long " * 40, "split": "withheld"},
+        {"file_name": "gone.png", "text": "x"},
+    ]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_the_report(folder: Path) -> None:
+    report = check_folder(folder)
+    assert (report.medium, report.found, report.usable) == ("image", 9, 6)
+    assert report.numbers["width"] == check.Range(16, 16, 64)
+    assert report.numbers["height"] == check.Range(8, 12, 48)
+    assert report.words["format"] == {"PNG": 4, "JPEG": 1, "GIF, animated (first frame used)": 1}
+    assert report.words["mode"] == {"RGB": 4, "L": 1, "P": 1}
+    captions = report.captions
+    assert (captions.source, captions.present, captions.missing, captions.distinct) == ("metadata.jsonl", 3, 3, 2)
+    assert captions.longest == 201
+    assert report.splits == {"train": 2, "withheld": 1}
+    assert report.duplicates == [["a.png", "copy.png", "copy2.png"]]
+    assert dict(report.skipped) == {
+        "dot.png": "1x1 pixels, smaller than 4 on a side",
+        "empty.png": "empty file",
+        "metadata.jsonl": "line 4: gone.png does not exist",
+        "text.png": "not a picture: the content is of no known image format",
+    }
+    assert report.notes == ["5 of 8 files have no caption in the metadata.jsonl"]
+
+
+def test_the_report_as_json_and_as_text(folder: Path) -> None:
+    report = check_folder(folder)
+    told = json.loads(json.dumps(report.to_json()))
+    assert told["usable"] == 6
+    assert told["numbers"]["width"] == {"min": 16, "median": 16, "max": 64}
+    assert {"file": "empty.png", "reason": "empty file"} in told["skipped"]
+    text = "\n".join(report.lines())
+    assert "9 image files found, 6 usable" in text
+    assert "16 / 16 / 64 (smallest / median / largest)" in text
+    assert "a.png = copy.png = copy2.png" in text
+    assert "text.png: not a picture" in text
+    assert "train 2, withheld 1" in text
+    assert max(map(len, report.lines()[1:])) < 120
+
+
+def test_nothing_usable_is_a_report_and_no_folder_an_error(tmp_path: Path) -> None:
+    assert check_folder(tmp_path).usable == 0
+    (tmp_path / "a.png").write_text("hello")
+    report = check_folder(tmp_path)
+    assert (report.found, report.usable, report.numbers) == (1, 0, {})
+    assert any("captions    none" in line for line in report.lines())
+    with pytest.raises(UsageError, match="does not exist"):
+        check_folder(tmp_path / "missing")
+
+
+def test_long_lists_are_cut_in_the_text_only(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number:02}.png").write_text(f"no picture {number}")
+    for number in range(10):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"same{number}.png")
+    report = check_folder(tmp_path)
+    assert len(report.skipped) == 30
+    assert len(report.duplicates[0]) == 10
+    text = "\n".join(report.lines())
+    assert "… and 10 more (--json lists all)" in text
+    assert "9 files repeat another one" in text
+    assert "same0.png = same1.png = same2.png = 7 more" in text
+
+
+def test_progress_is_told(folder: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    check_folder(folder, progress=lambda done, total: steps.append((done, total)))
+    assert steps[-1] == (8, 8)
+
+
+def test_another_medium_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(path: str) -> check.Facts:
+        if path.endswith("bad.wav"):
+            raise UnreadableItem("no sound")
+        return {"seconds": 1.5, "format": "WAV"}
+
+    monkeypatch.setitem(check.MEDIA, "audio", check.Medium(frozenset({".wav"}), probe))
+    (folder / "bad.wav").write_text("x")
+    (folder / "good.wav").write_text("x")
+    assert check_folder(folder).medium == "image"
+    report = check_folder(folder, medium="audio")
+    assert (report.found, report.usable, report.numbers["seconds"].median) == (2, 1, 1.5)
+    assert ("bad.wav", "no sound") in report.skipped
+    for number in range(12):
+        (folder / f"{number}.wav").write_text("x")
+    assert check_folder(folder).medium == "audio"
