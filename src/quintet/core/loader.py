@@ -106,6 +106,11 @@ class Loader:
         for loaded, (_, counts) in zip(stream, shares, strict=True):
             yield loaded, counts
 
+    def single(self, item: int) -> Batch:
+        """One item as a batch of its own; `UnreadableItem` where it cannot be read."""
+        draw = Draw(self.seed, [VALIDATION_EPOCH], [item])
+        return Batch(self.collate([self.source.load(item, draw)]), (self.source.name(item),), draw)
+
     def opening(self, order: Order, accumulate: int) -> Iterator[Loaded]:
         """The micro-batches of the first step, read in this process and consumed by nobody."""
         place = (self.engine.rank, self.engine.world_size)

@@ -19,6 +19,7 @@ from quintet.config import OptimizerConfig, RunConfig
 from quintet.core import batch as batches
 from quintet.core.batch import Batch, Item, Source
 from quintet.core.statistics import Statistics
+from quintet.errors import UsageError
 
 if TYPE_CHECKING:
     from quintet.core.engine import Engine
@@ -181,6 +182,14 @@ class Recipe(ABC, Generic[ConfigT]):
     @abstractmethod
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         """The figures, by their names in `eval.json`, from the statistics of the whole validation."""
+
+    def encode(self, nets: Nets, batch: Batch) -> Tensor:
+        """Codes of a batch, items first; for tokenizers."""
+        raise UsageError(f"recipe {self.name} is not a tokenizer: it has no codes to encode to")
+
+    def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
+        """What a batch of codes stands for, as files named after `name`; for tokenizers."""
+        raise UsageError(f"recipe {self.name} is not a tokenizer: it cannot decode codes")
 
     @abstractmethod
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:

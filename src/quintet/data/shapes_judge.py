@@ -29,11 +29,13 @@ GRID = int(FRAME)  # every picture is judged at this size, so that one set of th
 LEAST_CONTRAST = 26.0  # of 255: a smaller difference from the background is an artefact of it
 LEAST_AREA = 45.0  # pixels of the grid; the smallest shape of the data set covers more than 120
 MOST_FINDINGS = 4
+CORE_QUANTILE = 0.7  # of a part's contrast: the pixels above it tell its colour
 CELL_EDGES = (24.5, FRAME - 24.5)  # between the outermost place of one cell and the innermost of the next
 SIZE_EDGE = (RADII["small"][1] + RADII["large"][0]) / 2
+OKLAB_WEIGHTS = (0.6, 1.0, 1.0)  # blur and artefacts change the lightness of a colour before its hue
 TEMPLATE_ANGLES = tuple(math.radians(degrees) for degrees in (-8, -4, 0, 4, 8))
 TEMPLATE_RADII = (8.4, 12.6)
-TEMPLATE_BLURS = 3  # sharp, and blurred once and twice
+TEMPLATE_BLURS = (0, 2, 4, 8)  # passes of a blur; eight are a Gaussian of two pixels
 TEMPLATE_SIDE = 25
 TEMPLATE_REACH = 1.7  # half the side of a template, in radii of the circle of equal area
 ATTRIBUTES = ("colour", "shape", "position")
@@ -60,26 +62,36 @@ def _background_basis() -> FloatArray:
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=1)
 
 
-def _border(width: int) -> BoolArray:
+@functools.cache
+def _border() -> npt.NDArray[np.intp]:
+    """The pixels along the edge, where a picture of the data set has no object."""
     border = np.ones((GRID, GRID), dtype=bool)
-    border[width:-width, width:-width] = False
-    return border.ravel()
+    border[2:-2, 2:-2] = False
+    return np.flatnonzero(border)
 
 
-def _fit_background(pixels: FloatArray) -> FloatArray:
-    """The smooth background below the objects (pixels x 3): from the border first, then from all that agrees."""
-    basis = _background_basis()
-    border = _border(2)
-    fitted = np.zeros_like(pixels)
-    chosen = border
-    for allowed in (border, border, border, None, None, None):
-        weights = basis[chosen]
-        fitted = basis @ np.linalg.lstsq(weights, pixels[chosen], rcond=None)[0]
-        residual = np.linalg.norm(pixels - fitted, axis=1)
-        looked_at = residual if allowed is None else residual[allowed]
-        limit = max(10.0, 2.5 * float(np.median(looked_at)))
-        chosen = residual <= limit if allowed is None else (residual <= limit) & allowed
-    return fitted
+def _fit_agreeing(basis: FloatArray, pixels: FloatArray, chosen: BoolArray, rounds: int) -> FloatArray:
+    """Coefficients fitted to the pixels that agree with them, found in a few rounds of fitting and choosing."""
+    coefficients = np.zeros((basis.shape[1], pixels.shape[1]))
+    for _ in range(rounds):
+        agreeing = basis[chosen]
+        coefficients = np.linalg.lstsq(agreeing.T @ agreeing, agreeing.T @ pixels[chosen], rcond=None)[0]
+        chosen = _agrees(basis, pixels, coefficients)
+    return coefficients
+
+
+def _agrees(basis: FloatArray, pixels: FloatArray, coefficients: FloatArray) -> BoolArray:
+    residual = np.square(pixels - basis @ coefficients).sum(axis=1)
+    return np.asarray(residual <= max(10.0**2, 2.5**2 * float(np.median(residual))))
+
+
+def _fit_background(picture: FloatArray) -> FloatArray:
+    """The smooth background below the objects: from the border first, then from all pixels that agree with that."""
+    basis, border, pixels = _background_basis(), _border(), picture.reshape(-1, 3)
+    everywhere = np.ones(len(border), dtype=bool)
+    coefficients = _fit_agreeing(basis[border], pixels[border], everywhere, rounds=4)
+    coefficients = _fit_agreeing(basis, pixels, _agrees(basis, pixels, coefficients), rounds=3)
+    return (basis @ coefficients).reshape(picture.shape)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------
@@ -111,10 +123,12 @@ def _dilate(mask: BoolArray, steps: int) -> BoolArray:
     return mask
 
 
-def _runs(row: BoolArray) -> list[tuple[int, int]]:
-    """The (start, end) of each unbroken stretch of a row."""
-    edges = np.flatnonzero(np.diff(row.astype(np.int8), prepend=0, append=0))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+def _runs(mask: BoolArray) -> list[tuple[int, int, int]]:
+    """The (row, start, end) of each unbroken horizontal stretch of a mask, from top to bottom."""
+    changes = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
+    rows, starts = np.nonzero(changes == 1)
+    _, ends = np.nonzero(changes == -1)
+    return list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
 
 
 def label_parts(mask: BoolArray) -> tuple[LabelArray, int]:
@@ -127,23 +141,20 @@ def label_parts(mask: BoolArray) -> tuple[LabelArray, int]:
             run = parents[run]
         return run
 
-    placed: list[tuple[int, int, int]] = []
-    above: list[tuple[int, int, int]] = []
-    for row_number, row in enumerate(mask):
-        here = []
-        for start, end in _runs(row):
-            name = len(parents)
-            parents.append(name)
-            placed.append((row_number, start, end))
-            here.append((start, end, name))
-            for other_start, other_end, other_name in above:
-                if other_start < end and start < other_end:
-                    parents[root(name)] = root(other_name)
-        above = here
+    runs = _runs(mask)
+    first_above = 0
+    for name, (row, start, end) in enumerate(runs):
+        parents.append(name)
+        while runs[first_above][0] < row - 1:
+            first_above += 1
+        for other in range(first_above, name):
+            other_row, other_start, other_end = runs[other]
+            if other_row == row - 1 and other_start < end and start < other_end:
+                parents[root(name)] = root(other)
     numbers: dict[int, int] = {}
     labels = np.zeros(mask.shape, dtype=np.int64)
-    for name, (row_number, start, end) in enumerate(placed):
-        labels[row_number, start:end] = numbers.setdefault(root(name), len(numbers) + 1)
+    for name, (row, start, end) in enumerate(runs):
+        labels[row, start:end] = numbers.setdefault(root(name), len(numbers) + 1)
     return labels, len(numbers)
 
 
@@ -155,13 +166,17 @@ def _largest_part(mask: BoolArray) -> BoolArray:
     return np.asarray(labels == 1 + int(np.argmax(sizes[1:])))
 
 
-def _core_colour(picture: FloatArray, part: BoolArray) -> FloatArray:
-    """The colour of a part away from its blurred edge; of its main colour if two objects have run together."""
-    core = _erode(part)
-    colours = picture[core if core.sum() >= 12 else part]
-    middle = np.median(colours, axis=0)
-    distance = np.linalg.norm(colours - middle, axis=1)
-    return np.asarray(np.median(colours[distance <= np.median(distance) + 1e-6], axis=0))
+def _core_colour(smoothed: FloatArray, contrast: FloatArray, part: BoolArray) -> FloatArray:
+    """The colour of a part where it stands out most, for there blur has mixed in least.
+
+    If two objects have run together it is the colour of one of them, never something in between: the middle is
+    taken around the pixel that is closest to all others.
+    """
+    colours = smoothed[part & (contrast >= np.quantile(contrast[part], CORE_QUANTILE))]
+    examples = colours[:: 1 + len(colours) // 64]
+    distances = np.linalg.norm(examples[:, None] - colours, axis=-1)
+    around = distances[int(np.argmin(distances.sum(axis=1)))]
+    return np.asarray(np.median(colours[around <= LEAST_CONTRAST], axis=0))
 
 
 def _opacity(picture: FloatArray, background: FloatArray, colour: FloatArray) -> FloatArray:
@@ -178,13 +193,14 @@ def _find_parts(picture: FloatArray, background: FloatArray) -> list[tuple[Float
     background, and that cuts it from a neighbour it has run into.
     """
     smoothed = _smooth(picture)
-    remaining = np.linalg.norm(smoothed - background, axis=-1) >= LEAST_CONTRAST
+    contrast = np.linalg.norm(smoothed - background, axis=-1)
+    remaining = contrast >= LEAST_CONTRAST
     found = []
     while len(found) < MOST_FINDINGS:
         part = _largest_part(remaining)
         if part.sum() < LEAST_AREA:
             break
-        colour = _core_colour(picture, part)
+        colour = _core_colour(smoothed, contrast, part)
         opacity = _opacity(picture, background, colour)
         body = _largest_part(part & (_opacity(smoothed, background, colour) >= 0.5))
         if body.sum() < LEAST_AREA:
@@ -227,16 +243,25 @@ def _interpolation(places: FloatArray) -> FloatArray:
     return np.maximum(0.0, 1.0 - np.abs(places[:, None] - 0.5 - np.arange(GRID)))
 
 
+def _template_mask(shape: str, radius: float, angle: float, blurs: int) -> FloatArray:
+    """A shape as the judge sees it in a picture: found in the same way, so that both err in the same way."""
+    mask = coverage(shape, (FRAME / 2, FRAME / 2), radius, angle, GRID)
+    for _ in range(blurs):
+        mask = _smooth(mask)
+    picture = 255.0 * np.repeat(mask[..., None], 3, axis=2)
+    return _find_parts(picture, np.zeros_like(picture))[0][0]
+
+
 @functools.cache
 def _templates() -> _Templates:
     names, masks, ratios = [], [], []
-    for shape, radius, angle in itertools.product(SHAPES, TEMPLATE_RADII, TEMPLATE_ANGLES):
-        mask = coverage(shape, (FRAME / 2, FRAME / 2), radius, angle, GRID)
-        for _ in range(TEMPLATE_BLURS):
+    for shape in SHAPES:
+        angles = (0.0,) if shape in ("circle", "ring") else TEMPLATE_ANGLES
+        for radius, angle, blurs in itertools.product(TEMPLATE_RADII, angles, TEMPLATE_BLURS):
+            mask = _template_mask(shape, radius, angle, blurs)
             names.append(shape)
             masks.append(_normalise(mask))
             ratios.append(radius / _centre_and_width(mask)[2])
-            mask = _smooth(_smooth(mask))
     return _Templates(tuple(names), np.stack(masks), np.array(ratios))
 
 
@@ -255,9 +280,8 @@ def _fit_shape(mask: FloatArray) -> tuple[str, float, float]:
 
 
 def _colour_name(colour: FloatArray) -> str:
-    names = list(COLOURS)
-    distances = np.linalg.norm(oklab(list(COLOURS.values())) - oklab(colour), axis=1)
-    return names[int(np.argmin(distances))]
+    difference = (oklab(list(COLOURS.values())) - oklab(colour)) * OKLAB_WEIGHTS
+    return list(COLOURS)[int(np.argmin(np.linalg.norm(difference, axis=1)))]
 
 
 def _cell(place: float) -> int:
@@ -288,7 +312,7 @@ def _on_grid(image: npt.NDArray[np.uint8]) -> FloatArray:
 def judge(image: npt.NDArray[np.uint8]) -> list[Finding]:
     """What a picture (size x size x 3) shows, largest object first; an empty list if there is only background."""
     picture = _on_grid(image)
-    background = _fit_background(picture.reshape(-1, 3)).reshape(picture.shape)
+    background = _fit_background(picture)
     return [_describe(mask, colour) for mask, colour in _find_parts(picture, background)]
 
 

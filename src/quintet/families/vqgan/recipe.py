@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -172,8 +173,7 @@ class VQGanRecipe(Recipe[VQGanConfig]):
 
     def measure(self, nets: Nets, batch: Batch) -> Statistics:
         images = pixels(batch)
-        vae = nets["vae"]
-        assert isinstance(vae, VQGanVAE)
+        vae = tokenizer(nets)
         codes = vae.encode(images)
         made = vae.decode(codes).to(images.dtype)
         loss = F.l1_loss(made, images, reduction="none").flatten(1).mean(1)
@@ -200,16 +200,31 @@ class VQGanRecipe(Recipe[VQGanConfig]):
         figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
         return figures
 
+    def encode(self, nets: Nets, batch: Batch) -> Tensor:
+        return tokenizer(nets).encode(pixels(batch))
+
+    def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
+        pictures = tokenizer(nets).decode(codes)
+        return [
+            Artifact(f"{name}.png" if len(pictures) == 1 else f"{name}-{number}.png", partial(write_image, picture))
+            for number, picture in enumerate(pictures)
+        ]
+
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
         """A grid of pairs: the picture, and what the tokenizer makes of it."""
         images = pixels(batch)
-        vae = nets["vae"]
-        assert isinstance(vae, VQGanVAE)
+        vae = tokenizer(nets)
         made = vae.decode(vae.encode(images)).to(images.dtype)
         pairs = [picture for pair in zip(images, made, strict=True) for picture in pair]
         grid = image_grid(pairs, columns=8)
         about = {"columns": "input, reconstruction", "items": list(batch.names)}
         return [Artifact("reconstructions.png", lambda path: write_image(grid, path), about, torch.from_numpy(grid))]
+
+
+def tokenizer(nets: Nets) -> VQGanVAE:
+    vae = nets["vae"]
+    assert isinstance(vae, VQGanVAE)
+    return vae
 
 
 def pixels(batch: Batch) -> Tensor:

@@ -1,0 +1,367 @@
+"""Owns the command line: the verbs, thin. Each checks its arguments, calls one function, prints the next command.
+
+Nothing here imports torch at the top, so that help and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import typer
+
+import quintet
+from quintet import config as configs
+from quintet import recipes
+from quintet.errors import QuintetError, UsageError
+
+app = typer.Typer(
+    name="quintet",
+    help="Train and sample discrete-token generative models of images, video, audio and meshes on your own files.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Make an embedded data set, or look at a folder of your own.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Any key of `quintet config RECIPE`.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+ModelReference = Annotated[str, typer.Argument(metavar="RUN", help="A run, RUN@step, RUN@best, or an exported folder.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point: one sentence and an exit code for every failure; `--debug` shows the traceback instead."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    code = _guarded(lambda: call([word for word in words if word != "--debug"]), debug)
+    if "torch" in sys.modules and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from quintet.core.engine import exit_process
+
+        exit_process(code)
+    sys.exit(code)
+
+
+def call(words: Sequence[str]) -> None:
+    """Run one command in this process; failures are exceptions."""
+    app(list(words), prog_name="quintet", standalone_mode=False)
+
+
+def _guarded(action: Callable[[], None], debug: bool) -> int:
+    try:
+        action()
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.exceptions.NoArgsIsHelpError as asked:
+        _say(asked.format_message())
+        return 2
+    except click.ClickException as mistake:
+        _say(f"error: {mistake.format_message()}")
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        elif isinstance(error, QuintetError):
+            _say(f"error: {error}")
+        else:
+            _say(f"error: {type(error).__name__}: {error} (unexpected; --debug shows where)")
+        return error.exit_code if isinstance(error, QuintetError) else 1
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text.rstrip() + "\n")
+
+
+def _print(text: str = "") -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _next(*commands: str) -> None:
+    """Every command ends by printing the next useful one."""
+    for command in commands:
+        _print(f"next: {command}")
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+@app.command(context_settings={"help_option_names": []})
+def train(
+    context: typer.Context,
+    recipe: Annotated[str | None, typer.Argument(help="What to train; `quintet recipes` lists them.")] = None,
+    data: Annotated[str | None, typer.Argument(help="Folder of media and captions.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<recipe>-<n>.")] = None,
+    preset: Annotated[str | None, typer.Option(help="debug, small or base: sets many keys at once.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of keys.")] = None,
+    init: Annotated[str | None, typer.Option(help="Fine-tune: start from the weights of this run or export.")] = None,
+    help: Annotated[bool, typer.Option("--help", help="Show this message; with a RECIPE also all its keys.")] = False,
+) -> None:
+    """Train a recipe on a folder of files, in a new run folder."""
+    if help or recipe is None:
+        _print(context.get_help())
+        if recipe is not None:
+            _print("\nKeys, with their meaning and default:\n")
+            _print(configs.describe(configs.build(recipes.find(recipe).config_class(), preset=preset)))
+        raise typer.Exit(0 if help else 2)
+    words = [word for word in (data, *(overrides or [])) if word is not None]
+    folder, changes = _data_and_overrides(words)
+    schema = recipes.find(recipe).config_class()
+    settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **_links(folder, init)})
+    if settings.recipe != recipe:
+        raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
+    if settings.data.path is None:
+        raise UsageError(f"say which folder to train on: `quintet train {recipe} DATA`")
+    from quintet import runs
+
+    _train(runs.new_trainer(settings, out))
+
+
+@app.command()
+def resume(run: RunFolder, overrides: Overrides = None) -> None:
+    """Continue a run from its newest sound checkpoint; train.steps=N for longer."""
+    from quintet import runs
+
+    _train(runs.resumed_trainer(run, configs.parse_overrides(overrides or [])))
+
+
+def _train(trainer: Any) -> None:
+    trainer.train()
+    if trainer.is_main:
+        folder = trainer.run.folder
+        from quintet.media.chart import write_curves
+
+        write_curves(trainer.run.read_metrics(), folder / "curves.png")
+        _print(f"trained to step {trainer.step}: {folder} (samples/ to look at, curves.png, metrics.jsonl)")
+        _next(f"quintet eval {folder}")
+    trainer.close()
+    trainer.engine.close()
+
+
+def _data_and_overrides(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """The folder may be left out where a configuration file names it; then the first word is a key=value."""
+    folder = words[0] if words and ("=" not in words[0] or Path(words[0]).exists()) else None
+    return folder, configs.parse_overrides(words[1:] if folder is not None else words)
+
+
+def _links(folder: str | None, init: str | None) -> dict[str, Any]:
+    links: dict[str, Any] = {}
+    if folder is not None:
+        links["data.path"] = str(Path(folder).resolve())
+    if init is not None:
+        links["init"] = init
+    return links
+
+
+# --- looking ----------------------------------------------------------------------------------------------------
+
+
+@app.command("eval")
+def evaluate(
+    run: ModelReference,
+    data: Annotated[str | None, typer.Option(help="Look at this folder instead of the run's validation items.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures; default eval.json in the run.")] = None,
+) -> None:
+    """Measure a model on its validation items: a table, and eval.json."""
+    from quintet import runs
+
+    looker = runs.Looker.open(runs.open_trained(run), data)
+    figures = looker.figures()
+    target = out or looker.trained.folder / "eval.json"
+    _write_json(target, figures)
+    width = max(len(name) for name in figures)
+    for name, value in figures.items():
+        _print(f"{name:<{width}}  {value:.4f}")
+    _print(f"written to {target} (step {looker.trained.step}, {len(looker.loader.source)} items)")
+    _next(f"quintet sample {run} --out out/", f"quintet export {run} hub/{looker.trained.recipe.name}")
+
+
+@app.command()
+def sample(
+    run: ModelReference,
+    num: Annotated[int, typer.Option(min=1, help="How many items.")] = 16,
+    data: Annotated[
+        str | None, typer.Option(help="Take the items of this folder instead of the validation items.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("out"),
+) -> None:
+    """Show what a model makes: for a tokenizer, inputs beside their reconstructions."""
+    from quintet import runs
+
+    looker = runs.Looker.open(runs.open_trained(run), data)
+    out.mkdir(parents=True, exist_ok=True)
+    for artifact in looker.artifacts(num):
+        target = _free(out / artifact.file)
+        artifact.write(target)
+        with (out / "samples.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"file": target.name, "model": run, **artifact.about}, ensure_ascii=False) + "\n")
+        _print(f"written: {target}")
+    _next(f"quintet eval {run}")
+
+
+@app.command()
+def encode(
+    run: ModelReference,
+    data: Annotated[str, typer.Argument(help="Folder of media.")],
+    out: Annotated[Path, typer.Option(help="Folder for the codes.")] = Path("codes"),
+) -> None:
+    """Turn files into codes: codes.safetensors and items.jsonl, the items in the same order."""
+    from quintet import codes, runs
+
+    count = codes.encode_folder(runs.open_trained(run), data, out)
+    _print(f"{count} items encoded: {out / 'codes.safetensors'}")
+    _next(f"quintet decode {run} {out} --out decoded/")
+
+
+@app.command()
+def decode(
+    run: ModelReference,
+    codes_folder: Annotated[Path, typer.Argument(metavar="CODES", help="Folder that `quintet encode` wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the media.")] = Path("decoded"),
+) -> None:
+    """Turn codes back into files."""
+    from quintet import codes, runs
+
+    count = codes.decode_folder(runs.open_trained(run), codes_folder, out)
+    _print(f"{count} items decoded: {out}")
+
+
+@app.command()
+def export(
+    run: ModelReference, folder: Annotated[Path, typer.Argument(help="A new folder for the exported model.")]
+) -> None:
+    """Write a model as safetensors + config.json + model card, for from_pretrained and for other runs."""
+    from quintet import runs
+
+    trained = runs.open_trained(run)
+    runs.export(trained, folder, _read_figures(trained.folder))
+    model = type(trained.model).__name__
+    _print(f"exported: {folder}")
+    _print(f"in Python: quintet.{model}.from_pretrained({str(folder)!r})")
+    _next(f"quintet eval {folder}")
+
+
+# --- data -------------------------------------------------------------------------------------------------------
+
+
+@data_app.command("make")
+def data_make(
+    name: Annotated[Literal["shapes"], typer.Argument(help="Which data set.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    num: Annotated[int, typer.Option(help="How many items.")] = 5000,
+    size: Annotated[int, typer.Option(help="Side of the pictures in pixels.")] = 64,
+    seed: Annotated[int, typer.Option(help="Another seed, other items.")] = 0,
+) -> None:
+    """Write an embedded data set, drawn by code, with captions."""
+    from quintet.data.shapes import make_shapes
+
+    make_shapes(folder, num, size, seed)
+    _print(f"{num} items written: {folder}")
+    _next(f"quintet data check {folder}", f"quintet train vqgan {folder}")
+
+
+@data_app.command("check")
+def data_check(
+    folder: Annotated[Path, typer.Argument(help="Folder of media and captions.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Tell what is in a folder, what is broken, and what will be used."""
+    from quintet.data.check import check_folder
+
+    report = check_folder(folder)
+    if as_json:
+        _print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    else:
+        for line in report.lines():
+            _print(line)
+    if report.usable == 0:
+        raise typer.Exit(1)
+    if not as_json:
+        _next(f"quintet train vqgan {folder}")
+
+
+# --- telling ----------------------------------------------------------------------------------------------------
+
+
+@app.command("recipes")
+def list_recipes() -> None:
+    """What can be trained, and what it needs."""
+    for name, entry in recipes.RECIPES.items():
+        _print(f"{name:<18} {entry.summary} (needs {entry.needs}; in Python {entry.trainer})")
+    _next("quintet config RECIPE", "quintet demo image")
+
+
+@app.command("config")
+def show_config(
+    recipe: Annotated[str, typer.Argument(help="A recipe.")],
+    overrides: Overrides = None,
+    preset: Annotated[str | None, typer.Option(help="debug, small or base.")] = None,
+) -> None:
+    """Print every key of a recipe as commented YAML, ready for --config."""
+    schema = recipes.find(recipe).config_class()
+    built = configs.build(schema, preset=preset, overrides=configs.parse_overrides(overrides or []))
+    _print(configs.describe(built).rstrip())
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, devices and optional parts of this installation."""
+    from quintet.doctor import lines
+
+    for line in lines():
+        _print(line)
+
+
+@app.command()
+def demo(
+    medium: Annotated[Literal["image"], typer.Argument(help="What to show.")] = "image",
+    full: Annotated[bool, typer.Option("--full", help="Train to the figures in docs/results.md.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for data and runs.")] = Path("runs/demo-image"),
+) -> None:
+    """The whole way on embedded data: make, train, resume, evaluate, look. Prints each command it runs."""
+    from quintet.demo import image_demo
+
+    image_demo(out, full, call, _print)
+
+
+@app.command()
+def version() -> None:
+    """The version of quintet."""
+    _print(quintet.__version__)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _read_figures(folder: Path) -> dict[str, float]:
+    try:
+        return dict(json.loads((folder / "eval.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _free(path: Path) -> Path:
+    """The path, or the next one beside it that does not exist: nothing is overwritten."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_stem(f"{path.stem}-{number}")
+    return candidate

@@ -1,0 +1,42 @@
+"""Owns `quintet doctor`: what this installation can do, without changing anything."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+
+import torch
+
+import quintet
+from quintet.core.state import cpu_name
+
+OPTIONAL = {"tensorboardX": "curves in TensorBoard", "wandb": "tracking with W&B", "trackio": "tracking with trackio"}
+
+
+def lines() -> Iterator[str]:
+    yield f"quintet   {quintet.__version__}"
+    yield f"python    {platform.python_version()} on {platform.system()}"
+    yield f"torch     {torch.__version__}"
+    yield f"cpu       {cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    yield f"bf16      {'by instruction' if _has_bf16() else 'emulated on this CPU: slower than fp32 here'}"
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(number)
+            yield f"cuda:{number}    {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    else:
+        yield "cuda      none found: training runs on the CPU"
+    for package, use in OPTIONAL.items():
+        yield f"{package:<12} {_version(package)} ({use})"
+
+
+def _has_bf16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
