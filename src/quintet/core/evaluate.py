@@ -38,8 +38,7 @@ def evaluate(
     with looking(nets), engine.autocast():
         for loaded, counts in loader.validation(batch_size, batches):
             measured = recipe.measure(nets, loaded.batch.to(engine.device, engine.dtype))
-            if counts:
-                total = total + measured
+            total = total + (measured if counts else measured.emptied())
     return recipe.summarise(total.over_ranks())
 
 

@@ -163,7 +163,7 @@ def _polygon(vertices: Sequence[tuple[float, float]]) -> Callable[[FloatArray, F
             nearest = np.minimum(nearest, off_x * off_x + off_y * off_y)
             if edge_y != 0.0:  # even-odd rule: count the edges a ray to the right crosses
                 inside ^= ((ay > y) != (by > y)) & (from_x < edge_x * from_y / edge_y)
-        return np.where(inside, -1.0, 1.0) * np.sqrt(nearest)
+        return np.asarray(np.where(inside, -1.0, 1.0) * np.sqrt(nearest))
 
     return distance
 
@@ -268,8 +268,12 @@ def oklab(rgb: npt.ArrayLike) -> FloatArray:
 # --- scenes -----------------------------------------------------------------------------------------------------
 
 
+def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
 def _draw_attributes(rng: np.random.Generator) -> tuple[str, str, str]:
-    return SHAPES[rng.integers(len(SHAPES))], list(COLOURS)[rng.integers(len(COLOURS))], SIZES[rng.integers(2)]
+    return _pick(rng, SHAPES), _pick(rng, list(COLOURS)), _pick(rng, SIZES)
 
 
 def _draw_coordinate(rng: np.random.Generator, cell: int, extent: float) -> float:
@@ -278,13 +282,13 @@ def _draw_coordinate(rng: np.random.Generator, cell: int, extent: float) -> floa
     return (near, FRAME / 2, FRAME - near)[cell] + rng.uniform(-PLACE_JITTER, PLACE_JITTER)
 
 
-def _place(rng: np.random.Generator, shape: str, colour: str, size: str) -> PlacedObject:
-    cell = int(rng.integers(len(POSITIONS)))
+def _place(rng: np.random.Generator, position: str, shape: str, colour: str, size: str) -> PlacedObject:
+    cell = POSITIONS.index(position)
     radius = rng.uniform(*RADII[size])
     extent = radius * _EXTENTS[shape]
     shift = rng.uniform(-COLOUR_JITTER, COLOUR_JITTER, size=3)
     return PlacedObject(
-        record={"shape": shape, "colour": colour, "position": POSITIONS[cell], "size": size},
+        record={"shape": shape, "colour": colour, "position": position, "size": size},
         rgb=np.clip(np.asarray(COLOURS[colour]) + shift, 0.0, 255.0),
         x=_draw_coordinate(rng, cell % 3, extent),
         y=_draw_coordinate(rng, cell // 3, extent),
@@ -297,8 +301,7 @@ def gap_between(first: PlacedObject, second: PlacedObject) -> float:
     """The distance between two outlines, in units of the frame; negative when the objects overlap."""
     x, y = pixel_centres(int(FRAME))
     distances = (
-        signed_distance(one.record["shape"], x, y, (one.x, one.y), one.radius, one.angle)
-        for one in (first, second)
+        signed_distance(one.record["shape"], x, y, (one.x, one.y), one.radius, one.angle) for one in (first, second)
     )
     return float(sum(distances, np.zeros_like(x)).min())
 
@@ -314,10 +317,11 @@ def _clearly_apart(first: PlacedObject, second: PlacedObject) -> bool:
 def _draw_objects(rng: np.random.Generator) -> list[PlacedObject]:
     first = _draw_attributes(rng)
     if rng.random() >= TWO_OBJECTS_SHARE:
-        return [_place(rng, *first)]
+        # Two objects seldom leave room for one in the centre; twice the share here makes up for it.
+        return [_place(rng, _pick(rng, (*POSITIONS, "centre")), *first)]
     second = _draw_attributes(rng)
     while True:  # opposite corners always have room for two
-        placed = [_place(rng, *first), _place(rng, *second)]
+        placed = [_place(rng, _pick(rng, POSITIONS), *attributes) for attributes in (first, second)]
         if _clearly_apart(*placed):
             return placed
 
@@ -395,10 +399,6 @@ _TWO_OBJECT_PHRASES = (
     "there is {thing} {place} and {other_thing} {other_place}",
     "two objects: {thing} {place} and {other_thing} {other_place}",
 )
-
-
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
-    return options[rng.integers(len(options))]
 
 
 def _place_words(rng: np.random.Generator, position: str) -> str:

@@ -28,10 +28,12 @@ LabelArray = npt.NDArray[np.int64]
 GRID = int(FRAME)  # every picture is judged at this size, so that one set of thresholds and templates serves all
 LEAST_CONTRAST = 26.0  # of 255: a smaller difference from the background is an artefact of it
 LEAST_AREA = 45.0  # pixels of the grid; the smallest shape of the data set covers more than 120
-MOST_FINDINGS = 4
+LEAST_OVERLAP = 0.5  # with the best shape; what fits none this well is an artefact, readable objects reach 0.75
+MOST_FINDINGS = 3  # one more than any caption names, so that a surplus object shows
 CORE_QUANTILE = 0.7  # of a part's contrast: the pixels above it tell its colour
 CELL_EDGES = (24.5, FRAME - 24.5)  # between the outermost place of one cell and the innermost of the next
 SIZE_EDGE = (RADII["small"][1] + RADII["large"][0]) / 2
+MIXTURE_TOLERANCE = 0.3  # how far beside the line from background to colour a mixture of both may lie
 OKLAB_WEIGHTS = (0.6, 1.0, 1.0)  # blur and artefacts change the lightness of a colour before its hue
 TEMPLATE_ANGLES = tuple(math.radians(degrees) for degrees in (-8, -4, 0, 4, 8))
 TEMPLATE_RADII = (8.4, 12.6)
@@ -50,6 +52,10 @@ class Finding:
     position: str
     size: str
     confidence: float
+
+
+def _dot(first: FloatArray, second: FloatArray) -> FloatArray:
+    return np.asarray(np.einsum("...c,...c->...", first, second))
 
 
 # --- background -------------------------------------------------------------------------------------------------
@@ -72,16 +78,17 @@ def _border() -> npt.NDArray[np.intp]:
 
 def _fit_agreeing(basis: FloatArray, pixels: FloatArray, chosen: BoolArray, rounds: int) -> FloatArray:
     """Coefficients fitted to the pixels that agree with them, found in a few rounds of fitting and choosing."""
-    coefficients = np.zeros((basis.shape[1], pixels.shape[1]))
+    coefficients: FloatArray = np.zeros((basis.shape[1], pixels.shape[1]))
     for _ in range(rounds):
         agreeing = basis[chosen]
-        coefficients = np.linalg.lstsq(agreeing.T @ agreeing, agreeing.T @ pixels[chosen], rcond=None)[0]
+        solution = np.linalg.lstsq(agreeing.T @ agreeing, agreeing.T @ pixels[chosen], rcond=None)
+        coefficients = np.asarray(solution[0], dtype=np.float64)
         chosen = _agrees(basis, pixels, coefficients)
     return coefficients
 
 
 def _agrees(basis: FloatArray, pixels: FloatArray, coefficients: FloatArray) -> BoolArray:
-    residual = np.square(pixels - basis @ coefficients).sum(axis=1)
+    residual = _dot(difference := pixels - basis @ coefficients, difference)
     return np.asarray(residual <= max(10.0**2, 2.5**2 * float(np.median(residual))))
 
 
@@ -182,8 +189,16 @@ def _core_colour(smoothed: FloatArray, contrast: FloatArray, part: BoolArray) ->
 def _opacity(picture: FloatArray, background: FloatArray, colour: FloatArray) -> FloatArray:
     """How much of each pixel has the colour rather than the background: 0 to 1, soft at edges and under blur."""
     towards = colour - background
-    along = ((picture - background) * towards).sum(axis=-1)
-    return np.clip(along / np.maximum((towards * towards).sum(axis=-1), 1.0), 0.0, 1.0)
+    along = _dot(picture - background, towards)
+    return np.clip(along / np.maximum(_dot(towards, towards), 1.0), 0.0, 1.0)
+
+
+def _is_mixture(picture: FloatArray, background: FloatArray, colour: FloatArray, opacity: FloatArray) -> BoolArray:
+    """Which pixels are explained by the colour over the background; the others belong to something else."""
+    towards = colour - background
+    beside = picture - background - opacity[..., None] * towards
+    tolerance = np.maximum(MIXTURE_TOLERANCE**2 * _dot(towards, towards), (1.5 * LEAST_CONTRAST) ** 2)
+    return np.asarray(_dot(beside, beside) <= tolerance)
 
 
 def _find_parts(picture: FloatArray, background: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
@@ -195,19 +210,23 @@ def _find_parts(picture: FloatArray, background: FloatArray) -> list[tuple[Float
     smoothed = _smooth(picture)
     contrast = np.linalg.norm(smoothed - background, axis=-1)
     remaining = contrast >= LEAST_CONTRAST
-    found = []
+    found: list[tuple[FloatArray, FloatArray]] = []
     while len(found) < MOST_FINDINGS:
         part = _largest_part(remaining)
         if part.sum() < LEAST_AREA:
             break
         colour = _core_colour(smoothed, contrast, part)
-        opacity = _opacity(picture, background, colour)
-        body = _largest_part(part & (_opacity(smoothed, background, colour) >= 0.5))
+        opacity = _opacity(smoothed, background, colour)
+        mixture = _is_mixture(smoothed, background, colour, opacity)
+        body = _largest_part(part & mixture & (opacity >= 0.5))
         if body.sum() < LEAST_AREA:
             remaining &= ~part
             continue
-        found.append((np.where(_dilate(body, 2), opacity, 0.0), colour))
-        remaining &= ~_dilate(body, 2) & ~(_dilate(body, 5) & (opacity < 0.5) & part)
+        around = _dilate(body, 2)
+        sharp = _opacity(picture, background, colour)
+        found.append((np.where(around & mixture, sharp, 0.0), colour))
+        fringe = _dilate(around, 3) & mixture & (opacity < 0.5)
+        remaining &= ~(around | fringe)
     return sorted(found, key=lambda one: -float(one[0].sum()))
 
 
@@ -302,7 +321,9 @@ def _describe(mask: FloatArray, colour: FloatArray) -> Finding:
 
 def _on_grid(image: npt.NDArray[np.uint8]) -> FloatArray:
     if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] != image.shape[1] or image.dtype != np.uint8:
-        raise ValueError(f"the judge takes square uint8 pictures of shape (size, size, 3), not {image.dtype} {image.shape}")
+        raise ValueError(
+            f"the judge takes square uint8 pictures of shape (size, size, 3), not {image.dtype} {image.shape}"
+        )
     if image.shape[0] == GRID:
         return image.astype(np.float64)
     filtering = Image.Resampling.BOX if image.shape[0] > GRID else Image.Resampling.BICUBIC
@@ -313,7 +334,8 @@ def judge(image: npt.NDArray[np.uint8]) -> list[Finding]:
     """What a picture (size x size x 3) shows, largest object first; an empty list if there is only background."""
     picture = _on_grid(image)
     background = _fit_background(picture)
-    return [_describe(mask, colour) for mask, colour in _find_parts(picture, background)]
+    findings = [_describe(mask, colour) for mask, colour in _find_parts(picture, background)]
+    return [finding for finding in findings if finding.confidence >= LEAST_OVERLAP]
 
 
 def _agreement(promised: Mapping[str, object], finding: Finding | None) -> dict[str, bool]:

@@ -74,9 +74,9 @@ class VQGanRecipe(Recipe[VQGanConfig]):
     def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
         """Start a vector codebook from the first batch's latents."""
         with torch.no_grad():
-            vectors = [self.vae.latents(pixels(batch)) for batch in batches]
-        gathered = Statistics(rows={"latents": torch.cat(vectors)}).over_ranks()
-        self.vae.quantizer.initialise(gathered.rows["latents"], seed_from(self.config.train.seed, "codebook"))
+            reports = [Statistics(rows={"latents": self.vae.latents(pixels(batch))}) for batch in batches]
+        latents = sum(reports, Statistics()).over_ranks().rows["latents"]
+        self.vae.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
 
     def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
         images = pixels(batch)
