@@ -14,7 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.compat_table import OWN, PARTS, REQUIRED, SKIP, TRAINERS, Noted, OriginalTrainer, Rule
+from quintet.compat_table import (
+    FILES,
+    METHODS,
+    OLD_WEIGHTS,
+    OWN,
+    PARTS,
+    REQUIRED,
+    SKIP,
+    TRAINERS,
+    Noted,
+    OriginalTrainer,
+    Rule,
+)
 from quintet.config import RunConfig, expand, flatten, keys
 from quintet.errors import UsageError
 
@@ -125,7 +137,7 @@ def _named(trainer: OriginalTrainer, keywords: Mapping[str, Any], positional: Se
         raise UsageError(f"{trainer.name} takes {len(allowed)} value(s) by position ({listed}); name the others")
     named = {}
     for rule, value in zip(allowed, positional, strict=False):
-        if rule.keyword in keywords:
+        if rule.keyword in keywords or rule.argument in keywords:
             raise UsageError(f"{trainer.name} got '{rule.keyword}' by position and by name; give it once")
         named[rule.argument or rule.keyword] = value
     return named
@@ -171,8 +183,9 @@ def _set(translation: Translation, rule: Rule, where: str, value: Any) -> None:
         _put(translation, translation.overrides, key, plain, where)
     if rule.argument:
         _put(translation, translation.arguments, rule.argument, plain, where)
-    if rule not in OWN:
-        translation.renamed[where] = " and ".join(rule.keys) or rule.argument
+    new = " and ".join(rule.keys) or rule.argument
+    if rule not in OWN and where != new:
+        translation.renamed[where] = new
 
 
 def _checked(translation: Translation, rule: Rule, where: str, value: Any) -> Any:
@@ -201,16 +214,18 @@ def _put(translation: Translation, target: dict[str, Any], name: str, value: Any
 
 def _count_whole_steps(translation: Translation, rules: Mapping[str, Rule]) -> None:
     """The originals count micro-batches and their size; quintet counts what a whole step takes."""
-    if translation.sources.get("train.accumulate") != "grad_accum_every":
+    if "grad_accum_every" not in translation.renamed:
         return
     factor = translation.overrides["train.accumulate"]
-    for keyword, rule in rules.items():
-        (key,) = rule.keys if rule.times_accumulation else ("",)
-        if factor > 1 and key and translation.sources.get(key) == keyword:
+    for rule in rules.values():
+        if not rule.times_accumulation or factor == 1:
+            continue
+        (key,) = rule.keys
+        if translation.sources.get(key) == rule.keyword:
             before = translation.overrides[key]
             translation.overrides[key] = before * factor
             translation.notices.append(
-                f"{keyword}={before} with grad_accum_every={factor} is {key}={before * factor} here, "
+                f"{rule.keyword}={before} with grad_accum_every={factor} is {key}={before * factor} here, "
                 "where a whole optimizer step is counted"
             )
 
@@ -283,13 +298,16 @@ CHANGES = """\
   constant rate: `config={"optim.schedule": "constant"}`.
 - **The decay of the moving average is honoured**, with a short ramp at the start. `VQGanVAETrainer` ignored `ema_beta`;
   `PhenakiTrainer` and `MeshTransformerTrainer` ignored all they were told about an average.
-- **The gradient penalty is really applied**; in `VQGanVAETrainer` it was asked for where nothing read it.
+- **The interval of the gradient penalty is honoured.** `VQGanVAETrainer` passed it on where nothing read it, and
+  penalised every step of the discriminator.
 - **The discriminator begins late** (`loss.discriminator_start`, `loss.discriminator_ramp`), and sees the batch that the
-  generator saw; the original drew another one. `VQGanVAE` has no perceptual loss unless `loss.perceptual_weights` names a
-  file: nothing is downloaded.
+  generator saw; the original drew another one. There is no perceptual loss unless `loss.perceptual_weights`
+  names a file: nothing is downloaded.
 - **Clipping covers one phase's whole gradient**, not both networks of a GAN, nor each parameter group by itself.
 - **Validation is the same `eval.batches` batches each time**, without augmentation, on all processes, and leaves the
   model in training mode. Its samples cannot change the training.
+- **Something is always held out**, also where Phenaki and the mesh trainers used all items for training when they were
+  given no validation set. `data.validation_fraction=0` trains on everything and validates on the same.
 - **Only what should be trained is**: a tokenizer inside a generator and a perceptual net are frozen.
 - **Step 0 is not saved, the last step always is.** The newest `checkpoint.keep` checkpoints and the best one stay; the
   originals kept all.
@@ -301,79 +319,11 @@ CHANGES = """\
 - **Mixed precision is bf16**; fp16 is not offered.
 """
 
-METHODS: tuple[tuple[str, str, str], ...] = (
-    ("`train(log_fn)`", "`train(log_fn)`", "`log_fn` gets the figures of each step, and the grids of a sampling step."),
-    ("`train(only_train_generator, only_train_critic)`", "`train.only` (with the family)", "A key of the run."),
-    ("`trainer()`", "`trainer()`", "The same as `train()`."),
-    ("`train_step()`", "`train_step()`", "Returns a dictionary of loss parts in every trainer, still on the device."),
-    ("`save(path)`, `save(milestone)`, `save(overwrite=)`", "`save()`", "Into `checkpoints/` of the run, by step."),
-    ("`load(path)`, `load(milestone)`", "`load(folder)`", "A checkpoint folder of quintet."),
-    ("`load(path, restore_optimizer=False)`", "`load(folder, restore_optimizer=False)`", "Weights alone."),
-    ("`print(msg)`", "`print(text)`", "Once, on the console and in `log.txt`."),
-    ("`log(**values)`", "`log(**figures)`", "A row in `metrics.jsonl` and in every tracker."),
-    ("`wait()`", "`wait()`", "For the other processes."),
-    ("`device`, `is_main`, `is_local_main`", "`device`, `is_main`, `is_local_main`", "The same."),
-    ("`is_distributed`", "`is_distributed`", "The same."),
-    ("`steps`, `step`", "`step`", "An integer: steps taken so far."),
-    ("`unwrapped_model`", "`recipe.modules`", "The bare modules by name."),
-    ("`ema_vae`, `ema_model`, `ema_tokenizer`", "`state.averaged_nets()`", "The averaged modules by name."),
-    ("`warmup(step)`", "`lr_schedule(step)`", "The rate of any step, not only of the warm-up."),
-    ("`generate(…)`", "the model's `generate` (with the family)", "Or `quintet sample RUN`."),
-    ("`tokenize(…)`", "the tokenizer's `encode`", "Or `quintet encode RUN DATA`."),
-    (
-        "`wandb_tracking(project, run)`",
-        "`log.trackers`, `log.project`, `log.name`",
-        "Keys instead of a context manager.",
-    ),
-    ("`accelerator`", "`engine`", "`torchrun` and `accelerate launch` both start quintet."),
-)
-
-FILES: tuple[tuple[str, str], ...] = (
-    ("`mulan.N.pt`, `soundstorm.N.pt`, `vae.N.pt`", "`checkpoints/step-N/<module>.safetensors`"),
-    ("`vae.N.ema.pt`", "`checkpoints/step-N/ema/<module>.safetensors`"),
-    ("`model-K.pt` (Phenaki)", "`checkpoints/step-N/`"),
-    ("`mesh-autoencoder.ckpt.K.pt`, `mesh-transformer.ckpt.K.pt`", "`checkpoints/step-N/`"),
-    ("`N.ema.png`", "`samples/step-N/reconstructions.png`"),
-    ("`N.png` (VQ-GAN)", "`samples/step-N/live-reconstructions.png`"),
-    ("`videos.K/<caption>.gif`, `K.png` (Phenaki)", "`samples/step-N/`, captions in `samples.jsonl`"),
-    ("optimizer, scheduler and step inside the pickle", "`checkpoints/step-N/optim/`, `meta.json`"),
-    ("model configuration inside the pickle, or nowhere", "`config.yaml`, in the run and in each checkpoint"),
-)
-
-OLD_WEIGHTS: tuple[tuple[str, str], ...] = (
-    (
-        "`VQGanVAE`",
-        "Pixels enter and leave as 2 x 2 blocks, other residual blocks and quantizers; the discriminator is a module of "
-        "its own. Training it anew takes minutes to hours.",
-    ),
-    (
-        "`MuLaN`",
-        "The audio tower hears log-mel spectrograms where the original heard raw power: its weights expect another input.",
-    ),
-    (
-        "`SoundStorm`",
-        "Masking, embedding of levels and heads differ, and the codes are those of the codec it was trained with.",
-    ),
-    (
-        "`Phenaki`, `CViViT`",
-        "The original's tokenizer is not causal in time, by a defect in its position module; a sound one cannot use its "
-        "weights, and a generator is of use with its own tokenizer only.",
-    ),
-    (
-        "`MeshAutoencoder`",
-        "Angles and areas of faces are measured and binned in another way, so the embeddings mean other things.",
-    ),
-    (
-        "`MeshTransformer`",
-        "It speaks the codes of one `MeshAutoencoder`; with another tokenizer its vocabulary has another meaning.",
-    ),
-)
-
 OLD_WEIGHTS_HEAD = """\
 ## Old weights
 
-quintet reads no `.pt` file: a pickle runs code when it is opened, so none is ever opened. The architectures are quintet's
-own as well, so that there is nothing to rename a tensor to:
+quintet reads no `.pt` file: a pickle can run code when it is opened, so none ever is. The architectures are quintet's
+own as well, so renaming tensors would not help:
 """
 
 OLD_WEIGHTS_TAIL = """\
@@ -442,7 +392,7 @@ def _rules_table(rules: Sequence[Rule], planned: bool) -> str:
 def _default(rule: Rule) -> str:
     if rule.default is REQUIRED:
         return "required"
-    return f"`{rule.default:.3g}`" if isinstance(rule.default, float) else f"`{rule.default!r}`"
+    return f"`{rule.default:.4g}`" if isinstance(rule.default, float) else f"`{rule.default!r}`"
 
 
 def _goes_to(rule: Rule, planned: bool = False) -> str:
@@ -454,7 +404,7 @@ def _goes_to(rule: Rule, planned: bool = False) -> str:
     if rule.argument:
         return f"argument `{rule.argument}`"
     if rule.refused:
-        return "refused"
+        return f"refused, but for `{rule.fits[0]!r}`" if rule.fits else "refused"
     if rule.spread:
         return "any key"
     return "each entry" if rule.parts else "no effect"

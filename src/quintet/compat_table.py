@@ -6,11 +6,12 @@ to quintet means setting its trainer's `planned` to False here: tests then hold 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 REQUIRED: Final = object()
@@ -36,6 +37,9 @@ class Noted:
     notice: str
 
 
+Converter = Callable[[Any], Any]
+
+
 def same(value: Any) -> Any:
     return value
 
@@ -45,10 +49,10 @@ class Rule:
     """What happens to one keyword. Exactly one of `keys`, `argument`, `parts`, `spread`, `refused`, `always` is set."""
 
     keyword: str
+    default: Any
+    """The original's default, a fact for the page."""
     explanation: str
     """One sentence, for people who move."""
-    default: Any = REQUIRED
-    """The original's default, a fact for the page."""
     keys: tuple[str, ...] = ()
     """The dotted keys that take the value."""
     argument: str = ""
@@ -63,7 +67,7 @@ class Rule:
     """Why it has no effect here; said for any value but those in `fits`."""
     fits: tuple[Any, ...] = ()
     kind: Kind | None = None
-    convert: Callable[[Any], Any] = same
+    convert: Converter = same
     keeps_none: bool = False
     """None is a value of its own here, not the absence of one."""
     times_accumulation: bool = False
@@ -175,14 +179,18 @@ def _accept_function(value: Any) -> Any:
 STEPS = whole(1, 10_000)
 INTERVAL = whole(1, 1000)
 FEW = whole(1, 4)
-COUNT = whole(0, 0)
+COUNT = whole(0, 100)
 SEED = whole(0, 42)
+WORKERS = whole(0, 2)
 CONTRASTIVE = whole(2, 64, " (a contrastive loss compares items with each other)")
 RATE = number("a number above 0", "3e-4", lambda value: value > 0)
 NORM = number("a number above 0, or None for no clipping", "0.5", lambda value: value > 0)
 NOT_NEGATIVE = number("a number of at least 0", "0.0", lambda value: value >= 0)
 SHARE = number("a number from 0 to below 1", "0.05", lambda value: 0 <= value < 1)
 DECAY = number("a number between 0 and 1, both excluded", "0.995", lambda value: 0 < value < 1)
+FRAMES = whole(1, 17)
+PRECISION = choice("no", "fp16", "bf16")
+BACKEND = choice("no", "inductor")
 FLAG = Kind("True or False", "True", _accept_flag)
 BETAS = Kind("two numbers from 0 to below 1", "(0.9, 0.99)", _accept_betas)
 TEXTS = Kind("a list of captions", "['a red circle']", _accept_texts)
@@ -217,185 +225,128 @@ def precision(name: str) -> Any:
     return {"no": "fp32", "bf16": "bf16", "fp16": Noted("bf16", FP16_NOTICE)}[name]
 
 
-# --- rules that more than one trainer has -------------------------------------------------------------------
+def is_inductor(name: str) -> bool:
+    return name == "inductor"
 
 
-def split_batches(default: bool) -> Rule:
-    explanation = "The batch size is always that of all processes together."
-    always = "the batch size is that of all processes together"
-    return Rule("split_batches", explanation, default, always=always, fits=(True,))
+# --- the ways a rule can go ---------------------------------------------------------------------------------
 
+
+def to_key(keyword: str, default: Any, key: str, kind: Kind, explanation: str, convert: Converter = same) -> Rule:
+    return Rule(keyword, default, explanation, keys=(key,), kind=kind, convert=convert)
+
+
+def to_argument(keyword: str, default: Any, argument: str, explanation: str, kind: Kind | None = None) -> Rule:
+    return Rule(keyword, default, explanation, argument=argument, kind=kind)
+
+
+def to_parts(keyword: str, parts: tuple[Rule, ...], default: Any = MappingProxyType({})) -> Rule:
+    return Rule(keyword, dict(default), "Its entries are in a table [below](#entries-of-dictionaries).", parts=parts)
+
+
+def no_effect(keyword: str, default: Any, fits: tuple[Any, ...], why: str) -> Rule:
+    return Rule(keyword, default, _sentence(why), always=why, fits=fits)
+
+
+def refuse(keyword: str, default: Any, fits: tuple[Any, ...], why: str) -> Rule:
+    return Rule(keyword, default, _sentence(why), refused=why, fits=fits)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+# --- quintet's own names ------------------------------------------------------------------------------------
 
 OWN: tuple[Rule, ...] = (
-    Rule("model", "The model to train; also the first value by position.", argument="model"),
-    Rule("data", "A folder, or a data set object.", argument="data"),
-    Rule("validation", "A folder or data set of its own for validation, instead of a split.", argument="validation"),
-    Rule("declared", "Names of the values in the data set's tuples.", argument="declared"),
-    Rule("out", "The run folder; `runs/<recipe>-<n>` by default.", argument="out"),
-    Rule("resume", "Continue the run in `out`.", argument="resume", kind=FLAG),
-    Rule("preset", "`debug`, `small` or `base`.", argument="preset"),
-    Rule(
-        "lr_schedule", "Any course of the learning rate: a function of the step.", argument="lr_schedule", kind=FUNCTION
-    ),
-    Rule("steps", "Optimizer steps.", keys=("train.steps",), kind=STEPS),
-    Rule("batch_size", "Items of one optimizer step, over all processes.", keys=("train.batch_size",), kind=FEW),
-    Rule("accumulate", "Micro-batches a step is cut into.", keys=("train.accumulate",), kind=FEW),
-    Rule("lr", "Peak learning rate.", keys=("optim.lr",), kind=RATE),
-    Rule("seed", "Seed of weights, order and every random choice.", keys=("train.seed",), kind=SEED),
-    Rule("workers", "Processes that read data.", keys=("data.workers",), kind=COUNT),
-    Rule("config", 'Any other keys: `config={"ema.decay": 0.999}`.', spread=True),
+    to_argument("model", None, "model", "The model to train; also the first value by position."),
+    to_argument("data", None, "data", "A folder, or a data set object."),
+    to_argument("validation", None, "validation", "A folder or data set of its own for validation, not a split."),
+    to_argument("declared", None, "declared", "Names of the values in the data set's tuples."),
+    to_argument("out", None, "out", "The run folder; `runs/<recipe>-<n>` by default."),
+    to_argument("resume", False, "resume", "Continue the run in `out`.", FLAG),
+    to_argument("preset", None, "preset", "`debug`, `small` or `base`."),
+    to_argument("lr_schedule", None, "lr_schedule", "Any course of the rate: a function of the step.", FUNCTION),
+    to_key("steps", None, "train.steps", STEPS, "Optimizer steps of the run."),
+    to_key("batch_size", None, "train.batch_size", FEW, "Items of one optimizer step, over all processes."),
+    to_key("accumulate", None, "train.accumulate", FEW, "Micro-batches a step is cut into."),
+    to_key("lr", None, "optim.lr", RATE, "Peak learning rate."),
+    to_key("seed", None, "train.seed", SEED, "Seed of weights, order and every random choice."),
+    to_key("workers", None, "data.workers", WORKERS, "Processes that read data."),
+    Rule("config", None, 'Any other keys, as in `config={"ema.decay": 0.999}`.', spread=True),
 )
-"""quintet's own names, which every trainer has."""
+"""Every trainer has these."""
 
-NOT_DDP = "quintet runs on torch's DDP, set by `engine.*` keys and the launcher; leave it out"
-ENGINE_PARTS: tuple[Rule, ...] = (
-    Rule(
-        "mixed_precision",
-        "`no` is fp32; fp16 becomes bf16, which needs no loss scaling.",
-        None,
-        keys=("engine.precision",),
-        kind=choice("no", "fp16", "bf16"),
-        convert=precision,
-    ),
-    Rule(
-        "log_with",
-        "`metrics.jsonl` is always written; these trackers come beside it.",
-        None,
-        keys=("log.trackers",),
-        kind=TRACKERS,
-    ),
-    Rule("cpu", "Compute on the CPU.", False, keys=("engine.device",), kind=FLAG, convert=if_true("cpu")),
-    Rule(
-        "dynamo_backend",
-        "`torch.compile` of every module.",
-        None,
-        keys=("engine.compile",),
-        kind=choice("no", "inductor"),
-        convert=lambda name: name == "inductor",
-    ),
-    split_batches(False),
-    Rule(
-        "gradient_accumulation_steps",
-        "The trainers have a keyword of their own for it.",
-        1,
-        refused="use `accumulate` (or `grad_accum_every`)",
-        fits=(1,),
-    ),
-    Rule(
-        "kwargs_handlers",
-        "Each recipe knows whether parameters may stay unused; other DDP settings are `engine.*` keys.",
-        None,
-        always="each recipe sets DDP's flags by itself",
-        fits=([], ()),
-    ),
-    Rule(
-        "project_dir",
-        "Logs lie in the run folder; the tracker's project is `log.project`.",
-        None,
-        always="logs lie in the run folder; the tracker's project is the key log.project",
-    ),
-    Rule(
-        "project_config",
-        "As `project_dir`.",
-        None,
-        always="logs lie in the run folder; the tracker's project is the key log.project",
-    ),
-    Rule("device_placement", "Modules and batches are always placed.", True, always="always so", fits=(True,)),
-    Rule(
-        "step_scheduler_with_optimizer",
-        "The rate is a function of the step.",
-        True,
-        always="the learning rate is a function of the step",
-        fits=(True, False),
-    ),
-    Rule(
-        "rng_types", "Random choices are functions of seed, epoch and item.", None, always="random choices are seeded"
-    ),
-    Rule(
-        "dataloader_config",
-        "Order and batches are a function of seed and step; see `data.workers`.",
-        None,
-        always="order and batches are a function of seed and step",
-    ),
-    *(
-        Rule(name, "Not offered; DDP is.", None, refused=NOT_DDP)
-        for name in (
-            "deepspeed_plugin",
-            "deepspeed_plugins",
-            "fsdp_plugin",
-            "megatron_lm_plugin",
-            "torch_tp_plugin",
-            "parallelism_config",
-            "dynamo_plugin",
-            "gradient_accumulation_plugin",
-        )
-    ),
-)
 
+# --- entries of the dictionaries that trainers take ---------------------------------------------------------
+
+FLAGS = (True, False)
 EMPTY: tuple[Any, ...] = ((), [], set())
+GLOBAL_BATCH = "the batch size is that of all processes together"
+NOT_DDP = "torch's DDP is all there is, set by `engine.*` keys and the launcher; leave it out"
+RUN_FOLDER = "logs lie in the run folder, and the tracker's project is the key `log.project`"
+RAMP = "the ramp of the average is fixed; leave it out, and set its decay and start alone"
 EVERYTHING = "all parameters are averaged; leave it out"
-RAMP = "the ramp of the average is fixed: leave it out, and set `ema.decay` and `ema.start` alone"
+ONE_WAY = "the average never flows back into the weights; leave it out"
+OWN_WAY = "how the average is computed is not for choice"
+OWN_ORDER = "order, batches and random choices are functions of seed and step"
+
+ENGINE_PARTS: tuple[Rule, ...] = (
+    to_key("mixed_precision", None, "engine.precision", PRECISION, "`no` is fp32; fp16 becomes bf16.", precision),
+    to_key("log_with", None, "log.trackers", TRACKERS, "Trackers beside `metrics.jsonl`, which is always written."),
+    to_key("cpu", False, "engine.device", FLAG, "Compute on the CPU.", if_true("cpu")),
+    to_key("dynamo_backend", None, "engine.compile", BACKEND, "`torch.compile` every module.", is_inductor),
+    no_effect("split_batches", False, (True,), GLOBAL_BATCH),
+    refuse("gradient_accumulation_steps", 1, (1,), "use the trainer's `accumulate` or `grad_accum_every`"),
+    no_effect("kwargs_handlers", None, EMPTY, "each recipe sets DDP's flags by itself"),
+    no_effect("project_dir", None, (), RUN_FOLDER),
+    no_effect("project_config", None, (), RUN_FOLDER),
+    no_effect("device_placement", True, (True,), "modules and batches are always placed"),
+    no_effect("step_scheduler_with_optimizer", True, FLAGS, "the learning rate is a function of the step"),
+    no_effect("rng_types", None, (), OWN_ORDER),
+    no_effect("dataloader_config", None, (), OWN_ORDER),
+    refuse("deepspeed_plugin", None, (), NOT_DDP),
+    refuse("deepspeed_plugins", None, (), NOT_DDP),
+    refuse("fsdp_plugin", None, (), NOT_DDP),
+    refuse("megatron_lm_plugin", None, (), NOT_DDP),
+    refuse("torch_tp_plugin", None, (), NOT_DDP),
+    refuse("parallelism_config", None, (), NOT_DDP),
+    refuse("dynamo_plugin", None, (), "the key `engine.compile` is all there is; leave it out"),
+    refuse("gradient_accumulation_plugin", None, (), "use the trainer's `accumulate` or `grad_accum_every`"),
+)
+
 EMA_PARTS: tuple[Rule, ...] = (
-    Rule("beta", "Decay of the average.", 0.9999, keys=("ema.decay",), kind=DECAY),
-    Rule("update_after_step", "The average is a plain copy before.", 100, keys=("ema.start",), kind=COUNT),
-    Rule("update_every", "Steps between two updates.", 10, keys=("ema.every",), kind=FEW),
-    Rule("inv_gamma", "The ramp is fixed.", 1.0, refused=RAMP, fits=(1.0, 1)),
-    Rule("power", "The ramp is fixed.", 2 / 3, refused=RAMP, fits=(2 / 3,)),
-    Rule("min_value", "The ramp is fixed.", 0.0, refused=RAMP, fits=(0.0, 0)),
-    *(
-        Rule(name, "All parameters are averaged, buffers are copied.", (), refused=EVERYTHING, fits=EMPTY)
-        for name in ("param_or_buffer_names_no_ema", "ignore_names", "ignore_startswith_names")
-    ),
-    Rule("ema_model", "The average copies the model given.", None, refused="the average copies the model by itself"),
-    Rule(
-        "update_model_with_ema_every",
-        "The average never flows back.",
-        None,
-        refused="the average never flows back into the weights; leave it out",
-    ),
-    Rule(
-        "update_model_with_ema_beta",
-        "The average never flows back.",
-        0.0,
-        refused="the average never flows back into the weights; leave it out",
-        fits=(0.0, 0),
-    ),
-    *(
-        Rule(name, "How the average is computed is quintet's business.", default, always="no choice here", fits=fits)
-        for name, default, fits in (
-            ("use_foreach", False, (True, False)),
-            ("include_online_model", True, (True, False)),
-            ("allow_different_devices", False, (True, False)),
-            ("move_ema_to_online_device", False, (True, False)),
-            ("coerce_dtype", False, (True, False)),
-            ("lazy_init_ema", False, (True, False)),
-            ("forward_method_names", (), EMPTY),
-        )
-    ),
+    to_key("beta", 0.9999, "ema.decay", DECAY, "Decay of the average."),
+    to_key("update_after_step", 100, "ema.start", COUNT, "The average is a plain copy before."),
+    to_key("update_every", 10, "ema.every", FEW, "Steps between two updates."),
+    refuse("inv_gamma", 1.0, (1.0, 1), RAMP),
+    refuse("power", 2 / 3, (2 / 3,), RAMP),
+    refuse("min_value", 0.0, (0.0, 0), RAMP),
+    refuse("param_or_buffer_names_no_ema", set(), EMPTY, EVERYTHING),
+    refuse("ignore_names", set(), EMPTY, EVERYTHING),
+    refuse("ignore_startswith_names", set(), EMPTY, EVERYTHING),
+    refuse("ema_model", None, (), "the average copies the model by itself; leave it out"),
+    refuse("update_model_with_ema_every", None, (), ONE_WAY),
+    refuse("update_model_with_ema_beta", 0.0, (0.0, 0), ONE_WAY),
+    no_effect("include_online_model", True, FLAGS, OWN_WAY),
+    no_effect("allow_different_devices", False, FLAGS, OWN_WAY),
+    no_effect("use_foreach", False, FLAGS, OWN_WAY),
+    no_effect("forward_method_names", (), EMPTY, OWN_WAY),
+    no_effect("move_ema_to_online_device", False, FLAGS, OWN_WAY),
+    no_effect("coerce_dtype", False, FLAGS, OWN_WAY),
+    no_effect("lazy_init_ema", False, FLAGS, OWN_WAY),
 )
 
 OPTIMIZER_PARTS: tuple[Rule, ...] = (
-    Rule("betas", "Decay rates of the moments.", (0.9, 0.99), keys=("optim.betas",), kind=BETAS),
-    Rule("eps", "Term that keeps the division finite.", 1e-8, keys=("optim.eps",), kind=RATE),
-    Rule(
-        "filter_by_requires_grad",
-        "Only parameters that require gradients are ever optimized.",
-        False,
-        always="only parameters that require gradients are optimized",
-        fits=(True, False),
-    ),
-    Rule(
-        "omit_gammas_and_betas_from_wd",
-        "Vectors are never decayed.",
-        True,
-        always="vectors are never decayed",
-        fits=(True,),
-    ),
+    to_key("betas", (0.9, 0.99), "optim.betas", BETAS, "Decay rates of the moments."),
+    to_key("eps", 1e-8, "optim.eps", RATE, "Term that keeps the division finite."),
+    no_effect("filter_by_requires_grad", False, FLAGS, "only parameters that require gradients are optimized"),
+    no_effect("omit_gammas_and_betas_from_wd", True, (True,), "vectors are never decayed"),
 )
 
 SCHEDULER_PARTS: tuple[Rule, ...] = (
-    Rule("T_max", "Step at which the cosine ends.", keys=("optim.horizon",), kind=STEPS),
-    Rule("eta_min", "Rate at the end of the cosine.", 0.0, keys=("optim.final_lr",), kind=NOT_NEGATIVE),
+    to_key("T_max", REQUIRED, "optim.horizon", STEPS, "Step at which the cosine ends."),
+    to_key("eta_min", 0.0, "optim.final_lr", NOT_NEGATIVE, "Rate at the end of the cosine."),
 )
 
 PARTS: Mapping[str, tuple[Rule, ...]] = {
@@ -405,375 +356,334 @@ PARTS: Mapping[str, tuple[Rule, ...]] = {
     "scheduler_kwargs": SCHEDULER_PARTS,
 }
 
-FOLDER = "An existing run is refused, never cleared; resume it or name another folder."
-CLIP = "Largest norm of the whole gradient."
+
+# --- rules that several trainers have -----------------------------------------------------------------------
 
 
-def model(keyword: str, what: str) -> Rule:
-    return Rule(keyword, f"The {what}; also the first value by position.", argument="model")
-
-
-def steps(keyword: str, default: Any = REQUIRED, explanation: str = "Optimizer steps of the run.") -> Rule:
-    return Rule(keyword, explanation, default, keys=("train.steps",), kind=STEPS)
+def model(keyword: str, name: str) -> Rule:
+    return to_argument(keyword, REQUIRED, "model", f"The `{name}` to train; also the first value by position.")
 
 
 def batch_size(default: Any = REQUIRED, kind: Kind = FEW) -> Rule:
-    return Rule(
-        "batch_size",
-        "Items of one optimizer step, over all processes; given with `grad_accum_every` it is multiplied by it.",
-        default,
-        keys=("train.batch_size",),
-        kind=kind,
-        times_accumulation=True,
-    )
+    explanation = "Items of a whole step, over all processes; given with `grad_accum_every`, multiplied by it."
+    keys = ("train.batch_size",)
+    return Rule("batch_size", default, explanation, keys=keys, kind=kind, times_accumulation=True)
 
 
-def accumulation(default: Any = REQUIRED) -> Rule:
-    return Rule("grad_accum_every", "Micro-batches of one step.", default, keys=("train.accumulate",), kind=FEW)
+def steps(keyword: str, default: Any, explanation: str = "Optimizer steps of the run.") -> Rule:
+    return to_key(keyword, default, "train.steps", STEPS, explanation)
+
+
+def accumulation(default: Any) -> Rule:
+    return to_key("grad_accum_every", default, "train.accumulate", FEW, "Micro-batches of one step.")
 
 
 def rate(keyword: str, default: float) -> Rule:
-    return Rule(keyword, "Peak learning rate.", default, keys=("optim.lr",), kind=RATE)
+    return to_key(keyword, default, "optim.lr", RATE, "Peak learning rate.")
 
 
-def clip(default: float | None, explanation: str = CLIP) -> Rule:
+def betas(keyword: str) -> Rule:
+    return to_key(keyword, (0.9, 0.99), "optim.betas", BETAS, "Decay rates of the moments.")
+
+
+def clip(default: float | None, explanation: str = "Largest norm of the whole gradient.") -> Rule:
+    # Where the original clips by default, None asks for something: not to clip.
     keeps_none = default is not None
-    return Rule("max_grad_norm", explanation, default, keys=("optim.clip",), kind=NORM, keeps_none=keeps_none)
+    return Rule("max_grad_norm", default, explanation, keys=("optim.clip",), kind=NORM, keeps_none=keeps_none)
 
 
-def decay(keyword: str) -> Rule:
-    explanation = "Decay of matrices and kernels; vectors are never decayed."
-    return Rule(keyword, explanation, 0.0, keys=("optim.weight_decay",), kind=NOT_NEGATIVE)
+def weight_decay(keyword: str, default: float) -> Rule:
+    return to_key(keyword, default, "optim.weight_decay", NOT_NEGATIVE, "Of matrices and kernels, never of vectors.")
 
 
 def warmup(keyword: str, default: Any) -> Rule:
-    return Rule(keyword, "The peak rate is reached at this step.", default, keys=("optim.warmup_steps",), kind=COUNT)
+    return to_key(keyword, default, "optim.warmup_steps", COUNT, "The peak rate is reached at this step.")
 
 
-def every(keyword: str, key: str, default: int, explanation: str) -> Rule:
-    return Rule(keyword, explanation, default, keys=(key,), kind=INTERVAL)
+def checkpoints(keyword: str) -> Rule:
+    explanation = "The last step is always saved; `checkpoint.keep` tells how many stay."
+    return to_key(keyword, 1000, "checkpoint.every", INTERVAL, explanation)
 
 
-def data_set(keyword: str = "dataset", default: Any = REQUIRED) -> Rule:
-    return Rule(keyword, "Goes where a folder can go too.", default, argument="data")
+def validations(keyword: str, default: int) -> Rule:
+    return to_key(keyword, default, "eval.every", INTERVAL, "Steps between two validations.")
+
+
+def data_set(default: Any) -> Rule:
+    return to_argument("dataset", default, "data", "A data set object; a folder can stand here too.")
 
 
 def out(keyword: str, default: str) -> Rule:
-    return Rule(keyword, FOLDER, default, argument="out")
-
-
-def engine(keyword: str) -> Rule:
-    return Rule(keyword, f"See [`{keyword}`](#entries-of-dictionaries).", {}, parts=ENGINE_PARTS)
+    return to_argument(
+        keyword, default, "out", "An existing run is refused, never cleared: resume it or choose another."
+    )
 
 
 def declared(keyword: str, default: Any) -> Rule:
-    return Rule(
-        keyword,
-        "Names of the values in the data set's tuples; a data set's own names win.",
-        default,
-        argument="declared",
-    )
+    return to_argument(keyword, default, "declared", "Names of the values in tuples; a data set's own names win.")
 
 
 def only_train(part: str) -> Rule:
-    return Rule(
-        f"only_train_{part}", f"Train the {part} alone.", False, keys=("train.only",), kind=FLAG, convert=if_true(part)
-    )
+    return to_key(f"only_train_{part}", False, "train.only", FLAG, f"Train the {part} alone.", if_true(part))
 
 
 SPLIT: tuple[Rule, ...] = (
-    Rule(
-        "valid_frac",
-        "Share held out for validation; 0 validates on the training items.",
-        0.05,
-        keys=("data.validation_fraction",),
-        kind=SHARE,
-    ),
-    Rule("random_split_seed", "Seed of the split.", 42, keys=("data.split_seed",), kind=SEED),
+    to_key("valid_frac", 0.05, "data.validation_fraction", SHARE, "Share held out; 0 validates on the training items."),
+    to_key("random_split_seed", 42, "data.split_seed", SEED, "Seed of the split."),
 )
-SAVE = every("save_model_every", "checkpoint.every", 1000, "The last step is always saved; see `checkpoint.keep`.")
-CLEAR = Rule(
+CLEAR = refuse(
     "force_clear_prev_results",
-    "Nothing is ever deleted; False and None are accepted.",
     None,
-    refused="nothing is ever deleted: name another `out`, or remove the old folder yourself",
-    fits=(False,),
+    (False,),
+    "nothing is ever deleted: name another `out`, or remove the old folder yourself",
 )
 
 
 # --- the six trainers ---------------------------------------------------------------------------------------
 
-MULAN = OriginalTrainer(
-    "MuLaNTrainer",
-    "mulan",
-    "musiclm-pytorch",
-    "0.2.8",
-    positional=2,
-    planned=True,
-    rules=(
-        model("mulan", "`MuLaN` to train"),
-        data_set(),
-        steps("num_train_steps", None, "Optimizer steps of the run; the original took as many as there are items."),
-        batch_size(kind=CONTRASTIVE),
-        Rule(
-            "data_max_length",
-            "In samples; becomes `data.max_seconds` by the model's sample rate, and crops at random places.",
-            None,
-            argument="max_samples",
-            kind=STEPS,
-        ),
-        Rule(
-            "folder",
-            "The original never read it; a folder goes where `dataset` goes.",
-            None,
-            always="the original never read it; a folder can be given as `data`",
-        ),
-        rate("lr", 3e-4),
-        accumulation(1),
-        Rule("betas", "Decay rates of the moments.", (0.9, 0.99), keys=("optim.betas",), kind=BETAS),
-        clip(0.5),
-        *SPLIT,
-        SAVE,
-        out("results_folder", "./results"),
-        engine("accelerate_kwargs"),
-        Rule(
-            "use_lion",
-            "Lion instead of AdamW.",
-            False,
-            keys=("optim.name",),
-            kind=FLAG,
-            convert=lambda flag: "lion" if flag else "adamw",
-        ),
-        CLEAR,
+MULAN: tuple[Rule, ...] = (
+    model("mulan", "MuLaN"),
+    data_set(REQUIRED),
+    steps("num_train_steps", None, "Optimizer steps of the run; the original took as many as there are items."),
+    batch_size(kind=CONTRASTIVE),
+    to_argument("data_max_length", None, "max_samples", "`data.max_seconds`, by the model's sample rate.", STEPS),
+    no_effect("folder", None, (), "the original never read it; a folder can be given as `data`"),
+    rate("lr", 3e-4),
+    accumulation(1),
+    betas("betas"),
+    clip(0.5),
+    *SPLIT,
+    checkpoints("save_model_every"),
+    out("results_folder", "./results"),
+    to_parts("accelerate_kwargs", ENGINE_PARTS),
+    to_key("use_lion", False, "optim.name", FLAG, "Lion instead of AdamW.", lambda flag: "lion" if flag else "adamw"),
+    CLEAR,
+)
+
+SOUNDSTORM: tuple[Rule, ...] = (
+    model("model", "SoundStorm"),
+    steps("num_train_steps", REQUIRED),
+    warmup("num_warmup_steps", REQUIRED),
+    batch_size(),
+    data_set(None),
+    only_train("generator"),
+    only_train("critic"),
+    rate("lr", 3e-4),
+    to_key("initial_lr", 1e-5, "optim.initial_lr", NOT_NEGATIVE, "Rate at the start of the warm-up."),
+    accumulation(1),
+    weight_decay("wd", 0.0),
+    clip(0.5),
+    *SPLIT,
+    validations("save_results_every", 100),
+    checkpoints("save_model_every"),
+    out("results_folder", "./results"),
+    to_parts("accelerate_kwargs", ENGINE_PARTS),
+    no_effect("split_batches", False, (True,), GLOBAL_BATCH),
+    no_effect(
+        "drop_last", False, (False,), "batches run on over the end of an epoch: all are full, nothing is dropped"
     ),
+    CLEAR,
 )
 
-SOUNDSTORM = OriginalTrainer(
-    "SoundStormTrainer",
-    "soundstorm",
-    "soundstorm-pytorch",
-    "0.6.1",
-    positional=1,
-    planned=True,
-    rules=(
-        model("model", "`SoundStorm` to train"),
-        steps("num_train_steps"),
-        warmup("num_warmup_steps", REQUIRED),
-        batch_size(),
-        data_set(default=None),
-        only_train("generator"),
-        only_train("critic"),
-        rate("lr", 3e-4),
-        Rule("initial_lr", "Rate at the start of the warm-up.", 1e-5, keys=("optim.initial_lr",), kind=NOT_NEGATIVE),
-        accumulation(1),
-        decay("wd"),
-        clip(0.5),
-        *SPLIT,
-        every("save_results_every", "eval.every", 100, "Steps between two validations."),
-        SAVE,
-        out("results_folder", "./results"),
-        engine("accelerate_kwargs"),
-        split_batches(False),
-        Rule(
-            "drop_last",
-            "Batches are always full: they run on over the end of an epoch, and nothing is dropped.",
-            False,
-            always="batches run on over the end of an epoch, so that all are full and nothing is dropped",
-            fits=(False,),
-        ),
-        CLEAR,
+VQGAN: tuple[Rule, ...] = (
+    model("vae", "VQGanVAE"),
+    to_argument("folder", REQUIRED, "data", "The folder of pictures."),
+    steps("num_train_steps", REQUIRED),
+    batch_size(),
+    to_argument("image_size", REQUIRED, "image_size", "Belongs to the model, `model.image_size`; must be the same."),
+    rate("lr", 3e-4),
+    accumulation(1),
+    clip(None, "Largest norm of the gradient; the discriminator's too, unless `discr_max_grad_norm` is given."),
+    to_key("discr_max_grad_norm", None, "optim.discriminator.clip", NORM, "The same for the discriminator alone."),
+    to_key("save_results_every", 100, "sample.every", INTERVAL, "Steps between two grids of reconstructions."),
+    checkpoints("save_model_every"),
+    out("results_folder", "./results"),
+    *SPLIT,
+    to_key("use_ema", True, "ema.enabled", FLAG, "Keep a moving average of the weights."),
+    to_key("ema_beta", 0.995, "ema.decay", DECAY, "Decay of the average; the original ignored it."),
+    to_key("ema_update_after_step", 0, "ema.start", COUNT, "The average is a plain copy before."),
+    to_key("ema_update_every", 1, "ema.every", FEW, "Steps between two updates."),
+    to_key(
+        "apply_grad_penalty_every", 4, "loss.penalty_every", FEW, "The original ignored it: it penalised each step."
     ),
+    to_parts("accelerate_kwargs", ENGINE_PARTS),
 )
 
-VQGAN = OriginalTrainer(
-    "VQGanVAETrainer",
-    "vqgan",
-    "muse-maskgit-pytorch",
-    "0.3.5",
-    positional=1,
-    planned=False,
-    rules=(
-        model("vae", "`VQGanVAE` to train"),
-        Rule("folder", "The folder of pictures.", argument="data"),
-        steps("num_train_steps"),
-        batch_size(),
-        Rule(
-            "image_size",
-            "Belongs to the model (`model.image_size`); accepted when it is the model's.",
-            argument="image_size",
-        ),
-        rate("lr", 3e-4),
-        accumulation(1),
-        clip(None, "Largest norm of the gradient; the discriminator's too, unless `discr_max_grad_norm` is given."),
-        Rule(
-            "discr_max_grad_norm",
-            "Largest norm of the discriminator's gradient.",
-            None,
-            keys=("optim.discriminator.clip",),
-            kind=NORM,
-        ),
-        every("save_results_every", "sample.every", 100, "Steps between two grids of input beside reconstruction."),
-        SAVE,
-        out("results_folder", "./results"),
-        *SPLIT,
-        Rule("use_ema", "Keep a moving average of the weights.", True, keys=("ema.enabled",), kind=FLAG),
-        Rule("ema_beta", "Decay of the average; the original ignored it.", 0.995, keys=("ema.decay",), kind=DECAY),
-        Rule("ema_update_after_step", "The average is a plain copy before.", 0, keys=("ema.start",), kind=COUNT),
-        Rule("ema_update_every", "Steps between two updates.", 1, keys=("ema.every",), kind=FEW),
-        Rule(
-            "apply_grad_penalty_every",
-            "Steps between two gradient penalties, which the original asked for but never applied.",
-            4,
-            keys=("loss.penalty_every",),
-            kind=FEW,
-        ),
-        engine("accelerate_kwargs"),
-    ),
+PHENAKI: tuple[Rule, ...] = (
+    model("phenaki", "Phenaki"),
+    to_argument("folder", None, "data", "The folder of videos or pictures."),
+    to_key("train_on_images", False, "data.train_on_images", FLAG, "Train on single pictures."),
+    batch_size(16),
+    accumulation(1),
+    to_key("num_frames", 17, "data.num_frames", FRAMES, "Frames of a training clip."),
+    to_key("sample_num_frames", None, "sample.num_frames", FRAMES, "Frames of a sample."),
+    rate("train_lr", 1e-4),
+    steps("train_num_steps", 100_000),
+    clip(None),
+    to_key("ema_update_every", 10, "ema.every", FEW, "Steps between two updates; the original kept no average."),
+    to_key("ema_decay", 0.995, "ema.decay", DECAY, "Decay of the average; the original kept no average."),
+    betas("adam_betas"),
+    weight_decay("wd", 0),
+    Rule("save_and_sample_every", 1000, "Both at once.", keys=("sample.every", "checkpoint.every"), kind=INTERVAL),
+    to_key("num_samples", 25, "sample.num", FEW, "Any number, not only squares."),
+    out("results_folder", "./results"),
+    to_key("amp", False, "engine.precision", FLAG, "Autocast to bf16.", if_true("bf16")),
+    to_key("fp16", False, "engine.precision", FLAG, "Becomes bf16.", if_true("bf16", FP16_NOTICE)),
+    no_effect("split_batches", True, (True,), GLOBAL_BATCH),
+    no_effect("convert_image_to", None, (), "files are converted to the tokenizer's channels: 1 is L, 3 RGB, 4 RGBA"),
+    to_key("sample_texts_file_path", None, "sample.texts", TEXTS_FILE, "Captions to sample, a line each."),
+    to_key("sample_texts", None, "sample.texts", TEXTS, "Captions to sample; the original ignored them."),
+    data_set(None),
+    declared("dataset_fields", None),
 )
 
-PHENAKI = OriginalTrainer(
-    "PhenakiTrainer",
-    "phenaki",
-    "phenaki-pytorch",
-    "0.5.0",
-    positional=1,
-    planned=True,
-    rules=(
-        model("phenaki", "`Phenaki` to train"),
-        Rule("folder", "The folder of videos or pictures.", None, argument="data"),
-        Rule("train_on_images", "Train on single pictures.", False, keys=("data.train_on_images",), kind=FLAG),
-        batch_size(16),
-        accumulation(1),
-        Rule("num_frames", "Frames of a training clip.", 17, keys=("data.num_frames",), kind=whole(1, 17)),
-        Rule("sample_num_frames", "Frames of a sample.", None, keys=("sample.num_frames",), kind=whole(1, 17)),
-        rate("train_lr", 1e-4),
-        steps("train_num_steps", 100_000),
-        clip(None),
-        Rule(
-            "ema_update_every",
-            "Steps between two updates; the original kept no average.",
-            10,
-            keys=("ema.every",),
-            kind=FEW,
-        ),
-        Rule(
-            "ema_decay", "Decay of the average; the original kept no average.", 0.995, keys=("ema.decay",), kind=DECAY
-        ),
-        Rule("adam_betas", "Decay rates of the moments.", (0.9, 0.99), keys=("optim.betas",), kind=BETAS),
-        decay("wd"),
-        Rule(
-            "save_and_sample_every",
-            "Sets both intervals.",
-            1000,
-            keys=("sample.every", "checkpoint.every"),
-            kind=INTERVAL,
-        ),
-        Rule("num_samples", "Any number, not only squares.", 25, keys=("sample.num",), kind=whole(1, 25)),
-        out("results_folder", "./results"),
-        Rule("amp", "Autocast to bf16.", False, keys=("engine.precision",), kind=FLAG, convert=if_true("bf16")),
-        Rule(
-            "fp16",
-            "Becomes bf16, which needs no loss scaling.",
-            False,
-            keys=("engine.precision",),
-            kind=FLAG,
-            convert=if_true("bf16", FP16_NOTICE),
-        ),
-        split_batches(True),
-        Rule(
-            "convert_image_to",
-            "Files are converted to the tokenizer's channels: 1 is L, 3 RGB, 4 RGBA.",
-            None,
-            always="files are converted to the tokenizer's channels",
-        ),
-        Rule(
-            "sample_texts_file_path",
-            "Captions to sample, a line each.",
-            None,
-            keys=("sample.texts",),
-            kind=TEXTS_FILE,
-        ),
-        Rule(
-            "sample_texts", "Captions to sample; the original ignored them.", None, keys=("sample.texts",), kind=TEXTS
-        ),
-        data_set(default=None),
-        declared("dataset_fields", None),
-    ),
+MESH_FIELDS = ("vertices", "faces", "face_edges")
+MESH_COMMON: tuple[Rule, ...] = (
+    data_set(REQUIRED),
+    steps("num_train_steps", REQUIRED),
+    batch_size(),
+    accumulation(REQUIRED),
+)
+VALIDATION_SET = to_argument("val_dataset", None, "validation", "A data set object; a folder can stand here too.")
+VALIDATION_BATCHES = Rule(
+    "val_num_batches",
+    5,
+    "Batches of a validation; given with `grad_accum_every`, multiplied by it, as it was.",
+    keys=("eval.batches",),
+    kind=FEW,
+    times_accumulation=True,
+)
+SCHEDULE: tuple[Rule, ...] = (
+    to_key("scheduler", None, "optim.schedule", SCHEDULER, "torch's CosineAnnealingLR; for others use `lr_schedule`."),
+    to_parts("scheduler_kwargs", SCHEDULER_PARTS),
+)
+MESH_TRACKING = to_key(
+    "use_wandb_tracking", False, "log.trackers", FLAG, "`log.project` and `log.name` name the run.", if_true(("wandb",))
 )
 
-
-def mesh_rules(
-    what: str, learning_rate: float, norm: float | None, val_every: int, fields: Sequence[str]
-) -> dict[str, Rule]:
-    """The rules of both mesh trainers, by keyword: they differ in defaults and order alone."""
-    rules = (
-        model("model", f"`{what}` to train"),
-        data_set(),
-        steps("num_train_steps"),
-        batch_size(),
-        accumulation(),
-        Rule("val_dataset", "A data set or a folder.", None, argument="validation"),
-        every("val_every", "eval.every", val_every, "Steps between two validations."),
-        Rule(
-            "val_num_batches",
-            "Batches of a validation; given with `grad_accum_every` it is multiplied by it, as in the original.",
-            5,
-            keys=("eval.batches",),
-            kind=FEW,
-            times_accumulation=True,
-        ),
-        rate("learning_rate", learning_rate),
-        decay("weight_decay"),
-        clip(norm),
-        Rule("ema_kwargs", "See [`ema_kwargs`](#entries-of-dictionaries).", {}, parts=EMA_PARTS),
-        Rule("scheduler", "A class of torch.", None, keys=("optim.schedule",), kind=SCHEDULER),
-        Rule("scheduler_kwargs", "See [`scheduler_kwargs`](#entries-of-dictionaries).", {}, parts=SCHEDULER_PARTS),
-        engine("accelerator_kwargs"),
-        Rule("optimizer_kwargs", "See [`optimizer_kwargs`](#entries-of-dictionaries).", {}, parts=OPTIMIZER_PARTS),
-        every("checkpoint_every", "checkpoint.every", 1000, SAVE.explanation),
-        out("checkpoint_folder", "./checkpoints"),
-        declared("data_kwargs", list(fields)),
-        warmup("warmup_steps", 1000),
-        Rule(
-            "use_wandb_tracking",
-            "Track with W&B; project and name are `log.project` and `log.name`.",
-            False,
-            keys=("log.trackers",),
-            kind=FLAG,
-            convert=if_true(("wandb",)),
-        ),
-    )
-    return {rule.keyword: rule for rule in rules}
-
-
-_AUTOENCODER = mesh_rules("MeshAutoencoder", 1e-4, None, 100, ("vertices", "faces", "face_edges"))
-_TRANSFORMER = mesh_rules("MeshTransformer", 2e-4, 0.5, 1, ("vertices", "faces", "face_edges", "texts"))
-_TRANSFORMER_ORDER = (
-    "model dataset num_train_steps batch_size grad_accum_every learning_rate weight_decay max_grad_norm val_dataset "
-    "val_every val_num_batches scheduler scheduler_kwargs ema_kwargs accelerator_kwargs optimizer_kwargs "
-    "checkpoint_every checkpoint_folder data_kwargs warmup_steps use_wandb_tracking"
-).split()
-
-MESH_AUTOENCODER = OriginalTrainer(
-    "MeshAutoencoderTrainer",
-    "mesh-autoencoder",
-    "meshgpt-pytorch",
-    "1.8.1",
-    positional=len(_AUTOENCODER),
-    planned=True,
-    rules=tuple(_AUTOENCODER.values()),
+MESH_AUTOENCODER: tuple[Rule, ...] = (
+    model("model", "MeshAutoencoder"),
+    *MESH_COMMON,
+    VALIDATION_SET,
+    validations("val_every", 100),
+    VALIDATION_BATCHES,
+    rate("learning_rate", 1e-4),
+    weight_decay("weight_decay", 0.0),
+    clip(None),
+    to_parts("ema_kwargs", EMA_PARTS, {"use_foreach": True}),
+    *SCHEDULE,
+    to_parts("accelerator_kwargs", ENGINE_PARTS),
+    to_parts("optimizer_kwargs", OPTIMIZER_PARTS),
+    checkpoints("checkpoint_every"),
+    out("checkpoint_folder", "./checkpoints"),
+    declared("data_kwargs", list(MESH_FIELDS)),
+    warmup("warmup_steps", 1000),
+    MESH_TRACKING,
 )
 
-MESH_TRANSFORMER = OriginalTrainer(
-    "MeshTransformerTrainer",
-    "mesh-transformer",
-    "meshgpt-pytorch",
-    "1.8.1",
-    positional=len(_TRANSFORMER_ORDER),
-    planned=True,
-    rules=tuple(_TRANSFORMER[keyword] for keyword in _TRANSFORMER_ORDER),
+MESH_TRANSFORMER: tuple[Rule, ...] = (
+    model("model", "MeshTransformer"),
+    *MESH_COMMON,
+    rate("learning_rate", 2e-4),
+    weight_decay("weight_decay", 0.0),
+    clip(0.5),
+    VALIDATION_SET,
+    validations("val_every", 1),
+    VALIDATION_BATCHES,
+    *SCHEDULE,
+    to_parts("ema_kwargs", EMA_PARTS),
+    to_parts("accelerator_kwargs", ENGINE_PARTS),
+    to_parts("optimizer_kwargs", OPTIMIZER_PARTS),
+    checkpoints("checkpoint_every"),
+    out("checkpoint_folder", "./checkpoints"),
+    declared("data_kwargs", [*MESH_FIELDS, "texts"]),
+    warmup("warmup_steps", 1000),
+    MESH_TRACKING,
 )
 
 TRAINERS: Mapping[str, OriginalTrainer] = {
-    trainer.name: trainer for trainer in (MULAN, SOUNDSTORM, VQGAN, PHENAKI, MESH_AUTOENCODER, MESH_TRANSFORMER)
+    trainer.name: trainer
+    for trainer in (
+        OriginalTrainer("MuLaNTrainer", "mulan", "musiclm-pytorch", "0.2.8", 2, True, MULAN),
+        OriginalTrainer("SoundStormTrainer", "soundstorm", "soundstorm-pytorch", "0.6.1", 1, True, SOUNDSTORM),
+        OriginalTrainer("VQGanVAETrainer", "vqgan", "muse-maskgit-pytorch", "0.3.5", 1, False, VQGAN),
+        OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, True, PHENAKI),
+        OriginalTrainer(
+            "MeshAutoencoderTrainer", "mesh-autoencoder", "meshgpt-pytorch", "1.8.1", 21, True, MESH_AUTOENCODER
+        ),
+        OriginalTrainer(
+            "MeshTransformerTrainer", "mesh-transformer", "meshgpt-pytorch", "1.8.1", 21, True, MESH_TRANSFORMER
+        ),
+    )
 }
+
+
+# --- what else there was: methods, files, weights -----------------------------------------------------------
+
+METHODS: tuple[tuple[str, str, str], ...] = (
+    ("`train(log_fn)`", "`train(log_fn)`", "`log_fn` gets the figures of each step, and the grids of a sampling step."),
+    ("`train(only_train_generator, only_train_critic)`", "`train.only` (with the family)", "A key of the run."),
+    ("`trainer()`", "`trainer()`", "The same as `train()`."),
+    ("`train_step()`", "`train_step()`", "Returns a dictionary of loss parts in every trainer, still on the device."),
+    ("`save(path)`, `save(milestone)`, `save(overwrite=)`", "`save()`", "Into `checkpoints/` of the run, by step."),
+    ("`load(path)`, `load(milestone)`", "`load(folder)`", "A checkpoint folder of quintet."),
+    ("`load(path, restore_optimizer=False)`", "`load(folder, restore_optimizer=False)`", "Weights alone."),
+    ("`print(msg)`", "`print(text)`", "Once, on the console and in `log.txt`."),
+    ("`log(**values)`", "`log(**figures)`", "A row in `metrics.jsonl` and in every tracker."),
+    ("`wait()`", "`wait()`", "For the other processes."),
+    ("`device`, `is_main`, `is_local_main`", "`device`, `is_main`, `is_local_main`", "The same."),
+    ("`is_distributed`", "`is_distributed`", "The same."),
+    ("`steps`, `step`", "`step`", "An integer: steps taken so far."),
+    ("`unwrapped_model`", "`recipe.modules`", "The bare modules by name."),
+    ("`ema_vae`, `ema_model`, `ema_tokenizer`", "`state.averaged_nets()`", "The averaged modules by name."),
+    ("`warmup(step)`", "`lr_schedule(step)`", "The rate of any step, not only of the warm-up."),
+    ("`generate(…)`", "the model's `generate` (with the family)", "Or `quintet sample RUN`."),
+    ("`tokenize(…)`", "the tokenizer's `encode`", "Or `quintet encode RUN DATA`."),
+    (
+        "`wandb_tracking(project, run)`",
+        "`log.trackers`, `log.project`, `log.name`",
+        "Keys instead of a context manager.",
+    ),
+    ("`accelerator`", "`engine`", "`torchrun` and `accelerate launch` both start quintet."),
+)
+
+FILES: tuple[tuple[str, str], ...] = (
+    ("`mulan.N.pt`, `soundstorm.N.pt`, `vae.N.pt`", "`checkpoints/step-N/<module>.safetensors`"),
+    ("`vae.N.ema.pt`", "`checkpoints/step-N/ema/<module>.safetensors`"),
+    ("`model-K.pt` (Phenaki)", "`checkpoints/step-N/`"),
+    ("`mesh-autoencoder.ckpt.K.pt`, `mesh-transformer.ckpt.K.pt`", "`checkpoints/step-N/`"),
+    ("`N.ema.png`", "`samples/step-N/reconstructions.png`"),
+    ("`N.png` (VQ-GAN)", "`samples/step-N/live-reconstructions.png`"),
+    ("`videos.K/<caption>.gif`, `K.png` (Phenaki)", "`samples/step-N/`, captions in `samples.jsonl`"),
+    ("optimizer, scheduler and step inside the pickle", "`checkpoints/step-N/optim/`, `meta.json`"),
+    ("model configuration inside the pickle, or nowhere", "`config.yaml`, in the run and in each checkpoint"),
+)
+
+OLD_WEIGHTS: tuple[tuple[str, str], ...] = (
+    (
+        "`VQGanVAE`",
+        "Pixels enter and leave as 2 x 2 blocks, and residual blocks and quantizers are others; the discriminator is a "
+        "module of its own.",
+    ),
+    (
+        "`MuLaN`",
+        "The audio tower hears log-mel spectrograms where the original heard raw power: its weights do not fit.",
+    ),
+    (
+        "`SoundStorm`",
+        "Masking, embedding of levels and heads differ, and the codes are those of the codec it was trained with.",
+    ),
+    (
+        "`Phenaki`, `CViViT`",
+        "The original's tokenizer is not causal in time, by a defect of its position module; one that is cannot use "
+        "its weights, and a generator is of use with its own tokenizer only.",
+    ),
+    (
+        "`MeshAutoencoder`",
+        "Angles and areas of faces are measured and binned in another way, so the embeddings mean other things.",
+    ),
+    (
+        "`MeshTransformer`",
+        "It speaks the codes of one `MeshAutoencoder`; with another tokenizer its vocabulary has another meaning.",
+    ),
+)

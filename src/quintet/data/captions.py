@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(slots=True)
 class Metadata:
-    """A metadata file as far as it could be read."""
+    """A metadata file as far as it could be read; `skipped` has line numbers, 0 for the file as a whole."""
 
     rows: list[Row] = field(default_factory=list)
     skipped: list[tuple[int, str]] = field(default_factory=list)
@@ -109,6 +109,8 @@ def folder_caption(name: str) -> str:
 
 def captions_of(value: object) -> tuple[str, ...]:
     """The captions in a metadata value: a text, or a list of several; what is no text is left out."""
+    if value is None:
+        return ()
     values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     texts = (sound_text(str(text)).strip() for text in values if _is_textual(text))
     return tuple(text for text in texts if text)

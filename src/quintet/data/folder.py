@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.data.captions import Row, folder_caption, read_caption, read_metadata
+from quintet.data.captions import Metadata, Row, folder_caption, read_caption, read_metadata
 from quintet.errors import UsageError
 from quintet.media import image as images
 
@@ -261,30 +261,34 @@ def _metadata_rows(root: Path, walk: _Walk, result: Scan) -> dict[str, Row] | No
     known = {*walk.media, *(file for file, _ in walk.skipped)}
     rows: dict[str, Row] = {}
     repeated: list[str] = []
-    usable = False
     # The metadata file nearest to a picture is the one that speaks for it.
     for prefix in sorted(walk.metadata, key=lambda folder: (-folder.count("/"), folder)):
-        name = next(name for name in METADATA_NAMES if name in walk.metadata[prefix])
-        if len(walk.metadata[prefix]) > 1:
-            result.notes.append(f"{prefix}{METADATA_NAMES[1]} is not read, because {METADATA_NAMES[0]} is beside it")
-        metadata = read_metadata(root / prefix / name)
-        result.columns.extend(column for column in metadata.columns if column not in result.columns)
-        result.notes.extend(f"{prefix}{name}: {note}" for note in metadata.notes)
-        result.skipped.extend((prefix + name, f"line {line}: {reason}") for line, reason in metadata.skipped)
-        if metadata.rows and not usable:
-            result.captions_from = name
-            usable = True
+        name, metadata = _metadata_of(root, prefix, walk.metadata[prefix], result)
+        if metadata.rows and result.captions_from == "none":
+            result.captions_from = posixpath.basename(name)
         for row in metadata.rows:
             file = _resolve(prefix, row.file, known)
             if problem := _row_problem(file, walk, known):
-                result.skipped.append((prefix + name, f"line {row.line}: {_printable(row.file)} {problem}"))
+                result.skipped.append((name, f"line {row.line}: {_printable(row.file)} {problem}"))
             elif file in rows:
-                repeated.append(f"{file} in {prefix}{name} line {row.line}")
+                repeated.append(f"{file} in {name} line {row.line}")
             else:
                 rows[file] = row
     if repeated:
-        result.notes.append(f"{len(repeated)} rows for a file named before were left out, the first: {repeated[0]}")
-    return rows if usable else None
+        result.notes.append(f"rows for a file named before, left out: {len(repeated)}, the first {repeated[0]}")
+    return None if result.captions_from == "none" else rows
+
+
+def _metadata_of(root: Path, prefix: str, names: set[str], result: Scan) -> tuple[str, Metadata]:
+    """Read the metadata file of one folder and pass on what it says beside its rows."""
+    name = prefix + next(name for name in METADATA_NAMES if name in names)
+    if len(names) > 1:
+        result.notes.append(f"{prefix}{METADATA_NAMES[1]} is not read, because {METADATA_NAMES[0]} is beside it")
+    metadata = read_metadata(root / name)
+    result.columns.extend(column for column in metadata.columns if column not in result.columns)
+    result.notes.extend(f"{name}: {note}" for note in metadata.notes)
+    result.skipped.extend((name, f"line {line}: {reason}" if line else reason) for line, reason in metadata.skipped)
+    return name, metadata
 
 
 def _resolve(prefix: str, written: str, known: set[str]) -> str:

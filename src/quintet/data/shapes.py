@@ -298,7 +298,7 @@ def _place(rng: np.random.Generator, position: str, shape: str, colour: str, siz
 
 
 def gap_between(first: PlacedObject, second: PlacedObject) -> float:
-    """The distance between two outlines, in units of the frame; negative when the objects overlap."""
+    """The distance between two outlines, seen at the pixels of a 64 x 64 picture; negative when they overlap."""
     x, y = pixel_centres(int(FRAME))
     distances = (
         signed_distance(one.record["shape"], x, y, (one.x, one.y), one.radius, one.angle) for one in (first, second)

@@ -49,6 +49,7 @@ MIN_SIDE = 4
 
 # Only these are tried, whatever a file is called: Pillow's other readers include some that start programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF") + (("AVIF",) if features.check("avif") else ())
+_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # the many pictures of a TIFF or of a phone's JPEG (MPO) are no animation
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _WHITE = (255, 255, 255, 255)
 _TRANSPOSE = {
@@ -263,13 +264,13 @@ def _reduce(image: Image.Image, request: _Request) -> None:
 
 def _is_animated(image: Image.Image) -> bool:
     """More than one frame; asked before decoding, because asking moves some readers to the second frame."""
-    if image.format == "TIFF":
-        return False  # pages rather than frames, and counting them reads the whole file
-    try:
-        return bool(getattr(image, "is_animated", False))
-    finally:
-        with suppress(Exception):
-            image.seek(0)
+    if image.format not in _ANIMATED:
+        return False
+    animated = False
+    with suppress(Exception):  # damage in a later frame, which nobody needs
+        animated = bool(getattr(image, "is_animated", False))
+    image.seek(0)
+    return animated
 
 
 def _load(image: Image.Image, truncated: Truncated) -> None:
@@ -311,17 +312,15 @@ def _convert(image: Image.Image, mode: Mode) -> Image.Image:
 
 def _eight_bit(image: Image.Image) -> Pixels:
     """Samples of 16 bits and more, scaled. 32-bit modes do not tell their range: the smallest usual one is taken."""
-    values = np.asarray(image).astype(np.float64)
-    np.nan_to_num(values, copy=False)
     if image.mode.startswith("I;16"):
-        full = 65535
-    else:
-        scales = (1, 255, 65535) if image.mode == "F" else (255, 65535)
-        full = next((scale for scale in scales if values.max() <= scale), 0)
-        if not full or values.min() < 0:
-            raise UnreadableItem(
-                f"samples from {values.min():g} to {values.max():g}; save the picture with 8 or 16 bits"
-            )
+        pixels: Pixels = _floats_to_bytes(np.arange(65536) / 65535)[np.asarray(image)]
+        return pixels
+    values = np.nan_to_num(np.asarray(image))
+    scales = (1, 255, 65535) if image.mode == "F" else (255, 65535)
+    full = next((scale for scale in scales if values.max() <= scale), 0)
+    if not full or values.min() < 0:
+        extremes = f"from {values.min():g} to {values.max():g}"
+        raise UnreadableItem(f"samples {extremes}; save the picture with 8 or 16 bits")
     return _floats_to_bytes(values / full)
 
 

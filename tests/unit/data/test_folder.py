@@ -167,7 +167,7 @@ def test_metadata_at_the_root(tmp_path: Path) -> None:
         ("metadata.jsonl", "line 5: d.mp4 is not of an accepted type"),
     ]
     assert found.notes == [
-        "1 rows for a file named before were left out, the first: a.png in metadata.jsonl line 3",
+        "rows for a file named before, left out: 1, the first a.png in metadata.jsonl line 3",
         "1 of 3 files have no caption in the metadata.jsonl",
     ]
 

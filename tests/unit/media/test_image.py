@@ -178,6 +178,12 @@ def test_float_samples_are_scaled_by_the_smallest_usual_range(tmp_path: Path, to
 def test_samples_without_a_usual_range_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8), -3.5, np.float32)).save(tmp_path / "a.tif")
     assert "samples from -3.5" in refused(tmp_path / "a.tif")
+    Image.fromarray(np.full((8, 8), 1e9, np.float32)).save(tmp_path / "b.tif")
+    assert "samples from 1e+09" in refused(tmp_path / "b.tif")
+    values = np.full((8, 8), 0.5, np.float32)
+    values[0, 0] = np.nan
+    Image.fromarray(values).save(tmp_path / "c.tif")
+    assert np.asarray(images.read_image(tmp_path / "c.tif", mode="L"))[0, :2].tolist() == [0, 128]
 
 
 def test_transparency_lies_on_white(tmp_path: Path) -> None:
@@ -220,6 +226,22 @@ def test_the_first_frame_of_an_animation_is_used(tmp_path: Path, extension: str)
     picture = images.read_image(tmp_path / f"a.{extension}")
     assert corners(picture) == ["red", "green", "blue", "white"]
     assert images.probe_image(tmp_path / f"a.{extension}").animated
+
+
+def test_damage_in_a_later_frame_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "a.gif"
+    quarters().save(path, save_all=True, append_images=[noise(32, 24)])
+    path.write_bytes(path.read_bytes()[:-400])
+    assert corners(images.read_image(path)) == ["red", "green", "blue", "white"]
+
+
+def test_the_main_picture_of_a_phones_jpeg_is_used(tmp_path: Path) -> None:
+    quarters(640, 480).save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=[noise(64, 48)])
+    facts = images.probe_image(tmp_path / "a.jpg")
+    assert (facts.format, facts.width, facts.height, facts.animated) == ("MPO", 640, 480, False)
+    picture = images.read_image(tmp_path / "a.jpg", side=40)
+    assert picture.size == (160, 120)
+    assert corners(picture) == ["red", "green", "blue", "white"]
 
 
 def test_a_still_picture_is_not_called_animated(tmp_path: Path) -> None:

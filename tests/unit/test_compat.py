@@ -1,0 +1,444 @@
+"""The table of the original trainers' keywords, and what is made of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet import compat, recipes
+from quintet.compat import CompatibilityNotice, announce, translate, translate_by
+from quintet.compat_table import METHODS, OWN, PARTS, REQUIRED, TRAINERS, OriginalTrainer, Rule
+from quintet.config import RunConfig, build, keys
+from quintet.errors import UsageError
+
+SIGNATURES = {
+    "MuLaNTrainer": "mulan dataset num_train_steps batch_size data_max_length folder lr grad_accum_every betas "
+    "max_grad_norm valid_frac random_split_seed save_model_every results_folder accelerate_kwargs use_lion "
+    "force_clear_prev_results",
+    "SoundStormTrainer": "model num_train_steps num_warmup_steps batch_size dataset only_train_generator "
+    "only_train_critic lr initial_lr grad_accum_every wd max_grad_norm valid_frac random_split_seed "
+    "save_results_every save_model_every results_folder accelerate_kwargs split_batches drop_last "
+    "force_clear_prev_results",
+    "VQGanVAETrainer": "vae folder num_train_steps batch_size image_size lr grad_accum_every max_grad_norm "
+    "discr_max_grad_norm save_results_every save_model_every results_folder valid_frac random_split_seed use_ema "
+    "ema_beta ema_update_after_step ema_update_every apply_grad_penalty_every accelerate_kwargs",
+    "PhenakiTrainer": "phenaki folder train_on_images batch_size grad_accum_every num_frames sample_num_frames "
+    "train_lr train_num_steps max_grad_norm ema_update_every ema_decay adam_betas wd save_and_sample_every "
+    "num_samples results_folder amp fp16 split_batches convert_image_to sample_texts_file_path sample_texts dataset "
+    "dataset_fields",
+    "MeshAutoencoderTrainer": "model dataset num_train_steps batch_size grad_accum_every val_dataset val_every "
+    "val_num_batches learning_rate weight_decay max_grad_norm ema_kwargs scheduler scheduler_kwargs "
+    "accelerator_kwargs optimizer_kwargs checkpoint_every checkpoint_folder data_kwargs warmup_steps "
+    "use_wandb_tracking",
+    "MeshTransformerTrainer": "model dataset num_train_steps batch_size grad_accum_every learning_rate weight_decay "
+    "max_grad_norm val_dataset val_every val_num_batches scheduler scheduler_kwargs ema_kwargs accelerator_kwargs "
+    "optimizer_kwargs checkpoint_every checkpoint_folder data_kwargs warmup_steps use_wandb_tracking",
+}
+"""The originals' keywords, in their order, read from the published packages."""
+
+EVERY_TRAINER = [pytest.param(trainer, id=name) for name, trainer in TRAINERS.items()]
+EVERY_RULE = [
+    *(pytest.param(rule, id=f"{name}.{rule.keyword}") for name, table in TRAINERS.items() for rule in table.rules),
+    *(pytest.param(rule, id=f"{name}.{rule.keyword}") for name, rules in PARTS.items() for rule in rules),
+    *(pytest.param(rule, id=f"own.{rule.keyword}") for rule in OWN),
+]
+
+
+def all_rules(trainer: OriginalTrainer) -> list[Rule]:
+    return [inner for rule in (*OWN, *trainer.rules) for inner in (rule, *rule.parts)]
+
+
+def vqgan(**keywords: Any) -> compat.Translation:
+    return translate("VQGanVAETrainer", keywords)
+
+
+def by(trainer: str, *positional: Any, **keywords: Any) -> compat.Translation:
+    return translate_by(TRAINERS[trainer], keywords, positional)
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainer", EVERY_TRAINER)
+def test_every_original_keyword_has_a_rule_in_the_original_order(trainer: OriginalTrainer) -> None:
+    assert [rule.keyword for rule in trainer.rules] == SIGNATURES[trainer.name].split()
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE)
+def test_a_rule_goes_one_way_and_explains_itself(rule: Rule) -> None:
+    ways = [rule.keys, rule.argument, rule.parts, rule.spread, rule.refused, rule.always]
+    assert sum(bool(way) for way in ways) == 1
+    assert rule.explanation.endswith(".")
+    assert "|" not in rule.explanation
+    assert rule.kind is not None or not rule.keys
+
+
+def test_the_table_agrees_with_the_registry() -> None:
+    for trainer in TRAINERS.values():
+        assert trainer.planned == (trainer.recipe not in recipes.RECIPES), trainer.name
+    for name, entry in recipes.RECIPES.items():
+        if entry.trainer in TRAINERS:
+            assert compat.trainer_recipe(entry.trainer) == name
+
+
+def test_every_key_of_a_landed_family_is_in_its_schema() -> None:
+    for entry in recipes.RECIPES.values():
+        if entry.trainer in TRAINERS:
+            known = set(keys(entry.config_class()))
+            assert {key for rule in all_rules(TRAINERS[entry.trainer]) for key in rule.keys} <= known, entry.trainer
+
+
+def test_keys_outside_the_common_schema_are_those_of_families() -> None:
+    common = set(keys(RunConfig))
+    of_families = {key for trainer in TRAINERS.values() for rule in trainer.rules for key in rule.keys} - common
+    assert of_families == {
+        "data.num_frames",
+        "data.train_on_images",
+        "loss.penalty_every",
+        "optim.discriminator.clip",
+        "sample.num_frames",
+        "sample.texts",
+        "train.only",
+    }
+    assert {key for rules in (*PARTS.values(), OWN) for rule in rules for key in rule.keys} <= common
+
+
+@pytest.mark.parametrize("trainer", EVERY_TRAINER)
+def test_the_original_defaults_are_accepted(trainer: OriginalTrainer) -> None:
+    defaults = {rule.keyword: rule.default for rule in trainer.rules if rule.default is not REQUIRED}
+    translation = translate_by(trainer, defaults)
+    assert translation.arguments["out"].startswith("./")
+    parts = {rule.keyword: {part.keyword: part.default for part in rule.parts} for rule in trainer.rules if rule.parts}
+    parts.get("scheduler_kwargs", {}).pop("T_max", None)
+    translate_by(trainer, parts)
+
+
+def test_examples_are_possible_values() -> None:
+    for rule in (rule for trainer in TRAINERS.values() for rule in all_rules(trainer)):
+        if rule.kind is not None and rule.kind.example[0].isdigit():
+            rule.kind.accept(float(rule.kind.example))
+
+
+# --- translating --------------------------------------------------------------------------------------------
+
+
+def test_the_whole_original_signature_of_the_vqgan_trainer() -> None:
+    model = object()
+    translation = vqgan(
+        vae=model,
+        folder="photos",
+        num_train_steps=1e4,
+        batch_size=4,
+        image_size=128,
+        lr=1e-4,
+        grad_accum_every=2,
+        max_grad_norm=1,
+        discr_max_grad_norm=0.5,
+        save_results_every=50,
+        save_model_every=500,
+        results_folder="results",
+        valid_frac=0.1,
+        random_split_seed=7,
+        use_ema=True,
+        ema_beta=0.99,
+        ema_update_after_step=10,
+        ema_update_every=2,
+        apply_grad_penalty_every=8,
+        accelerate_kwargs={"mixed_precision": "bf16", "log_with": ["wandb"], "kwargs_handlers": []},
+    )
+    assert translation.arguments == {"model": model, "data": "photos", "image_size": 128, "out": "results"}
+    assert translation.overrides == {
+        "train.steps": 10_000,
+        "train.batch_size": 8,
+        "optim.lr": 1e-4,
+        "train.accumulate": 2,
+        "optim.clip": 1.0,
+        "optim.discriminator.clip": 0.5,
+        "sample.every": 50,
+        "checkpoint.every": 500,
+        "data.validation_fraction": 0.1,
+        "data.split_seed": 7,
+        "ema.enabled": True,
+        "ema.decay": 0.99,
+        "ema.start": 10,
+        "ema.every": 2,
+        "loss.penalty_every": 8,
+        "engine.precision": "bf16",
+        "log.trackers": ("wandb",),
+    }
+    config = build(recipes.find("vqgan").config_class(), overrides=translation.overrides)
+    assert (config.train.steps, config.train.batch_size, config.ema.decay) == (10_000, 8, 0.99)
+
+
+def test_own_keywords_of_the_readme() -> None:
+    settings = {"ema.decay": 0.9, "optim": {"schedule": "constant"}}
+    translation = vqgan(data="photos", out="runs/tok", steps=10, batch_size=16, accumulate=4, config=settings)
+    assert translation.arguments == {"data": "photos", "out": "runs/tok"}
+    assert translation.overrides == {
+        "train.steps": 10,
+        "train.batch_size": 16,
+        "train.accumulate": 4,
+        "ema.decay": 0.9,
+        "optim.schedule": "constant",
+    }
+    assert not translation.foreign
+
+
+def test_none_is_not_given() -> None:
+    translation = vqgan(folder=None, max_grad_norm=None, discr_max_grad_norm=None, accelerate_kwargs=None, steps=None)
+    assert (translation.overrides, translation.arguments, translation.notices) == ({}, {}, [])
+
+
+def test_none_is_no_clipping_where_the_original_clips() -> None:
+    assert by("MeshTransformerTrainer", max_grad_norm=None).overrides == {"optim.clip": None}
+    assert by("MeshAutoencoderTrainer", max_grad_norm=None).overrides == {}
+
+
+def test_counts_of_micro_batches_become_counts_of_steps() -> None:
+    translation = by("MeshAutoencoderTrainer", batch_size=4, grad_accum_every=8, val_num_batches=5)
+    assert translation.overrides == {"train.batch_size": 32, "train.accumulate": 8, "eval.batches": 40}
+    assert len(translation.notices) == 2
+    assert vqgan(batch_size=4, grad_accum_every=1).notices == []
+    assert vqgan(grad_accum_every=2).overrides == {"train.accumulate": 2}
+
+
+def test_values_by_position_keep_their_places() -> None:
+    model, data = object(), object()
+    translation = by("MeshAutoencoderTrainer", model, data, 100, 4, 2)
+    assert translation.arguments == {"model": model, "data": data}
+    assert translation.overrides == {"train.steps": 100, "train.batch_size": 8, "train.accumulate": 2}
+    assert not by("VQGanVAETrainer", model, data="photos").foreign
+    with pytest.raises(UsageError, match=r"takes 1 value\(s\) by position \(vae\)"):
+        by("VQGanVAETrainer", model, "photos")
+    for keyword in ("vae", "model"):
+        with pytest.raises(UsageError, match="by position and by name"):
+            by("VQGanVAETrainer", model, **{keyword: model})
+
+
+def test_values_that_change_their_form() -> None:
+    assert by("MuLaNTrainer", use_lion=True).overrides == {"optim.name": "lion"}
+    assert by("MuLaNTrainer", use_lion=False).overrides == {"optim.name": "adamw"}
+    assert by("SoundStormTrainer", only_train_critic=True).overrides == {"train.only": "critic"}
+    assert by("SoundStormTrainer", only_train_critic=False).overrides == {}
+    assert by("PhenakiTrainer", save_and_sample_every=5).overrides == {"sample.every": 5, "checkpoint.every": 5}
+    assert by("PhenakiTrainer", amp=True, fp16=True).overrides == {"engine.precision": "bf16"}
+    assert by("PhenakiTrainer", adam_betas=[0.5, 0.9]).overrides == {"optim.betas": (0.5, 0.9)}
+    assert by("MeshAutoencoderTrainer", use_wandb_tracking=True).overrides == {"log.trackers": ("wandb",)}
+    assert by("MeshAutoencoderTrainer", ema_kwargs={"beta": 0.9, "use_foreach": True}).overrides == {"ema.decay": 0.9}
+
+
+def test_engine_arguments() -> None:
+    told = vqgan(accelerate_kwargs={"mixed_precision": "fp16", "cpu": True, "dynamo_backend": "INDUCTOR"})
+    assert told.overrides == {"engine.precision": "bf16", "engine.device": "cpu", "engine.compile": True}
+    assert len(told.notices) == 1
+    assert "bf16" in told.notices[0]
+    enumeration = types.SimpleNamespace(value="no")
+    assert vqgan(accelerate_kwargs={"mixed_precision": enumeration}).overrides == {"engine.precision": "fp32"}
+    silent = vqgan(accelerate_kwargs={"split_batches": True, "cpu": False, "gradient_accumulation_steps": 1})
+    assert (silent.overrides, silent.notices) == ({}, [])
+
+
+def test_schedulers_by_class() -> None:
+    cosine = type("CosineAnnealingLR", (), {})
+    translation = by("MeshAutoencoderTrainer", scheduler=cosine, scheduler_kwargs={"T_max": 500, "eta_min": 1e-6})
+    assert translation.overrides == {"optim.schedule": "cosine", "optim.horizon": 500, "optim.final_lr": 1e-6}
+    with pytest.raises(UsageError, match="lr_schedule"):
+        by("MeshAutoencoderTrainer", scheduler=type("StepLR", (), {}))
+
+
+def test_captions_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "captions.txt"
+    file.write_text("a red circle\n\na blue square\n", encoding="utf-8")
+    translation = by("PhenakiTrainer", sample_texts_file_path=file)
+    assert translation.overrides == {"sample.texts": ("a red circle", "a blue square")}
+    with pytest.raises(UsageError, match=r"sample_texts_file_path=.*readable text file"):
+        by("PhenakiTrainer", sample_texts_file_path=tmp_path / "missing.txt")
+
+
+def test_clearing_results_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"nothing is ever deleted.*another `out`"):
+        by("MuLaNTrainer", force_clear_prev_results=True)
+    for value in (None, False):
+        assert by("MuLaNTrainer", force_clear_prev_results=value).notices == []
+
+
+def test_what_has_no_effect_says_so_unless_it_fits() -> None:
+    (notice,) = by("SoundStormTrainer", drop_last=True, split_batches=True).notices
+    assert notice.startswith("drop_last=True has no effect: ")
+
+
+# --- bad input ----------------------------------------------------------------------------------------------
+
+IMPOSSIBLE: list[tuple[str, Any, str]] = [
+    ("num_train_steps", 0, "train.steps"),
+    ("num_train_steps", -5, "train.steps"),
+    ("num_train_steps", "many", "train.steps"),
+    ("num_train_steps", 2.5, "train.steps"),
+    ("num_train_steps", float("inf"), "train.steps"),
+    ("num_train_steps", True, "train.steps"),
+    ("batch_size", 0, "train.batch_size"),
+    ("batch_size", "16", "train.batch_size"),
+    ("lr", -1, "optim.lr"),
+    ("lr", 0, "optim.lr"),
+    ("lr", float("nan"), "optim.lr"),
+    ("lr", "3e-4", "optim.lr"),
+    ("grad_accum_every", 0, "train.accumulate"),
+    ("max_grad_norm", 0, "optim.clip"),
+    ("discr_max_grad_norm", -0.5, "optim.discriminator.clip"),
+    ("save_results_every", 0, "sample.every"),
+    ("save_model_every", -1, "checkpoint.every"),
+    ("valid_frac", 1.5, "data.validation_fraction"),
+    ("valid_frac", 1, "data.validation_fraction"),
+    ("valid_frac", -0.1, "data.validation_fraction"),
+    ("random_split_seed", -1, "data.split_seed"),
+    ("use_ema", "yes", "ema.enabled"),
+    ("ema_beta", 2, "ema.decay"),
+    ("ema_beta", 1.0, "ema.decay"),
+    ("ema_update_after_step", -1, "ema.start"),
+    ("ema_update_every", 0, "ema.every"),
+    ("apply_grad_penalty_every", 0, "loss.penalty_every"),
+    ("steps", 0, "train.steps"),
+    ("workers", -1, "data.workers"),
+    ("lr_schedule", 3e-4, "lr_schedule"),
+]
+
+
+@pytest.mark.parametrize(("keyword", "value", "key"), IMPOSSIBLE)
+def test_an_impossible_value_names_keyword_key_and_fix(keyword: str, value: Any, key: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        vqgan(**{keyword: value})
+    message = str(caught.value)
+    assert f"{keyword}={value!r}" in message
+    assert key in message
+    assert f"for example {keyword}=" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "words"),
+    [
+        ("accelerate_kwargs", 3, "takes a dictionary"),
+        ("config", "train.steps=3", "takes a dictionary"),
+        (
+            "accelerate_kwargs",
+            {"mixed_precision": "fp8"},
+            r"accelerate_kwargs\['mixed_precision'\]='fp8'.*engine\.prec",
+        ),
+        ("accelerate_kwargs", {"log_with": "all"}, r"log\.trackers.*'trackio'"),
+        ("accelerate_kwargs", {"mixed_precison": "no"}, "did you mean 'mixed_precision'"),
+        ("accelerate_kwargs", {"fsdp_plugin": object()}, "refused: torch's DDP"),
+        ("accelerate_kwargs", {"gradient_accumulation_steps": 4}, "refused: use the trainer's"),
+    ],
+)
+def test_dictionaries_are_checked_entry_by_entry(keyword: str, value: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        vqgan(**{keyword: value})
+
+
+def test_a_contrastive_batch_needs_two_items() -> None:
+    with pytest.raises(UsageError, match=r"batch_size=1 .*train\.batch_size.*at least 2"):
+        by("MuLaNTrainer", batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "near"),
+    [("num_train_step", "num_train_steps"), ("learning_rate", "lr"), ("val_dataset", "validation"), ("datas", "data")],
+)
+def test_an_unknown_keyword_names_the_nearest(keyword: str, near: str) -> None:
+    with pytest.raises(UsageError, match=f"no keyword '{keyword}'; did you mean '{near}'"):
+        vqgan(**{keyword: 1})
+
+
+def test_a_keyword_like_no_other_lists_all() -> None:
+    with pytest.raises(UsageError, match=r"it knows model, data, .*accelerate_kwargs"):
+        vqgan(xyzzy=1)
+
+
+def test_two_keywords_for_one_thing_must_agree() -> None:
+    with pytest.raises(UsageError, match=r"num_train_steps and steps both set train\.steps"):
+        vqgan(num_train_steps=10, steps=20)
+    with pytest.raises(UsageError, match=r"steps and config both set train\.steps"):
+        vqgan(steps=10, config={"train": {"steps": 20}})
+    with pytest.raises(UsageError, match="folder and dataset both set data"):
+        by("PhenakiTrainer", folder="a", dataset=object())
+    with pytest.raises(UsageError, match=r"both set train\.only"):
+        by("SoundStormTrainer", only_train_generator=True, only_train_critic=True)
+    assert vqgan(num_train_steps=10, steps=10).overrides == {"train.steps": 10}
+
+
+def test_a_family_that_has_not_landed_says_so() -> None:
+    for trainer in TRAINERS.values():
+        if trainer.planned:
+            with pytest.raises(UsageError, match=f"{trainer.name} trains recipe '{trainer.recipe}', which is not in"):
+                translate(trainer.name, {})
+    with pytest.raises(UsageError, match="unknown trainer 'GanTrainer'; known: MuLaNTrainer"):
+        translate("GanTrainer", {})
+
+
+# --- saying so ----------------------------------------------------------------------------------------------
+
+
+def test_one_notice_for_the_whole_call_at_the_callers_line() -> None:
+    translation = vqgan(num_train_steps=10, folder="photos", batch_size=2, grad_accum_every=2)
+    # As a trainer calls it, from inside the package.
+    inside = types.ModuleType("quintet.families.some")
+    exec("def construct(announce, translation):\n    announce(translation)", inside.__dict__)
+    with pytest.warns(CompatibilityNotice) as caught:
+        inside.construct(announce, translation)
+    (warning,) = caught
+    assert warning.filename == __file__
+    message = str(warning.message)
+    assert message.startswith("VQGanVAETrainer: keywords of muse-maskgit-pytorch translated: ")
+    assert "num_train_steps -> train.steps, folder -> data, batch_size -> train.batch_size" in message
+    assert "train.batch_size=4" in message
+    assert message.endswith("(see docs/migration.md)")
+
+
+def test_own_keywords_cause_no_notice() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        announce(vqgan(steps=10, data="photos", batch_size=2, lr=1e-4))
+        announce(by("SoundStormTrainer", object(), batch_size=2))
+
+
+# --- the page -----------------------------------------------------------------------------------------------
+
+
+def test_the_page_in_the_documentation_is_the_generated_one() -> None:
+    page = Path(__file__).parents[2] / "docs" / "migration.md"
+    assert page.read_text(encoding="utf-8") == compat.page(), "run `python -m quintet.compat > docs/migration.md`"
+
+
+def test_the_page_names_every_trainer_keyword_and_file() -> None:
+    page = compat.page()
+    for trainer in TRAINERS.values():
+        section = page.split(f"### {trainer.name}\n")[1].split("\n##")[0]
+        assert all(f"| `{rule.keyword}` |" in section for rule in trainer.rules)
+        assert ("does not have the recipe yet" in section) == trainer.planned
+    assert "`data.num_frames` (with the family)" in page
+    for name in ("VQGanVAE", "MuLaN", "SoundStorm", "Phenaki", "CViViT", "MeshAutoencoder", "MeshTransformer"):
+        assert f"`{name}`" in page.split("## Old weights")[1]
+
+
+def test_the_methods_that_kept_their_names_exist() -> None:
+    from quintet.core.trainer import Trainer
+
+    kept = {name for _, ours, _ in METHODS for name in re.findall(r"`(\w+)(?:\(.*?\))?`", ours)}
+    kept -= {"trainer", "generate", "encode", "engine", "lr_schedule"}
+    assert kept >= {"train", "train_step", "save", "load", "print", "log", "wait", "device", "is_main", "step"}
+    assert [name for name in sorted(kept) if not hasattr(Trainer, name)] == []
+
+
+def test_the_module_prints_the_page_without_torch() -> None:
+    code = (
+        "import runpy, sys; runpy.run_module('quintet.compat', run_name='__main__'); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == compat.page()
