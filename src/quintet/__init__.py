@@ -12,17 +12,16 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    from quintet import compat, recipes
-
-    for entry in recipes.RECIPES.values():
-        if name in entry.public_names():
-            return getattr(import_module(entry.public_names()[name]), name)
-    if name in compat.TRAINERS:
-        compat.require_landed(name)
+    if name[0].isupper():
+        for entry in import_module("quintet.recipes").RECIPES.values():
+            if name in entry.public_names():
+                return getattr(import_module(entry.public_names()[name]), name)
+        compat = import_module("quintet.compat")
+        if name in compat.TRAINERS:
+            compat.require_landed(name)
     raise AttributeError(f"module 'quintet' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    from quintet import recipes
-
-    return sorted([*globals(), *(name for entry in recipes.RECIPES.values() for name in entry.public_names())])
+    entries = import_module("quintet.recipes").RECIPES.values()
+    return sorted([*globals(), *(name for entry in entries for name in entry.public_names())])

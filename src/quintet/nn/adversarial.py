@@ -87,7 +87,8 @@ def adaptive_weight(
     """
     norms = []
     for slope in (reconstruction_slope, adversarial_slope):
-        gradient = conv2d_weight(features.to(slope.dtype), layer.weight.shape, slope, layer.stride, layer.padding)
+        inputs = features.to(slope.dtype)
+        gradient = conv2d_weight(inputs, layer.weight.shape, slope, padding=layer.padding)  # type: ignore[no-untyped-call]
         norms.append((collectives.sum_over_ranks(gradient) / collectives.world_size()).norm())
     weight: Tensor = (norms[0] / (norms[1] + 1e-6)).clamp(max=MAX_ADAPTIVE_WEIGHT)
     return weight

@@ -36,13 +36,13 @@ class VQGanVAETrainer(Trainer):
         if not isinstance(model, VQGanVAE):
             raise UsageError(f"VQGanVAETrainer trains a quintet.VQGanVAE, not a {type(model).__name__}")
         _check_image_size(model, arguments.get("image_size"))
-        data = arguments.get("data")
+        data: Any = arguments.get("data")
+        if data is None:
+            raise UsageError("VQGanVAETrainer needs data: a folder, or a data set object")
         is_folder = isinstance(data, (str, Path))
         overrides = {"model": model.config.model_dump(mode="json"), **asked.overrides}
         if is_folder:
             overrides["data.path"] = str(Path(data).resolve())
-        elif data is None:
-            raise UsageError("VQGanVAETrainer needs data: a folder, or a data set object")
         config = build(VQGanConfig, preset=arguments.get("preset"), overrides=overrides)
         resume = bool(arguments.get("resume"))
         out = Path(arguments.get("out") or next_folder("vqgan"))

@@ -1,0 +1,262 @@
+"""What contract and integration tests share: running the command, waiting for events, comparing folders."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from quintet.cli import main
+
+DEADLINE = 120
+"""Seconds after which something that should happen is said not to happen; nothing is expected to come near it."""
+
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+TINY = (
+    "--preset",
+    "debug",
+    "model.dim=8",
+    "model.image_size=16",
+    "loss.discriminator_dim=8",
+    "loss.discriminator_start=4",
+    "loss.discriminator_ramp=4",
+    "train.batch_size=4",
+    "train.steps=12",
+    "eval.every=6",
+    "sample.every=6",
+    "sample.num=2",
+    "checkpoint.every=4",
+    "log.every=1",
+    "log.trackers=[]",
+)
+"""A VQ-GAN of a few thousand weights with an active discriminator: twelve steps in half a second."""
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended and what it said."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def quintet(*words: object) -> Outcome:
+    """The command, in this process: everything but the start of an interpreter."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return Outcome(int(ended.value.code or 0), output.getvalue(), errors.getvalue())
+
+
+def succeed(*words: object) -> Outcome:
+    """The command, in this process; it must do what it was told."""
+    outcome = quintet(*words)
+    assert outcome.code == 0, outcome.errors
+    return outcome
+
+
+def train_tiny(data: Path, out: Path, *more: object) -> Outcome:
+    return succeed("train", "vqgan", data, "--out", out, *TINY, *more)
+
+
+def error_line(errors: str) -> str:
+    """The one sentence of a failed command; progress may come before it, nothing after it."""
+    lines = errors.splitlines()
+    assert [line for line in lines if line.startswith("error:")] == lines[-1:], errors
+    assert "Traceback" not in errors
+    return lines[-1]
+
+
+# --- processes ------------------------------------------------------------------------------------------------
+
+
+def environment(**more: object) -> dict[str, str]:
+    """This process's environment without a launcher's traces, and one thread, as in this process."""
+    plain = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    return {**plain, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "quintet", *map(str, words)]
+
+
+class Process(subprocess.Popen[str]):
+    """A process in a session of its own whose output, both streams together, is read line by line."""
+
+    def __init__(self, words: Sequence[str], **options: Any) -> None:
+        options.setdefault("env", environment())
+        self.seen = ""
+        super().__init__(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **options
+        )
+
+    def wait_for_line(self, pattern: str) -> str:
+        """The next line of output in which the pattern is found."""
+        with self._deadline():
+            for line in self._output:
+                self.seen += line
+                if re.search(pattern, line):
+                    return line
+        raise AssertionError(f"the process ended, or {DEADLINE} s passed, before '{pattern}' in:\n{self.seen}")
+
+    def end(self) -> int:
+        """The exit code, after all output has been read."""
+        with self._deadline():
+            self.seen += self._output.read()
+            return self.wait()
+
+    @property
+    def _output(self) -> IO[str]:
+        assert self.stdout is not None
+        return self.stdout
+
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        timer = threading.Timer(DEADLINE, self.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+@contextmanager
+def running(*words: object, **options: Any) -> Iterator[Process]:
+    """A real `quintet` process, which does not survive the test."""
+    with started(command(*words), **options) as process:
+        yield process
+
+
+@contextmanager
+def started(words: Sequence[str], **options: Any) -> Iterator[Process]:
+    """Any process, which does not survive the test."""
+    with Process(words, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(happened: Callable[[], bool], process: Process, what: str) -> None:
+    """Wait for something a running process does to its files."""
+    deadline = time.monotonic() + DEADLINE
+    while not happened():
+        assert process.poll() is None, f"the process ended before {what}:\n{process.end()}\n{process.seen}"
+        assert time.monotonic() < deadline, f"{DEADLINE} s passed before {what}"
+        time.sleep(0.001)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun(processes: int, *words: object) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)),
+        *("--master_addr", "127.0.0.1", "--master_port", str(free_port()), *map(str, words)),
+    ]
+
+
+# --- run folders ----------------------------------------------------------------------------------------------
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The whole rows of metrics.jsonl, also while another process writes it."""
+    try:
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def last_step(run: Path) -> int:
+    return max((row["step"] for row in metrics(run)), default=0)
+
+
+def state(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "state.json").read_text(encoding="utf-8")))
+
+
+def log_text(run: Path) -> str:
+    return (run / "log.txt").read_text(encoding="utf-8")
+
+
+def step_folder(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def steps_saved(run: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+
+
+def tensor_hashes(run: Path, step: int) -> dict[str, str]:
+    """SHA-256 of weights, averaged weights and optimizer state of one checkpoint."""
+    hashes = {name: value for name, value in tree(step_folder(run, step)).items() if name.endswith(".safetensors")}
+    assert {name.split("/")[0] for name in hashes} >= {"ema", "optim"}, hashes
+    return hashes
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file below a folder with its hash."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def copied(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+def flip_bit(path: Path) -> None:
+    """Damage one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def renew_sums(folder: Path) -> None:
+    """Make a changed checkpoint look whole again."""
+    lines = "".join(f"{value}  {name}\n" for name, value in tree(folder).items() if name != "SHA256SUMS")
+    own = hashlib.sha256(lines.encode()).hexdigest()
+    (folder / "SHA256SUMS").write_text(f"{lines}# sha256 of the lines above: {own}\n", encoding="utf-8")
+
+
+# --- what all workers of a test session share -----------------------------------------------------------------
+
+
+def made_once(root: Path, name: str, make: Callable[[Path], object]) -> Path:
+    """`root/name`, made by the first of the parallel test workers that asks for it; the others wait."""
+    target, done = root / name, root / f"{name}.done"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(target, ignore_errors=True)
+            make(target)
+            done.touch()
+    return target
