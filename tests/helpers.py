@@ -9,13 +9,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -39,7 +40,7 @@ TINY = (
     "loss.discriminator_ramp=4",
     "train.batch_size=4",
     "train.steps=12",
-    "eval.every=6",
+    "eval.every=4",
     "sample.every=6",
     "sample.num=2",
     "checkpoint.every=4",
@@ -47,6 +48,10 @@ TINY = (
     "log.trackers=[]",
 )
 """A VQ-GAN of a few thousand weights with an active discriminator: twelve steps in half a second."""
+
+LAST_STEP = 40
+UNENDING = ("train.steps=1000000", "optim.horizon=1000", "checkpoint.every=5", "checkpoint.keep=100")
+"""A training that is stopped from outside. Resumed with `train.steps=40` it must equal `straight`, bit by bit."""
 
 
 # --- the command ----------------------------------------------------------------------------------------------
@@ -126,6 +131,11 @@ class Process(subprocess.Popen[str]):
             self.seen += self._output.read()
             return self.wait()
 
+    def kill_all(self) -> None:
+        """End the process and whatever it started, at once; all of it is in a session of its own."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     @property
     def _output(self) -> IO[str]:
         assert self.stdout is not None
@@ -133,7 +143,7 @@ class Process(subprocess.Popen[str]):
 
     @contextmanager
     def _deadline(self) -> Iterator[None]:
-        timer = threading.Timer(DEADLINE, self.kill)
+        timer = threading.Timer(DEADLINE, self.kill_all)
         timer.start()
         try:
             yield
@@ -155,16 +165,16 @@ def started(words: Sequence[str], **options: Any) -> Iterator[Process]:
         try:
             yield process
         finally:
-            process.kill()
+            process.kill_all()
 
 
-def wait_until(happened: Callable[[], bool], process: Process, what: str) -> None:
+def wait_until(happened: Callable[[], bool], process: Process, what: str, pause: float = 0.001) -> None:
     """Wait for something a running process does to its files."""
     deadline = time.monotonic() + DEADLINE
     while not happened():
         assert process.poll() is None, f"the process ended before {what}:\n{process.end()}\n{process.seen}"
         assert time.monotonic() < deadline, f"{DEADLINE} s passed before {what}"
-        time.sleep(0.001)
+        time.sleep(pause)
 
 
 def free_port() -> int:
@@ -206,6 +216,11 @@ def log_text(run: Path) -> str:
 
 def step_folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
+
+
+def wait_for_step(run: Path, step: int, process: Process) -> None:
+    """Wait until a running training has taken so many steps."""
+    wait_until(lambda: last_step(run) >= step, process, f"step {step}")
 
 
 def steps_saved(run: Path) -> list[int]:

@@ -46,7 +46,7 @@ class Statistics:
             return Statistics(collectives.sum_statistics(self.sums), rows)
 
     def _gathered(self, name: str) -> Tensor:
-        parts = torch.split(self.rows[name], self.parts_of(name))
+        parts = torch.split(self.rows[name], list(self.parts_of(name)))
         return torch.cat([collectives.gather_uneven_rows(part) for part in parts])
 
     def emptied(self) -> Statistics:

@@ -28,7 +28,7 @@ class VQGanVAETrainer(Trainer):
     """
 
     def __init__(self, vae: VQGanVAE | None = None, *positional: Any, **keywords: Any) -> None:
-        given = keywords if vae is None else {"vae": vae, **keywords}
+        given = keywords if vae is None else {"model": vae, **keywords}
         asked = compat.translate("VQGanVAETrainer", given, positional)
         compat.announce(asked)
         arguments = asked.arguments

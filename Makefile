@@ -1,0 +1,52 @@
+# Two commands do everything, set-up included: `make demo` and `make test`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .venv/.ready
+
+.PHONY: help setup demo test lint types unit bench-vqgan bench-overhead results clean
+
+help:
+	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
+	@echo "make test         set up, then lint, types and all tests"
+	@echo "make setup        the environment alone, in .venv"
+	@echo "make bench-vqgan  a training step beside muse-maskgit-pytorch's"
+	@echo "make bench-overhead  the loop's own share of a step"
+	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
+
+setup: $(SETUP)
+
+# constraints.txt pins the tested set; bytecode is compiled once, because imports are slow without it.
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q .venv/lib || true
+	touch $(SETUP)
+
+demo: setup
+	$(BIN)/quintet demo image
+
+test: lint types unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+bench-vqgan: setup
+	$(BIN)/python benchmarks/vqgan.py
+
+bench-overhead: setup
+	$(BIN)/python benchmarks/overhead.py
+
+results: setup
+	$(BIN)/quintet demo image --full --out runs/full
+	$(BIN)/python benchmarks/emoji.py $(EMOJI)
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,379 @@
+"""Every mistake a person can make gets one sentence with the fix, the right exit code, and costs nothing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from helpers import TINY, copied, error_line, flip_bit, quintet, renew_sums, step_folder, tree
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a row can name: the data, a finished run nobody may change, and a folder of its own."""
+
+    pictures: Path
+    trained: Path
+    here: Path
+
+    @property
+    def run(self) -> Path:
+        """A copy of the finished run, where a row asks for one."""
+        return self.here / "run"
+
+
+# --- what has to be in place before the mistake ------------------------------------------------------------------
+
+
+def nothing(places: Places) -> None:
+    pass
+
+
+def a_run(places: Places) -> None:
+    copied(places.trained, places.run)
+
+
+def a_run_without_checkpoints(places: Places) -> None:
+    a_run(places)
+    shutil.rmtree(places.run / "checkpoints")
+
+
+def a_run_of_damaged_checkpoints(places: Places) -> None:
+    a_run(places)
+    for step in (4, 8):
+        flip_bit(step_folder(places.run, step) / "vae.safetensors")
+    weights = step_folder(places.run, 12) / "vae.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def a_run_of_another_recipe(places: Places) -> None:
+    a_run(places)
+    for step in (4, 8, 12):
+        folder = step_folder(places.run, step)
+        meta = json.loads((folder / "meta.json").read_text())
+        (folder / "meta.json").write_text(json.dumps({**meta, "recipe": "mesh-autoencoder"}))
+        renew_sums(folder)
+
+
+def a_run_on_other_data(places: Places) -> None:
+    data = copied(places.pictures, places.here / "data")
+    a_run(places)
+    for path in (places.run / "config.yaml", *places.run.glob("checkpoints/*/config.yaml")):
+        path.write_text(path.read_text().replace(str(places.pictures), str(data)))
+    Image.new("RGB", (32, 32)).save(data / "images" / "00000.png")
+
+
+def no_pictures(places: Places) -> None:
+    (places.here / "notes").mkdir()
+    (places.here / "notes" / "list.txt").write_text("not a picture")
+
+
+def unreadable_pictures(places: Places) -> None:
+    (places.here / "broken").mkdir()
+    for number in range(6):
+        (places.here / "broken" / f"{number}.png").write_bytes(b"this is no picture")
+
+
+def two_pictures(places: Places) -> None:
+    folder = places.here / "two"
+    folder.mkdir()
+    for number in range(2):
+        Image.new("RGB", (32, 32)).save(folder / f"{number}.png")
+
+
+def files_in_the_way(places: Places) -> None:
+    (places.here / "mine").mkdir()
+    (places.here / "mine" / "thesis.txt").write_text("do not lose this")
+
+
+class Bomb:
+    """Unpickling this leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return open, (str(self.trace), "w")
+
+
+def a_pickle(places: Places) -> None:
+    bomb = pickle.dumps(Bomb(places.here / "opened"))
+    (places.here / "vae.1000.pt").write_bytes(bomb)
+    (places.here / "results").mkdir()
+    (places.here / "results" / "vae.1000.pt").write_bytes(bomb)
+
+
+def a_run_with_a_pickle_inside(places: Places) -> None:
+    a_run(places)
+    for step in (4, 8, 12):
+        folder = step_folder(places.run, step)
+        (folder / "vae.safetensors").write_bytes(pickle.dumps(Bomb(places.here / "opened")))
+        renew_sums(folder)
+
+
+def configuration_files(places: Places) -> None:
+    (places.here / "other.yaml").write_text("recipe: soundstorm\n")
+    (places.here / "broken.yaml").write_text("train: [1, 2\n")
+    (places.here / "list.yaml").write_text("- train\n")
+    (places.here / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+TRAIN = "train vqgan {pictures} --out {here}/new " + " ".join(TINY)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mistake: what is in place, the command, its exit code, and what the sentence must mention."""
+
+    name: str
+    words: str
+    code: int
+    mentions: tuple[str, ...]
+    prepare: Callable[[Places], None] = nothing
+
+
+TABLE = (
+    Row("unknown recipe", "train vqgam {pictures}", 2, ("vqgam", "'vqgan'", "quintet recipes")),
+    Row("unknown recipe of help", "config vqgam", 2, ("vqgam", "'vqgan'")),
+    Row("unknown key", TRAIN + " train.step=5", 2, ("'train.step'", "'train.steps'")),
+    Row("unknown section", TRAIN + " trian.steps=5", 2, ("'trian.steps'", "'train.steps'")),
+    Row("unknown preset", "train vqgan {pictures} --preset huge", 2, ("huge", "debug", "small", "base")),
+    Row("a key that is no key", TRAIN + " train.steps", 2, ("'train.steps'", "key=value")),
+    Row("a value of another type", TRAIN + " train.steps=many", 2, ("train.steps", "many")),
+    Row("a value YAML cannot read", TRAIN + " model.image_size=[64", 2, ("model.image_size", "[64")),
+    Row("missing folder", "train vqgan {here}/nowhere --out {here}/new", 2, ("{here}/nowhere", "does not exist")),
+    Row("no folder at all", "train vqgan --out {here}/new", 2, ("folder", "quintet train vqgan DATA")),
+    Row("a file for a folder", "train vqgan {pictures}/metadata.jsonl --out {here}/new", 2, ("metadata.jsonl", "file")),
+    Row(
+        "folder without images",
+        "train vqgan {here}/notes --out {here}/new",
+        2,
+        ("{here}/notes", ".png", "1 .txt"),
+        no_pictures,
+    ),
+    Row(
+        "only unreadable images",
+        "train vqgan {here}/broken --out {here}/new --preset debug train.batch_size=2",
+        2,
+        ("items can be read", ".png"),
+        unreadable_pictures,
+    ),
+    Row(
+        "missing validation folder",
+        TRAIN + " data.validation_path={here}/nowhere",
+        2,
+        ("{here}/nowhere", "does not exist"),
+    ),
+    Row("--out is a run", TRAIN + " --out {here}/run", 2, ("{here}/run", "quintet resume", "--out"), a_run),
+    Row("--out holds other files", TRAIN + " --out {here}/mine", 2, ("{here}/mine", "--out"), files_in_the_way),
+    Row(
+        "--out is a file",
+        TRAIN + " --out {here}/mine/thesis.txt",
+        2,
+        ("thesis.txt", "--out"),
+        files_in_the_way,
+    ),
+    Row(
+        "--out is below a file",
+        TRAIN + " --out {here}/mine/thesis.txt/new",
+        2,
+        ("thesis.txt/new", "cannot write"),
+        files_in_the_way,
+    ),
+    Row("batch larger than the data", TRAIN + " train.batch_size=64", 2, ("train.batch_size=64", "39 items")),
+    Row("no steps", TRAIN + " train.steps=0", 2, ("train.steps", "greater than 0")),
+    Row("negative steps", TRAIN + " train.steps=-5", 2, ("train.steps", "-5")),
+    Row("negative minutes", TRAIN + " train.minutes=-1", 2, ("train.minutes", "-1")),
+    Row("image size not divisible", TRAIN + " model.image_size=30", 2, ("model.image_size=30", "32")),
+    Row("rectangle not divisible", TRAIN + " model.image_size=[64,30]", 2, ("model.image_size", "30", "[64, 32]")),
+    Row("batch not divisible", TRAIN + " train.accumulate=3", 2, ("train.batch_size=4", "train.accumulate=3")),
+    Row(
+        "impossible codebook",
+        TRAIN + " model.quantizer=lfq model.codebook_size=100",
+        2,
+        ("codebook_size", "100", "power of two"),
+    ),
+    Row("device that is not there", TRAIN + " engine.device=mps", 2, ("engine.device=mps", "engine.device=cpu")),
+    Row("processes that are not there", TRAIN + " engine.processes=2", 2, ("engine.processes=2", "torchrun")),
+    Row(
+        "tracker that is not there",
+        TRAIN + " log.trackers=[trackio]",
+        2,
+        ("log.trackers", "trackio", "pip install"),
+    ),
+    Row(
+        "perceptual weights that are not there",
+        TRAIN + " loss.perceptual_weights={here}/vgg.safetensors",
+        2,
+        ("{here}/vgg.safetensors",),
+    ),
+    Row(
+        "validation set smaller than a batch",
+        TRAIN + " eval.batch_size=40",
+        2,
+        ("eval.batch_size=40", "data.validation_fraction"),
+    ),
+    Row(
+        "validation folder smaller than a batch",
+        TRAIN + " data.validation_path={here}/two eval.batch_size=3",
+        2,
+        ("eval.batch_size=3", "2 items"),
+        two_pictures,
+    ),
+    Row(
+        "bad regular expression",
+        "train vqgan {here}/two --out {here}/new --preset debug train.batch_size=1 data.validation_group=(",
+        2,
+        ("data.validation_group", "regular expression"),
+        two_pictures,
+    ),
+    Row("configuration file missing", TRAIN + " --config {here}/nothing.yaml", 2, ("{here}/nothing.yaml", "No such")),
+    Row("configuration file a folder", TRAIN + " --config {here}", 2, ("{here}", "directory")),
+    Row("configuration no YAML", TRAIN + " --config {here}/broken.yaml", 2, ("broken.yaml",), configuration_files),
+    Row("configuration binary", TRAIN + " --config {here}/binary.yaml", 2, ("binary.yaml",), configuration_files),
+    Row("configuration a list", TRAIN + " --config {here}/list.yaml", 2, ("list.yaml", "mapping"), configuration_files),
+    Row(
+        "configuration of another recipe",
+        TRAIN + " --config {here}/other.yaml",
+        2,
+        ("recipe", "soundstorm"),
+        configuration_files,
+    ),
+    Row("resume nothing", "resume {here}/nowhere", 2, ("{here}/nowhere", "does not exist")),
+    Row("resume a data folder", "resume {pictures}", 2, ("{pictures}", "config.yaml")),
+    Row(
+        "resume without a checkpoint",
+        "resume {here}/run",
+        2,
+        ("{here}/run", "no checkpoint", "--out"),
+        a_run_without_checkpoints,
+    ),
+    Row("eval without a checkpoint", "eval {here}/run", 2, ("{here}/run", "no checkpoint"), a_run_without_checkpoints),
+    Row("eval of a step not saved", "eval {trained}@5", 2, ("'5'", "4, 8, 12")),
+    Row(
+        "export without a checkpoint", "export {here}/run {here}/hub", 2, ("no checkpoint",), a_run_without_checkpoints
+    ),
+    Row(
+        "resume with only damaged checkpoints",
+        "resume {here}/run",
+        1,
+        ("no sound checkpoint", "step-00000012/vae.safetensors", "step-00000004/vae.safetensors"),
+        a_run_of_damaged_checkpoints,
+    ),
+    Row(
+        "eval with only damaged checkpoints",
+        "eval {here}/run",
+        1,
+        ("no sound checkpoint", "step-00000012/vae.safetensors"),
+        a_run_of_damaged_checkpoints,
+    ),
+    Row(
+        "eval of a damaged step",
+        "eval {here}/run@8",
+        1,
+        ("step-00000008/vae.safetensors", "damaged"),
+        a_run_of_damaged_checkpoints,
+    ),
+    Row(
+        "resume a checkpoint of another recipe",
+        "resume {here}/run",
+        1,
+        ("step-00000012", "'mesh-autoencoder'", "'vqgan'"),
+        a_run_of_another_recipe,
+    ),
+    Row(
+        "eval a checkpoint of another recipe",
+        "eval {here}/run",
+        1,
+        ("step-00000012", "'mesh-autoencoder'", "'vqgan'"),
+        a_run_of_another_recipe,
+    ),
+    Row("resume a pickle", "resume {here}/vae.1000.pt", 2, ("vae.1000.pt", "docs/migration.md"), a_pickle),
+    Row("eval a pickle", "eval {here}/vae.1000.pt", 2, ("vae.1000.pt", "docs/migration.md"), a_pickle),
+    Row(
+        "encode with a pickle",
+        "encode {here}/vae.1000.pt {pictures} --out {here}/codes",
+        2,
+        ("migration.md",),
+        a_pickle,
+    ),
+    Row("--init a pickle", TRAIN + " --init {here}/vae.1000.pt", 2, ("vae.1000.pt", "docs/migration.md"), a_pickle),
+    Row("eval a folder of pickles", "eval {here}/results", 2, ("{here}/results", "docs/migration.md"), a_pickle),
+    Row(
+        "a pickle in place of weights",
+        "resume {here}/run",
+        1,
+        ("step-00000012/vae.safetensors",),
+        a_run_with_a_pickle_inside,
+    ),
+    Row(
+        "resume with another key",
+        "resume {here}/run model.dim=16 optim.lr=0.1",
+        2,
+        ("model.dim: 8 -> 16", "optim.lr: 0.0003 -> 0.1", "--init"),
+        a_run,
+    ),
+    Row("resume with an unknown key", "resume {here}/run train.stepz=5", 2, ("'train.steps'",), a_run),
+    Row("resume on changed data", "resume {here}/run", 2, ("data changed", "--init {here}/run"), a_run_on_other_data),
+    Row("export over files", "export {trained} {here}/mine", 2, ("{here}/mine", "exists"), files_in_the_way),
+    Row("encode over files", "encode {trained} {pictures} --out {here}/mine", 2, ("{here}/mine",), files_in_the_way),
+    Row("decode what are no codes", "decode {trained} {here}/mine --out {here}/new", 2, ("mine",), files_in_the_way),
+    Row("eval on no pictures", "eval {trained} --data {here}/notes", 2, ("{here}/notes",), no_pictures),
+    Row("make data over files", "data make shapes {here}/mine --num 2", 2, ("{here}/mine",), files_in_the_way),
+    Row("check a missing folder", "data check {here}/nowhere", 2, ("{here}/nowhere", "does not exist")),
+)
+
+
+@pytest.fixture
+def places(pictures: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    monkeypatch.chdir(tmp_path)
+    return Places(pictures, trained, tmp_path)
+
+
+def filled(text: str, places: Places) -> str:
+    return (
+        text.replace("{pictures}", str(places.pictures))
+        .replace("{trained}", str(places.trained))
+        .replace("{here}", str(places.here))
+    )
+
+
+def contents(places: Places) -> dict[str, str]:
+    """All that could get lost. The lock's text tells who wrote last and is nobody's loss."""
+    files = {str(root): tree(root) for root in (places.pictures, places.trained, places.here)}
+    return {
+        f"{root}/{name}": value for root, names in files.items() for name, value in names.items() if name != "run/lock"
+    }
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_mistake(row: Row, places: Places) -> None:
+    row.prepare(places)
+    words = [filled(word, places) for word in row.words.split()]
+    before = contents(places)
+
+    outcome = quintet(*words)
+
+    sentence = error_line(outcome.errors)
+    assert outcome.code == row.code, sentence
+    for mention in row.mentions:
+        assert filled(mention, places) in sentence
+    assert "unexpected" not in sentence
+    assert "{" not in sentence, "a person does not read dictionaries"
+    assert "next:" not in outcome.output
+    assert contents(places) == before
+
+    debugged = quintet(*words, "--debug")
+
+    assert debugged.code == row.code
+    assert "Traceback" in debugged.errors
+    assert contents(places) == before

@@ -1,0 +1,457 @@
+"""The schema of a run: YAML and back, overrides, precedence, and one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from quintet import config as configs
+from quintet.config import RunConfig, build, describe, parse_overrides, refuse_changes
+from quintet.errors import UsageError
+from quintet.families.vqgan.config import VQGanConfig
+from quintet.recipes import RECIPES
+
+
+def overridden(*arguments: str) -> VQGanConfig:
+    """As the command line does it."""
+    return build(VQGanConfig, overrides=parse_overrides(arguments))
+
+
+def complaint(*arguments: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        overridden(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- any valid configuration ------------------------------------------------------------------------------------
+
+
+def values_of(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values a key accepts, made from its annotation and bounds."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin in (Union, UnionType):
+        return st.one_of([values_of(argument, bounds) for argument in arguments])
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values_of(arguments[0], {}), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*(values_of(argument, {"gt": 0, "lt": 1}) for argument in arguments))
+    kinds = {bool: st.booleans(), NoneType: st.none(), str: TEXTS, int: integers(bounds), float: floats(bounds)}
+    return kinds[annotation]
+
+
+def integers(bounds: dict[str, Any]) -> st.SearchStrategy[int]:
+    step = bounds.get("multiple_of", 1)
+    low = bounds.get("ge", bounds.get("gt", -1) + 1)
+    return st.integers(-(-int(low) // step), 10**6).map(lambda value: value * step)
+
+
+def floats(bounds: dict[str, Any]) -> st.SearchStrategy[float]:
+    low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("lt", 1e12)
+    ordinary = st.floats(low, high, exclude_min="gt" in bounds, exclude_max="lt" in bounds)
+    return st.one_of(ordinary, st.sampled_from([1e-05, 3e-4, 0.1, 1e-300]))
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x85"), max_size=30) | st.sampled_from(
+    [
+        "1e-5",
+        "null",
+        "yes",
+        "2024-01-01",
+        "# no comment",
+        "a: b",
+        "- x",
+        " led by a space",
+        "Ü 漢字 🙂",
+        "C:\\x",
+        "0x1F",
+    ]
+)
+
+
+def sections_of(schema: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
+    fields: dict[str, st.SearchStrategy[Any]] = {}
+    for name, field in schema.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            fields[name] = sections_of(field.annotation)
+            continue
+        bounds = {
+            key: getattr(each, key)
+            for each in field.metadata
+            for key in ("ge", "gt", "lt", "multiple_of")
+            if getattr(each, key, None) is not None
+        }
+        fields[name] = values_of(field.annotation, bounds)
+    return st.fixed_dictionaries(fields)
+
+
+@st.composite
+def vqgan_configs(draw: st.DrawFn) -> VQGanConfig:
+    tree = draw(sections_of(VQGanConfig))
+    factor = 2 ** draw(st.integers(1, 5))
+    sides = st.integers(1, 40).map(lambda codes: codes * factor)
+    tree["model"]["layers"] = factor.bit_length() - 1
+    tree["model"]["image_size"] = draw(sides | st.tuples(sides, sides))
+    tree["train"]["batch_size"] = tree["train"]["accumulate"] * draw(st.integers(1, 64))
+    return configs.validate(VQGanConfig, tree)
+
+
+@settings(max_examples=30, deadline=None)
+@given(config=vqgan_configs())
+def test_yaml_round_trip_is_lossless(config: VQGanConfig, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("round") / "config.yaml"
+    file.write_text(config.to_yaml(), encoding="utf-8")
+    assert build(VQGanConfig, file=file) == config
+
+
+@settings(max_examples=15, deadline=None)
+@given(config=vqgan_configs())
+def test_commented_yaml_says_the_same(config: VQGanConfig) -> None:
+    assert yaml.safe_load(describe(config)) == config.model_dump(mode="json")
+
+
+def test_a_name_with_a_next_line_character_survives_yaml() -> None:
+    config = VQGanConfig().changed({"log.name": "a\x85b"})
+    assert yaml.safe_load(config.to_yaml()) == config.model_dump(mode="json")
+
+
+def test_a_very_long_path_does_not_break_the_commented_yaml() -> None:
+    config = VQGanConfig().changed({"data.path": "/data/" + "long name/" * 200})
+    assert yaml.safe_load(describe(config)) == config.model_dump(mode="json")
+
+
+def test_commented_yaml_tells_meaning_and_choices_of_every_key() -> None:
+    lines = describe(VQGanConfig()).splitlines()
+    assert all("  # " in line for line in lines)
+    assert "  name: adamw  # Optimizer; `adam` couples the decay with the gradient. | adamw, adam, lion" in lines
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset"),
+    [(name, preset) for name in RECIPES for preset in (*RECIPES[name].config_class().PRESETS, None)],
+)
+def test_every_preset_of_every_recipe_is_valid(recipe: str, preset: str | None) -> None:
+    schema = RECIPES[recipe].config_class()
+    config = build(schema, preset=preset)
+    assert config.recipe == recipe
+    assert config.preset == preset
+    assert yaml.safe_load(describe(config)) == config.model_dump(mode="json")
+    told = configs.flatten(config.model_dump(mode="json"))
+    for key, value in schema.PRESETS.get(preset or "", {}).items():
+        assert told[key] == value, key
+
+
+def test_every_recipe_has_the_presets_the_command_line_offers() -> None:
+    for entry in RECIPES.values():
+        assert {"debug", "small", "base"} <= set(entry.config_class().PRESETS)
+
+
+# --- overrides ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("train.steps=100", 100),
+        ("train.steps=1e4", 10_000),
+        ("train.steps=10_000", 10_000),
+        ("optim.lr=3e-4", 3e-4),
+        ("optim.lr=1E-05", 1e-5),
+        ("optim.lr=2.5e+1", 25.0),
+        ("optim.lr=1", 1.0),
+        ("optim.betas=[0.9, 0.95]", (0.9, 0.95)),
+        ("optim.betas=[9e-1,0.95]", (0.9, 0.95)),
+        ("optim.clip=null", None),
+        ("optim.clip=~", None),
+        ("optim.clip=", None),
+        ("model.image_size=[64, 128]", (64, 128)),
+        ("log.trackers=[]", ()),
+        ("log.trackers=[wandb]", ("wandb",)),
+        ("log.name='2024'", "2024"),
+        ('log.name="1e-5"', "1e-5"),
+        ("log.name=a = b", "a = b"),
+        ("data.path=/data/with=sign", "/data/with=sign"),
+        ("ema.enabled=false", False),
+        (" train.steps =7", 7),
+    ],
+)
+def test_overrides_are_typed(argument: str, value: Any) -> None:
+    key = argument.partition("=")[0].strip()
+    section, name = key.split(".")
+    made = getattr(getattr(overridden(argument), section), name)
+    assert made == value
+    assert type(made) is type(value)
+
+
+def test_numbers_in_a_file_mean_what_they_mean_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("train: {steps: 1e4}\noptim: {lr: 3e-4}\n", encoding="utf-8")
+    config = build(VQGanConfig, file=file)
+    assert (config.train.steps, config.optim.lr) == (10_000, 3e-4)
+
+
+@pytest.mark.parametrize("argument", ["train.steps", "=3", "  =3", "--steps"])
+def test_not_an_override(argument: str) -> None:
+    assert "key=value" in complaint(argument)
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "'open", "{a", "2024-99-99", "[" * 1000, "&a [*a]", "\x00"])
+def test_a_value_that_is_not_yaml_names_its_key(text: str) -> None:
+    assert complaint(f"data.path={text}").startswith("data.path")
+
+
+def test_the_later_source_wins(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("train: {steps: 2, seed: 2, batch_size: 4}\ntrain.max_bad_steps: 2\n", encoding="utf-8")
+    overrides = parse_overrides(["train.steps=3"])
+    default, preset = build(VQGanConfig), build(VQGanConfig, preset="debug")
+    whole = build(VQGanConfig, preset="debug", file=file, overrides=overrides)
+    assert (default.train.steps, preset.train.steps, whole.train.steps) == (10_000, 20, 3)
+    assert (whole.train.batch_size, preset.train.batch_size) == (4, 8)
+    assert (whole.train.seed, whole.train.max_bad_steps) == (2, 2)
+    assert whole.model.dim == preset.model.dim == 16
+    assert whole.data.flip is default.data.flip
+
+
+def test_unknown_preset_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="unknown preset 'big'; known: debug, small, base"):
+        build(VQGanConfig, preset="big")
+
+
+def test_changed_leaves_the_original_alone() -> None:
+    config = VQGanConfig()
+    assert config.changed({"train.steps": 5}).train.steps == 5
+    assert config.train.steps == 10_000
+    assert type(config.changed({})) is VQGanConfig
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "nearest"),
+    [
+        ("train.step=3", "train.steps"),
+        ("trian.steps=3", "train.steps"),
+        ("batch_size=3", "train.batch_size"),
+        ("steps=3", "train.steps"),
+        ("lr=3e-4", "optim.lr"),
+        ("image_size=64", "model.image_size"),
+        ("model.img_size=64", "model.image_size"),
+        ("optim.discriminator.clap=1", "optim.discriminator.clip"),
+        ("ema.decays=0.9", "ema.decay"),
+        ("optimizer.lr=1", "optim.lr"),
+    ],
+)
+def test_unknown_key_names_the_nearest(argument: str, nearest: str) -> None:
+    key = argument.partition("=")[0]
+    message = complaint(argument)
+    assert f"unknown key '{key}'" in message
+    assert f"did you mean '{nearest}'?" in message
+
+
+def test_a_key_like_no_other_gets_no_wrong_hint() -> None:
+    message = complaint("qqqqqq.zzzzzz=1")
+    assert "unknown key 'qqqqqq.zzzzzz'" in message
+    assert "did you mean" not in message
+
+
+def test_an_absurdly_deep_key_is_an_unknown_key() -> None:
+    assert "unknown key" in complaint("a." * 1000 + "b=1")
+
+
+@pytest.mark.parametrize(
+    ("argument", "key"),
+    [
+        ("train.steps=-1", "train.steps"),
+        ("train.steps=0", "train.steps"),
+        ("train.steps=many", "train.steps"),
+        ("train.steps=1.5", "train.steps"),
+        ("train.steps=null", "train.steps"),
+        ("train.steps={a: 1}", "train.steps"),
+        ("train=5", "train"),
+        ("optim.lr=0", "optim.lr"),
+        ("optim.lr=.nan", "optim.lr"),
+        ("optim.lr=.inf", "optim.lr"),
+        ("optim.name=sgd", "optim.name"),
+        ("optim.betas=[0.9]", "optim.betas"),
+        ("optim.betas=[0.9, 2]", "optim.betas"),
+        ("data.validation_fraction=1", "data.validation_fraction"),
+        ("ema.decay=1", "ema.decay"),
+        ("engine.precision=fp8", "engine.precision"),
+        ("log.trackers=[paper]", "log.trackers"),
+        ("model.channels=2", "model.channels"),
+        ("train.seed=99999999999999999999", "train.seed"),
+    ],
+)
+def test_wrong_values_name_their_key(argument: str, key: str) -> None:
+    assert complaint(argument).startswith(key)
+
+
+def test_a_wrong_image_size_is_called_by_its_key_alone() -> None:
+    message = complaint("model.image_size=large")
+    assert message.startswith("model.image_size:")
+    assert "model.image_size.int" not in message
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "nearest"),
+    [
+        ("65", 3, "64"),
+        ("[64, 100]", 3, "[64, 96]"),
+        ("3", 2, "4"),
+        ("0", 2, "4"),
+        ("-8", 3, "8"),
+        ("[30, 34]", 4, "32"),
+    ],
+)
+def test_image_size_not_divisible_names_the_nearest(size: str, layers: int, nearest: str) -> None:
+    message = complaint(f"model.image_size={size}", f"model.layers={layers}")
+    assert "model.image_size=" in message
+    assert f"2^model.layers = {2**layers}" in message
+    assert f"the nearest that is: {nearest}" in message
+    overridden(f"model.image_size={nearest}", f"model.layers={layers}")
+
+
+@pytest.mark.parametrize("sizes", ["32", "[32, 48]", "[8, 256]"])
+def test_sizes_that_divide_are_welcome(sizes: str) -> None:
+    assert overridden(f"model.image_size={sizes}").model.grid[0] >= 1
+
+
+def test_batch_not_divisible_by_micro_batches() -> None:
+    assert complaint("train.batch_size=10", "train.accumulate=4") == (
+        "train.batch_size=10 is not divisible by train.accumulate=4"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "- 1\n- 2\n", "just text", "a: [1", "{" * 1000, "a: &a {b: *a}", "x: 2024-99-99", "a: 1\n\ta: 2", "\x00"],
+    ids=["empty", "list", "text", "broken", "deep", "cycle", "no date", "tab", "null byte"],
+)
+def test_a_file_that_is_no_mapping_of_yaml_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        build(VQGanConfig, file=file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"log: {name: \xe9}")
+    for file in (tmp_path, tmp_path / "missing.yaml", tmp_path / "latin.yaml"):
+        with pytest.raises(UsageError, match=file.name):
+            build(VQGanConfig, file=file)
+
+
+def test_unknown_keys_in_a_file_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("train: {stepps: 3}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"did you mean 'train\.steps'"):
+        build(VQGanConfig, file=file)
+
+
+def test_a_file_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("recipe: muse\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"^recipe: "):
+        build(VQGanConfig, file=file)
+
+
+# --- resuming -----------------------------------------------------------------------------------------------------
+
+CHANGES: dict[str, Any] = {
+    "data.workers": 7,
+    "train.batch_size": 32,
+    "train.accumulate": 2,
+    "train.seed": 1,
+    "train.epochs": 3.0,
+    "train.max_bad_steps": 3,
+    "optim.lr": 1e-3,
+    "optim.horizon": 5,
+    "optim.discriminator.lr": 1e-3,
+    "ema.decay": 0.5,
+    "model.dim": 32,
+    "loss.lecam": 0.1,
+    "init": "runs/other",
+    "data.path": "elsewhere",
+}
+
+
+@pytest.mark.parametrize(("key", "value"), CHANGES.items())
+def test_a_resumed_run_keeps_its_mathematics(key: str, value: Any) -> None:
+    old = VQGanConfig()
+    with pytest.raises(UsageError) as caught:
+        refuse_changes(old, old.changed({key: value, "train.steps": 77}))
+    before = configs.flatten(old.model_dump(mode="json"))[key]
+    assert f"{key}: {before!r} -> {value!r}" in str(caught.value)
+    assert "train.steps" not in str(caught.value)
+    assert "--init" in str(caught.value)
+
+
+def test_a_resumed_run_may_change_what_does_not_touch_it() -> None:
+    old = VQGanConfig()
+    allowed = {
+        "train.steps": 77,
+        "train.minutes": 5.0,
+        "log.every": 1,
+        "log.trackers": [],
+        "eval.every": 7,
+        "eval.batches": None,
+        "sample.every": 7,
+        "sample.num": 3,
+        "checkpoint.every": 7,
+        "checkpoint.keep": 1,
+        "engine.precision": "bf16",
+        "engine.processes": 2,
+        "engine.threads": 1,
+    }
+    refuse_changes(old, old.changed(allowed))
+    assert configs.differences(old, old.changed(allowed)).keys() == allowed.keys()
+
+
+OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [])
+
+
+def with_another_value(config: RunConfig, key: str) -> RunConfig | None:
+    """The configuration with some other valid value of one key; None for a key that has but one."""
+    for value in (*OTHER_VALUES, *_choices(describe(config), key)):
+        try:
+            changed = config.changed({key: value})
+        except UsageError:
+            continue
+        if changed != config:
+            return changed
+    return None
+
+
+def _choices(described: str, key: str) -> list[str]:
+    """The words `describe` offers for the last part of a key."""
+    line = next(line for line in described.splitlines() if line.strip().startswith(key.rsplit(".", 1)[-1] + ":"))
+    return line.rsplit("|", 1)[-1].strip().split(", ")
+
+
+def test_allowed_keys_are_exactly_these() -> None:
+    old = VQGanConfig()
+    refused = set()
+    for key in configs.keys(VQGanConfig):
+        new = with_another_value(old, key)
+        assert (new is None) == (key == "recipe"), key
+        try:
+            refuse_changes(old, new or old)
+        except UsageError:
+            refused.add(key)
+    sections = ("log", "eval", "sample", "checkpoint", "engine")
+    everything = set(configs.keys(VQGanConfig)) - {"recipe", "train.steps", "train.minutes"}
+    assert refused == {key for key in everything if key.split(".")[0] not in sections}
