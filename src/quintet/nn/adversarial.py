@@ -44,9 +44,13 @@ class PatchDiscriminator(nn.Module):
         self.register_buffer("real_mean", torch.zeros(()))
         self.register_buffer("fake_mean", torch.zeros(()))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, others: Tensor | None = None) -> Tensor:
+        """Logits of the pictures, then of the others. Those go their own way: a penalty on the first costs them nothing.
+
+        One call for both, because a module that DDP wraps may be called only once before its backward pass.
+        """
         logits: Tensor = self.layers(images)
-        return logits
+        return logits if others is None else torch.cat([logits, self.layers(others)])
 
     def update(self, real_mean: Tensor, fake_mean: Tensor) -> None:
         """Move the running means of the logits, after an accepted step."""

@@ -136,8 +136,8 @@ class VQGanRecipe(Recipe[VQGanConfig]):
     def discriminator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
         images, made = output["images"], output["result"].images.detach()
         penalised = self.loss.penalty > 0 and step % self.loss.penalty_every == 0
-        real = images.detach().requires_grad_(penalised)
-        logits = nets["discriminator"](torch.cat([real, made.to(real.dtype)]))
+        real, fake = images.detach().requires_grad_(penalised), made.to(images.dtype)
+        logits = nets["discriminator"](real, fake) if penalised else nets["discriminator"](torch.cat([real, fake]))
         real_logits, fake_logits = logits.float().chunk(2) if logits.dtype != torch.float64 else logits.chunk(2)
         loss = hinge_discriminator_loss(real_logits, fake_logits)
         parts = {"hinge": loss, "real": real_logits.mean(), "fake": fake_logits.mean()}

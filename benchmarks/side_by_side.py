@@ -1,0 +1,121 @@
+"""Interleaves the steps of several workers in one run and prints what each cost.
+
+One thread each, process CPU seconds: wall time on a shared machine is noise. The mean over the rounds is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Contender:
+    """One worker: how to start it, and what it has said so far."""
+
+    name: str
+    python: str
+    script: str
+    arguments: tuple[str, ...]
+    about: dict[str, Any] = field(default_factory=dict)
+    costs: list[dict[str, float]] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+        command = [self.python, str(HERE / self.script), *self.arguments]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.about = self._answer()
+
+    def step(self) -> dict[str, float]:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.communicate()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("@"):
+                return dict(json.loads(line[1:]))
+        raise SystemExit(f"{self.name} ended without an answer")
+
+
+def interleave(contenders: list[Contender], warmup: int, rounds: int) -> None:
+    """Every contender takes one step a round, in turn."""
+    for contender in contenders:
+        contender.start()
+    for number in range(warmup + rounds):
+        for contender in contenders:
+            cost = contender.step()
+            if number >= warmup:
+                contender.costs.append(cost)
+    for contender in contenders:
+        contender.stop()
+
+
+def mean_cpu(contender: Contender) -> float:
+    """The mean, not the median: a cost that falls on every fourth step is a cost."""
+    return statistics.fmean(cost["cpu"] for cost in contender.costs)
+
+
+def table(contenders: list[Contender], against: dict[str, str]) -> str:
+    """A Markdown table; `against` names the contender each is compared with."""
+    by_name = {contender.name: contender for contender in contenders}
+    lines = ["| contender | parameters | CPU s per step (min-max) | of the peer's | peak MB |", "|---|---|---|---|---|"]
+    for contender in contenders:
+        costs = [cost["cpu"] for cost in contender.costs]
+        other = against.get(contender.name)
+        ratio = f"{mean_cpu(contender) / mean_cpu(by_name[other]):.2f} of {other}" if other else ""
+        parameters = ", ".join(f"{name} {count / 1e6:.2f} M" for name, count in contender.about["parameters"].items())
+        lines.append(
+            f"| {contender.name} | {parameters} | {mean_cpu(contender):.3f} ({min(costs):.3f}-{max(costs):.3f}) | "
+            f"{ratio} | {max(cost['peak_megabytes'] for cost in contender.costs):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def record(contenders: list[Contender], path: Path) -> None:
+    """Keep everything that was measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _git_commit(),
+        "cpu": _cpu(),
+        "load_average": os.getloadavg(),
+        "contenders": {c.name: {"about": c.about, "costs": c.costs} for c in contenders},
+    }
+    path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def _git_commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _cpu() -> dict[str, Any]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {"name": platform.processor()}
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    values = {key.strip(): value.strip() for key, value in facts.items()}
+    flags = [flag for flag in values.get("flags", "").split() if flag.startswith(("avx", "amx", "fma"))]
+    return {"name": values.get("model name"), "cores": os.cpu_count(), "flags": flags}

@@ -1,0 +1,72 @@
+"""quintet's VQ-GAN step as a worker: `vqgan_ours.py recipe|same PRECISION`.
+
+`recipe` is a step as quintet trains: one forward pass for both phases, a gradient penalty every fourth step.
+`same` does what the peer does: a forward pass for each side, and the penalty at every step.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from quintet import config, runs
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.recipe import count_parameters
+from quintet.core.state import TrainingState
+from quintet.families.vqgan.config import VQGanConfig
+from worker import serve
+
+STARTED = 1_000_000
+"""A step at which the discriminator has its full say."""
+
+
+def main(kind: str, precision: str) -> None:
+    torch.set_num_threads(1)
+    keys: dict[str, Any] = {
+        "model.image_size": 128,
+        "model.dim": 32,
+        "model.layers": 4,
+        "model.quantizer": "lfq",
+        "model.codebook_size": 1024,
+        "train.batch_size": 4,
+        "engine.precision": precision,
+        "loss.penalty_every": 4 if kind == "recipe" else 1,
+        "optim.name": "adam",
+    }
+    settings = config.build(VQGanConfig, overrides=keys)
+    recipe = runs.make_recipe(settings)
+    engine = Engine(settings.engine)
+    engine.place(recipe.modules)
+    state = TrainingState(recipe)
+    pictures = torch.randint(0, 256, (4, 3, 128, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    batch = Batch({"images": pictures}, tuple("abcd"), Draw(0, [0] * 4, range(4)))
+    number = STARTED
+
+    def together() -> None:
+        nonlocal number
+        report = recipe.backward([batch], recipe.modules, engine, number)
+        for phase in state.phases:
+            phase.optimizer.step()
+            phase.optimizer.zero_grad()
+        recipe.after_step(report.statistics, number)
+        number += 1
+
+    def apart() -> None:
+        for phase in state.phases:
+            with engine.autocast():
+                output = recipe.forward(recipe.modules, batch, STARTED)
+                loss = phase.phase.loss(recipe.modules, batch, output, STARTED)
+            loss.value.backward()  # type: ignore[no-untyped-call]
+            phase.optimizer.step()
+            phase.optimizer.zero_grad()
+
+    parameters = {name: count_parameters(module) for name, module in recipe.modules.items()}
+    serve(together if kind == "recipe" else apart, {"parameters": parameters}, ("quintet",))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

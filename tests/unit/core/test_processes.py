@@ -1,0 +1,277 @@
+"""Two gloo processes against one: collectives and their gradients, statistics, and the loop on a toy, in fp64.
+
+One pair of processes does everything once; the tests look at what it left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, multiprocessing
+from toy import BucketedRecipe, points, saved_hashes, toy_trainer, trained, weights
+
+from quintet.config import EngineConfig
+from quintet.core import collectives
+from quintet.core.engine import Engine
+from quintet.core.run import Run
+from quintet.core.statistics import Statistics
+from quintet.errors import UsageError
+
+WORLD = 2
+CPU = torch.device("cpu")
+MASK = torch.arange(6) < torch.tensor([6, 5, 1, 0])[:, None]
+"""Far fewer chosen values in the second half."""
+
+
+def batch() -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def mine(tensor: Tensor, rank: int, world: int) -> Tensor:
+    return tensor[rank * len(tensor) // world : (rank + 1) * len(tensor) // world]
+
+
+# --- what one process and each of two compute ---------------------------------------------------------------------
+
+
+def with_gradient(loss: Callable[[Tensor], Tensor], rank: int, world: int) -> dict[str, Tensor]:
+    """A loss of this rank's share of a linear layer's output, with the gradient that DDP would make of it."""
+    weight = torch.linspace(-1, 1, 36, dtype=torch.float64).view(6, 6).requires_grad_()
+    value = loss(mine(batch(), rank, world) @ weight)
+    value.backward()
+    assert weight.grad is not None
+    found = {"loss": value.detach().clone(), "gradient": weight.grad}
+    if world > 1:
+        for each in found.values():
+            dist.all_reduce(each)
+            each.div_(world)
+    return found
+
+
+def losses(rank: int, world: int) -> dict[str, Tensor]:
+    def summed(made: Tensor) -> Tensor:
+        return collectives.sum_over_ranks(made.sum(0)).sin().sum()
+
+    def gathered(made: Tensor) -> Tensor:
+        rows = collectives.gather_rows(made)
+        return (rows @ rows.T).logsumexp(0).sum()
+
+    def masked(made: Tensor) -> Tensor:
+        return collectives.mean_over_ranks(made.square(), mine(MASK, rank, world))
+
+    def nothing_chosen(made: Tensor) -> Tensor:
+        return collectives.mean_over_ranks(made.square(), torch.zeros_like(made))
+
+    return {
+        f"{loss.__name__} {name}": value
+        for loss in (summed, gathered, masked, nothing_chosen)
+        for name, value in with_gradient(loss, rank, world).items()
+    }
+
+
+def statistics(rank: int, world: int) -> dict[str, Tensor]:
+    """Three micro-batches of a global batch of twelve rows, each shared out over the ranks."""
+    rows = torch.arange(24, dtype=torch.float64).view(12, 2)
+    total = Statistics()
+    for micro in rows.chunk(3):
+        share = mine(micro, rank, world)
+        total = total + Statistics(
+            {"sum": share.sum(0), "count": torch.tensor(len(share))},
+            {"rows": share, "odd": share[share[:, 0] % 8 == 0]},
+        ).named("part")
+    whole = total.over_ranks().of("part")
+    return {**{f"sums {name}": value for name, value in whole.sums.items()}, **whole.rows}
+
+
+def everything(rank: int, world: int) -> dict[str, Tensor]:
+    return {**losses(rank, world), **{f"statistics {key}": value for key, value in statistics(rank, world).items()}}
+
+
+# --- what only two processes can show -----------------------------------------------------------------------------
+
+TEXTS = ["", "zwei: ü 漢字 🙂"]
+
+
+def between_ranks(rank: int) -> dict[str, Any]:
+    rows = torch.arange(3.0)[:, None] + 10 * rank if rank else torch.zeros(0, 1)
+    replaced = collectives.broadcast(torch.full((2, 3), float(rank)).T)
+    engine = Engine(EngineConfig(device="cpu"))
+    with pytest.raises(UsageError) as refused:
+        Engine(EngineConfig(device="cpu", processes=3))
+    return {
+        "uneven rows": collectives.gather_uneven_rows(rows).tolist(),
+        "no rows at all": list(collectives.gather_uneven_rows(torch.zeros(0, 4)).shape),
+        "texts": collectives.gather_texts(TEXTS[rank], CPU),
+        "no texts": collectives.gather_texts("", CPU),
+        "broadcast": replaced.tolist(),
+        "maximum": collectives.maximum_over_ranks(torch.tensor([rank, -rank])).tolist(),
+        "flags": engine.any_rank(rank == 0, torch.tensor(rank == 1), False, torch.tensor(False)),
+        "from main": engine.from_main(7 + rank),
+        "place": [engine.rank, engine.world_size, engine.is_main, engine.is_distributed],
+        "refused": str(refused.value),
+    }
+
+
+# --- the loop on a toy --------------------------------------------------------------------------------------------
+
+LOOP: dict[str, Any] = {
+    "engine__precision": "fp64",
+    "train__accumulate": 2,
+    "train__batch_size": 8,
+    "model__critic": True,
+    "model__critic_start": 2,
+    "eval__every": 2,
+    "eval__batch_size": 3,
+    "sample__every": 3,
+    "train__steps": 6,
+}
+POISONED = {"num": 24, "poisoned": frozenset({5}), "broken": frozenset({7})}
+"""One item of the 24 is NaN and one cannot be read, whichever rank gets it."""
+
+
+def train_toys(folder: Path, rank: int = 0) -> dict[str, dict[str, Tensor]]:
+    found = {}
+    for name, options in {
+        "plain": LOOP,
+        "poisoned": {**LOOP, "data": points(**POISONED)},
+        "bucketed": {**LOOP, "kind": BucketedRecipe},
+    }.items():
+        trainer = toy_trainer(folder / name, **options) if rank == 0 else follower(folder / name, options)
+        trainer.train()
+        found[name] = weights(trainer)
+        order = getattr(trainer.recipe, "order", [])
+        found[name]["order"] = torch.tensor([int(point.split("-")[1]) for point in order])
+        trainer.close()
+    return found
+
+
+def follower(folder: Path, options: dict[str, Any]) -> Any:
+    """The trainer of a rank that is not the main one: it may find the folder made already."""
+    new, Run.new = Run.new, classmethod(lambda cls, path: cls(path))  # type: ignore[method-assign,assignment]
+    try:
+        return toy_trainer(folder, **options)
+    finally:
+        Run.new = new  # type: ignore[method-assign]
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
+    try:
+        save_file(everything(rank, WORLD), f"{folder}/everything-{rank}.safetensors")
+        Path(f"{folder}/between-{rank}.json").write_text(json.dumps(between_ranks(rank)), encoding="utf-8")
+        for name, tensors in train_toys(Path(folder) / "runs", rank).items():
+            own = {key: value.contiguous().clone() for key, value in tensors.items()}
+            save_file(own, f"{folder}/{name}-{rank}.safetensors")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(work, (str(folder),), nprocs=WORLD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Tensor]]]:
+    """The same runs in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, train_toys(folder)
+
+
+# --- collectives --------------------------------------------------------------------------------------------------
+
+
+def test_losses_gradients_and_statistics_are_those_of_one_process(ranks: Path) -> None:
+    one = everything(0, 1)
+    for rank in range(WORLD):
+        two = load_file(ranks / f"everything-{rank}.safetensors")
+        assert two.keys() == one.keys()
+        for name, value in one.items():
+            torch.testing.assert_close(
+                two[name], value, rtol=1e-13, atol=1e-13, msg=lambda text, n=name: f"{n}: {text}"
+            )
+    assert one["gathered gradient"].abs().max() > 1e-3
+    assert one["masked gradient"].abs().max() > 1e-3
+
+
+def test_rows_stand_in_the_order_of_the_global_batch(ranks: Path) -> None:
+    two = load_file(ranks / "everything-1.safetensors")
+    assert two["statistics rows"][:, 0].tolist() == list(range(0, 24, 2))
+    assert two["statistics odd"][:, 0].tolist() == [0, 8, 16]
+    assert two["statistics sums count"] == 12
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_what_ranks_tell_each_other(ranks: Path, rank: int) -> None:
+    found = json.loads((ranks / f"between-{rank}.json").read_text(encoding="utf-8"))
+    assert found["uneven rows"] == [[10], [11], [12]]
+    assert found["no rows at all"] == [0, 4]
+    assert found["texts"] == TEXTS
+    assert found["no texts"] == ["", ""]
+    assert found["broadcast"] == [[0, 0], [0, 0], [0, 0]]
+    assert found["maximum"] == [1, 0]
+    assert found["flags"] == [True, True, False, False]
+    assert found["from main"] == 7
+    assert found["place"] == [rank, 2, rank == 0, True]
+    assert "engine.processes=3, but the launcher started 2 processes" in found["refused"]
+
+
+# --- the loop -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "poisoned", "bucketed"])
+def test_two_processes_end_in_the_weights_of_one(ranks: Path, alone: tuple[Path, dict[str, Any]], name: str) -> None:
+    one = alone[1][name]
+    left, right = (load_file(ranks / f"{name}-{rank}.safetensors") for rank in range(WORLD))
+    assert left.keys() == right.keys() == one.keys()
+    for key, value in one.items():
+        assert torch.equal(left[key], right[key]), key
+        torch.testing.assert_close(left[key], value, rtol=1e-12, atol=1e-12, msg=lambda text, k=key: f"{k}: {text}")
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return Run(folder).read_metrics()
+
+
+@pytest.mark.parametrize("name", ["plain", "poisoned", "bucketed"])
+def test_two_processes_log_and_validate_as_one(ranks: Path, alone: tuple[Path, dict[str, Any]], name: str) -> None:
+    one, two = metrics(alone[0] / name), metrics(ranks / "runs" / name)
+    assert [row.keys() for row in one] == [row.keys() for row in two]
+    checked = 0
+    for mine, theirs in zip(one, two, strict=True):
+        for key, value in mine.items():
+            if key.startswith(("validation/", "train/fit", "train/critic", "train/lr", "train/bad")):
+                assert theirs[key] == pytest.approx(value, rel=1e-6), key
+                checked += 1
+        assert mine.get("items") == theirs.get("items")
+    assert checked > 20
+
+
+def test_the_main_process_alone_writes(ranks: Path, alone: tuple[Path, dict[str, Any]]) -> None:
+    def files(folder: Path) -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+    assert files(ranks / "runs") == files(alone[0])
+    data = json.loads((ranks / "runs" / "poisoned" / "data.json").read_text(encoding="utf-8"))
+    assert data["skipped"] == {"point-7": "point 7 is broken"}
+
+
+def test_a_run_of_two_processes_goes_on_in_one(ranks: Path, tmp_path: Path) -> None:
+    assert saved_hashes(ranks / "runs" / "plain", 6)
+    resumed = trained(ranks / "runs" / "plain", resume=True, train__steps=8)
+    straight = trained(tmp_path / "run", **{**LOOP, "train__steps": 8, "optim__horizon": 6})
+    for key, value in weights(straight).items():
+        torch.testing.assert_close(weights(resumed)[key], value, rtol=1e-12, atol=1e-12)
