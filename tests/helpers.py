@@ -25,7 +25,7 @@ import pytest
 
 from quintet.cli import main
 
-DEADLINE = 120
+DEADLINE = 60
 """Seconds after which something that should happen is said not to happen; nothing is expected to come near it."""
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -21,8 +21,8 @@ from quintet.errors import UsageError
 
 Tree = dict[str, Any]
 
-RESUMABLE = ("train.steps", "train.minutes", "log.", "eval.", "sample.", "checkpoint.", "engine.")
-"""What a resumed run may change. None of it has a part in the mathematics of a step already taken."""
+RESUMABLE = ("train.steps", "train.minutes", "train.accumulate", "log.", "eval.", "sample.", "checkpoint.", "engine.")
+"""What a resumed run may change; see docs/decisions/0003-resumable-keys.md."""
 
 
 class Section(BaseModel):

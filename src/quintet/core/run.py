@@ -44,8 +44,8 @@ class Run:
     def new(cls, folder: Path) -> Run:
         """A run that does not exist yet; an existing folder is refused, unless it is empty."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            is_run = (folder / "config.yaml").exists()
-            hint = f"continue it with `quintet resume {folder}` or choose" if is_run else "choose"
+            has_checkpoint = bool(checkpoint.steps(folder / "checkpoints"))
+            hint = f"continue it with `quintet resume {folder}` or choose" if has_checkpoint else "choose"
             raise UsageError(f"{folder} exists already; {hint} another folder with --out")
         return cls(folder)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from toy import OPENED
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +18,10 @@ def process_settings_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     if torch.are_deterministic_algorithms_enabled() != deterministic:
         torch.use_deterministic_algorithms(deterministic)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def runs_closed() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()

@@ -16,6 +16,7 @@ from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, Section, bu
 from quintet.core import checkpoint
 from quintet.core.batch import Batch, Item, Source
 from quintet.core.draw import Draw
+from quintet.core.engine import Place
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Sources
 from quintet.core.run import Run
 from quintet.core.statistics import Statistics
@@ -193,6 +194,10 @@ def write_text(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+OPENED: list[Run] = []
+"""The runs of the test at hand, closed when it ends."""
+
+
 def toy_trainer(
     folder: Path,
     *,
@@ -208,9 +213,11 @@ def toy_trainer(
         dotted = {name.replace("__", "."): value for name, value in overrides.items()}
         config = build(ToyConfig, file=run.config_file, overrides=dotted)
     else:
-        run, config = Run.new(folder), toy_config(**overrides)
-    recipe = kind(config, data)
-    return Trainer(recipe, run, resume=resume, silent=True, **(arguments or {}))
+        # As `runs.new_trainer` does it: only the process that will write looks at the folder.
+        run = Run.new(folder) if Place.from_environment().rank == 0 else Run(folder)
+        config = toy_config(**overrides)
+    OPENED.append(run)
+    return Trainer(kind(config, data), run, resume=resume, silent=True, **(arguments or {}))
 
 
 def trained(folder: Path, **options: Any) -> Trainer:

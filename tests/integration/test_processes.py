@@ -1,0 +1,114 @@
+"""Several processes: started by any launcher, one of them writes, and none waits for a dead one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers import (
+    TINY,
+    Process,
+    environment,
+    error_line,
+    free_port,
+    log_text,
+    metrics,
+    running,
+    started,
+    state,
+    succeed,
+    torchrun,
+    tree,
+    wait_for_step,
+)
+
+
+@pytest.fixture(scope="session")
+def three_pictures(pictures: Path, shared: Path) -> Path:
+    """A validation set that two processes cannot share evenly. Read only."""
+    folder = shared / "three-pictures"
+    folder.mkdir(exist_ok=True)
+    for name in ("00000.png", "00001.png", "00002.png"):
+        shutil.copy(pictures / "images" / name, folder / name)
+    return folder
+
+
+def accelerate_launch(*words: object) -> list[str]:
+    # Two processes on CPUs: with --cpu accelerate would start a single one.
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
+        *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+        *("--main_process_port", str(free_port()), *map(str, words)),
+    ]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_launcher_runs_the_command_unchanged(
+    launcher: str, pictures: Path, three_pictures: Path, tmp_path: Path
+) -> None:
+    run, single = tmp_path / "run", tmp_path / "single"
+    # Batches of two and one: the second process has no item of its own in the last.
+    words = (*TINY, "engine.processes=2", f"data.validation_path={three_pictures}", "eval.batch_size=2")
+    command = ("-m", "quintet", "train", "vqgan", pictures, "--out", run, *words)
+    with started(torchrun(2, *command) if launcher == "torchrun" else accelerate_launch(*command)) as process:
+        assert process.end() == 0, process.seen
+
+    assert state(run)["status"] == "finished"
+    assert json.loads((run / "checkpoints" / "step-00000012" / "meta.json").read_text())["world_size"] == 2
+
+    # Only one process writes and speaks.
+    assert len((run / "lock").read_text().splitlines()) == 1
+    assert {*Counter(line for line in process.seen.splitlines() if line.startswith("step ")).values()} == {1}
+    assert process.seen.count("next: quintet eval") == 1
+    assert log_text(run).count("validation/psnr") == 3
+    rows = Counter((row["step"], "validation/psnr" in row) for row in metrics(run))
+    assert {*rows.values()} == {1}
+
+    # The figures are those of all three items, each counted once.
+    succeed("train", "vqgan", pictures, "--out", single, *words, "engine.processes=1")
+    for ours, theirs in zip(metrics(run), metrics(single), strict=True):
+        assert ours["step"] == theirs["step"]
+        for name in ours.keys() - {"time"}:
+            if not name.startswith(("train/time", "train/rate")):
+                assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
+
+
+@contextmanager
+def two_ranks(*words: object) -> Iterator[list[Process]]:
+    """Two processes of one world, started by nobody who would clean up after them."""
+    address = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(running(*words, env=environment(RANK=rank, LOCAL_RANK=rank, **address)))
+            for rank in range(2)
+        ]
+
+
+def test_a_batch_that_the_processes_cannot_share_is_refused(pictures: Path, tmp_path: Path) -> None:
+    with two_ranks("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "train.batch_size=5") as ranks:
+        assert [rank.end() for rank in ranks] == [2, 2]
+
+    assert "train.batch_size=5" in error_line(ranks[0].seen)
+    assert "2 processes" in error_line(ranks[0].seen)
+    assert not tree(tmp_path)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_process_ends_the_other(victim: int, pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with two_ranks("train", "vqgan", pictures, "--out", run, *TINY, "train.steps=1000000") as ranks:
+        wait_for_step(run, 5, ranks[0])
+        ranks[victim].kill()
+        survivor = ranks[1 - victim]
+
+        # The helper gives a process 60 s to end.
+        assert survivor.end() == 1, survivor.seen
+
+    assert "lost contact with another process" in error_line(survivor.seen)
