@@ -93,8 +93,6 @@ class Trainer:
         self._stream: Iterator[list[Loaded]] | None = None
         self._skipped = dict(self.sources.skipped)
         self._timing = Timing(time.perf_counter())
-        if self.engine.is_main:
-            run.lock()
         if resume:
             self._resume()
         else:
@@ -112,11 +110,22 @@ class Trainer:
             first = loader.opening(self._order(), self.config.train.accumulate)
             self.recipe.initialise(self.nets, (self._moved(loaded) for loaded in first), self.engine)
         self.state = TrainingState(self.recipe)
+        # The folder appears only now: whatever does not fit has been found out by the lines above.
         if self.engine.is_main:
+            self.run.lock()
             self.run.write_config(self.config)
             self.run.write_json(self.run.data_file, data_record(self.sources))
 
     def _resume(self) -> None:
+        if self.engine.is_main:
+            self.run.lock()
+        try:
+            self._restore()
+        except BaseException:
+            self.run.close()
+            raise
+
+    def _restore(self) -> None:
         check_same_data(self.run, self.sources)
         self.state = TrainingState(self.recipe)
         step = -1

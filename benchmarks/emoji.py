@@ -1,0 +1,52 @@
+"""The tokenizer on real pictures, beside what it has to beat: `benchmarks/emoji.py FOLDER [--out RUN] [--minutes 18]`.
+
+No drawing is on both sides of the split: files are grouped by the name before `--`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from baselines import baselines, load
+from quintet import cli, config, runs
+from quintet.data.pictures import folder_sources
+
+KEYS = (
+    "data.validation_group=^(.*)--",
+    "data.validation_fraction=0.1",
+    "model.quantizer=vq",
+    "model.quantizer_levels=3",
+    "train.steps=4500",
+    "loss.discriminator_start=3000",
+    "eval.batches=null",
+    "sample.num=32",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--out", type=Path, default=Path("runs/emoji"))
+    parser.add_argument("keys", nargs="*", default=[])
+    arguments = parser.parse_args()
+    words = ["train", "vqgan", arguments.folder, "--out", str(arguments.out), *KEYS, *arguments.keys]
+    print("$ quintet", *words)
+    cli.call(words)
+    cli.call(["eval", str(arguments.out)])
+    settings = runs.read_config(arguments.out / "config.yaml")
+    print_baselines(settings, arguments.out)
+
+
+def print_baselines(settings: config.RunConfig, run: Path) -> None:
+    quiet = settings.changed({"data.flip": False})
+    sources = folder_sources(quiet.data, quiet.model.size, quiet.model.channels)  # type: ignore[attr-defined]
+    train, validation = (load(source, range(len(source))) for source in (sources.train, sources.validation))
+    figures = {**baselines(train, validation), "quintet": json.loads((run / "eval.json").read_text())["psnr"]}
+    for name, value in figures.items():
+        print(f"{name:<20} {value:.2f} dB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The loop's own share of a step at the demo's size: `make bench-overhead`.
+
+Everything but forward, backward, optimizer and average counts as the loop's: waiting for data, moving it, order, flags,
+metrics, display, log. Saves and validation are left out of both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from quintet import config, runs
+from quintet.data.shapes import make_shapes
+from quintet.families.vqgan.config import VQGanConfig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=300)
+    steps = parser.parse_args().steps
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        make_shapes(data, num=1000)
+        keys = {"data.path": str(data), "train.steps": steps, "loss.discriminator_start": steps // 3, "log.every": 20}
+        trainer = runs.new_trainer(config.build(VQGanConfig, overrides=keys), Path(folder) / "run")
+        trainer.train()
+        rows = [row for row in trainer.run.read_metrics() if "train/time/overhead" in row]
+    # The first rows hold the start of the workers and of torch's caches.
+    shares = [row["train/time/overhead"] for row in rows[2:]]
+    waiting = [row["train/time/waiting_for_data"] for row in rows[2:]]
+    print(f"loop overhead: {statistics.fmean(shares):.2%} of a step (largest of a row {max(shares):.2%}),")
+    print(f"of which waiting for data: {statistics.fmean(waiting):.2%}; {len(shares)} rows of 20 steps")
+
+
+if __name__ == "__main__":
+    main()

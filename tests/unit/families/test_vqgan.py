@@ -1,0 +1,323 @@
+"""The VQ-GAN: shapes, gradients of both phases, and the trainer as Python calls it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from quintet import VQGanVAE, VQGanVAETrainer, compat, config, runs
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.errors import UsageError
+from quintet.families.vqgan.config import VQGanConfig
+from quintet.families.vqgan.recipe import VQGanRecipe
+from quintet.nn.adversarial import hinge_generator_loss
+
+TINY: dict[str, Any] = {"model.image_size": 16, "model.dim": 8, "model.layers": 2, "model.codebook_size": 256}
+
+
+def make_recipe(**keys: Any) -> VQGanRecipe:
+    overrides = {**TINY, "engine.precision": "fp64", "loss.discriminator_start": 0, "loss.discriminator_dim": 8, **keys}
+    recipe = runs.make_recipe(config.build(VQGanConfig, overrides=overrides))
+    assert isinstance(recipe, VQGanRecipe)
+    Engine(recipe.config.engine).place(recipe.modules)
+    return recipe
+
+
+def make_batch(count: int = 3, size: tuple[int, int] = (16, 16)) -> Batch:
+    pictures = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    names = tuple(f"picture {number}" for number in range(count))
+    return Batch({"images": pictures}, names, Draw(0, [0] * count, range(count)), torch.float64)
+
+
+@pytest.mark.parametrize("quantizer", ["vq", "lfq", "fsq"])
+@pytest.mark.parametrize("levels", [1, 2])
+def test_decode_of_encode_is_what_forward_makes(quantizer: str, levels: int) -> None:
+    vae = VQGanVAE(
+        image_size=16, dim=8, layers=2, codebook_size=256, quantizer=quantizer, quantizer_levels=levels
+    ).double()
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    codes = vae.encode(images)
+    assert codes.shape == ((2, 4, 4) if levels == 1 else (2, 4, 4, levels))
+    assert 0 <= codes.min() <= codes.max() < vae.num_codes
+    torch.testing.assert_close(vae.decode(codes), vae(images).images.clamp(0, 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 40), (64, 8)])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_any_divisible_size_and_channels(size: tuple[int, int], channels: int) -> None:
+    recipe = make_recipe(**{"model.image_size": size, "model.layers": 3, "model.channels": channels})
+    pictures = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
+    batch = Batch({"images": pictures}, ("a", "b"), Draw(0, [0, 0], [0, 1]), torch.float64)
+    report = recipe.backward([batch], recipe.modules, Engine(recipe.config.engine), 0)
+    assert report.metrics["discriminator/loss"].isfinite()
+    assert recipe.vae.encode(pictures.double() / 255).shape[1:] == (size[0] // 8, size[1] // 8)
+
+
+def test_a_picture_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(UsageError, match="not divisible by 4"):
+        VQGanVAE(image_size=16, dim=8, layers=2)(torch.rand(1, 3, 18, 16))
+
+
+def plain_generator_gradients(recipe: VQGanRecipe, batch: Batch) -> dict[str, Tensor]:
+    """The textbook way: both norms by autograd at the last layer, one backward pass of the weighted sum."""
+    output = recipe.forward(recipe.modules, batch, 0)
+    result = output["result"]
+    reconstruction, _ = recipe.reconstruction_loss(output["images"], result.images)
+    adversarial = hinge_generator_loss(recipe.discriminator(result.images))
+    last = recipe.vae.last_layer.weight
+    slopes = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in (reconstruction, adversarial)]
+    weight = (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * recipe.loss.adversarial * recipe.ramp(0)
+    total = reconstruction + weight * adversarial + result.loss
+    names = dict(recipe.vae.named_parameters())
+    gradients = torch.autograd.grad(total, list(names.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+
+
+@pytest.mark.parametrize("quantizer", ["vq", "lfq", "fsq"])
+def test_the_generator_gets_the_gradient_of_the_whole_loss(quantizer: str) -> None:
+    recipe = make_recipe(**{"model.quantizer": quantizer, "loss.discriminator_ramp": 4})
+    batch = make_batch()
+    expected = plain_generator_gradients(recipe, batch)
+    loss = recipe.generator_loss(recipe.modules, batch, recipe.forward(recipe.modules, batch, 0), 0)
+    loss.value.backward()
+    for name, parameter in recipe.vae.named_parameters():
+        if name in expected:
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)
+    parts = loss.parts
+    whole = parts["reconstruction"] + parts["quantizer"] + parts["adversarial_weight"] * parts["adversarial"]
+    torch.testing.assert_close(loss.value, whole)
+
+
+def test_no_phase_leaves_a_gradient_in_the_other() -> None:
+    recipe = make_recipe()
+    batch = make_batch()
+    output = recipe.forward(recipe.modules, batch, 0)
+    recipe.generator_loss(recipe.modules, batch, output, 0).value.backward()
+    assert all(parameter.grad is None for parameter in recipe.discriminator.parameters())
+    assert all(parameter.requires_grad for parameter in recipe.discriminator.parameters())
+    before = {
+        name: parameter.grad.clone() for name, parameter in recipe.vae.named_parameters() if parameter.grad is not None
+    }
+    recipe.discriminator_loss(recipe.modules, batch, output, 0).value.backward()
+    assert all(torch.equal(dict(recipe.vae.named_parameters())[name].grad, value) for name, value in before.items())
+    assert all(parameter.grad is not None for parameter in recipe.discriminator.parameters())
+
+
+def test_the_penalty_falls_on_every_nth_step_only() -> None:
+    recipe = make_recipe(**{"loss.penalty_every": 3})
+    batch = make_batch()
+    output = recipe.forward(recipe.modules, batch, 0)
+    penalised = ["penalty" in recipe.discriminator_loss(recipe.modules, batch, output, step).parts for step in range(7)]
+    assert penalised == [True, False, False, True, False, False, True]
+
+
+def test_the_discriminator_starts_late_and_its_say_grows() -> None:
+    recipe = make_recipe(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4})
+    assert [recipe.discriminator_is_active(step) for step in (9, 10)] == [False, True]
+    assert [recipe.ramp(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
+    batch = make_batch()
+    output = recipe.forward(recipe.modules, batch, 9)
+    assert "adversarial" not in recipe.generator_loss(recipe.modules, batch, output, 9).parts
+
+
+def test_lecam_means_move_after_the_step_alone() -> None:
+    recipe = make_recipe(**{"loss.lecam": 0.1})
+    report = recipe.backward([make_batch()], recipe.modules, Engine(recipe.config.engine), 0)
+    assert recipe.discriminator.real_mean == 0
+    recipe.after_step(report.statistics, 0)
+    torch.testing.assert_close(recipe.discriminator.real_mean, report.metrics["discriminator/real"] * 0.01)
+
+
+def test_export_and_from_pretrained_give_the_same_codes(tmp_path: Path) -> None:
+    vae = VQGanVAE(image_size=16, dim=8, layers=2)
+    vae.save_pretrained(tmp_path / "hub")
+    again = VQGanVAE.from_pretrained(tmp_path / "hub")
+    images = torch.rand(2, 3, 16, 16)
+    assert torch.equal(vae.encode(images), again.encode(images))
+    with pytest.raises(UsageError, match="not empty"):
+        vae.save_pretrained(tmp_path / "hub")
+
+
+# --- the trainer in Python ----------------------------------------------------------------------------------
+
+
+class Pictures(Dataset[Any]):
+    """Twelve pictures in one of the forms people's data sets have."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        pixels = torch.randint(0, 256, (3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(index))
+        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        return {
+            "tensor": pixels,
+            "float tensor": pixels.float() / 255,
+            "tuple": (pixels, "a caption"),
+            "declared": ("a caption", pixels),
+            "dictionary": {"image": picture, "text": "a caption"},
+            "picture": picture,
+            "larger": picture.resize((40, 50)),
+        }[self.form]
+
+
+def small_vae() -> VQGanVAE:
+    torch.manual_seed(0)
+    return VQGanVAE(image_size=16, dim=8, layers=2)
+
+
+QUICK: dict[str, Any] = {"data.workers": 0, "log.trackers": [], "data.flip": False, "eval.batches": 1, "sample.num": 2}
+
+
+@pytest.mark.parametrize("form", ["tensor", "float tensor", "tuple", "declared", "dictionary", "picture", "larger"])
+def test_data_sets_of_every_form_train(tmp_path: Path, form: str) -> None:
+    declared = {"declared": ("texts", "images")} if form == "declared" else {}
+    trainer = VQGanVAETrainer(
+        small_vae(), data=Pictures(form), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK, **declared
+    )
+    trainer.train()
+    trainer.close()
+    assert trainer.step == 2
+
+
+def test_equal_pictures_in_other_forms_train_the_same(tmp_path: Path) -> None:
+    trained = []
+    for form in ("tensor", "float tensor", "dictionary"):
+        trainer = VQGanVAETrainer(
+            small_vae(), data=Pictures(form), out=tmp_path / form, steps=2, batch_size=4, config=QUICK
+        )
+        trainer.train()
+        trainer.close()
+        trained.append(trainer.unwrapped_model.state_dict())
+    for other in trained[1:]:
+        assert all(torch.equal(trained[0][name], other[name]) for name in other)
+
+
+def test_an_ambiguous_item_is_an_error_that_lists_what_was_seen(tmp_path: Path) -> None:
+    class Odd(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(3, 16, 16), torch.zeros(3, 16, 16)
+
+    with pytest.raises(UsageError, match=r"fits a field twice.*seen \(Tensor\(3, 16, 16\).*expected images"):
+        VQGanVAETrainer(small_vae(), data=Odd(""), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK).train()
+
+
+def test_a_run_given_objects_resumes_from_python_and_only_there(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    keys = {**QUICK, "optim.horizon": 4}
+    trainer = VQGanVAETrainer(small_vae(), data=Pictures("tensor"), out=out, steps=2, batch_size=4, config=keys)
+    trainer.train()
+    trainer.close()
+    with pytest.raises(UsageError, match="only be resumed from Python"):
+        runs.resumed_trainer(out, {"train.steps": 4})
+    again = VQGanVAETrainer(
+        small_vae(), data=Pictures("tensor"), out=out, steps=4, batch_size=4, config=QUICK, resume=True
+    )
+    assert again.step == 2
+    again.train()
+    again.close()
+    straight = VQGanVAETrainer(
+        small_vae(), data=Pictures("tensor"), out=tmp_path / "straight", steps=4, batch_size=4, config=keys
+    )
+    straight.train()
+    straight.close()
+    for name, value in straight.unwrapped_model.state_dict().items():
+        assert torch.equal(again.unwrapped_model.state_dict()[name], value), name
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(12):
+        pixels = Pictures("tensor")[number].permute(1, 2, 0).numpy()
+        (tmp_path / "pictures").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def original_call(pictures: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    """Every keyword of VQGanVAETrainer in muse-maskgit-pytorch 0.3.5."""
+    return {
+        "folder": str(pictures),
+        "num_train_steps": 2,
+        "batch_size": 4,
+        "image_size": 16,
+        "lr": 3e-4,
+        "grad_accum_every": 1,
+        "max_grad_norm": 1.0,
+        "discr_max_grad_norm": 1.0,
+        "save_results_every": 1,
+        "save_model_every": 1,
+        "results_folder": str(out),
+        "valid_frac": 0.2,
+        "random_split_seed": 42,
+        "use_ema": True,
+        "ema_beta": 0.9,
+        "ema_update_after_step": 0,
+        "ema_update_every": 1,
+        "apply_grad_penalty_every": 4,
+        "accelerate_kwargs": {"mixed_precision": "no"},
+        **changes,
+    }
+
+
+def test_the_whole_original_signature_trains(folder: Path, tmp_path: Path) -> None:
+    call = original_call(folder, tmp_path / "run")
+    with pytest.warns(compat.CompatibilityNotice) as notices:
+        trainer = VQGanVAETrainer(small_vae(), **call)
+    assert len(notices) == 1
+    settings = trainer.config
+    assert (settings.train.steps, settings.ema.decay, settings.optim.clip, settings.checkpoint.every) == (
+        2,
+        0.9,
+        1.0,
+        1,
+    )
+    logs: list[dict[str, Any]] = []
+    trainer.train(log_fn=logs.append)
+    trainer.close()
+    assert [log["step"] for log in logs] == [1, 2]
+    assert logs[-1]["reconstructions"].ndim == 3
+    assert (tmp_path / "run" / "samples" / "step-00000002" / "reconstructions.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_train_steps": 0}, "num_train_steps"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"valid_frac": 1.5}, "valid_frac"),
+        ({"lr": -1.0}, "lr"),
+        ({"ema_beta": 2.0}, "ema_beta"),
+        ({"image_size": 24}, "image_size=24"),
+        ({"num_train_step": 3}, "num_train_steps"),
+        ({"folder": "does-not-exist"}, "does-not-exist"),
+    ],
+)
+def test_impossible_original_values_are_one_sentence(
+    folder: Path, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    call = original_call(folder, tmp_path / "run", **change)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", compat.CompatibilityNotice)
+        with pytest.raises(UsageError, match=named):
+            VQGanVAETrainer(small_vae(), **call)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_readme_form_gives_no_notice(folder: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer = VQGanVAETrainer(small_vae(), data=str(folder), out=tmp_path / "run", steps=1, batch_size=4)
+    trainer.close()
