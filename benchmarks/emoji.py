@@ -12,14 +12,12 @@ from pathlib import Path
 from baselines import baselines, load
 from quintet import cli, config, runs
 from quintet.data.pictures import folder_sources
+from quintet.families.vqgan.config import VQGanConfig
 
 KEYS = (
     "data.validation_group=^(.*)--",
     "data.validation_fraction=0.1",
-    "model.quantizer=vq",
     "model.quantizer_levels=3",
-    "train.steps=4500",
-    "loss.discriminator_start=3000",
     "eval.batches=null",
     "sample.num=32",
 )
@@ -31,7 +29,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/emoji"))
     parser.add_argument("keys", nargs="*", default=[])
     arguments = parser.parse_args()
-    words = ["train", "vqgan", arguments.folder, "--out", str(arguments.out), *KEYS, *arguments.keys]
+    words = [
+        "train",
+        "vqgan",
+        arguments.folder,
+        "--out",
+        str(arguments.out),
+        "--preset",
+        "small",
+        *KEYS,
+        *arguments.keys,
+    ]
     print("$ quintet", *words)
     cli.call(words)
     cli.call(["eval", str(arguments.out)])
@@ -41,7 +49,8 @@ def main() -> None:
 
 def print_baselines(settings: config.RunConfig, run: Path) -> None:
     quiet = settings.changed({"data.flip": False})
-    sources = folder_sources(quiet.data, quiet.model.size, quiet.model.channels)  # type: ignore[attr-defined]
+    assert isinstance(quiet, VQGanConfig)
+    sources = folder_sources(quiet.data, quiet.model.size, quiet.model.channels)
     train, validation = (load(source, range(len(source))) for source in (sources.train, sources.validation))
     figures = {**baselines(train, validation), "quintet": json.loads((run / "eval.json").read_text())["psnr"]}
     for name, value in figures.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from worker import serve
 
 warnings.filterwarnings("ignore")
-library = torch.library.Library("torchvision", "DEF")
+library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 for schema in (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -33,7 +34,8 @@ class TinyPerceptual(nn.Module):
         self.convolution = nn.Conv2d(3, 8, 3, 2)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.convolution(images).flatten(1)
+        features: Tensor = self.convolution(images)
+        return features.flatten(1)
 
 
 def main(precision: str) -> None:

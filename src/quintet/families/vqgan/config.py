@@ -21,7 +21,7 @@ class VQGanModelConfig(Section):
     layers: int = Field(3, ge=1, description="Halvings of the resolution; one code stands for 2^layers pixels a side.")
     blocks: int = Field(1, ge=0, description="Residual blocks at each resolution, in the encoder and in the decoder.")
     quantizer: Literal["vq", "lfq", "fsq"] = Field(
-        "fsq", description="Vector, lookup-free or finite scalar quantization."
+        "vq", description="Vector, lookup-free or finite scalar quantization."
     )
     codebook_size: int = Field(
         1024, ge=2, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
@@ -100,13 +100,28 @@ class VQGanConfig(RunConfig):
             "log.every": 5,
             "data.workers": 0,
         },
-        "small": {},
+        # Two CPU cores, minutes: narrow, many steps, a high rate.
+        "small": {
+            "model.dim": 16,
+            "train.steps": 4500,
+            "train.batch_size": 16,
+            "optim.lr": 3e-3,
+            "optim.warmup_steps": 50,
+            "loss.reconstruction": "l2",
+            "loss.discriminator_start": 3000,
+            "loss.discriminator_ramp": 300,
+            "loss.discriminator_dim": 16,
+            "eval.every": 500,
+            "sample.every": 500,
+            "checkpoint.every": 500,
+        },
         "base": {
             "model.image_size": 256,
             "model.dim": 128,
             "model.layers": 4,
             "model.blocks": 2,
             "model.codebook_size": 16384,
+            "model.quantizer": "fsq",
             "train.steps": 300_000,
             "train.batch_size": 64,
             "optim.lr": 1e-4,
