@@ -17,7 +17,7 @@ Print = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ImageDemo:
-    """How long each form of the demo trains. The schedule ends at `steps` from the start; the resumed part is the rest."""
+    """How long each form of the demo trains; what is left of `steps` after the first part is resumed."""
 
     num: int
     steps: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -109,15 +109,20 @@ class Engine:
             if self.config.recompute:
                 _recompute_activations(module)
 
-    def wrap(self, modules: Mapping[str, nn.Module], find_unused_parameters: bool) -> dict[str, nn.Module]:
+    def wrap(
+        self, modules: Mapping[str, nn.Module], find_unused_parameters: bool, uncompiled: Collection[str] = ()
+    ) -> dict[str, nn.Module]:
         """The modules as training must call them: alike on every rank, compiled and synchronised, one by one."""
         for module in modules.values():
             for tensor in (*module.parameters(), *module.buffers()):
                 collectives.broadcast(tensor.data)
-        return {name: self._wrap(module, find_unused_parameters) for name, module in modules.items()}
+        return {
+            name: self._wrap(module, find_unused_parameters, self.config.compile and name not in uncompiled)
+            for name, module in modules.items()
+        }
 
-    def _wrap(self, module: nn.Module, find_unused_parameters: bool) -> nn.Module:
-        if self.config.compile:
+    def _wrap(self, module: nn.Module, find_unused_parameters: bool, compiled: bool) -> nn.Module:
+        if compiled:
             module = torch.compile(module)  # type: ignore[assignment]
         if not self.is_distributed or not any(p.requires_grad for p in module.parameters()):
             return module

@@ -108,6 +108,8 @@ class Recipe(ABC, Generic[ConfigT]):
     """The module that `quintet export` writes: a `Pretrained` model that is of use without the others."""
     find_unused_parameters: ClassVar[bool] = False
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
+    uncompiled: ClassVar[frozenset[str]] = frozenset()
+    """Modules that `engine.compile` must leave alone, because a loss differentiates twice through them."""
     minimum_batch: ClassVar[int] = 1
     """The smallest global batch that makes sense (a contrastive loss needs two items)."""
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ class Trainer:
         self.config = recipe.config = resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
-        self.nets = self.engine.wrap(recipe.modules, recipe.find_unused_parameters)
+        self.nets = self.engine.wrap(recipe.modules, recipe.find_unused_parameters, recipe.uncompiled)
         self.meter = Meter()
         self.trackers: list[Tracker] = []
         self.saved_step: int | None = None
@@ -191,6 +192,7 @@ class Trainer:
                     log_fn(logs)
             self._write_state("stopped" if stopped else "finished")
         except BaseException as error:
+            self.run.write_log(f"failed at step {self.step}:\n{traceback.format_exc()}")
             self._write_state("failed", error=str(error))
             raise
         finally:

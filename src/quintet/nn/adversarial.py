@@ -45,7 +45,7 @@ class PatchDiscriminator(nn.Module):
         self.register_buffer("fake_mean", torch.zeros(()))
 
     def forward(self, images: Tensor, others: Tensor | None = None) -> Tensor:
-        """Logits of the pictures, then of the others, which go their own way: a penalty on the first costs them nothing.
+        """Logits of the pictures, then of the others, apart: a penalty on the first costs the others nothing.
 
         One call for both, because a module that DDP wraps may be called only once before its backward pass.
         """

@@ -40,6 +40,7 @@ class VQGanRecipe(Recipe[VQGanConfig]):
     name = "vqgan"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("psnr", "max")
     exported = "vae"
+    uncompiled = frozenset({"discriminator"})  # its gradient penalty is a gradient of a gradient
 
     def __init__(self, config: VQGanConfig, vae: VQGanVAE | None = None) -> None:
         super().__init__(config)
