@@ -50,14 +50,14 @@ class Batch:
         return replace(self, fields=fields, precision=dtype)
 
     def suspects(self) -> tuple[str, ...]:
-        """The names of the items that hold a non-finite number; all names when none does."""
+        """The names of the items that hold a non-finite number."""
         bad = {
             self.names[row]
             for value in self.fields.values()
             if isinstance(value, Tensor) and value.is_floating_point() and len(value) == len(self.names)
             for row in torch.nonzero(~value.reshape(len(value), -1).isfinite().all(dim=1)).flatten().tolist()
         }
-        return tuple(name for name in self.names if name in bad) or self.names
+        return tuple(name for name in self.names if name in bad)
 
 
 def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:

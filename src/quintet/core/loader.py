@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from quintet.core.batch import Batch, Item, Source
 from quintet.core.draw import Draw
 from quintet.core.engine import Engine
 from quintet.core.order import Order, Slot, replacement
-from quintet.errors import RunError, UnreadableItem, UsageError
+from quintet.core.signals import SIGNALS
+from quintet.errors import QuintetError, RunError, UnreadableItem, UsageError
 
 VALIDATION_EPOCH = 2**31
 """The epoch whose choices validation uses: fixed, and one no training reaches."""
@@ -33,7 +35,7 @@ class Loaded:
 
 
 @dataclass
-class _Reader(Dataset[Loaded]):
+class _Reader(Dataset[Loaded | QuintetError]):
     """Lives in the workers. Indexed by the slots of a whole batch: the epoch travels in the index, because a
     persistent worker would never see a changed attribute."""
 
@@ -41,7 +43,14 @@ class _Reader(Dataset[Loaded]):
     seed: int
     collate: Collate
 
-    def __getitem__(self, slots: tuple[Slot, ...]) -> Loaded:
+    def __getitem__(self, slots: tuple[Slot, ...]) -> Loaded | QuintetError:
+        """An error is handed over, not raised: raised in a worker, its one sentence would drown in a traceback."""
+        try:
+            return self.read(slots)
+        except QuintetError as error:
+            return error
+
+    def read(self, slots: tuple[Slot, ...]) -> Loaded:
         skipped: dict[str, str] = {}
         read = [self._read(slot, skipped) for slot in slots]
         used = [item for item, _ in read]
@@ -63,8 +72,14 @@ class _Reader(Dataset[Loaded]):
         )
 
 
-def _only(loaded: Sequence[Loaded]) -> Loaded:
+def _only(loaded: Sequence[Loaded | QuintetError]) -> Loaded | QuintetError:
     return loaded[0]
+
+
+def _ignore_signals(worker: int) -> None:
+    """A stop request to the whole process group is for the trainer, which still needs its workers to save."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass
@@ -136,7 +151,7 @@ class Loader:
 
     def _stream(self, shares: Iterator[tuple[Slot, ...]], workers: int) -> Iterator[Loaded]:
         generator = torch.Generator()  # so that starting workers does not touch the process's own stream
-        loader: DataLoader[Loaded] = DataLoader(
+        loader: DataLoader[Loaded | QuintetError] = DataLoader(
             _Reader(self.source, self.seed, self.collate),
             batch_sampler=_Batches(shares),
             collate_fn=_only,
@@ -144,8 +159,12 @@ class Loader:
             pin_memory=self.engine.device.type == "cuda",
             generator=generator,
             prefetch_factor=4 if workers else None,
+            worker_init_fn=_ignore_signals,
         )
-        return iter(loader)
+        for loaded in loader:
+            if isinstance(loaded, QuintetError):
+                raise loaded
+            yield loaded
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +37,37 @@ class Meter:
         totals = collectives.sum_over_ranks(means) / collectives.world_size()
         self.__init__()  # type: ignore[misc]
         return dict(zip(names, totals.tolist(), strict=True))
+
+
+class Stopwatch:
+    """Where the wall time goes between two logging steps. Validation, samples and saves are not on it."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._waiting = self._computing = 0.0
+        self._steps = 0
+
+    def step(self, waiting: float, computing: float) -> None:
+        self._waiting += waiting
+        self._computing += computing
+        self._steps += 1
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
+
+    def read(self, batch_size: int) -> dict[str, float]:
+        """The pace, and the shares of the time that were not spent computing; starts anew."""
+        elapsed = max(time.perf_counter() - self._began, 1e-9)
+        figures = {
+            "rate/items_per_second": self._steps * batch_size / elapsed,
+            "time/waiting_for_data": self._waiting / elapsed,
+            "time/overhead": 1 - self._computing / elapsed,
+        }
+        self.__init__()  # type: ignore[misc]
+        return figures
 
 
 class Tracker(Protocol):

@@ -23,7 +23,6 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from quintet.core.display import Display
 from quintet.core.engine import Engine, explain_failure
 from quintet.core.evaluate import evaluate, make_artifacts
 from quintet.core.loader import Loaded, Loader
-from quintet.core.metrics import Meter, Tracker, make_trackers
+from quintet.core.metrics import Meter, Stopwatch, Tracker, make_trackers
 from quintet.core.optim import Schedule, clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from quintet.core.order import Order
 from quintet.core.prepare import check_same_data, check_sizes, data_record, resolve
@@ -50,16 +49,6 @@ from quintet.errors import RunError
 
 Logs = dict[str, Any]
 LogFunction = Callable[[Logs], None]
-
-
-@dataclass
-class Timing:
-    """Wall seconds since the last logging step: all of it, waiting for data, and computing."""
-
-    began: float
-    waiting: float = 0.0
-    computing: float = 0.0
-    steps: int = 0
 
 
 class Trainer:
@@ -93,7 +82,7 @@ class Trainer:
         self._stop = StopRequest()
         self._stream: Iterator[list[Loaded]] | None = None
         self._skipped = dict(self.sources.skipped)
-        self._timing = Timing(time.perf_counter())
+        self.stopwatch = Stopwatch()
         if resume:
             self._resume()
         else:
@@ -180,7 +169,7 @@ class Trainer:
         if self.engine.is_main and not self.trackers:
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
-        self._timing = Timing(time.perf_counter())
+        self.stopwatch = Stopwatch()
         stopped = False
         try:
             self._write_state("running")
@@ -234,9 +223,7 @@ class Trainer:
         else:
             self.state.progress.bad_steps_in_a_row = 0
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
-        self._timing.waiting += ready - began
-        self._timing.computing += computed - ready
-        self._timing.steps += 1
+        self.stopwatch.step(waiting=ready - began, computing=computed - ready)
         return {**report.metrics, "step": self.step, "stop_asked": stop_asked}
 
     def _next_batch(self) -> list[Loaded]:
@@ -283,8 +270,9 @@ class Trainer:
         progress = self.state.progress
         progress.bad_steps += 1
         progress.bad_steps_in_a_row += 1
-        suspects = json.dumps([name for batch in batches for name in batch.suspects()])
-        names = [name for text in collectives.gather_texts(suspects, self.engine.device) for name in json.loads(text)]
+        names = self._gathered([name for batch in batches for name in batch.suspects()])
+        # Where no item holds a non-finite number itself, any of them may have caused one.
+        names = names or self._gathered([name for batch in batches for name in batch.names])
         self.print(f"step {self.step}: non-finite loss or gradient, step skipped; items: {', '.join(names)}")
         if self.engine.is_main:
             self.run.write_metrics({"step": self.step, "train/bad_steps": progress.bad_steps, "items": names})
@@ -295,6 +283,11 @@ class Trainer:
                 f"and saved at step {self.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
             )
 
+    def _gathered(self, names: list[str]) -> list[str]:
+        """The names of all ranks."""
+        texts = collectives.gather_texts(json.dumps(names), self.engine.device)
+        return [name for text in texts for name in json.loads(text)]
+
     # --- what happens every n steps ---------------------------------------------------------------------------
 
     def _due_work(self, final: bool) -> Logs:
@@ -303,23 +296,21 @@ class Trainer:
         self.display.update(step)
         if step % config.log.every == 0 or final:
             logs.update(self._log())
-        if step % config.eval.every == 0 or (final and step == config.train.steps):
-            logs.update(self._validate())
-        if step % config.sample.every == 0 or (final and step == config.train.steps):
-            logs.update(self._sample())
-        if step % config.checkpoint.every == 0 or final:
-            self.save()
+        with self.stopwatch.paused():
+            if step % config.eval.every == 0 or step == config.train.steps:
+                logs.update(self._validate())
+            if step % config.sample.every == 0 or step == config.train.steps:
+                logs.update(self._sample())
+            if step % config.checkpoint.every == 0 or final:
+                self.save()
         return logs
 
     def _log(self) -> dict[str, float]:
         figures = {f"train/{name}": value for name, value in self.meter.read().items()}
-        now = time.perf_counter()
-        elapsed = max(now - self._timing.began, 1e-9)
         figures["train/lr"] = self.lr_schedule(self.step - 1)
-        figures["train/rate/items_per_second"] = self._timing.steps * self.config.train.batch_size / elapsed
-        figures["train/time/waiting_for_data"] = self._timing.waiting / elapsed
-        figures["train/time/overhead"] = 1 - self._timing.computing / elapsed
-        self._timing = Timing(now)
+        figures.update(
+            {f"train/{name}": value for name, value in self.stopwatch.read(self.config.train.batch_size).items()}
+        )
         self._share_skipped()
         self.log(**figures)
         self.display.update(self.step, figures)
@@ -344,7 +335,6 @@ class Trainer:
         return evaluate(self.recipe, nets or self.state.averaged_nets(), loader, self.engine, size, batches)
 
     def _validate(self) -> dict[str, float]:
-        began = time.perf_counter()
         averaged = self.evaluate(self.state.averaged_nets(), self.config.eval.batches)
         figures = {f"validation/{name}": value for name, value in averaged.items()}
         if self.state.average is not None and self.config.eval.live:
@@ -353,7 +343,6 @@ class Trainer:
         self.log(**figures)
         self.print("  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "/live/" not in name))
         self._keep_best(averaged)
-        self._timing.began += time.perf_counter() - began
         return figures
 
     def _keep_best(self, figures: Mapping[str, float]) -> None:
@@ -370,7 +359,6 @@ class Trainer:
 
     def _sample(self) -> Logs:
         """Things to look at, from the averaged and the live weights. Every rank makes them, rank 0 writes them."""
-        began = time.perf_counter()
         batch = self._moved(self._loader(self.sources.validation).first(self.config.sample.num))
         kinds: dict[str, Nets] = {"": self.state.averaged_nets()}
         if self.state.average is not None:
@@ -382,14 +370,12 @@ class Trainer:
                     logs[Path(artifact.file).stem] = artifact.tensor
                 if self.engine.is_main:
                     self.run.write_sample(self.step, prefix, artifact.file, artifact.write, artifact.about)
-        self._timing.began += time.perf_counter() - began
         return logs
 
     def save(self) -> None:
         """A checkpoint of this step, if there is none yet. A failure is said, and leaves the last one as it was."""
         if self.saved_step == self.step:
             return
-        began = time.perf_counter()
         if self.engine.is_main:
             try:
                 contents = self.state.contents(self.engine.world_size, self.sources.fingerprint)
@@ -402,7 +388,6 @@ class Trainer:
                     raise RunError(f"could not save the last step in {self.run.checkpoints}: {error}") from None
         self.engine.barrier()
         self.saved_step = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
-        self._timing.began += time.perf_counter() - began
 
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
         """Continue from another checkpoint folder of the same recipe."""
