@@ -153,6 +153,17 @@ def newest_sound(root: Path) -> tuple[Path, list[str]]:
     raise CheckpointError(f"{root} holds no checkpoint yet")
 
 
+def set_aside(folder: Path) -> Path:
+    """Take a damaged checkpoint out of the row, so that it does not count as one of the newest; it stays on disk."""
+    target = folder.with_name(f"damaged-{folder.name}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = folder.with_name(f"damaged-{folder.name}-{number}")
+    os.rename(folder, target)
+    return target
+
+
 def point(root: Path, name: str, folder: Path) -> None:
     """Let the text file `name` (latest, best) name a checkpoint."""
     replace_text(root / name, folder.name + "\n")

@@ -206,7 +206,7 @@ def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> 
         if micro_batch <= 1:
             return RunError("out of memory with micro-batches of one item; use a smaller model or smaller items")
         return RunError(
-            f"out of memory; resume with a larger train.accumulate (now {accumulate}, try {accumulate * 2}): "
+            f"out of memory; use a larger train.accumulate (now {accumulate}, try {accumulate * 2}): "
             "micro-batches shrink and the batch stays what it is"
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):

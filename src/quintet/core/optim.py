@@ -122,10 +122,9 @@ def load_optimizer_tensors(optimizer: Optimizer, parameters: Parameters, tensors
         if name not in parameters:
             raise CheckpointError(f"the checkpoint has optimizer state for '{name}', which this model does not have")
         parameter = parameters[name]
-        if saved.shape == parameter.shape:
-            # In the parameter's own memory format: the fused kernels walk both as flat memory.
-            value = torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False).copy_(saved)
+        if kind == "step":
+            value = saved.to(parameter.device) if optimizer.defaults.get("fused") else saved.clone()
         else:
-            fused = optimizer.defaults.get("fused")
-            value = saved.to(parameter.device) if fused else saved.clone()
+            # In the parameter's own memory format: the fused kernels walk both as flat memory.
+            value = torch.empty_like(parameter, requires_grad=False).copy_(saved)
         optimizer.state[parameter][kind] = value

@@ -40,7 +40,7 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
     """Fix what follows from the data and the length once and for all, so that a resumed run cannot move it."""
     fixed: dict[str, Any] = {}
     steps = config.train.steps
-    if config.train.epochs is not None and config.optim.horizon is None:
+    if config.train.epochs is not None:
         steps = max(1, math.ceil(config.train.epochs * num_items / config.train.batch_size))
         fixed["train.steps"] = steps
     if config.optim.horizon is None:
@@ -62,8 +62,9 @@ def data_record(sources: Sources) -> dict[str, Any]:
 
 def check_same_data(run: Run, sources: Sources) -> None:
     """A resumed run sees the items it began with, or none."""
-    known = json.loads(run.data_file.read_text(encoding="utf-8"))
+    known = read_data_record(run)
     if known["fingerprint"] == sources.fingerprint:
+        sources.skipped.update(known["skipped"])
         return
     before = {*known["train"], *known["validation"]}
     after = {name for names in names_of(sources) for name in names}
@@ -72,6 +73,17 @@ def check_same_data(run: Run, sources: Sources) -> None:
         f"the data changed since the run started ({len(added)} items added{_first(added)}, {len(removed)} removed"
         f"{_first(removed)}, others may have changed); put it back, or start a new run with --init {run.folder}"
     )
+
+
+def read_data_record(run: Run) -> dict[str, Any]:
+    try:
+        known = json.loads(run.data_file.read_text(encoding="utf-8"))
+        return {name: known[name] for name in ("fingerprint", "skipped", "train", "validation")}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"{run.data_file} is missing or damaged ({error}), so nobody can tell whether the data is what it was; "
+            f"put it back, or start a new run with --init {run.folder}"
+        ) from None
 
 
 def names_of(sources: Sources) -> tuple[list[str], list[str]]:

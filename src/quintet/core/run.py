@@ -100,6 +100,10 @@ class Run:
         state = {"status": status, "heartbeat": time.time(), "pid": os.getpid(), "host": socket.gethostname(), **values}
         self._observe("state.json", lambda: self.write_json(self.state_file, state))
 
+    def update_data(self, record: Mapping[str, Any]) -> None:
+        """Name items in data.json that turned out unreadable on the way."""
+        self._observe("data.json", lambda: self.write_json(self.data_file, record))
+
     def write_metrics(self, row: Mapping[str, Any]) -> None:
         # JSON knows no NaN, and readers in other languages stumble over it.
         finite = {

@@ -72,7 +72,7 @@ class Trainer:
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         self.sources = sources or recipe.sources()
         check_sizes(recipe, self.sources, self.engine.world_size)
-        self.config = recipe.config = resolve(config, len(self.sources.train))
+        self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
         self.nets = self.engine.wrap(recipe.modules, recipe.find_unused_parameters, recipe.uncompiled)
@@ -81,7 +81,7 @@ class Trainer:
         self.saved_step: int | None = None
         self._stop = StopRequest()
         self._stream: Iterator[list[Loaded]] | None = None
-        self._skipped = dict(self.sources.skipped)
+        self._skipped: dict[str, str] = {}
         self.stopwatch = Stopwatch()
         if resume:
             self._resume()
@@ -93,6 +93,7 @@ class Trainer:
     def _begin(self, init: Mapping[str, Mapping[str, Tensor]] | None) -> None:
         loader = self._loader(self.sources.train)
         loader.check_readable()
+        self._loader(self.sources.validation).check_readable()
         if init:
             for name, tensors in init.items():
                 copy_tensors(self.recipe.modules[name], tensors, f"--init {self.config.init}")
@@ -130,6 +131,9 @@ class Trainer:
         for problem in problems:
             self.print(f"damaged checkpoint passed over: {problem}")
         if self.engine.is_main:
+            for newer in checkpoint.steps(self.run.checkpoints):
+                if checkpoint.step_of(newer) > step:
+                    checkpoint.set_aside(newer)
             self.run.write_config(self.config)
             self.run.drop_metrics_after(step)
             checkpoint.point(self.run.checkpoints, "latest", folder)
@@ -326,7 +330,7 @@ class Trainer:
         for name in sorted(new):
             self.print(f"unreadable item replaced: {name} ({skipped[name]})")
         if new and self.engine.is_main:
-            self.run.write_json(self.run.data_file, data_record(self.sources))
+            self.run.update_data(data_record(self.sources))
 
     def evaluate(self, nets: Nets | None = None, batches: int | None = None) -> dict[str, float]:
         """The recipe's figures over the validation items; of the averaged weights unless told otherwise."""
@@ -380,14 +384,20 @@ class Trainer:
             try:
                 contents = self.state.contents(self.engine.world_size, self.sources.fingerprint)
                 checkpoint.write(self.run.checkpoints, self.step, contents)
-                checkpoint.prune(self.run.checkpoints, self.config.checkpoint.keep)
                 self.saved_step = self.step
             except OSError as error:
                 self.print(f"warning: could not save step {self.step} ({error}); the last checkpoint is unharmed")
                 if self.step == self.config.train.steps or self._stop.asked:
                     raise RunError(f"could not save the last step in {self.run.checkpoints}: {error}") from None
+            self._prune()
         self.engine.barrier()
         self.saved_step = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
+
+    def _prune(self) -> None:
+        try:
+            checkpoint.prune(self.run.checkpoints, self.config.checkpoint.keep)
+        except OSError as error:
+            self.print(f"warning: could not delete an old checkpoint ({error})")
 
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
         """Continue from another checkpoint folder of the same recipe."""
@@ -395,6 +405,7 @@ class Trainer:
         checkpoint.verify(folder)
         self.state.restore(folder, restore_optimizer)
         self._stream = None
+        self.saved_step = None
 
     # --- telling ------------------------------------------------------------------------------------------------
 
