@@ -25,8 +25,8 @@ class ImageDemo:
     look_every: int
 
 
-QUICK = ImageDemo(num=2000, steps=1200, first_steps=800, look_every=200)
-FULL = ImageDemo(num=5000, steps=4500, first_steps=3000, look_every=500)
+QUICK = ImageDemo(num=2000, steps=1500, first_steps=1000, look_every=250)
+FULL = ImageDemo(num=5000, steps=6000, first_steps=4000, look_every=500)
 
 
 def image_demo(out: Path, full: bool, call: Call, say: Print) -> None:

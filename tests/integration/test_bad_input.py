@@ -377,3 +377,29 @@ def test_mistake(row: Row, places: Places) -> None:
     assert debugged.code == row.code
     assert "Traceback" in debugged.errors
     assert contents(places) == before
+
+
+MISUSES = (
+    ("nonsense", "nonsense"),
+    ("eval", "run"),
+    ("resume", "run"),
+    ("data check", "folder"),
+    ("eval --nope", "--nope"),
+    ("sample {trained} --num 0", "--num"),
+    ("sample {trained} --num many", "--num"),
+    ("data make circles {here}/new", "circles"),
+    ("demo juggling", "juggling"),
+)
+
+
+@pytest.mark.parametrize(("words", "mention"), MISUSES)
+def test_misuse_of_a_verb(words: str, mention: str, places: Places) -> None:
+    before = contents(places)
+
+    outcome = quintet(*(filled(word, places) for word in words.split()))
+
+    sentence = error_line(outcome.errors)
+    assert outcome.code == 2, sentence
+    assert mention in sentence.lower()
+    assert "unexpected" not in sentence
+    assert contents(places) == before

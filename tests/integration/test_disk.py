@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from helpers import (
     UNENDING,
     Process,
     error_line,
+    executed,
+    forked,
+    python,
     quintet,
-    running,
     steps_saved,
     succeed,
     tensor_hashes,
@@ -61,25 +64,28 @@ def wait_for_a_checkpoint(run: Path, process: Process) -> None:
     wait_until((run / "checkpoints" / "latest").exists, process, "the first checkpoint")
 
 
-def test_training_goes_on_while_the_disk_is_full(pictures: Path, straight: Path, small_disk: Path) -> None:
+def test_training_goes_on_while_the_disk_is_full(
+    pictures: Path, straight: Path, small_disk: Path, tmp_path: Path
+) -> None:
     run = small_disk / "run"
-    with running("train", "vqgan", pictures, "--out", run, *TINY, *TO_THE_END) as process:
+    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *TO_THE_END], tmp_path / "said") as process:
         wait_for_a_checkpoint(run, process)
         ballast = fill(small_disk)
-        warning = process.wait_for_line("could not save")
+        wait_until(lambda: "could not save" in process.seen, process, "a checkpoint could not be saved")
         ballast.unlink()
         assert process.end() == 0, process.seen
 
+    (warning, *_) = (line for line in process.seen.splitlines() if "could not save" in line)
     assert "No space left on device" in warning
     assert "the last checkpoint is unharmed" in warning
     assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
 
 
 def test_a_disk_that_stays_full_leaves_the_last_checkpoint_whole(
-    pictures: Path, straight: Path, small_disk: Path
+    pictures: Path, straight: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     run = small_disk / "run"
-    with running("train", "vqgan", pictures, "--out", run, *TINY, *TO_THE_END) as process:
+    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *TO_THE_END], tmp_path / "said") as process:
         wait_for_a_checkpoint(run, process)
         ballast = fill(small_disk)
         assert process.end() == 1, process.seen
@@ -102,11 +108,8 @@ def test_a_limit_on_file_sizes_leaves_the_last_checkpoint_whole(pictures: Path, 
     """What a quota does, and what needs no right to mount."""
     run = shutil.copytree(trained, tmp_path / "run")
     before = tree(run / "checkpoints")
-
-    def limit_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
-    with running("resume", run, "train.steps=16", preexec_fn=limit_files) as process:
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (20_000, 20_000))
+    with forked(["resume", run, "train.steps=16"], tmp_path / "said", limit) as process:
         assert process.end() == 1, process.seen
 
     assert "could not save the last step" in error_line(process.seen)
@@ -122,8 +125,8 @@ def without_the_right_to_ignore_permissions() -> None:
 def test_a_folder_that_may_not_be_written_is_refused(pictures: Path, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    words = ("train", "vqgan", pictures, "--out", closed / "run", *TINY)
-    with running(*words, preexec_fn=without_the_right_to_ignore_permissions) as process:
+    command = python("-m", "quintet", "train", "vqgan", pictures, "--out", closed / "run", *TINY)
+    with executed(command, tmp_path / "said", preexec_fn=without_the_right_to_ignore_permissions) as process:
         assert process.end() == 2, process.seen
 
     assert f"cannot write to the run folder {closed / 'run'}: Permission denied" in error_line(process.seen)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,11 @@ from helpers import (
     UNENDING,
     Process,
     error_line,
+    executed,
+    forked,
     last_step,
+    python,
     quintet,
-    running,
     steps_saved,
     succeed,
     tensor_hashes,
@@ -27,12 +28,6 @@ from helpers import (
 
 SEED = int(os.environ.get("QUINTET_KILL_SEED", random.randrange(10**6)))
 """Where the processes are killed; named in every failure, to be set again."""
-
-
-def kill(process: Process) -> None:
-    process.kill()
-    process.end()
-    assert process.returncode == -signal.SIGKILL
 
 
 def wait_for_half_a_checkpoint(run: Path, files: int, process: Process) -> None:
@@ -51,11 +46,12 @@ def test_a_killed_run_resumes_to_the_same_bytes(moment: str, pictures: Path, str
     workers = "data.workers=2" if "workers" in moment else "data.workers=0"
     # Fused AdamW and channels-last weights are the defaults; said here because they are what may go wrong.
     engine = ("engine.channels_last=true", "optim.name=adamw")
-    with running("train", "vqgan", pictures, "--out", run, *TINY, *UNENDING, *engine, workers) as process:
+    command = python("-m", "quintet", "train", "vqgan", pictures, "--out", run, *TINY, *UNENDING, *engine, workers)
+    with executed(command, tmp_path / "said") as process:
         wait_for_step(run, chance.randint(6, 25), process)
         if moment == "writing":
             wait_for_half_a_checkpoint(run, chance.randint(1, 6), process)
-        kill(process)
+        process.kill()
     where = f"QUINTET_KILL_SEED={SEED}, killed after step {last_step(run)} with checkpoints {steps_saved(run)}"
 
     resumed = succeed("resume", run, f"train.steps={LAST_STEP}")
@@ -68,9 +64,9 @@ def test_a_killed_run_resumes_to_the_same_bytes(moment: str, pictures: Path, str
 def test_a_run_killed_before_its_first_checkpoint_cannot_resume_and_says_so(pictures: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     late = ("checkpoint.every=1000", "eval.every=1000", "train.steps=1000000")
-    with running("train", "vqgan", pictures, "--out", run, *TINY, *late) as process:
+    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *late], tmp_path / "said") as process:
         wait_for_step(run, 2, process)
-        kill(process)
+        process.kill()
 
     outcome = quintet("resume", run)
 

@@ -10,9 +10,9 @@ from helpers import (
     TINY,
     UNENDING,
     error_line,
+    forked,
     last_step,
     quintet,
-    running,
     succeed,
     tensor_hashes,
     wait_for_step,
@@ -24,9 +24,9 @@ def test_a_run_being_trained_cannot_be_resumed_until_its_process_is_dead(
     pictures: Path, straight: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with running("train", "vqgan", pictures, "--out", run, *TINY, *UNENDING) as process:
+    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *UNENDING], tmp_path / "said") as process:
         wait_until((run / "checkpoints" / "latest").exists, process, "the first checkpoint")
-        process.send_signal(signal.SIGSTOP)
+        process.send(signal.SIGSTOP)
 
         second = quintet("resume", run)
         another = quintet("train", "vqgan", pictures, "--out", run, *TINY)
@@ -35,10 +35,9 @@ def test_a_run_being_trained_cannot_be_resumed_until_its_process_is_dead(
         assert f"being written by process {process.pid}" in error_line(second.errors)
         assert "exists already" in error_line(another.errors)
 
-        process.send_signal(signal.SIGCONT)
+        process.send(signal.SIGCONT)
         wait_for_step(run, last_step(run) + 2, process)
         process.kill()
-        process.end()
     assert str(process.pid) in (run / "lock").read_text()
 
     succeed("resume", run, f"train.steps={LAST_STEP}")

@@ -12,8 +12,8 @@ from helpers import (
     TINY,
     UNENDING,
     Process,
+    forked,
     log_text,
-    running,
     state,
     steps_saved,
     succeed,
@@ -28,9 +28,9 @@ def test_a_signal_saves_and_exits_with_its_own_code(
     number: signal.Signals, pictures: Path, straight: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with running("train", "vqgan", pictures, "--out", run, *TINY, *UNENDING) as process:
+    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *UNENDING], tmp_path / "said") as process:
         wait_for_step(run, 7, process)
-        process.send_signal(number)
+        process.send(number)
         assert process.end() == 128 + number, process.seen
     stopped = state(run)
     assert stopped["status"] == "stopped"
@@ -54,11 +54,11 @@ def test_a_second_signal_ends_the_process_at_once(pictures: Path, tmp_path: Path
     run = tmp_path / "run"
     # Steps of some seconds, so that the second signal comes long before the boundary.
     slow = ("model.image_size=256", "model.dim=32", "train.batch_size=32", "train.steps=1000000")
-    with running("train", "vqgan", pictures, "--out", run, *TINY, *slow) as process:
+    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *slow], tmp_path / "said") as process:
         wait_until((run / "state.json").exists, process, "the first step began")
-        process.send_signal(signal.SIGINT)
+        process.send(signal.SIGINT)
         wait_until(lambda: not catches(process, signal.SIGINT), process, "the first signal was noticed")
-        process.send_signal(signal.SIGTERM)
+        process.send(signal.SIGTERM)
         assert process.end() == -signal.SIGTERM
     assert state(run)["status"] == "running"
     assert not steps_saved(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 import yaml
@@ -37,6 +37,8 @@ def complaint(*arguments: str) -> str:
 
 def values_of(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Values a key accepts, made from its annotation and bounds."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return st.sampled_from(arguments)
@@ -62,7 +64,7 @@ def floats(bounds: dict[str, Any]) -> st.SearchStrategy[float]:
     return st.one_of(ordinary, st.sampled_from([1e-05, 3e-4, 0.1, 1e-300]))
 
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x85"), max_size=30) | st.sampled_from(
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(
     [
         "1e-5",
         "null",
@@ -106,7 +108,7 @@ def vqgan_configs(draw: st.DrawFn) -> VQGanConfig:
     return configs.validate(VQGanConfig, tree)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(config=vqgan_configs())
 def test_yaml_round_trip_is_lossless(config: VQGanConfig, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("round") / "config.yaml"
@@ -114,15 +116,17 @@ def test_yaml_round_trip_is_lossless(config: VQGanConfig, tmp_path_factory: pyte
     assert build(VQGanConfig, file=file) == config
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(config=vqgan_configs())
 def test_commented_yaml_says_the_same(config: VQGanConfig) -> None:
     assert yaml.safe_load(describe(config)) == config.model_dump(mode="json")
 
 
-def test_a_name_with_a_next_line_character_survives_yaml() -> None:
-    config = VQGanConfig().changed({"log.name": "a\x85b"})
+@pytest.mark.parametrize("name", ["a\x85b", "\xa0", "\u2003wide\u2003", " ", "\t"])
+def test_names_with_odd_spaces_survive_yaml(name: str) -> None:
+    config = VQGanConfig().changed({"log.name": name})
     assert yaml.safe_load(config.to_yaml()) == config.model_dump(mode="json")
+    assert yaml.safe_load(describe(config)) == config.model_dump(mode="json")
 
 
 def test_a_very_long_path_does_not_break_the_commented_yaml() -> None:
@@ -374,7 +378,6 @@ def test_a_file_of_another_recipe_is_refused(tmp_path: Path) -> None:
 CHANGES: dict[str, Any] = {
     "data.workers": 7,
     "train.batch_size": 32,
-    "train.accumulate": 2,
     "train.seed": 1,
     "train.epochs": 3.0,
     "train.max_bad_steps": 3,
@@ -405,6 +408,7 @@ def test_a_resumed_run_may_change_what_does_not_touch_it() -> None:
     allowed = {
         "train.steps": 77,
         "train.minutes": 5.0,
+        "train.accumulate": 2,
         "log.every": 1,
         "log.trackers": [],
         "eval.every": 7,
@@ -453,5 +457,5 @@ def test_allowed_keys_are_exactly_these() -> None:
         except UsageError:
             refused.add(key)
     sections = ("log", "eval", "sample", "checkpoint", "engine")
-    everything = set(configs.keys(VQGanConfig)) - {"recipe", "train.steps", "train.minutes"}
+    everything = set(configs.keys(VQGanConfig)) - {"recipe", "train.steps", "train.minutes", "train.accumulate"}
     assert refused == {key for key in everything if key.split(".")[0] not in sections}

@@ -116,7 +116,7 @@ def places(folder: Path, count: int) -> Iterator[tuple[Path, int, int]]:
 
 def test_every_flipped_bit_is_noticed(saved: Path) -> None:
     seen = set()
-    for file, place, bit in places(saved, 140):
+    for file, place, bit in places(saved, 105):
         good = file.read_bytes()
         file.write_bytes(good[:place] + bytes([good[place] ^ (1 << bit)]) + good[place + 1 :])
         with pytest.raises(CheckpointError, match=r"damaged|no readable"):

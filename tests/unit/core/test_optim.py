@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -25,6 +25,9 @@ from quintet.core.optim import (
     set_learning_rate,
 )
 from quintet.errors import CheckpointError
+
+steady = settings(deadline=None, derandomize=True, max_examples=50)
+"""The same examples in every session, however busy the machine."""
 
 # --- schedules ----------------------------------------------------------------------------------------------------
 
@@ -69,6 +72,7 @@ def test_after_the_horizon_the_rate_stays_at_its_end(kind: str) -> None:
     assert [rate(step) for step in (101, 150, 200, 10**9)] == pytest.approx([rate(100)] * 4)
 
 
+@steady
 @given(
     kind=st.sampled_from(["constant", "cosine", "linear"]),
     warmup=st.integers(0, 300),

@@ -6,16 +6,20 @@ from collections import Counter
 from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.core.order import BUCKET_BATCHES, Order, replacement
+
+steady = settings(deadline=None, derandomize=True, max_examples=50)
+"""The same examples in every session, however busy the machine."""
 
 
 def stream(order: Order, steps: int) -> list[tuple[int, int]]:
     return list(chain.from_iterable(order.batch(step) for step in range(steps)))
 
 
+@steady
 @given(num=st.integers(1, 40), batch=st.integers(1, 50), seed=st.integers(0, 2**32))
 def test_each_epoch_is_a_permutation_and_batches_wrap_over_its_end(num: int, batch: int, seed: int) -> None:
     order = Order(num, batch, seed)
@@ -107,6 +111,7 @@ def test_the_order_stays_what_it_is_for_ever() -> None:
     assert [replacement(0, (1, 2), attempt, 100) for attempt in range(4)] == [80, 32, 26, 45]
 
 
+@steady
 @given(seed=st.integers(0, 2**32), epoch=st.integers(0, 2**31), item=st.integers(0, 999), num=st.integers(1, 1000))
 def test_replacement_is_a_pure_function(seed: int, epoch: int, item: int, num: int) -> None:
     made = [replacement(seed, (epoch, item), attempt, num) for attempt in range(3)]

@@ -24,8 +24,16 @@ def test_a_new_run_needs_a_folder_that_is_not_there_or_is_empty(tmp_path: Path) 
 
 def test_an_existing_run_is_refused_with_the_two_commands_that_help(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
+    (tmp_path / "checkpoints" / "step-00000010").mkdir(parents=True)
     with pytest.raises(UsageError, match=rf"{tmp_path} exists already.*quintet resume {tmp_path}.*--out"):
         Run.new(tmp_path)
+
+
+def test_a_run_that_cannot_be_resumed_is_not_offered_for_it(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(UsageError, match=r"exists already; choose another folder with --out") as caught:
+        Run.new(tmp_path)
+    assert "resume" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])

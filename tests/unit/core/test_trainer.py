@@ -353,6 +353,26 @@ def test_too_many_bad_steps_stop_the_run_with_finite_weights(tmp_path: Path) -> 
     assert state(tmp_path / "run")["status"] == "failed"
 
 
+class Hungry(ToyRecipe):
+    """Asks the real allocator for more than there is, from the third step on."""
+
+    def forward(self, nets: Nets, batch: Batch, step: int) -> Any:
+        if step >= self.config.model.critic_start:
+            torch.empty(2**60, dtype=torch.uint8)
+        return super().forward(nets, batch, step)
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_out_of_memory_is_one_sentence_with_advice_that_can_be_followed(tmp_path: Path, start: int) -> None:
+    trainer = toy_trainer(tmp_path / "run", kind=Hungry, model__critic_start=start, checkpoint__every=2)
+    with pytest.raises(RunError, match=r"out of memory.*larger train\.accumulate \(now 1, try 2\)") as caught:
+        trainer.train()
+    trainer.close()
+    if not checkpoint.steps(trainer.run.checkpoints):
+        assert "resume" not in str(caught.value)  # there is nothing to resume from
+    assert state(tmp_path / "run")["status"] == "failed"
+
+
 # --- stopping and going on ----------------------------------------------------------------------------------------
 
 LONG: dict[str, Any] = {"train__steps": 8, "optim__horizon": 8, "model__dropout": 0.2, "model__critic": True}
