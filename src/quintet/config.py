@@ -8,11 +8,12 @@ is quick.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -21,6 +22,27 @@ from quintet.errors import UsageError
 
 Tree = dict[str, Any]
 
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes 1e4 and 3e-4 for text; everyone who writes them means numbers."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that `_Loader` would take for numbers."""
+
+    def analyze_scalar(self, scalar: str) -> Any:
+        analysis = super().analyze_scalar(scalar)
+        if "\x85" in scalar:  # PyYAML writes it raw and reads it as a line break
+            analysis.allow_single_quoted = analysis.allow_flow_plain = analysis.allow_block_plain = False
+        return analysis
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$"), list("+-.0123456789")
+    )
+
+
 RESUMABLE = ("train.steps", "train.minutes", "train.accumulate", "log.", "eval.", "sample.", "checkpoint.", "engine.")
 """What a resumed run may change; see docs/decisions/0003-resumable-keys.md."""
 
@@ -28,7 +50,9 @@ RESUMABLE = ("train.steps", "train.minutes", "train.accumulate", "log.", "eval."
 class Section(BaseModel):
     """A group of keys. Unknown keys are refused; values do not change after they were checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class DataConfig(Section):
@@ -64,8 +88,12 @@ class TrainConfig(Section):
     )
     batch_size: int = Field(16, gt=0, description="Items of one optimizer step, over all processes and micro-batches.")
     accumulate: int = Field(1, gt=0, description="Micro-batches a step is cut into; more of them need less memory.")
-    seed: int = Field(0, ge=0, description="Seed of weights, order and every random choice.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and every random choice.")
     max_bad_steps: int = Field(10, gt=0, description="Non-finite steps in a row after which the run stops.")
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Betas = tuple[Share, Share]
 
 
 class OptimizerConfig(Section):
@@ -73,7 +101,7 @@ class OptimizerConfig(Section):
         "adamw", description="Optimizer; `adam` couples the decay with the gradient."
     )
     lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="Decay rates of the moments.")
+    betas: Betas = Field((0.9, 0.99), description="Decay rates of the moments.")
     eps: float = Field(1e-8, gt=0, description="Term that keeps the division finite (Adam, AdamW).")
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices and kernels; vectors are never decayed.")
     clip: float | None = Field(None, gt=0, description="Largest norm of the phase's whole gradient.")
@@ -83,14 +111,14 @@ class PhaseOptimConfig(Section):
     """Another phase's optimizer; what is not given is as in `optim`."""
 
     lr: float | None = Field(None, gt=0, description="Peak learning rate of this phase; none: `optim.lr`.")
-    betas: tuple[float, float] | None = Field(None, description="Decay rates of the moments; none: `optim.betas`.")
+    betas: Betas | None = Field(None, description="Decay rates of the moments; none: `optim.betas`.")
     weight_decay: float | None = Field(None, ge=0, description="Weight decay; none: `optim.weight_decay`.")
     clip: float | None = Field(None, gt=0, description="Largest norm of this phase's gradient; none: `optim.clip`.")
 
 
 class OptimConfig(OptimizerConfig):
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up; the peak is reached at this step.")
-    initial_lr: float = Field(0.0, ge=0, description="Rate at the start of the warm-up.")
+    initial_lr: float = Field(0.0, ge=0, description="Rate the warm-up sets out from.")
     schedule: Literal["constant", "cosine", "linear"] = Field(
         "cosine", description="Course of the rate after the warm-up."
     )
@@ -196,7 +224,7 @@ class RunConfig(Section):
         return validate(type(self), tree)
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -247,27 +275,22 @@ def parse_overrides(arguments: Sequence[str]) -> Tree:
 
 def parse_value(text: str, key: str) -> Any:
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UsageError(f"{key}: '{text}' is not a value YAML can read; put it in quotes") from None
-    # YAML 1.1 takes 1e4 and 3e-4 for text; everyone who types them means numbers.
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
-        number = float(value)
-        return int(number) if number.is_integer() and "-" not in value else number
-    return value
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UsageError(f"{key}: '{text[:50]}' is not a value YAML can read; put it in quotes") from None
 
 
 def read_yaml(path: Path) -> Tree:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        if not isinstance(tree, dict):
+            raise UsageError(f"{path} does not hold a mapping of keys to values")
+        # Both nested sections and dotted keys are welcome.
+        return expand(tree)
     except OSError as error:
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(tree, dict):
-        raise UsageError(f"{path} does not hold a mapping of keys to values")
-    # Both nested sections and dotted keys are welcome.
-    return expand(tree)
 
 
 def expand(flat: Mapping[Any, Any]) -> Tree:
@@ -347,9 +370,11 @@ def _describe(section: BaseModel, depth: int) -> Iterator[str]:
             yield from _describe(value, depth + 1)
             continue
         plain = section.model_dump(mode="json", include={name})[name]
-        text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=1000)
+        text = yaml.dump(plain, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=math.inf)
         notes = " | ".join(part for part in (field.description, _choices(field.annotation)) if part)
-        yield f"{indent}{name}: {text.removesuffix('...' + chr(10)).strip()}" + (f"  # {notes}" if notes else "")
+        yield f"{indent}{name}: {text.removesuffix('...' + chr(10)).rstrip(chr(10))}" + (
+            f"  # {notes}" if notes else ""
+        )
 
 
 def _choices(annotation: Any) -> str:
@@ -368,21 +393,38 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _explain(schema: type[BaseModel], detail: Any) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
+    key = _key_of(schema, detail["loc"])
     if detail["type"] == "extra_forbidden":
         # A misspelt section is reported by the key the person wrote inside it.
-        inside = list(flatten(detail["input"], f"{key}.")) if isinstance(detail["input"], Mapping) else []
-        return unknown_key(inside[0] if inside else key, list(keys(schema)))
+        inside = detail["input"]
+        while isinstance(inside, Mapping) and inside and key.count(".") < 5:
+            name, inside = next(iter(inside.items()))
+            key = f"{key}.{name}"
+        return unknown_key(key, list(keys(schema)))
     message = str(detail["msg"]).removeprefix("Value error, ")
     if not key:
         return message
     return f"{key}: {message[0].lower()}{message[1:]} (got {detail['input']!r})"
 
 
+def _key_of(schema: type[BaseModel], location: Sequence[int | str]) -> str:
+    """The dotted key an error is about, without the parts that pydantic adds for unions and places in a list."""
+    parts: list[str] = []
+    section: type[BaseModel] | None = schema
+    for part in location:
+        parts.append(str(part))
+        if section is None or part not in section.model_fields:
+            break
+        section = _section_of(section.model_fields[str(part)].annotation)
+        if section is None:
+            break
+    return ".".join(parts)
+
+
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """The message for a key that does not exist, with the nearest that does."""
     by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    near = [by_last_part[key]] if key in by_last_part else difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     near = near or [by_last_part[part] for part in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last_part, n=1)]
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return f"unknown key '{key}'{hint} (`quintet config RECIPE` lists all keys)"

@@ -8,11 +8,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
+import quintet as package
 from helpers import TINY, copied, error_line, flip_bit, quintet, renew_sums, step_folder, tree
+from quintet.errors import QuintetError, UsageError
+from quintet.runs import open_trained
 
 
 @dataclass(frozen=True)
@@ -378,6 +382,57 @@ def test_mistake(row: Row, places: Places) -> None:
     assert "Traceback" in debugged.errors
     assert contents(places) == before
 
+
+# --- in Python ---------------------------------------------------------------------------------------------------
+
+ORIGINAL = {"num_train_steps": 4, "batch_size": 4, "results_folder": "new"}
+"""What the original trainer of the VQ-GAN has to be told."""
+
+IMPOSSIBLE = (
+    ({"num_train_steps": 0}, ("num_train_steps=0", "train.steps")),
+    ({"num_train_steps": "many"}, ("num_train_steps='many'", "train.steps")),
+    ({"batch_size": -4}, ("batch_size=-4", "train.batch_size")),
+    ({"batch_size": 64}, ("train.batch_size=64", "39 items")),
+    ({"grad_accum_every": 0}, ("grad_accum_every=0", "train.accumulate")),
+    ({"lr": -1.0}, ("lr=-1.0", "optim.lr")),
+    ({"valid_frac": 1.5}, ("valid_frac=1.5", "data.validation_fraction")),
+    ({"random_split_seed": "x"}, ("random_split_seed='x'", "data.split_seed")),
+    ({"ema_beta": 2.0}, ("ema_beta=2.0", "ema.decay")),
+    ({"save_model_every": 0}, ("save_model_every=0", "checkpoint.every")),
+    ({"image_size": 64}, ("image_size=64", "image_size=16")),
+    ({"folder": "nowhere"}, ("nowhere", "does not exist")),
+    ({"vae": "a string"}, ("VQGanVAE", "str")),
+    ({"num_steps": 5}, ("num_steps", "num_train_steps")),
+)
+
+
+@pytest.mark.filterwarnings("ignore::quintet.compat.CompatibilityNotice")
+@pytest.mark.parametrize(("keywords", "mentions"), IMPOSSIBLE, ids=lambda value: str(value)[:40])
+def test_original_keywords_with_impossible_values(
+    keywords: dict[str, Any], mentions: tuple[str, ...], places: Places
+) -> None:
+    vae = package.VQGanVAE(image_size=16, dim=8, layers=2, codebook_size=16)
+    with pytest.raises(UsageError) as caught:
+        package.VQGanVAETrainer(**{"vae": vae, "folder": str(places.pictures), **ORIGINAL, **keywords})
+    for mention in mentions:
+        assert mention in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (places.here / "new").exists()
+
+
+def test_python_never_opens_a_pickle_either(places: Places) -> None:
+    a_pickle(places)
+    pickled = places.here / "vae.1000.pt"
+    vae = package.VQGanVAE(image_size=16, dim=8, layers=2, codebook_size=16)
+    trainer = package.VQGanVAETrainer(vae, data=places.pictures, out=places.here / "new", steps=1, batch_size=4)
+    for opened in (package.VQGanVAE.from_pretrained, trainer.load, open_trained):
+        with pytest.raises(QuintetError, match=r"vae\.1000\.pt.*docs/migration\.md"):
+            opened(pickled)
+    trainer.close()
+    assert not (places.here / "opened").exists()
+
+
+# --- words that are no command -----------------------------------------------------------------------------------
 
 MISUSES = (
     ("nonsense", "nonsense"),

@@ -49,13 +49,21 @@ class Batch:
         fields = {name: _moved(value, device, dtype) for name, value in self.fields.items()}
         return replace(self, fields=fields, precision=dtype)
 
+    def pin_memory(self) -> Batch:
+        """In page-locked memory, from which copies to a GPU run beside the computation."""
+        fields = {
+            name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in self.fields.items()
+        }
+        return replace(self, fields=fields)
+
     def suspects(self) -> tuple[str, ...]:
         """The names of the items that hold a non-finite number."""
         bad = {
             self.names[row]
             for value in self.fields.values()
-            if isinstance(value, Tensor) and value.is_floating_point() and len(value) == len(self.names)
-            for row in torch.nonzero(~value.reshape(len(value), -1).isfinite().all(dim=1)).flatten().tolist()
+            if isinstance(value, Tensor) and value.is_floating_point() and value.shape[:1] == (len(self.names),)
+            for row, numbers in enumerate(value)
+            if not numbers.isfinite().all()
         }
         return tuple(name for name in self.names if name in bad)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from quintet.errors import CheckpointError
 FORMAT = 1
 MANIFEST = "SHA256SUMS"
 _SELF = "# sha256 of the lines above: "
+_NAME = re.compile(r"step-[0-9]{8,}")
 _TEMPORARY = ".writing-"
 _DOOMED = ".deleting-"
 
@@ -50,7 +52,7 @@ def steps(root: Path) -> list[Path]:
     """The checkpoints that stand, oldest first; unfinished ones do not count."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if path.name.removeprefix("step-").isdigit() and path.is_dir()]
+    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=step_of)
 
 
@@ -89,13 +91,25 @@ def _write_files(folder: Path, contents: Contents) -> None:
     for name, tensors in contents.tensors.items():
         path = folder / f"{name}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({key: value.detach().contiguous().cpu() for key, value in tensors.items()}, path)
+        save_file(_apart(tensors), path)
     for name, value in contents.json.items():
         path = folder / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     for name, text in contents.text.items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Ready to be saved, none sharing memory with another, as tied weights do."""
+    ready: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().contiguous().cpu()
+        memory = value.untyped_storage().data_ptr()
+        ready[name] = value.clone() if memory in seen else value
+        seen.add(memory)
+    return ready
 
 
 def _write_manifest(folder: Path) -> None:
@@ -119,7 +133,11 @@ def verify(folder: Path) -> None:
     for name in sorted(present.symmetric_difference(listed)):
         raise CheckpointError(f"{folder / name} is {'missing' if name in listed else 'not part of the checkpoint'}")
     for name, expected in listed.items():
-        if hash_file(folder / name) != expected:
+        try:
+            found = hash_file(folder / name)
+        except OSError as error:
+            raise CheckpointError(f"{folder / name} cannot be read: {error.strerror}") from None
+        if found != expected:
             raise CheckpointError(f"{folder / name} is damaged")
 
 
@@ -215,9 +233,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, durable: bool = True) -> None:
     """Replace a small text file so that a reader sees the old or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.writing")
     temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
+    if durable:
+        sync(temporary)
     os.replace(temporary, path)

@@ -85,7 +85,8 @@ def mean_over_ranks(values: Tensor, mask: Tensor | None = None) -> Tensor:
         return values.mean()
     weights = mask.to(values.dtype).expand_as(values)
     count = sum_over_ranks(weights.sum().detach())
-    return (values * weights).sum() * world_size() / count.clamp(min=1)
+    chosen = torch.where(weights != 0, values * weights, 0)  # what is not chosen may be infinite
+    return chosen.sum() * world_size() / count.clamp(min=1)
 
 
 def broadcast(tensor: Tensor, source: int = 0) -> Tensor:

@@ -195,7 +195,7 @@ def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
 def _recompute_activations(module: nn.Module) -> None:
     """Blocks whose class says `recomputable = True` forget their activations until the backward pass."""
     for block in module.modules():
-        if getattr(type(block), "recomputable", False):
+        if getattr(type(block), "recomputable", False) and "forward" not in vars(block):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
@@ -205,8 +205,9 @@ def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
         if micro_batch <= 1:
             return RunError("out of memory with micro-batches of one item; use a smaller model or smaller items")
+        factor = next(number for number in range(2, micro_batch + 1) if micro_batch % number == 0)
         return RunError(
-            f"out of memory; use a larger train.accumulate (now {accumulate}, try {accumulate * 2}): "
+            f"out of memory; use a larger train.accumulate (now {accumulate}, try {accumulate * factor}): "
             "micro-batches shrink and the batch stays what it is"
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):

@@ -33,6 +33,10 @@ class Loaded:
     batch: Batch
     skipped: dict[str, str]
 
+    def pin_memory(self) -> Loaded:
+        """Called by DataLoader where the device is a GPU."""
+        return Loaded(self.batch.pin_memory(), self.skipped)
+
 
 @dataclass
 class _Reader(Dataset[Loaded | QuintetError]):
@@ -64,11 +68,11 @@ class _Reader(Dataset[Loaded | QuintetError]):
             try:
                 return item, self.source.load(item, Draw(self.seed, [epoch], [item]))
             except UnreadableItem as problem:
+                last = f"{self.source.name(item)} ({problem})"
                 skipped[self.source.name(item)] = str(problem)
                 item = replacement(self.seed, slot, attempt, len(self.source))
         raise RunError(
-            f"{ATTEMPTS} items in a row could not be read, the last one {self.source.name(item)} "
-            f"({skipped[self.source.name(item)]}); run `quintet data check` on the folder"
+            f"{ATTEMPTS} items in a row could not be read, the last one {last}; run `quintet data check` on the folder"
         )
 
 

@@ -123,7 +123,7 @@ def load_optimizer_tensors(optimizer: Optimizer, parameters: Parameters, tensors
             raise CheckpointError(f"the checkpoint has optimizer state for '{name}', which this model does not have")
         parameter = parameters[name]
         if kind == "step":
-            value = saved.to(parameter.device) if optimizer.defaults.get("fused") else saved.clone()
+            value = saved.clone().to(parameter.device if optimizer.defaults.get("fused") else "cpu")
         else:
             # In the parameter's own memory format: the fused kernels walk both as flat memory.
             value = torch.empty_like(parameter, requires_grad=False).copy_(saved)

@@ -62,7 +62,9 @@ class Order:
         assert self.lengths is not None
         size = self.batch_size * BUCKET_BATCHES
         slots = self._stream(window * size, size)
-        ranked = sorted(range(size), key=lambda place: self.lengths[slots[place][1]])  # type: ignore[index]
+        # Epoch by epoch: the copies of an item in a small data set must not stand side by side.
+        lengths = self.lengths
+        ranked = sorted(range(size), key=lambda place: (slots[place][0], lengths[slots[place][1]]))
         batches = [
             [slots[place] for place in ranked[start : start + self.batch_size]]
             for start in range(0, size, self.batch_size)

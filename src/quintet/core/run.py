@@ -81,9 +81,10 @@ class Run:
         self._lock = lock
 
     def close(self) -> None:
-        for file in (self._metrics, self._lock):
-            if file is not None:
-                file.close()
+        if self._metrics is not None:
+            self._observe("metrics.jsonl", self._metrics.close)
+        if self._lock is not None:
+            self._lock.close()
         self._metrics = self._lock = None
 
     # --- what must be written ------------------------------------------------------------------------------
@@ -91,14 +92,15 @@ class Run:
     def write_config(self, config: RunConfig) -> None:
         checkpoint.replace_text(self.config_file, config.to_yaml())
 
-    def write_json(self, path: Path, value: Any) -> None:
-        checkpoint.replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    def write_json(self, path: Path, value: Any, durable: bool = True) -> None:
+        checkpoint.replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable)
 
     # --- what may be lost: observations never stop a training -----------------------------------------------
 
     def write_state(self, status: Status, **values: Any) -> None:
         state = {"status": status, "heartbeat": time.time(), "pid": os.getpid(), "host": socket.gethostname(), **values}
-        self._observe("state.json", lambda: self.write_json(self.state_file, state))
+        # A heartbeat is old news after a power cut; waiting for the disk at every logging step would cost more.
+        self._observe("state.json", lambda: self.write_json(self.state_file, state, durable=False))
 
     def update_data(self, record: Mapping[str, Any]) -> None:
         """Name items in data.json that turned out unreadable on the way."""
@@ -152,7 +154,7 @@ class Run:
         if not self.metrics_file.exists():
             return []
         rows = []
-        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 rows.append(json.loads(line))
             except ValueError:

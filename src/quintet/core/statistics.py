@@ -52,7 +52,8 @@ class Statistics:
     def emptied(self) -> Statistics:
         """Of the same names and shapes, with nothing counted: what a rank without items adds."""
         sums = {name: torch.zeros_like(value) for name, value in self.sums.items()}
-        return Statistics(sums, {name: value[:0] for name, value in self.rows.items()})
+        parts = {name: (0,) * len(self.parts_of(name)) for name in self.rows}
+        return Statistics(sums, {name: value[:0] for name, value in self.rows.items()}, parts)
 
     def named(self, prefix: str) -> Statistics:
         """Under `prefix/`, so that several owners can report side by side."""

@@ -186,8 +186,11 @@ class Trainer:
             self._write_state("stopped" if stopped else "finished")
         except BaseException as error:
             self.run.write_log(f"failed at step {self.step}:\n{traceback.format_exc()}")
-            self._write_state("failed", error=str(error))
-            raise
+            failure = self._explained(error)
+            self._write_state("failed", error=str(failure or error))
+            if failure is None:
+                raise
+            raise failure from None
         finally:
             self._stream = None
             self.display.stop()
@@ -198,6 +201,10 @@ class Trainer:
             why = self._stop.received.name if self._stop.received else "another process or the time limit"
             self.print(f"stopped at step {self.step} by {why}; continue with `quintet resume {self.run.folder}`")
 
+    def _explained(self, error: BaseException) -> RunError | None:
+        size = self.config.train.batch_size // (self.config.train.accumulate * self.engine.world_size)
+        return explain_failure(error, self.config.train.accumulate, size)
+
     def train_step(self) -> Logs:
         """One optimizer step. Returns its loss parts as tensors, still on the device."""
         began = time.perf_counter()
@@ -205,20 +212,13 @@ class Trainer:
         batches = [self._moved(each) for each in loaded]
         ready = time.perf_counter()
         step = self.step
-        try:
-            report = self.recipe.backward(batches, self.nets, self.engine, step)
-            norms = self._gradient_norms(step)
-            values = [*report.metrics.values(), *norms.values()]
-            finite = torch.stack([value.float() for value in values]).isfinite().all()
-            bad, stop_asked = self.engine.any_rank(~finite, self._stop.asked)
-            if not bad:
-                self._apply(norms, report.statistics, step)
-        except (RuntimeError, MemoryError) as error:
-            size = self.config.train.batch_size // (self.config.train.accumulate * self.engine.world_size)
-            failure = explain_failure(error, self.config.train.accumulate, size)
-            if failure is None:
-                raise
-            raise failure from None
+        report = self.recipe.backward(batches, self.nets, self.engine, step)
+        norms = self._gradient_norms(step)
+        values = [*report.metrics.values(), *norms.values()]
+        finite = torch.stack([value.float() for value in values]).isfinite().all()
+        bad, stop_asked = self.engine.any_rank(~finite, self._stop.asked)
+        if not bad:
+            self._apply(norms, report.statistics, step)
         computed = time.perf_counter()
         self._clear_gradients()
         self._advance()

@@ -30,7 +30,7 @@ class Field:
 def route(item: Any, fields: Sequence[Field], declared: Sequence[str] | None = None) -> dict[str, Any]:
     """One item of any form to values by field name. `declared` names a tuple's elements."""
     if isinstance(item, Mapping):
-        routed = {field.name: item[key] for field in fields for key in item if field.known_as(str(key))}
+        routed = _by_key(item, fields)
     elif declared is not None:
         routed = _by_name(item, fields, declared)
     else:
@@ -43,6 +43,12 @@ def route(item: Any, fields: Sequence[Field], declared: Sequence[str] | None = N
     return routed
 
 
+def _by_key(item: Mapping[Any, Any], fields: Sequence[Field]) -> dict[str, Any]:
+    """Of several names for one field the first counts: the field's own, then its aliases in their order."""
+    found = {field.name: [key for key in (field.name, *field.aliases) if key in item] for field in fields}
+    return {name: item[keys[0]] for name, keys in found.items() if keys}
+
+
 def _by_name(item: Any, fields: Sequence[Field], declared: Sequence[str]) -> dict[str, Any]:
     values = item if isinstance(item, (tuple, list)) else (item,)
     if len(values) != len(declared):
@@ -53,7 +59,7 @@ def _by_name(item: Any, fields: Sequence[Field], declared: Sequence[str]) -> dic
     if unknown:
         raise UsageError(f"the declared field '{unknown[0]}' is not known; expected {_expected(fields)}")
     named = dict(zip(declared, values, strict=True))
-    return {field.name: named[key] for field in fields for key in named if field.known_as(key)}
+    return _by_key(named, fields)
 
 
 def _by_type(values: Sequence[Any], fields: Sequence[Field]) -> dict[str, Any]:

@@ -40,13 +40,13 @@ def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: i
     )
     train_entries = [found.entries[place] for place in train]
     held_out, held_root = [found.entries[place] for place in validation], root
-    skipped = dict(found.skipped)
+    skipped = _reasons(found.skipped)
     prints = fingerprint(root, found.entries)
     if config.validation_path is not None:
         other = scan(config.validation_path, images.EXTENSIONS)
         train_entries = [*train_entries, *held_out]
         held_out, held_root = other.entries, config.validation_path
-        skipped.update({f"validation: {name}": reason for name, reason in other.skipped})
+        skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
         prints += fingerprint(held_root, held_out)
 
     def folder(path: str, entries: Sequence[Entry], train: bool) -> ImageFolder:
@@ -65,6 +65,14 @@ def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: i
     # Without a validation set the training items are looked at, unaugmented.
     looked_at = folder(held_root, held_out or train_entries, train=False)
     return Sources(folder(root, train_entries, train=True), looked_at, prints, skipped, about)
+
+
+def _reasons(skipped: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """One text a file; a metadata file may have several lines that were left out."""
+    reasons: dict[str, str] = {}
+    for name, reason in skipped:
+        reasons[name] = f"{reasons[name]}; {reason}" if name in reasons else reason
+    return reasons
 
 
 def _required(config: PictureDataConfig) -> str:
@@ -109,12 +117,14 @@ class PythonPictures:
         picture = self._fitted(routed["images"])
         if self.flip and draw.number("flip") < 0.5:
             picture = picture.flip(-1)
-        return {"images": picture, "texts": str(routed.get("texts", ""))}
+        return {"images": picture, "texts": "" if routed.get("texts") is None else str(routed["texts"])}
 
     def _fitted(self, value: Any) -> Tensor:
         if isinstance(value, Image.Image):
-            value = images.resize_and_crop(value.convert(MODES[self.channels]), self.height, self.width)
+            value = images.resize_and_crop(images.upright(value, MODES[self.channels]), self.height, self.width)
         picture: Tensor = value if isinstance(value, Tensor) else images.bytes_tensor(value)
+        if picture.ndim == 2:
+            picture = picture[None]
         if picture.shape[0] != self.channels:
             raise UnreadableItem(f"has {picture.shape[0]} channels, model.channels is {self.channels}")
         if tuple(picture.shape[1:]) == (self.height, self.width):
@@ -135,9 +145,7 @@ def python_sources(
     """A data set object, split by fraction and seed unless a validation set comes with it."""
     declared = declared or getattr(dataset, "data_kwargs", None)
     everything = range(len(dataset))
-    held_out = [place for place in everything if _hash(config.split_seed, place) < config.validation_fraction]
-    if validation is not None:
-        held_out = []
+    held_out = [] if validation is not None else _held_out(everything, config.validation_fraction, config.split_seed)
     chosen = set(held_out)
     train = [place for place in everything if place not in chosen]
     looked_at: Indexable = dataset if validation is None else validation
@@ -152,6 +160,15 @@ def python_sources(
         f"python: {len(dataset)} items",
         about={"path": None, "dataset": type(dataset).__name__},
     )
+
+
+def _held_out(places: Sequence[int], fraction: float, seed: int) -> list[int]:
+    """By hash, but neither side empty where two items can be had."""
+    if not fraction or len(places) < 2:
+        return []
+    ordered = sorted(places, key=lambda place: _hash(seed, place))
+    count = sum(_hash(seed, place) < fraction for place in places)
+    return sorted(ordered[: min(max(count, 1), len(places) - 1)])
 
 
 def _hash(seed: int, place: int) -> float:

@@ -107,6 +107,13 @@ def read_image(
     return _read(Path(path), _Request(mode, truncated, side, max_pixels, min_side))[0]
 
 
+def upright(image: Image.Image, mode: Mode = "RGB") -> Image.Image:
+    """An image that somebody else opened, by the rules of `read_image`."""
+    image.load()
+    method = _TRANSPOSE.get(_orientation(image))
+    return _convert(image if method is None else image.transpose(method), mode)
+
+
 def probe_image(path: str | os.PathLike[str], *, truncated: Truncated = "skip") -> ImageFacts:
     """What a file holds, after decoding it by the rules of `read_image`: what passes here can be trained on."""
     return _read(Path(path), _Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]

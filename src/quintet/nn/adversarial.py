@@ -74,7 +74,8 @@ def lecam_penalty(real: Tensor, fake: Tensor, real_mean: Tensor, fake_mean: Tens
 def gradient_penalty(logits: Tensor, images: Tensor) -> Tensor:
     """Holds the slope at the real pictures at 1, (|gradient| - 1)^2; the caller weighs it."""
     (gradient,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
-    norms = gradient.flatten(1).float().norm(dim=1)
+    gradient = gradient if gradient.dtype == torch.float64 else gradient.float()
+    norms = gradient.flatten(1).norm(dim=1)
     penalty: Tensor = (norms - 1).square().mean()
     return penalty
 

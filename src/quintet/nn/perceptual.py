@@ -6,6 +6,7 @@ No weights are ever fetched. The file is a safetensors of VGG-16's convolutions 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from quintet.errors import UsageError
 
 _POOLED_AFTER = {2, 7, 14, 21, 28}
 """torchvision's numbers of the convolutions of VGG-16 that a pooling follows."""
+_WEIGHT = re.compile(r"features\.(\d+)\.weight")
 _MEAN = (0.485, 0.456, 0.406)
 _DEVIATION = (0.229, 0.224, 0.225)
 
@@ -41,12 +43,13 @@ class PerceptualLoss(nn.Module):
         return torch.stack(distances).mean()
 
     def _features(self, images: Tensor) -> list[Tensor]:
-        x = (images.expand(-1, 3, -1, -1) - self.mean) / self.deviation
+        x = (images[:, :3].expand(-1, 3, -1, -1) - self.mean) / self.deviation  # grey thrice, no transparency
         features = []
         for number, layer in zip(self.numbers, self.layers, strict=True):
             x = F.relu(layer(x))
             if number in _POOLED_AFTER:
                 features.append(x)
+            if number in _POOLED_AFTER and number != self.numbers[-1]:
                 x = F.max_pool2d(x, 2)
         return features
 
@@ -56,15 +59,19 @@ def _read_layers(path: Path) -> tuple[list[int], nn.ModuleList]:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"loss.perceptual_weights: cannot read {path} as safetensors ({error})") from None
-    numbers = sorted(int(name.split(".")[1]) for name in tensors if name.startswith("features.") and "weight" in name)
+    numbers = sorted(int(match[1]) for name in tensors if (match := _WEIGHT.fullmatch(name)))
     if not _POOLED_AFTER.intersection(numbers):
         raise UsageError(
             f"loss.perceptual_weights: {path} holds no block of VGG-16 (features.0.weight … features.2.weight)"
         )
     layers = nn.ModuleList()
+    channels = 3
     for number in numbers:
-        weight, bias = tensors[f"features.{number}.weight"], tensors[f"features.{number}.bias"]
-        layer = nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1)
+        weight, bias = tensors[f"features.{number}.weight"], tensors.get(f"features.{number}.bias")
+        if weight.shape[1:] != (channels, 3, 3) or bias is None or bias.shape != weight.shape[:1]:
+            raise UsageError(f"loss.perceptual_weights: {path}: features.{number} is no convolution of VGG-16")
+        channels = len(weight)
+        layer = nn.Conv2d(weight.shape[1], channels, 3, padding=1)
         layer.weight.data.copy_(weight)
         layer.bias.data.copy_(bias)  # type: ignore[union-attr]
         layers.append(layer)

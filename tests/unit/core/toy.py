@@ -179,7 +179,7 @@ class ToyRecipe(Recipe[ToyConfig]):
         return {"error": float(statistics.sums["error"] / statistics.sums["count"])}
 
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
-        made = nets["net"](batch["x"])
+        made = nets["net"](batch["x"]) + torch.rand(())  # draws from the stream that dropout draws from
         return [Artifact("made.txt", partial(write_text, str(made.tolist())), {"items": list(batch.names)}, made)]
 
 

@@ -1,0 +1,85 @@
+"""How each recipe is tried in seconds. A new recipe joins all contract tests by one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import TINY
+from quintet.core.batch import Item
+from quintet.core.recipe import Recipe
+from quintet.nn.quantize.vector import VectorQuantizer
+
+
+def nan_pictures(item: Item) -> Item:
+    return {**item, "images": torch.full(item["images"].shape, torch.nan)}
+
+
+def unchanged(recipe: Recipe[Any]) -> None:
+    pass
+
+
+def hasten_the_death_of_codes(recipe: Recipe[Any]) -> None:
+    """Codes that nothing is assigned to are dead by step 50, at which the dead are revived."""
+    quantizer = recipe.modules["vae"].quantizer
+    if isinstance(quantizer, VectorQuantizer):
+        quantizer.decay = 0.9
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the contract tests have to know about a recipe."""
+
+    data: str
+    """The fixture that gives the folder to train on."""
+    tiny: tuple[str, ...]
+    """Words that make the smallest training: twelve steps, checkpoints and figures in between, no dropout."""
+    additive: tuple[str, ...]
+    """Keys that leave no term in the loss that depends on how a batch is cut into micro-batches."""
+    worlds: Mapping[str, tuple[str, ...]]
+    """Trainings in which two processes must agree with one in everything, in fp64."""
+    brief: tuple[str, ...]
+    """Keys of a training of so few steps that rounding in fp32 cannot grow: there the losses must agree."""
+    poison: Callable[[Item], Item]
+    """An item that holds a non-finite number."""
+    resumed: tuple[str, ...] = ()
+    """Further keys, each of which changes what a resumed run has to restore."""
+    prepare: Callable[[Recipe[Any]], None] = unchanged
+    """What is done to a fresh recipe so that rare events happen within a few steps."""
+    tokenizer: bool = False
+
+
+CASES: Mapping[str, Case] = {
+    "vqgan": Case(
+        data="pictures",
+        tiny=TINY,
+        additive=("loss.adaptive=false", "model.quantizer=fsq"),
+        worlds={
+            "fsq": ("model.quantizer=fsq", "loss.lecam=0.01"),
+            "lfq": ("model.quantizer=lfq", "train.accumulate=2"),
+            "vq": (
+                "model.quantizer=vq",
+                "train.accumulate=2",
+                "train.steps=52",
+                "checkpoint.every=25",
+                "eval.every=26",
+            ),
+            "residual vq": ("model.quantizer=vq", "model.quantizer_levels=2", "model.codebook_size=16"),
+        },
+        brief=("train.steps=4", "loss.discriminator_start=2"),
+        poison=nan_pictures,
+        resumed=("model.quantizer=vq", "optim.name=lion optim.clip=0.5", "ema.every=2 ema.start=3"),
+        prepare=hasten_the_death_of_codes,
+        tokenizer=True,
+    ),
+}
+
+
+def case_of(recipe: str) -> Case:
+    if recipe not in CASES:
+        pytest.fail(f"recipe '{recipe}' is registered but has no entry in tests/contract/cases.py")
+    return CASES[recipe]

@@ -1,0 +1,89 @@
+"""Every recipe: two processes do what one does, on the same items."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from contract import worlds
+from contract.cases import CASES, case_of
+from helpers import executed, made_once, metrics, step_folder, steps_saved, tensor_hashes, torchrun
+
+EXACT = "engine.precision=fp64"
+"""In fp64 the two must agree to 1e-12 in everything, in fp32 to 1e-5 in the losses."""
+
+TRAININGS = [(recipe, name) for recipe, case in CASES.items() for name in (*case.worlds, "fp32")]
+
+
+def arguments(recipe: str, name: str, data: Path, out: Path) -> dict[str, Any]:
+    case = case_of(recipe)
+    words = (*case.tiny, *case.worlds[name], EXACT) if name in case.worlds else (*case.tiny, *case.brief)
+    return {"recipe": recipe, "data": str(data), "words": words, "out": str(out)}
+
+
+@pytest.fixture(scope="session")
+def two_processes(shared: Path, request: pytest.FixtureRequest) -> Path:
+    """All trainings in a world of two, one after the other, each in a folder of its own."""
+
+    def train_all(folder: Path) -> None:
+        folder.mkdir()
+        plan = [
+            arguments(recipe, name, request.getfixturevalue(case_of(recipe).data), folder / recipe / name)
+            for recipe, name in TRAININGS
+        ]
+        (folder / "plan.json").write_text(json.dumps(plan))
+        command = torchrun(2, "-m", worlds.__name__, folder / "plan.json")
+        with executed(command, folder / "said", cwd=Path(__file__).parents[1]) as process:
+            assert process.end() == 0, process.seen
+
+    return made_once(shared, "two-processes", train_all)
+
+
+def test_codes_die_and_are_revived_in_these_trainings(two_processes: Path) -> None:
+    sizes = [
+        load_file(step_folder(two_processes / "vqgan" / "vq", step) / "vae.safetensors")["quantizer.cluster_size"]
+        for step in (50, 52)
+    ]
+    dead = sizes[0] < 0.1
+    assert dead.any()
+    assert (sizes[1][dead] > 0.1).any()
+
+
+@pytest.mark.parametrize(("recipe", "name"), TRAININGS)
+def test_two_processes_equal_one(
+    recipe: str, name: str, two_processes: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    one, two = tmp_path / "one", two_processes / recipe / name
+    worlds.train(**arguments(recipe, name, request.getfixturevalue(case_of(recipe).data), one))
+
+    # The same items, each by one process or the other.
+    seen, first, second = (
+        {tuple(each) for each in json.loads(file.read_text())}
+        for file in (one / "seen-0.json", two / "seen-0.json", two / "seen-1.json")
+    )
+    assert seen == first | second
+    assert len(first) < len(seen)
+    assert len(second) < len(seen)
+    assert steps_saved(one) == steps_saved(two)
+    last = steps_saved(one)[-1]
+    meta = [json.loads((step_folder(run, last) / "meta.json").read_text()) for run in (one, two)]
+    assert meta[0]["items_seen"] == meta[1]["items_seen"]
+    assert [each["world_size"] for each in meta] == [1, 2]
+
+    # The same losses and figures at every step.
+    for ours, theirs in zip(metrics(two), metrics(one), strict=True):
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            if "time" not in key and "rate" not in key:
+                assert ours[key] == pytest.approx(value, rel=1e-5, abs=1e-5), (ours["step"], key)
+
+    # The same weights, averages, codebooks and moments.
+    if name != "fp32":
+        for file in tensor_hashes(one, last):
+            ours, theirs = (load_file(step_folder(run, last) / file) for run in (two, one))
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, file=file: file + text)

@@ -1,0 +1,318 @@
+"""The command line from outside: help, every verb, and what one verb hands to the next."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+import quintet as package
+from helpers import (
+    LAST_STEP,
+    TINY,
+    UNENDING,
+    copied,
+    executed,
+    last_step,
+    metrics,
+    python,
+    quintet,
+    state,
+    steps_saved,
+    succeed,
+    tensor_hashes,
+    train_tiny,
+    tree,
+)
+from quintet import recipes
+
+VERBS = (
+    *("train", "resume", "eval", "sample", "encode", "decode", "export", "config", "recipes", "doctor", "demo"),
+    *("version", "data", "data make", "data check"),
+)
+
+
+# --- telling -----------------------------------------------------------------------------------------------------
+
+
+def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from quintet.cli import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "finally:\n"
+        "    sys.stderr.write(f'torch imported: {\"torch\" in sys.modules}\\n')\n"
+    )
+    for words in (["--help"], ["train", "vqgan", "--help"], ["config", "vqgan"], ["train", "vqgan", "x", "no.key=1"]):
+        with executed(python("-c", script, *words), tmp_path / "said") as process:
+            process.end()
+            assert "torch imported: False" in process.seen, words
+
+
+def test_every_verb_is_named_in_the_help() -> None:
+    text = succeed("--help").output
+    assert all(re.search(rf"^  {verb}\b", text, re.MULTILINE) for verb in VERBS if " " not in verb)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str) -> None:
+    outcome = succeed(*verb.split(), "--help")
+    assert f"Usage: quintet {verb}" in outcome.output
+    assert not outcome.errors
+
+
+def test_help_of_a_recipe_lists_its_keys() -> None:
+    text = succeed("train", "vqgan", "--help").output
+    assert "--out" in text
+    assert re.search(r"^  batch_size: 16  # Items of one optimizer step", text, re.MULTILINE)
+    assert re.search(r"^  quantizer: \w+  # .*vq, lfq, fsq", text, re.MULTILINE)
+
+
+def test_no_words_give_help_and_a_failure() -> None:
+    assert "Usage: quintet" in quintet().errors
+    assert quintet().code == 2
+    assert quintet("train").code == 2
+
+
+def test_recipes_doctor_version() -> None:
+    listed = succeed("recipes").output
+    assert all(
+        re.search(rf"^{name} .*{entry.trainer}", listed, re.MULTILINE) for name, entry in recipes.RECIPES.items()
+    )
+    doctor = succeed("doctor").output
+    assert all(word in doctor for word in ("quintet", "torch", "cpu", "cuda", "tensorboardX"))
+    assert succeed("version").output.strip() == package.__version__
+
+
+# --- configuration -----------------------------------------------------------------------------------------------
+
+
+def test_config_can_be_fed_back(pictures: Path, tmp_path: Path) -> None:
+    printed = succeed("config", "vqgan", "--preset", "debug", *TINY[2:], "train.steps=2", f"data.path={pictures}")
+    file = tmp_path / "my.yaml"
+    file.write_text(printed.output)
+
+    # The folder stands in the file, and a key on the command line wins over it.
+    succeed("train", "vqgan", "--config", file, "--out", tmp_path / "run", "optim.lr=1e-3")
+
+    given, used = yaml.safe_load(file.read_text()), yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert used["optim"].pop("lr") == 1e-3
+    assert used["optim"].pop("horizon") == 2
+    del given["optim"]["lr"], given["optim"]["horizon"]
+    assert used == given
+
+
+def test_dotted_keys_in_a_file_and_scientific_numbers(pictures: Path, tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("train.steps: 1\noptim: {lr: 3e-3}\n")
+    train_tiny_without_steps = [word for word in TINY if not word.startswith("train.steps")]
+    succeed(
+        "train", "vqgan", pictures, "--out", tmp_path / "run", *train_tiny_without_steps, "--config", file,
+        "optim.horizon=1e2",
+    )  # fmt: skip
+    used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (used["train"]["steps"], used["optim"]["horizon"], used["preset"]) == (1, 100, "debug")
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+
+def test_data_check(pictures: Path, tmp_path: Path) -> None:
+    text = succeed("data", "check", pictures).output
+    assert "48 image files found, 48 usable" in text
+    assert f"next: quintet train vqgan {pictures}" in text
+    report = json.loads(succeed("data", "check", pictures, "--json").output)
+    assert (report["found"], report["usable"], report["captions"]["present"]) == (48, 48, 48)
+
+
+def test_data_check_of_nothing_usable_fails_but_reports(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    outcome = quintet("data", "check", tmp_path, "--json")
+    assert outcome.code == 1
+    assert json.loads(outcome.output)["usable"] == 0
+    assert quintet("data", "check", tmp_path).code == 1
+
+
+def test_validation_groups_stay_together(pictures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number, path in enumerate(sorted((pictures / "images").iterdir())[:24]):
+        shutil.copy(path, folder / f"drawing{number // 3}-view{number % 3}.png")
+    group, share = r"data.validation_group='(drawing\d+)'", "data.validation_fraction=0.3"
+
+    train_tiny(folder, tmp_path / "run", group, share, "train.steps=1")
+
+    record = json.loads((tmp_path / "run" / "data.json").read_text())
+    train, validation = ({name.split("-")[0] for name in record[side]} for side in ("train", "validation"))
+    assert train
+    assert validation
+    assert not train & validation
+    assert len(record["train"]) == 3 * len(train)
+
+
+def test_a_validation_folder_of_its_own(pictures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "held-out"
+    folder.mkdir()
+    shutil.copy(pictures / "images" / "00003.png", folder / "only.png")
+
+    train_tiny(pictures, tmp_path / "run", f"data.validation_path={folder}", "train.steps=1")
+
+    record = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert record["validation"] == ["only.png"]
+    # What would have been split off is trained on; what the data set withholds is not.
+    splits = [json.loads(line)["split"] for line in (pictures / "metadata.jsonl").read_text().splitlines()]
+    assert len(record["train"]) == splits.count("train") + splits.count("validation")
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_numbered_where_no_name_is_given(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        outcome = succeed("train", "vqgan", pictures, *TINY, "train.steps=1")
+        assert f"trained to step 1: runs/vqgan-{number}" in outcome.output
+        assert f"next: quintet eval runs/vqgan-{number}" in outcome.output
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["vqgan-1", "vqgan-2"]
+
+
+def test_length_in_epochs(pictures: Path, tmp_path: Path) -> None:
+    train_tiny(pictures, tmp_path / "run", "train.epochs=0.5")
+    items = len(json.loads((tmp_path / "run" / "data.json").read_text())["train"])
+    steps = math.ceil(items / 2 / 4)
+    assert state(tmp_path / "run")["step"] == steps
+    used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert used["train"]["steps"] == used["optim"]["horizon"] == steps
+
+
+def test_a_time_limit_stops_a_run_that_can_go_on(pictures: Path, straight: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    outcome = train_tiny(pictures, run, *UNENDING, f"train.steps={LAST_STEP}", "train.minutes=1e-6")
+
+    stopped = state(run)
+    assert stopped["status"] == "stopped"
+    assert stopped["step"] == last_step(run) == steps_saved(run)[-1] == 1
+    assert f"continue with `quintet resume {run}`" in outcome.errors
+
+    succeed("resume", run, "train.minutes=null")
+
+    assert state(run)["status"] == "finished"
+    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+
+
+def test_a_longer_run_by_resuming(trained: Path, tmp_path: Path) -> None:
+    run = copied(trained, tmp_path / "run")
+    succeed("resume", run, "train.steps=14", "log.every=2")
+    assert steps_saved(run)[-1] == 14
+    assert yaml.safe_load((run / "config.yaml").read_text())["train"]["steps"] == 14
+    # The rows of the first part are kept, each once.
+    assert [row["step"] for row in metrics(run) if "train/lr" in row] == [*range(1, 13), 14]
+
+
+def test_resuming_a_finished_run_changes_nothing(trained: Path, tmp_path: Path) -> None:
+    run = copied(trained, tmp_path / "run")
+    before = tree(run / "checkpoints")
+    assert "trained to step 12" in succeed("resume", run).output
+    assert tree(run / "checkpoints") == before
+
+
+def test_an_older_checkpoint_stands_in_for_a_damaged_one(trained: Path, tmp_path: Path) -> None:
+    whole = tensor_hashes(trained, 12)
+    for number, name in enumerate(("vae.safetensors", "optim/generator.safetensors", "meta.json", "SHA256SUMS")):
+        run = copied(trained, tmp_path / str(number))
+        victim = run / "checkpoints" / "step-00000012" / name
+        content = victim.read_bytes()
+        flipped = bytes([content[-1] ^ 1])
+        victim.write_bytes(content[: len(content) // 2] if number % 2 else content[:-1] + flipped)
+
+        evaluated = quintet("eval", run)
+        assert evaluated.code == 0
+        assert "step 8" in evaluated.output
+
+        resumed = succeed("resume", run)
+        assert "damaged checkpoint passed over" in resumed.errors
+        assert str(victim.parent) in resumed.errors
+        assert f"resumed from {run}/checkpoints/step-00000008" in resumed.errors
+        assert tensor_hashes(run, 12) == whole
+
+
+def test_fine_tuning_starts_from_the_weights_in_a_new_run(pictures: Path, trained: Path, tmp_path: Path) -> None:
+    before = tree(trained)
+    hub, run, other = tmp_path / "hub", tmp_path / "run", tmp_path / "other"
+    succeed("export", trained, hub)
+    # A rate this small moves no weight in fp32, so that the start can be read off the end.
+    still = ("train.steps=1", "optim.lr=1e-30", "ema.start=100")
+    train_tiny(pictures, run, "--init", trained, *still)
+    train_tiny(pictures, other, "--init", hub, *still)
+
+    averaged = (trained / "checkpoints" / "step-00000012" / "ema" / "vae.safetensors").read_bytes()
+    for new in (run, other):
+        assert (new / "checkpoints" / "step-00000001" / "vae.safetensors").read_bytes() == averaged
+        assert state(new)["step"] == 1
+    assert yaml.safe_load((run / "config.yaml").read_text())["init"] == str(trained)
+    assert tree(trained) == before
+
+
+def test_fine_tuning_refuses_weights_of_another_shape(pictures: Path, trained: Path, tmp_path: Path) -> None:
+    outcome = quintet("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "--init", trained, "model.dim=16")
+    assert outcome.code in (1, 2)
+    assert "shape" in outcome.errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_trackers(pictures: Path, trained: Path, tmp_path: Path) -> None:
+    assert not (trained / "tensorboard").exists()
+    train_tiny(pictures, tmp_path / "run", "log.trackers=[tensorboard]", "train.steps=2")
+    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    content = events.read_bytes()
+    assert b"train/generator/loss" in content
+    assert b"validation/psnr" in content
+
+
+# --- looking -----------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_never_overwritten(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for _ in range(2):
+        succeed("sample", trained, "--num", 3, "--out", out)
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("reconstructions-2.png", "reconstructions.png", "samples.jsonl")
+    ]
+    lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert [line["file"] for line in lines] == ["reconstructions.png", "reconstructions-2.png"]
+
+
+def test_eval_of_one_step_and_of_other_data(pictures: Path, trained: Path, tmp_path: Path) -> None:
+    before = tree(trained)
+    succeed("eval", f"{trained}@4", "--out", tmp_path / "4.json")
+    succeed("eval", f"{trained}@best", "--out", tmp_path / "best.json")
+    outcome = succeed("eval", trained, "--data", pictures / "images", "--out", tmp_path / "all.json")
+    assert "48 items" in outcome.output
+    figures = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4", "best", "all")]
+    assert len({each["psnr"] for each in figures}) == 3
+    assert tree(trained) == before
+
+
+def test_encode_passes_over_what_cannot_be_read(pictures: Path, trained: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(pictures / "images" / "00000.png", data / "a.png")
+    (data / "b.png").write_bytes(b"no picture")
+    shutil.copy(pictures / "images" / "00001.png", data / "c.png")
+
+    assert "2 items encoded" in succeed("encode", trained, data, "--out", tmp_path / "codes").output
+    assert "2 items decoded" in succeed("decode", trained, tmp_path / "codes", "--out", tmp_path / "decoded").output
+
+    rows = [json.loads(line) for line in (tmp_path / "codes" / "items.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in rows] == ["a.png", "b.png", "c.png"]
+    assert "skipped" in rows[1]
+    assert sorted(path.name for path in (tmp_path / "decoded").iterdir()) == ["00000-a.png", "00001-c.png"]

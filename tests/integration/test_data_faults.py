@@ -1,0 +1,133 @@
+"""A file that cannot be used is passed over and named; it never ends a run that has others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from helpers import TINY, error_line, last_step, log_text, quintet, state, succeed, train_tiny
+from quintet import config as configs
+from quintet import recipes, runs
+
+
+@pytest.fixture
+def folder(pictures: Path, tmp_path: Path) -> Path:
+    """Sixteen sound pictures without captions, to be spoilt."""
+    target = tmp_path / "data"
+    target.mkdir()
+    for path in sorted((pictures / "images").iterdir())[:16]:
+        shutil.copy(path, target / f"good-{path.name}")
+    return target
+
+
+def data_record(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "data.json").read_text(encoding="utf-8")))
+
+
+def add_useless(folder: Path, sound: Path) -> set[str]:
+    """Files that no training can use, of every kind."""
+    (folder / "empty.png").touch()
+    (folder / "words.jpg").write_text("not a picture at all")
+    (folder / "cut.png").write_bytes(sound.read_bytes()[:60])
+    Image.new("RGB", (1, 1)).save(folder / "dot.png")
+    (folder / "nowhere.png").symlink_to(folder / "missing.png")
+    return {"empty.png", "words.jpg", "cut.png", "dot.png", "nowhere.png"}
+
+
+def add_unusual(folder: Path) -> set[str]:
+    """Files that are converted and used."""
+    Image.new("CMYK", (40, 30), (20, 200, 40, 10)).save(folder / "print.jpg")
+    frames = [Image.new("RGB", (24, 24), (shade, 0, 0)) for shade in (50, 250)]
+    frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
+    Image.new("I;16", (32, 32), 40_000).save(folder / "deep.png")
+    Image.new("RGB", (32, 32), (0, 200, 0)).save(folder / "a-jpeg", format="JPEG")
+    (folder / "a-jpeg").rename(folder / "misnamed.PNG")
+    return {"print.jpg", "moving.gif", "deep.png", "misnamed.PNG"}
+
+
+def test_useless_files_are_replaced_and_named_unusual_ones_are_used(folder: Path, tmp_path: Path) -> None:
+    useless = add_useless(folder, next(folder.iterdir()))
+    unusual = add_unusual(folder)
+    run = tmp_path / "run"
+
+    # Every item is met: more than two passes over the training items, and validation on the rest.
+    outcome = train_tiny(folder, run, "data.validation_fraction=0")
+
+    assert state(run)["status"] == "finished"
+    record = data_record(run)
+    assert {name.removeprefix("validation: ") for name in record["skipped"]} == useless
+    assert all(reason for reason in record["skipped"].values())
+    assert unusual <= {*record["train"]}
+    for name in record["train"]:
+        replaced = f"unreadable item replaced: {name} ({record['skipped'].get(name)})"
+        assert (replaced in outcome.errors) == (name in useless)
+        assert (replaced in log_text(run)) == (name in useless)
+
+    # The summary of the folder says the same before any training.
+    checked = json.loads(succeed("data", "check", folder, "--json").output)
+    assert {each["file"] for each in checked["skipped"]} == useless
+    assert checked["usable"] == 16 + len(unusual)
+
+
+def test_replaced_items_are_the_same_after_a_resume(folder: Path, tmp_path: Path) -> None:
+    add_useless(folder, next(folder.iterdir()))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    keys = ("optim.horizon=12", "data.validation_fraction=0")
+    train_tiny(folder, whole, *keys)
+    train_tiny(folder, parts, *keys, "train.steps=5")
+    succeed("resume", parts, "train.steps=12")
+
+    final = Path("checkpoints") / "step-00000012" / "vae.safetensors"
+    assert (whole / final).read_bytes() == (parts / final).read_bytes()
+    assert data_record(whole) == data_record(parts)
+
+
+def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes()[:50])
+    run = tmp_path / "run"
+
+    outcome = quintet("train", "vqgan", folder, "--out", run, *TINY)
+
+    assert outcome.code == 2
+    assert "none of the" in error_line(outcome.errors)
+    assert not run.exists()
+
+
+def test_a_file_deleted_while_training_is_replaced_and_named(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    keys = configs.parse_overrides([*TINY[2:], f"data.path={folder}", "data.validation_fraction=0"])
+    settings = configs.build(recipes.find("vqgan").config_class(), preset="debug", overrides=keys)
+    trainer = runs.new_trainer(settings, run, silent=True)
+    doomed = folder / trainer.sources.train.name(0)
+
+    def delete_after_the_first_epoch(logs: dict[str, Any]) -> None:
+        if logs["step"] == 4:
+            doomed.unlink()
+
+    trainer.train(log_fn=delete_after_the_first_epoch)
+    trainer.close()
+
+    assert state(run)["status"] == "finished"
+    assert last_step(run) == 12
+    assert "No such file" in data_record(run)["skipped"][doomed.name]
+    assert f"unreadable item replaced: {doomed.name}" in log_text(run)
+
+
+def test_a_broken_validation_picture_does_not_stop_a_run(folder: Path, tmp_path: Path) -> None:
+    looked_at = tmp_path / "validation"
+    looked_at.mkdir()
+    for path in sorted(folder.iterdir())[:3]:
+        shutil.move(path, looked_at)
+    (looked_at / "good-00000.png").write_bytes(b"spoilt")
+    run = tmp_path / "run"
+
+    train_tiny(folder, run, f"data.validation_path={looked_at}")
+    succeed("eval", run)
+
+    assert "good-00000.png" in "".join(data_record(run)["skipped"])
