@@ -24,7 +24,7 @@ def main() -> None:
         data = Path(folder) / "data"
         make_shapes(data, num=1000)
         keys = {"data.path": str(data), "train.steps": steps, "loss.discriminator_start": steps // 3, "log.every": 20}
-        trainer = runs.new_trainer(config.build(VQGanConfig, overrides=keys), Path(folder) / "run")
+        trainer = runs.new_trainer(config.build(VQGanConfig, preset="small", overrides=keys), Path(folder) / "run")
         trainer.train()
         rows = [row for row in trainer.run.read_metrics() if "train/time/overhead" in row]
     # The first rows hold the start of the workers and of torch's caches.

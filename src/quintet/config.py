@@ -76,6 +76,7 @@ class PictureDataConfig(DataConfig):
     flip: bool = Field(True, description="Mirror half of the training pictures.")
     random_crop: bool = Field(False, description="Crop training pictures at random places instead of the centre.")
     truncated: Literal["skip", "use"] = Field("skip", description="What to do with files that end too early.")
+    memory_megabytes: int = Field(512, ge=0, description="Decoded pictures each process keeps; 0: none.")
 
 
 class TrainConfig(Section):

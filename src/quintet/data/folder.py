@@ -22,6 +22,8 @@ from quintet.errors import UsageError
 from quintet.media import image as images
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from quintet.core.draw import Draw
 
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
@@ -126,6 +128,10 @@ class ImageFolder:
     random_crop: bool = field(default=False, kw_only=True)
     truncated: images.Truncated = field(default="skip", kw_only=True)
     train: bool = field(default=True, kw_only=True)
+    memory: int = field(default=0, kw_only=True)
+    """Bytes of decoded pictures kept by each process; what does not fit is read again."""
+    _kept: dict[int, images.Pixels] = field(default_factory=dict, init=False, repr=False)
+    _used: int = field(default=0, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -136,16 +142,29 @@ class ImageFolder:
 
     def load(self, item: int, draw: Draw) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
-        entry = self.entries[item]
-        path = os.path.join(self.root, entry.file)
-        side = max(self.height, self.width)
-        image = images.read_image(path, mode=self.mode, truncated=self.truncated, side=side)
-        moved = self.train and self.random_crop
-        x, y = (draw.number("crop-x"), draw.number("crop-y")) if moved else (0.5, 0.5)
-        pixels = images.resize_and_crop(image, self.height, self.width, x=x, y=y)
+        pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
         if self.train and self.flip and draw.number("flip") < 0.5:
             pixels = pixels[:, ::-1]
-        return {"images": images.bytes_tensor(pixels), "texts": entry.text or ""}
+        return {"images": images.bytes_tensor(pixels), "texts": self.entries[item].text or ""}
+
+    def _moved(self, item: int, draw: Draw) -> images.Pixels:
+        x, y = draw.number("crop-x"), draw.number("crop-y")
+        return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
+
+    def _centred(self, item: int) -> images.Pixels:
+        """Always the same pixels, so they may be kept."""
+        if item in self._kept:
+            return self._kept[item]
+        pixels = images.resize_and_crop(self._read(item), self.height, self.width)
+        if self._used + pixels.nbytes <= self.memory:
+            self._kept[item] = pixels
+            self._used += pixels.nbytes
+        return pixels
+
+    def _read(self, item: int) -> Image.Image:
+        path = os.path.join(self.root, self.entries[item].file)
+        side = max(self.height, self.width)
+        return images.read_image(path, mode=self.mode, truncated=self.truncated, side=side)
 
 
 # Walking

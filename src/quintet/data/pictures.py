@@ -59,6 +59,7 @@ def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: i
             random_crop=config.random_crop,
             truncated=config.truncated,
             train=train,
+            memory=config.memory_megabytes * 2**20,
         )
 
     about = {"path": root, "captions_from": found.captions_from, "notes": found.notes}

@@ -440,3 +440,16 @@ def test_workers_read_what_this_process_reads(tmp_path: Path, pictures: list[Ent
     context = multiprocessing.get_context("fork")
     (there,) = DataLoader(Items(source), batch_size=3, num_workers=1, multiprocessing_context=context)
     assert torch.equal(here, there)
+
+
+def test_pictures_in_memory_are_the_same_pictures_and_the_budget_holds(tmp_path: Path) -> None:
+    for number in range(3):
+        Image.fromarray(np.full((8, 8, 3), 40 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    entries = scan(tmp_path, EXTENSIONS).entries
+    room_for_two = ImageFolder(tmp_path, entries, 8, 8, memory=2 * 8 * 8 * 3)
+    before = [room_for_two.load(item, Draw(0, [0], [item]))["images"] for item in range(3)]
+    (tmp_path / "0.png").unlink()
+    assert torch.equal(room_for_two.load(0, Draw(0, [1], [0]))["images"], before[0])
+    (tmp_path / "2.png").unlink()
+    with pytest.raises(UnreadableItem):
+        room_for_two.load(2, Draw(0, [1], [2]))

@@ -114,6 +114,7 @@ class VQGanConfig(RunConfig):
             "eval.every": 500,
             "sample.every": 500,
             "checkpoint.every": 500,
+            "data.workers": 0,  # the pictures are soon in memory, and workers would take turns with the computation
         },
         "base": {
             "model.image_size": 256,
