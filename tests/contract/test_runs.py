@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from contract.cases import CASES, Case
 from contract.conftest import Train
-from helpers import copied, metrics, state, step_folder, steps_saved, succeed, tensor_hashes, tree
+from helpers import copied, error_line, metrics, quintet, state, step_folder, steps_saved, succeed, tensor_hashes, tree
 from quintet import recipes
 from quintet.core.evaluate import looking
 from quintet.runs import Looker, open_trained
@@ -161,6 +161,9 @@ def test_an_exported_model_gives_the_same_figures(recipe: str, finished: Path, t
 def test_codes_make_the_round_trip(case: Case, finished: Path, data: Path, tmp_path: Path) -> None:
     codes, decoded = tmp_path / "codes", tmp_path / "decoded"
     if not case.tokenizer:
+        refused = quintet("encode", finished, data, "--out", codes)
+        assert refused.code == 2
+        assert "not a tokenizer" in error_line(refused.errors)
         return
     succeed("encode", finished, data, "--out", codes)
     succeed("decode", finished, codes, "--out", decoded)

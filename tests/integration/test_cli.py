@@ -261,6 +261,11 @@ def test_fine_tuning_starts_from_the_weights_in_a_new_run(pictures: Path, traine
     assert tree(trained) == before
 
 
+def test_fine_tuning_can_leave_a_module_behind(pictures: Path, trained: Path, tmp_path: Path) -> None:
+    train_tiny(pictures, tmp_path / "run", "--init", trained, "loss.discriminator=false", "train.steps=1")
+    assert not list((tmp_path / "run").rglob("discriminator.*"))
+
+
 def test_fine_tuning_refuses_weights_of_another_shape(pictures: Path, trained: Path, tmp_path: Path) -> None:
     outcome = quintet("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "--init", trained, "model.dim=16")
     assert outcome.code in (1, 2)

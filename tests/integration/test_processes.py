@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,9 @@ from helpers import (
     metrics,
     python,
     state,
+    steps_saved,
     succeed,
+    tensor_hashes,
     torchrun,
     wait_for_step,
 )
@@ -65,6 +68,7 @@ def test_a_launcher_runs_the_command_unchanged(
     assert len((run / "lock").read_text().splitlines()) == 1
     assert {*Counter(line for line in process.seen.splitlines() if line.startswith("step ")).values()} == {1}
     assert process.seen.count("next: quintet eval") == 1
+    assert "Warning" not in process.seen
     assert log_text(run).count("validation/psnr") == 3
     rows = Counter((row["step"], "validation/psnr" in row) for row in metrics(run))
     assert {*rows.values()} == {1}
@@ -97,6 +101,34 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(pictures: Path, tmp_
     assert "train.batch_size=5" in error_line(ranks[0].seen)
     assert "2 processes" in error_line(ranks[0].seen)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_two_processes_resumes_exactly(pictures: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    begin = ("train", "vqgan", pictures, *TINY, "optim.horizon=12", "--out")
+    for words in ((*begin, whole), (*begin, parts, "train.steps=6"), ("resume", parts, "train.steps=12")):
+        with two_ranks(words, tmp_path) as ranks:
+            assert [rank.end() for rank in ranks] == [0, 0], ranks[0].seen + ranks[1].seen
+
+    assert tensor_hashes(parts, 12) == tensor_hashes(whole, 12)
+
+    # And in a world of another size, which one process alone is.
+    succeed("resume", parts, "train.steps=14")
+    assert steps_saved(parts)[-1] == 14
+
+
+@pytest.mark.parametrize("asked", [[0], [1], [0, 1]], ids=["first", "second", "both"])
+def test_a_signal_to_any_process_stops_all_with_a_checkpoint(asked: list[int], pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with two_ranks(["train", "vqgan", pictures, "--out", run, *TINY, "train.steps=1000000"], tmp_path) as ranks:
+        wait_for_step(run, 5, ranks[0])
+        for number in asked:
+            ranks[number].send(signal.SIGTERM)
+        codes = [rank.end() for rank in ranks]
+
+    assert codes == [128 + signal.SIGTERM if number in asked else 0 for number in range(2)], ranks[0].seen
+    assert state(run)["status"] == "stopped"
+    assert steps_saved(run)[-1] == state(run)["step"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from torch import Tensor
 Words = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ALL = 2**64 - 1
 
 
 def mix(state: Words) -> Words:
@@ -30,17 +32,29 @@ def mix(state: Words) -> Words:
 
 def absorb(state: Words, value: int | npt.NDArray[np.int64] | Words) -> Words:
     """Fold one more value into the state."""
-    word = np.asarray(value & 0xFFFFFFFFFFFFFFFF if isinstance(value, int) else value).astype(np.uint64)
+    word = np.asarray(value & _ALL if isinstance(value, int) else value).astype(np.uint64)
     with np.errstate(over="ignore"):
         return mix(state + _GOLDEN * (word + np.uint64(1)))
 
 
+def mix_one(state: int) -> int:
+    """`mix` of one number in plain integers: for a single item numpy's calls cost more than the arithmetic."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _ALL
+    return state ^ (state >> 31)
+
+
+def absorb_one(state: int, value: int) -> int:
+    """`absorb` of one number."""
+    return mix_one((state + int(_GOLDEN) * ((value & _ALL) + 1)) & _ALL)
+
+
 def seed_from(*parts: int | str) -> int:
     """One non-negative 63-bit seed out of several values, for generators that take a single one."""
-    state = np.zeros((), np.uint64)
+    state = 0
     for part in parts:
-        state = absorb(state, zlib.crc32(part.encode()) if isinstance(part, str) else part)
-    return int(state >> np.uint64(1))
+        state = absorb_one(state, zlib.crc32(part.encode()) if isinstance(part, str) else part)
+    return state >> 1
 
 
 class Draw:
@@ -48,10 +62,14 @@ class Draw:
 
     def __init__(self, seed: int, epochs: Sequence[int], items: Sequence[int]) -> None:
         self.seed = seed
-        self.epochs = np.asarray(epochs, np.int64)
-        self.items = np.asarray(items, np.int64)
-        start = np.full(self.items.shape, seed & 0xFFFFFFFFFFFFFFFF, np.uint64)
-        self._rows = absorb(absorb(mix(start), self.epochs), self.items)
+        self.epochs = epochs
+        self.items = items
+
+    @cached_property
+    def _rows(self) -> Words:
+        """One state an item, which every name then goes on from."""
+        start = mix(np.full(len(self), self.seed & _ALL, np.uint64))
+        return absorb(absorb(start, np.asarray(self.epochs, np.int64)), np.asarray(self.items, np.int64))
 
     def __len__(self) -> int:
         return len(self.items)
@@ -76,5 +94,7 @@ class Draw:
 
     def number(self, name: str) -> float:
         """One number in [0, 1) for the only item of this draw: what a reader of single items asks for."""
-        (value,) = self.uniform(name).tolist()
-        return float(value)
+        (epoch,), (item,) = self.epochs, self.items
+        state = absorb_one(absorb_one(mix_one(self.seed & _ALL), epoch), item)
+        word = absorb_one(absorb_one(state, zlib.crc32(name.encode())), 0)
+        return (word >> 40) * 2.0**-24

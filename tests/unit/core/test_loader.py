@@ -52,7 +52,7 @@ def test_batches_are_the_orders_slots_with_their_draws() -> None:
     ((whole,), *_) = steps(loader(source), order, 5, 6)
     slots = order.batch(5)
     assert whole.batch.names == tuple(f"point-{item}" for _, item in slots)
-    assert whole.batch.draw.epochs.tolist() == [epoch for epoch, _ in slots]
+    assert whole.batch.draw.epochs == [epoch for epoch, _ in slots]
     assert whole.batch["length"].tolist() == [item + 1 for _, item in slots]
     for row, (epoch, item) in enumerate(slots):
         assert torch.equal(whole.batch["x"][row], source.load(item, Draw(3, [epoch], [item]))["x"])
@@ -199,7 +199,7 @@ def test_first_and_single_show_the_validation_items() -> None:
     first = made.first(3).batch
     assert first.names == ("point-0", "point-1", "point-2")
     assert torch.equal(made.single(2)["x"][0], first["x"][2])
-    assert first.draw.epochs.tolist() == [VALIDATION_EPOCH] * 3
+    assert first.draw.epochs == [VALIDATION_EPOCH] * 3
     assert len(made.first(100).batch) == 5
     with pytest.raises(UnreadableItem):
         loader(Points(5, broken=frozenset({2}))).single(2)
