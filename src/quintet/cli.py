@@ -9,11 +9,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
 import typer
 
 import quintet
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: one sentence and an exit code for every failure; `--debug` shows the traceback instead."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    code = _guarded(lambda: call([word for word in words if word != "--debug"]), debug)
+    code = _guarded([word for word in words if word != "--debug"], debug)
     if "torch" in sys.modules and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from quintet.core.engine import exit_process
 
@@ -51,33 +50,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def call(words: Sequence[str]) -> None:
-    """Run one command in this process; failures are exceptions."""
-    app(list(words), prog_name="quintet", standalone_mode=False)
+def call(words: Sequence[str]) -> int:
+    """Run one command in this process and return its exit code; failures are exceptions."""
+    code = app(list(words), prog_name="quintet", standalone_mode=False)
+    return code if isinstance(code, int) else 0
 
 
-def _guarded(action: Callable[[], None], debug: bool) -> int:
+def _guarded(words: Sequence[str], debug: bool) -> int:
     try:
-        action()
-    except click.exceptions.Exit as done:
-        return done.exit_code
-    except click.exceptions.NoArgsIsHelpError as asked:
-        _say(asked.format_message())
-        return 2
-    except click.ClickException as mistake:
-        _say(f"error: {mistake.format_message()}")
-        return 2
-    except (KeyboardInterrupt, click.Abort):
+        return call(words)
+    except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
         if debug:
             traceback.print_exc()
-        elif isinstance(error, QuintetError):
-            _say(f"error: {error}")
+        elif type(error).__name__ == "NoArgsIsHelpError":
+            _say(_mistake(error))
         else:
-            _say(f"error: {type(error).__name__}: {error} (unexpected; --debug shows where)")
-        return error.exit_code if isinstance(error, QuintetError) else 1
-    return 0
+            _say(f"error: {_one_sentence(error)}")
+        return 2 if _is_misuse(error) else error.exit_code if isinstance(error, QuintetError) else 1
+
+
+def _is_misuse(error: Exception) -> bool:
+    """Whether the words of the command were wrong. By its form: Typer brings its own copy of click's exceptions."""
+    return hasattr(error, "format_message")
+
+
+def _mistake(error: Any) -> str:
+    return str(error.format_message())
+
+
+def _one_sentence(error: Exception) -> str:
+    if _is_misuse(error):
+        where = getattr(getattr(error, "param", None), "opts", None)
+        return f"{where[0]}: {_mistake(error)}" if where and where[0] not in _mistake(error) else _mistake(error)
+    if isinstance(error, QuintetError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (unexpected; --debug shows where)"
 
 
 def _say(text: str) -> None:
@@ -178,7 +187,7 @@ def evaluate(
     """Measure a model on its validation items: a table, and eval.json."""
     from quintet import runs
 
-    looker = runs.Looker.open(runs.open_trained(run), data)
+    looker = runs.Looker.open(_open(run), data)
     figures = looker.figures()
     target = out or looker.trained.folder / "eval.json"
     _write_json(target, figures)
@@ -201,7 +210,7 @@ def sample(
     """Show what a model makes: for a tokenizer, inputs beside their reconstructions."""
     from quintet import runs
 
-    looker = runs.Looker.open(runs.open_trained(run), data)
+    looker = runs.Looker.open(_open(run), data)
     out.mkdir(parents=True, exist_ok=True)
     for artifact in looker.artifacts(num):
         target = _free(out / artifact.file)
@@ -219,9 +228,9 @@ def encode(
     out: Annotated[Path, typer.Option(help="Folder for the codes.")] = Path("codes"),
 ) -> None:
     """Turn files into codes: codes.safetensors and items.jsonl, the items in the same order."""
-    from quintet import codes, runs
+    from quintet import codes
 
-    count = codes.encode_folder(runs.open_trained(run), data, out)
+    count = codes.encode_folder(_open(run), data, out)
     _print(f"{count} items encoded: {out / 'codes.safetensors'}")
     _next(f"quintet decode {run} {out} --out decoded/")
 
@@ -233,9 +242,9 @@ def decode(
     out: Annotated[Path, typer.Option(help="Folder for the media.")] = Path("decoded"),
 ) -> None:
     """Turn codes back into files."""
-    from quintet import codes, runs
+    from quintet import codes
 
-    count = codes.decode_folder(runs.open_trained(run), codes_folder, out)
+    count = codes.decode_folder(_open(run), codes_folder, out)
     _print(f"{count} items decoded: {out}")
 
 
@@ -246,12 +255,22 @@ def export(
     """Write a model as safetensors + config.json + model card, for from_pretrained and for other runs."""
     from quintet import runs
 
-    trained = runs.open_trained(run)
+    trained = _open(run)
     runs.export(trained, folder, _read_figures(trained.folder))
     model = type(trained.model).__name__
     _print(f"exported: {folder}")
     _print(f"in Python: quintet.{model}.from_pretrained({str(folder)!r})")
     _next(f"quintet eval {folder}")
+
+
+def _open(reference: str) -> Any:
+    """A trained model; what was wrong with newer checkpoints is said."""
+    from quintet import runs
+
+    trained = runs.open_trained(reference)
+    for problem in trained.problems:
+        _say(f"damaged checkpoint passed over: {problem}")
+    return trained
 
 
 # --- data -------------------------------------------------------------------------------------------------------

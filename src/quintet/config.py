@@ -403,7 +403,7 @@ def _explain(schema: type[BaseModel], detail: Any) -> str:
             key = f"{key}.{name}"
         return unknown_key(key, list(keys(schema)))
     message = str(detail["msg"]).removeprefix("Value error, ")
-    if not key:
+    if not key or isinstance(detail["input"], Mapping):
         return message
     return f"{key}: {message[0].lower()}{message[1:]} (got {detail['input']!r})"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-Call = Callable[[Sequence[str]], None]
+Call = Callable[[Sequence[str]], int]
 Print = Callable[[str], None]
 
 
@@ -26,7 +26,7 @@ class ImageDemo:
 
 
 QUICK = ImageDemo(num=2000, steps=1500, first_steps=1000, look_every=250)
-FULL = ImageDemo(num=5000, steps=6000, first_steps=4000, look_every=500)
+FULL = ImageDemo(num=5000, steps=5000, first_steps=3334, look_every=500)
 
 
 def image_demo(out: Path, full: bool, call: Call, say: Print) -> None:

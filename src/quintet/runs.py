@@ -77,7 +77,8 @@ class Trained:
     live: dict[str, nn.Module] | None
     folder: Path
     step: int | None
-    run: Run | None
+    problems: list[str]
+    """What was wrong with newer checkpoints."""
 
     @property
     def model(self) -> nn.Module:
@@ -91,7 +92,7 @@ def open_trained(reference: str | Path) -> Trained:
     if (folder / pretrained.CONFIG).is_file():
         return _open_exported(folder)
     run = Run.open(folder)
-    chosen = _choose_checkpoint(run, which)
+    chosen, problems = _choose_checkpoint(run, which)
     recipe = make_recipe(read_config(chosen / "config.yaml"))
     step = read_meta(chosen, recipe.name)["step"]
     for name, module in recipe.modules.items():
@@ -104,7 +105,7 @@ def open_trained(reference: str | Path) -> Trained:
             load_module(averaged.modules[name], chosen, f"ema/{name}")
             nets[name] = averaged.modules[name]
         live = dict(recipe.modules)
-    return Trained(recipe, nets, live, folder, step, run)
+    return Trained(recipe, nets, live, folder, step, problems)
 
 
 def _open_exported(folder: Path) -> Trained:
@@ -113,15 +114,15 @@ def _open_exported(folder: Path) -> Trained:
     recipe = make_recipe(configs.validate(schema, settings["run"]))
     module = recipe.modules[recipe.exported]
     load_module(module, folder, pretrained.WEIGHTS)
-    return Trained(recipe, {recipe.exported: module}, None, folder, settings.get("step"), None)
+    return Trained(recipe, {recipe.exported: module}, None, folder, settings.get("step"), [])
 
 
-def _choose_checkpoint(run: Run, which: str) -> Path:
+def _choose_checkpoint(run: Run, which: str) -> tuple[Path, list[str]]:
     root = run.checkpoints
     if not checkpoint.steps(root):
         raise UsageError(f"{run.folder} has no checkpoint yet; train it first")
     if which in ("", "latest"):
-        return checkpoint.newest_sound(root)[0]
+        return checkpoint.newest_sound(root)
     chosen = checkpoint.pointed(root, "best") if which == "best" else None
     if which.isdigit():
         chosen = checkpoint.folder_of(root, int(which))
@@ -129,7 +130,7 @@ def _choose_checkpoint(run: Run, which: str) -> Path:
         known = ", ".join(str(checkpoint.step_of(path)) for path in checkpoint.steps(root))
         raise UsageError(f"{run.folder} has no checkpoint '{which}'; it has best, latest and the steps {known}")
     checkpoint.verify(chosen)
-    return chosen
+    return chosen, []
 
 
 @dataclass

@@ -25,6 +25,11 @@ def test_every_recipe_has_a_case() -> None:
     assert CASES.keys() == recipes.RECIPES.keys()
 
 
+def test_the_debug_preset_trains_as_it_is(recipe: str, data: Path, tmp_path: Path) -> None:
+    succeed("train", recipe, data, "--out", tmp_path / "run", "--preset", "debug")
+    assert state(tmp_path / "run")["status"] == "finished"
+
+
 # --- the folder ---------------------------------------------------------------------------------------------------
 
 

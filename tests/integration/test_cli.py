@@ -236,6 +236,7 @@ def test_an_older_checkpoint_stands_in_for_a_damaged_one(trained: Path, tmp_path
         evaluated = quintet("eval", run)
         assert evaluated.code == 0
         assert "step 8" in evaluated.output
+        assert str(victim.parent) in evaluated.errors
 
         resumed = succeed("resume", run)
         assert "damaged checkpoint passed over" in resumed.errors

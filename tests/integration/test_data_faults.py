@@ -101,7 +101,8 @@ def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_p
 
 def test_a_file_deleted_while_training_is_replaced_and_named(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    keys = configs.parse_overrides([*TINY[2:], f"data.path={folder}", "data.validation_fraction=0"])
+    unkept = ("data.memory_megabytes=0", "data.validation_fraction=0")
+    keys = configs.parse_overrides([*TINY[2:], *unkept, f"data.path={folder}"])
     settings = configs.build(recipes.find("vqgan").config_class(), preset="debug", overrides=keys)
     trainer = runs.new_trainer(settings, run, silent=True)
     doomed = folder / trainer.sources.train.name(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -95,6 +95,8 @@ class Loader:
     collate: Collate
     engine: Engine
     workers: int
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Items that turned out unreadable, with the reason."""
 
     def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[list[Loaded]]:
         """The micro-batches of each step in turn."""
@@ -168,6 +170,7 @@ class Loader:
         for loaded in loader:
             if isinstance(loaded, QuintetError):
                 raise loaded
+            self.skipped.update(loaded.skipped)
             yield loaded
 
 

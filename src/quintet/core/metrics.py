@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,14 +81,28 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        from tensorboardX import SummaryWriter
+    """Event files, written here and now: a background thread could fail unseen, on a full disk for one."""
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+    def __init__(self, folder: Path) -> None:
+        from tensorboardX.record_writer import RecordWriter
+
+        target = folder / "tensorboard"
+        target.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
+        self._writer = RecordWriter(str(target / name))
+        self._write(file_version="brain.Event:2")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        rows = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=Summary(value=rows))
+
+    def _write(self, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write(Event(wall_time=time.time(), **content).SerializeToString())
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
@@ -116,6 +132,12 @@ class HostedTracker:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def check_trackers(kinds: Iterable[str]) -> None:
+    for kind in kinds:
+        if kind != "tensorboard" and find_spec(kind) is None:
+            raise UsageError(f"log.trackers names {kind}, which is not installed: pip install 'quintet[{kind}]'")
 
 
 def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:

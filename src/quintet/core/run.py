@@ -54,9 +54,9 @@ class Run:
         """An existing run."""
         if not folder.is_dir():
             what = "is a file" if folder.exists() else "does not exist"
-            raise UsageError(f"{folder} {what}; give the folder of a run{_pickle_hint(folder)}")
+            raise UsageError(f"{folder} {what}; give the folder of a run{pickle_hint(folder)}")
         if not (folder / "config.yaml").is_file():
-            raise UsageError(f"{folder} is not a run: it has no config.yaml{_pickle_hint(folder)}")
+            raise UsageError(f"{folder} is not a run: it has no config.yaml{pickle_hint(folder)}")
         return cls(folder)
 
     # --- one writer ---------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Run:
 
     def close(self) -> None:
         if self._metrics is not None:
-            self._observe("metrics.jsonl", self._metrics.close)
+            self.observe("metrics.jsonl", self._metrics.close)
         if self._lock is not None:
             self._lock.close()
         self._metrics = self._lock = None
@@ -100,18 +100,18 @@ class Run:
     def write_state(self, status: Status, **values: Any) -> None:
         state = {"status": status, "heartbeat": time.time(), "pid": os.getpid(), "host": socket.gethostname(), **values}
         # A heartbeat is old news after a power cut; waiting for the disk at every logging step would cost more.
-        self._observe("state.json", lambda: self.write_json(self.state_file, state, durable=False))
+        self.observe("state.json", lambda: self.write_json(self.state_file, state, durable=False))
 
     def update_data(self, record: Mapping[str, Any]) -> None:
         """Name items in data.json that turned out unreadable on the way."""
-        self._observe("data.json", lambda: self.write_json(self.data_file, record))
+        self.observe("data.json", lambda: self.write_json(self.data_file, record))
 
     def write_metrics(self, row: Mapping[str, Any]) -> None:
         # JSON knows no NaN, and readers in other languages stumble over it.
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
-        self._observe("metrics.jsonl", lambda: self._append_metrics(json.dumps(finite, ensure_ascii=False)))
+        self.observe("metrics.jsonl", lambda: self._append_metrics(json.dumps(finite, ensure_ascii=False)))
 
     def _append_metrics(self, line: str) -> None:
         if self._metrics is None:
@@ -121,7 +121,7 @@ class Run:
 
     def write_log(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._observe("log.txt", lambda: self._append_log(f"{stamp} {text}\n"))
+        self.observe("log.txt", lambda: self._append_log(f"{stamp} {text}\n"))
 
     def _append_log(self, line: str) -> None:
         with self.log_file.open("a", encoding="utf-8") as file:
@@ -132,7 +132,7 @@ class Run:
     ) -> None:
         """One thing to look at, under samples/step-…/, with a line about it in samples.jsonl."""
         folder = self.folder / "samples" / f"step-{step:08d}"
-        self._observe("samples", lambda: self._add_sample(folder, prefix + file, write, about))
+        self.observe("samples", lambda: self._add_sample(folder, prefix + file, write, about))
 
     def _add_sample(self, folder: Path, file: str, write: Callable[[Path], object], about: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class Run:
         with (folder / "samples.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"file": file, **about}, ensure_ascii=False) + "\n")
 
-    def _observe(self, name: str, write: Callable[[], None]) -> None:
+    def observe(self, name: str, write: Callable[[], None]) -> None:
         try:
             write()
             self.lost_writes.pop(name, None)
@@ -176,9 +176,9 @@ def next_folder(recipe: str, root: Path = Path("runs")) -> Path:
     return root / f"{recipe}-{number}"
 
 
-def _pickle_hint(path: Path) -> str:
+def pickle_hint(path: Path) -> str:
     """Checkpoints of the original packages are pickles, which are never opened."""
-    pickles = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
-    if path.suffix.lower() in pickles:
+    suffixes = {path.suffix.lower()} if not path.is_dir() else {inside.suffix.lower() for inside in path.iterdir()}
+    if suffixes & {".pt", ".pth", ".ckpt", ".bin", ".pkl"}:
         return "; pickled checkpoints of other packages are never opened, docs/migration.md says how to move"
     return ""

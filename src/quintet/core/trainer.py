@@ -23,6 +23,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from quintet.core.display import Display
 from quintet.core.engine import Engine, explain_failure
 from quintet.core.evaluate import evaluate, make_artifacts
 from quintet.core.loader import Loaded, Loader
-from quintet.core.metrics import Meter, Stopwatch, Tracker, make_trackers
+from quintet.core.metrics import Meter, Stopwatch, Tracker, check_trackers, make_trackers
 from quintet.core.optim import Schedule, clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from quintet.core.order import Order
 from quintet.core.prepare import check_same_data, check_sizes, data_record, resolve
@@ -72,6 +73,7 @@ class Trainer:
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         self.sources = sources or recipe.sources()
         check_sizes(recipe, self.sources, self.engine.world_size)
+        check_trackers(config.log.trackers)
         self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
@@ -83,10 +85,10 @@ class Trainer:
         self._stream: Iterator[list[Loaded]] | None = None
         self._skipped: dict[str, str] = {}
         self.stopwatch = Stopwatch()
-        if resume:
-            self._resume()
-        else:
-            self._begin(init)
+        try:
+            self._resume() if resume else self._begin(init)
+        except (RuntimeError, MemoryError) as error:
+            raise self._explained(error) or error from None
 
     # --- beginning ------------------------------------------------------------------------------------------
 
@@ -95,7 +97,8 @@ class Trainer:
         loader.check_readable()
         self._loader(self.sources.validation).check_readable()
         if init:
-            for name, tensors in init.items():
+            for name in init.keys() & self.recipe.modules.keys():
+                tensors = init[name]
                 copy_tensors(self.recipe.modules[name], tensors, f"--init {self.config.init}")
         else:
             first = loader.opening(self._order(), self.config.train.accumulate)
@@ -143,7 +146,8 @@ class Trainer:
                 self.print(f"warning: {name} was {meta.get(name)} and is {now}: results agree, but not to the last bit")
 
     def _loader(self, source: Any) -> Loader:
-        return Loader(source, self.config.train.seed, self.recipe.collate, self.engine, self.config.data.workers)
+        config = self.config
+        return Loader(source, config.train.seed, self.recipe.collate, self.engine, config.data.workers, self._skipped)
 
     def _order(self) -> Order:
         train = self.sources.train
@@ -195,7 +199,7 @@ class Trainer:
             self._stream = None
             self.display.stop()
             for tracker in self.trackers:
-                tracker.close()
+                self.run.observe(type(tracker).__name__, tracker.close)
             self.trackers = []
         if stopped:
             why = self._stop.received.name if self._stop.received else "another process or the time limit"
@@ -236,12 +240,9 @@ class Trainer:
             steps = self.config.train.steps
             self._stream = loader.training(self._order(), self.step, steps, self.config.train.accumulate)
         try:
-            loaded = next(self._stream)
+            return next(self._stream)
         except StopIteration:
             raise RunError(f"all {self.config.train.steps} steps are taken; raise train.steps to go on") from None
-        for each in loaded:
-            self._skipped.update(each.skipped)
-        return loaded
 
     def _gradient_norms(self, step: int) -> dict[str, Tensor]:
         return {
@@ -414,7 +415,7 @@ class Trainer:
         if self.engine.is_main:
             self.run.write_metrics({"step": self.step, "time": time.time(), **figures})
             for tracker in self.trackers:
-                tracker.log(figures, self.step)
+                self.run.observe(type(tracker).__name__, partial(tracker.log, figures, self.step))
 
     def print(self, text: str) -> None:
         """Say something once, on the console and in log.txt."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from quintet.config import Section
 from quintet.core import checkpoint
+from quintet.core.run import pickle_hint
 from quintet.core.state import copy_tensors
 from quintet.errors import UsageError
 
@@ -53,7 +54,7 @@ def export_model(model: nn.Module, folder: Path, about: dict[str, Any]) -> None:
 def read_settings(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
-        raise UsageError(f"{folder} is not an exported model: it has no {CONFIG}")
+        raise UsageError(f"{folder} is not an exported model: it has no {CONFIG}{pickle_hint(folder)}")
     settings = checkpoint.read_json(folder, CONFIG.removesuffix(".json"))
     if not isinstance(settings, dict) or "model" not in settings:
         raise UsageError(f"{path} is not the configuration of an exported model")

@@ -103,12 +103,12 @@ class VQGanConfig(RunConfig):
         # Two CPU cores, minutes: narrow, many steps, a high rate.
         "small": {
             "model.dim": 16,
-            "train.steps": 6000,
+            "train.steps": 5000,
             "train.batch_size": 16,
             "optim.lr": 3e-3,
             "optim.warmup_steps": 50,
             "loss.reconstruction": "l2",
-            "loss.discriminator_start": 4000,
+            "loss.discriminator_start": 3333,
             "loss.discriminator_ramp": 300,
             "loss.discriminator_dim": 16,
             "eval.every": 500,
