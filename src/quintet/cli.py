@@ -148,7 +148,11 @@ def resume(run: RunFolder, overrides: Overrides = None) -> None:
 
 
 def _train(trainer: Any) -> None:
-    trainer.train()
+    try:
+        trainer.train()
+    except SystemExit:  # a signal: everything is saved, and the other processes are told
+        _leave(trainer)
+        raise
     if trainer.is_main:
         folder = trainer.run.folder
         from quintet.media.chart import write_curves
@@ -156,6 +160,10 @@ def _train(trainer: Any) -> None:
         write_curves(trainer.run.read_metrics(), folder / "curves.png")
         _print(f"trained to step {trainer.step}: {folder} (samples/ to look at, curves.png, metrics.jsonl)")
         _next(f"quintet eval {folder}")
+    _leave(trainer)
+
+
+def _leave(trainer: Any) -> None:
     trainer.close()
     trainer.engine.close()
 

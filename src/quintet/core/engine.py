@@ -130,7 +130,7 @@ class Engine:
             module,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             # State that is not trained changes in `after_step` alone, alike on every rank.
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             find_unused_parameters=find_unused_parameters,
             bucket_cap_mb=self.config.bucket_megabytes,
         )

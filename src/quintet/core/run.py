@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -75,6 +76,7 @@ class Run:
             owner = lock.read().strip() or "another process"
             lock.close()
             raise UsageError(f"{self.folder} is being written by {owner}; stop that process first") from None
+        _close_in_children(lock)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
@@ -166,6 +168,18 @@ class Run:
         rows = [row for row in self.read_metrics() if row.get("step", 0) <= step]
         if self.metrics_file.exists():
             checkpoint.replace_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _close_in_children(lock: IO[str]) -> None:
+    """Data workers are forked and may outlive a killed trainer for seconds; they must not keep its lock."""
+    reference = weakref.ref(lock)
+
+    def close() -> None:
+        held = reference()
+        if held is not None:
+            held.close()
+
+    os.register_at_fork(after_in_child=close)
 
 
 def next_folder(recipe: str, root: Path = Path("runs")) -> Path:

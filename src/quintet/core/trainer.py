@@ -42,11 +42,11 @@ from quintet.core.optim import Schedule, clip_gradients, gradient_norm, learning
 from quintet.core.order import Order
 from quintet.core.prepare import check_same_data, check_sizes, data_record, resolve
 from quintet.core.recipe import Nets, Recipe, Sources
-from quintet.core.run import Run
+from quintet.core.run import Run, pickle_hint
 from quintet.core.signals import StopRequest
 from quintet.core.state import TrainingState, copy_tensors, environment
 from quintet.core.statistics import Statistics
-from quintet.errors import RunError
+from quintet.errors import RunError, UsageError
 
 Logs = dict[str, Any]
 LogFunction = Callable[[Logs], None]
@@ -403,6 +403,8 @@ class Trainer:
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
         """Continue from another checkpoint folder of the same recipe."""
         folder = Path(path)
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not the folder of a checkpoint{pickle_hint(folder)}")
         checkpoint.verify(folder)
         self.state.restore(folder, restore_optimizer)
         self._stream = None
