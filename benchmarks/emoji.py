@@ -1,4 +1,4 @@
-"""The tokenizer on real pictures, beside what it has to beat: `benchmarks/emoji.py FOLDER [--out RUN] [--minutes 18]`.
+"""The tokenizer on real pictures, beside what it has to beat: `benchmarks/emoji.py FOLDER [--out RUN]`.
 
 No drawing is on both sides of the split: files are grouped by the name before `--`.
 """
@@ -18,6 +18,8 @@ KEYS = (
     "data.validation_group=^(.*)--",
     "data.validation_fraction=0.1",
     "model.quantizer_levels=3",
+    "train.steps=3000",
+    "loss.discriminator_start=2000",
     "eval.batches=null",
     "sample.num=32",
 )
