@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import types
@@ -94,3 +95,10 @@ def test_the_family_of_the_page_trains_resumes_exactly_and_exports(tmp_path: Pat
     cli.call(["export", str(tmp_path / "straight"), str(tmp_path / "hub")])
     cli.call(["sample", str(tmp_path / "hub"), "--out", str(tmp_path / "out")])
     assert (tmp_path / "out" / "sharpened.png").exists()
+
+
+def test_the_frozen_data_generator_and_judge_are_the_ones_in_the_results() -> None:
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for file in ("src/quintet/data/shapes.py", "src/quintet/data/shapes_judge.py"):
+        digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()
+        assert f"| `{file}` | `{digest}` |" in results, f"{file} changed: that makes a new version of the data set"

@@ -796,3 +796,13 @@ def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
     trained(tmp_path / "run", log__trackers=["tensorboard"])
     (events,) = (tmp_path / "run" / "tensorboard").iterdir()
     assert b"train/fit/loss" in events.read_bytes()
+
+
+def test_compiled_modules_train_and_save_like_plain_ones(tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain", train__steps=2, optim__horizon=2)
+    compiled = trained(tmp_path / "compiled", train__steps=2, optim__horizon=2, engine__compile=True)
+    assert compiled.nets["net"] is not compiled.recipe.modules["net"]
+    for name, value in weights(plain).items():
+        torch.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
+    again = trained(tmp_path / "compiled", resume=True, train__steps=2)
+    assert again.step == 2
