@@ -77,7 +77,7 @@ def gradient_penalty(logits: Tensor, images: Tensor) -> Tensor:
     The slope of a picture's mean logit. That of the sum over patches would hold dozens of logits to the slope of one,
     and a discriminator so bound tells nothing apart: both sides' logits stay equal.
     """
-    (gradient,) = torch.autograd.grad(logits.flatten(1).mean(1).sum(), images, create_graph=True)
+    (gradient,) = torch.autograd.grad(logits.reshape(len(logits), -1).mean(1).sum(), images, create_graph=True)
     gradient = gradient if gradient.dtype == torch.float64 else gradient.float()
     norms = gradient.flatten(1).norm(dim=1)
     penalty: Tensor = (norms - 1).square().mean()

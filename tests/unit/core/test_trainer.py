@@ -798,6 +798,7 @@ def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
     assert b"train/fit/loss" in events.read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 def test_compiled_modules_train_and_save_like_plain_ones(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", train__steps=2, optim__horizon=2)
     compiled = trained(tmp_path / "compiled", train__steps=2, optim__horizon=2, engine__compile=True)
