@@ -403,14 +403,11 @@ def _explain(schema: type[BaseModel], detail: Any) -> str:
             key = f"{key}.{name}"
         return unknown_key(key, list(keys(schema)))
     message = str(detail["msg"]).removeprefix("Value error, ")
-    if not key or _section_at(schema, key):
+    whole_section = isinstance(detail["input"], Mapping)
+    if not key or (whole_section and detail["type"] == "value_error"):
         return message  # about several keys, which it names
-    got = "" if isinstance(detail["input"], Mapping) else f" (got {detail['input']!r})"
+    got = "" if whole_section else f" (got {detail['input']!r})"
     return f"{key}: {message[0].lower()}{message[1:]}{got}"
-
-
-def _section_at(schema: type[BaseModel], key: str) -> bool:
-    return any(known.startswith(f"{key}.") for known in keys(schema))
 
 
 def _key_of(schema: type[BaseModel], location: Sequence[int | str]) -> str:
