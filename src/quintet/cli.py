@@ -59,6 +59,8 @@ def call(words: Sequence[str]) -> int:
 def _guarded(words: Sequence[str], debug: bool) -> int:
     try:
         return call(words)
+    except SystemExit as stopped:  # by a signal; the process must still leave as `main` has it leave
+        return int(stopped.code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:

@@ -202,7 +202,9 @@ def _recompute_activations(module: nn.Module) -> None:
 def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> RunError | None:
     """One sentence for the failures of machines rather than of code; None when it is not one."""
     text = str(error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
+    # oneDNN and the C++ library have words of their own for memory they did not get.
+    signs = ("can't allocate memory", "could not create a primitive", "bad_alloc")
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in signs):
         if micro_batch <= 1:
             return RunError("out of memory with micro-batches of one item; use a smaller model or smaller items")
         factor = next(number for number in range(2, micro_batch + 1) if micro_batch % number == 0)

@@ -34,7 +34,7 @@ from quintet.config import RunConfig
 from quintet.core import checkpoint, collectives
 from quintet.core.batch import Batch
 from quintet.core.display import Display
-from quintet.core.engine import Engine, explain_failure
+from quintet.core.engine import Engine, Place, explain_failure
 from quintet.core.evaluate import evaluate, make_artifacts
 from quintet.core.loader import Loaded, Loader
 from quintet.core.metrics import Meter, Stopwatch, Tracker, check_trackers, make_trackers
@@ -69,11 +69,12 @@ class Trainer:
         config: RunConfig = recipe.config
         self.recipe = recipe
         self.run = run
+        # Before the processes join: what all of them refuse must not look like the death of one of them.
+        check_trackers(config.log.trackers)
+        self.sources = sources or recipe.sources()
+        check_sizes(recipe, self.sources, max(Place.from_environment().world_size, collectives.world_size()))
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
-        self.sources = sources or recipe.sources()
-        check_sizes(recipe, self.sources, self.engine.world_size)
-        check_trackers(config.log.trackers)
         self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
