@@ -57,7 +57,6 @@ class VQGanLossConfig(Section):
     """What the tokenizer is trained for."""
 
     reconstruction: Literal["l1", "l2"] = Field("l1", description="Distance of pixels.")
-    l2_weight: float = Field(0.0, ge=0, description="Squared distance added to an l1 reconstruction; raises PSNR.")
     perceptual_weights: str | None = Field(
         None, description="safetensors of VGG-16 for a perceptual loss; none: no such loss."
     )

@@ -99,12 +99,8 @@ class VQGanRecipe(Recipe[VQGanConfig]):
 
     def reconstruction_loss(self, images: Tensor, made: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         made = made.to(images.dtype)
-        if self.loss.reconstruction == "l1":
-            loss = F.l1_loss(made, images)
-            if self.loss.l2_weight:
-                loss = loss + self.loss.l2_weight * F.mse_loss(made, images)
-        else:
-            loss = F.mse_loss(made, images)
+        distance_of = F.l1_loss if self.loss.reconstruction == "l1" else F.mse_loss
+        loss = distance_of(made, images)
         parts = {"reconstruction": loss}
         if self.perceptual is not None:
             distance = self.perceptual.to(images.device, images.dtype)(made, images)
