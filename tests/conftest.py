@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread a process, a small data set, and finished runs that tests only read."""
+"""Shared by all tests: one thread a process, data, every recipe in turn, and finished runs that tests only read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 
-from helpers import LAST_STEP, UNENDING, made_once, succeed, train_tiny
+from contract.cases import Case, Train, case_of
+from helpers import made_once, succeed, train_tiny
+from quintet.recipes import RECIPES
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +36,35 @@ def trained(shared: Path, pictures: Path) -> Path:
     return made_once(shared, "trained", lambda folder: train_tiny(pictures, folder))
 
 
-@pytest.fixture(scope="session")
-def straight(shared: Path, pictures: Path) -> Path:
-    """What an `UNENDING` training is without interruption, to step 40, every checkpoint kept. Read only."""
-    last = f"train.steps={LAST_STEP}"
-    return made_once(shared, "straight", lambda folder: train_tiny(pictures, folder, *UNENDING, last))
+@pytest.fixture(params=RECIPES)
+def recipe(request: pytest.FixtureRequest) -> str:
+    """Every registered recipe in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def case(recipe: str) -> Case:
+    return case_of(recipe)
+
+
+@pytest.fixture
+def data(case: Case, request: pytest.FixtureRequest) -> Path:
+    """The folder the recipe is trained on. Read only."""
+    return Path(request.getfixturevalue(case.data))
+
+
+@pytest.fixture
+def train(recipe: str, case: Case, data: Path) -> Train:
+    """A tiny training of the recipe by the command, with more words."""
+
+    def run(out: Path, *words: object) -> Path:
+        succeed("train", recipe, data, "--out", out, *case.tiny, *words)
+        return out
+
+    return run
+
+
+@pytest.fixture
+def finished(recipe: str, train: Train, shared: Path) -> Path:
+    """A finished run of twelve steps. Read only: copy it before changing it."""
+    return made_once(shared, f"finished-{recipe}", train)

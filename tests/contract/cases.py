@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from helpers import TINY
 from quintet.core.batch import Item
 from quintet.core.recipe import Recipe
 from quintet.nn.quantize.vector import VectorQuantizer
+
+Train = Callable[..., Path]
+"""A tiny training of a recipe by the command, with more words; returns its folder."""
 
 
 def nan_pictures(item: Item) -> Item:
@@ -48,6 +52,8 @@ class Case:
     """An item that holds a non-finite number."""
     resumed: tuple[str, ...] = ()
     """Further keys, each of which changes what a resumed run has to restore."""
+    faults: tuple[str, ...] = ()
+    """Further keys of the training that faults are tried on: those with the most state to lose."""
     prepare: Callable[[Recipe[Any]], None] = unchanged
     """What is done to a fresh recipe so that rare events happen within a few steps."""
     tokenizer: bool = False
@@ -73,6 +79,7 @@ CASES: Mapping[str, Case] = {
         brief=("train.steps=4", "loss.discriminator_start=2"),
         poison=nan_pictures,
         resumed=("model.quantizer=vq", "optim.name=lion optim.clip=0.5", "ema.every=2 ema.start=3"),
+        faults=("model.quantizer=vq",),
         prepare=hasten_the_death_of_codes,
         tokenizer=True,
     ),

@@ -13,8 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from contract.cases import CASES, Case
-from contract.conftest import Train
+from contract.cases import CASES, Case, Train
 from helpers import copied, error_line, metrics, quintet, state, step_folder, steps_saved, succeed, tensor_hashes, tree
 from quintet import recipes
 from quintet.core.evaluate import looking

@@ -13,12 +13,9 @@ import yaml
 
 import quintet as package
 from helpers import (
-    LAST_STEP,
     TINY,
-    UNENDING,
     copied,
     executed,
-    last_step,
     metrics,
     python,
     quintet,
@@ -191,21 +188,6 @@ def test_length_in_epochs(pictures: Path, tmp_path: Path) -> None:
     assert state(tmp_path / "run")["step"] == steps
     used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert used["train"]["steps"] == used["optim"]["horizon"] == steps
-
-
-def test_a_time_limit_stops_a_run_that_can_go_on(pictures: Path, straight: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    outcome = train_tiny(pictures, run, *UNENDING, f"train.steps={LAST_STEP}", "train.minutes=1e-6")
-
-    stopped = state(run)
-    assert stopped["status"] == "stopped"
-    assert stopped["step"] == last_step(run) == steps_saved(run)[-1] == 1
-    assert f"continue with `quintet resume {run}`" in outcome.errors
-
-    succeed("resume", run, "train.minutes=null")
-
-    assert state(run)["status"] == "finished"
-    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
 
 
 def test_a_longer_run_by_resuming(trained: Path, tmp_path: Path) -> None:

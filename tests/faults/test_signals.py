@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from faults.conftest import Words
 from helpers import (
     LAST_STEP,
     TINY,
-    UNENDING,
     Process,
     forked,
+    last_step,
     log_text,
     state,
     steps_saved,
@@ -25,10 +26,10 @@ from helpers import (
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
 def test_a_signal_saves_and_exits_with_its_own_code(
-    number: signal.Signals, pictures: Path, straight: Path, tmp_path: Path
+    number: signal.Signals, unending: Words, straight: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *UNENDING], tmp_path / "said") as process:
+    with forked([*unending, "--out", run], tmp_path / "said") as process:
         wait_for_step(run, 7, process)
         process.send(number)
         assert process.end() == 128 + number, process.seen
@@ -62,3 +63,18 @@ def test_a_second_signal_ends_the_process_at_once(pictures: Path, tmp_path: Path
         assert process.end() == -signal.SIGTERM
     assert state(run)["status"] == "running"
     assert not steps_saved(run)
+
+
+def test_a_time_limit_stops_a_run_that_can_go_on(unending: Words, straight: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    outcome = succeed(*unending, "--out", run, f"train.steps={LAST_STEP}", "train.minutes=1e-6")
+
+    stopped = state(run)
+    assert stopped["status"] == "stopped"
+    assert stopped["step"] == last_step(run) == steps_saved(run)[-1] == 1
+    assert f"continue with `quintet resume {run}`" in outcome.errors
+
+    succeed("resume", run, "train.minutes=null")
+
+    assert state(run)["status"] == "finished"
+    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)

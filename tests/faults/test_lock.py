@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from faults.conftest import Words
 from helpers import (
     LAST_STEP,
-    TINY,
-    UNENDING,
     error_line,
     forked,
     last_step,
@@ -21,15 +20,15 @@ from helpers import (
 
 
 def test_a_run_being_trained_cannot_be_resumed_until_its_process_is_dead(
-    pictures: Path, straight: Path, tmp_path: Path
+    unending: Words, straight: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *UNENDING], tmp_path / "said") as process:
+    with forked([*unending, "--out", run], tmp_path / "said") as process:
         wait_until((run / "checkpoints" / "latest").exists, process, "the first checkpoint")
         process.send(signal.SIGSTOP)
 
         second = quintet("resume", run)
-        another = quintet("train", "vqgan", pictures, "--out", run, *TINY)
+        another = quintet(*unending, "--out", run)
 
         assert second.code == another.code == 2
         assert f"being written by process {process.pid}" in error_line(second.errors)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from faults.conftest import Words
 from helpers import (
     LAST_STEP,
     TINY,
-    UNENDING,
     Process,
     error_line,
     executed,
@@ -40,13 +40,13 @@ def wait_for_half_a_checkpoint(run: Path, files: int, process: Process) -> None:
 
 
 @pytest.mark.parametrize("moment", ["step", "step with workers", "writing"])
-def test_a_killed_run_resumes_to_the_same_bytes(moment: str, pictures: Path, straight: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(moment: str, unending: Words, straight: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     chance = random.Random(f"{SEED} {moment}")
     workers = "data.workers=2" if "workers" in moment else "data.workers=0"
     # Fused AdamW and channels-last weights are the defaults; said here because they are what may go wrong.
     engine = ("engine.channels_last=true", "optim.name=adamw")
-    command = python("-m", "quintet", "train", "vqgan", pictures, "--out", run, *TINY, *UNENDING, *engine, workers)
+    command = python("-m", "quintet", *unending, "--out", run, *engine, workers)
     with executed(command, tmp_path / "said") as process:
         wait_for_step(run, chance.randint(6, 25), process)
         if moment == "writing":

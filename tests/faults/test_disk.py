@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from faults.conftest import Words
 from helpers import (
     LAST_STEP,
     TINY,
-    UNENDING,
     Process,
     error_line,
     executed,
@@ -30,7 +30,7 @@ from helpers import (
 )
 from quintet.core import checkpoint
 
-TO_THE_END = (*UNENDING, f"train.steps={LAST_STEP}", "log.trackers=[tensorboard]")
+TO_THE_END = (f"train.steps={LAST_STEP}", "log.trackers=[tensorboard]")
 
 
 @pytest.fixture
@@ -65,10 +65,10 @@ def wait_for_a_checkpoint(run: Path, process: Process) -> None:
 
 
 def test_training_goes_on_while_the_disk_is_full(
-    pictures: Path, straight: Path, small_disk: Path, tmp_path: Path
+    unending: Words, straight: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     run = small_disk / "run"
-    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *TO_THE_END], tmp_path / "said") as process:
+    with forked([*unending, *TO_THE_END, "--out", run], tmp_path / "said") as process:
         wait_for_a_checkpoint(run, process)
         ballast = fill(small_disk)
         wait_until(lambda: "could not save" in process.seen, process, "a checkpoint could not be saved")
@@ -82,10 +82,10 @@ def test_training_goes_on_while_the_disk_is_full(
 
 
 def test_a_disk_that_stays_full_leaves_the_last_checkpoint_whole(
-    pictures: Path, straight: Path, small_disk: Path, tmp_path: Path
+    unending: Words, straight: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     run = small_disk / "run"
-    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *TO_THE_END], tmp_path / "said") as process:
+    with forked([*unending, *TO_THE_END, "--out", run], tmp_path / "said") as process:
         wait_for_a_checkpoint(run, process)
         ballast = fill(small_disk)
         assert process.end() == 1, process.seen
