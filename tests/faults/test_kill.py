@@ -4,72 +4,257 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from faults.conftest import Words
+from faults import tracing
+from faults.conftest import Ledger, Words
+from faults.ledger import WHOLE
+from faults.tracing import Operation, Trace
 from helpers import (
     LAST_STEP,
-    TINY,
     Process,
-    error_line,
-    executed,
+    copied,
     forked,
     last_step,
-    python,
-    quintet,
-    steps_saved,
+    made_once,
+    metrics,
+    state,
     succeed,
     tensor_hashes,
-    wait_for_step,
     wait_until,
 )
+from quintet.core import checkpoint
 
 SEED = int(os.environ.get("QUINTET_KILL_SEED", random.randrange(10**6)))
-"""Where the processes are killed; named in every failure, to be set again."""
+"""Where the processes are killed at random; named in every failure, to be set again."""
+
+INTERVAL = 5
+"""`checkpoint.every` of the `unending` training."""
+
+SHARES = 40 if WHOLE else 6
+"""Into so many tests the operations are divided, for test workers to share. Of a part, each test tries one."""
 
 
-def wait_for_half_a_checkpoint(run: Path, files: int, process: Process) -> None:
-    """Wait until a checkpoint is being written and has so many files."""
-
-    def being_written() -> bool:
-        return any(sum(1 for _ in folder.rglob("*")) >= files for folder in run.glob("checkpoints/.writing-*"))
-
-    wait_until(being_written, process, "a checkpoint was being written", pause=0)
+def share_of(operations: list[Operation], share: int) -> list[Operation]:
+    """The operations that one test tries."""
+    if WHOLE:
+        return operations[share::SHARES]
+    return [operations[share * (len(operations) - 1) // (SHARES - 1)]]
 
 
-@pytest.mark.parametrize("moment", ["step", "step with workers", "writing"])
-def test_a_killed_run_resumes_to_the_same_bytes(moment: str, unending: Words, straight: Path, tmp_path: Path) -> None:
+# --- what holds after any death ---------------------------------------------------------------------------------
+
+
+def command_after_death(run: Path, unending: Words) -> Words:
+    """What a person types who finds the run dead: `resume` if it had begun, the same command again otherwise."""
+    return ("resume", run) if (run / "config.yaml").exists() else (*unending, "--out", run)
+
+
+def newest_saved(run: Path) -> int:
+    """The step of the newest checkpoint, or 0. A killed process leaves no damaged one."""
+    if not checkpoint.steps(run / "checkpoints"):
+        return 0
+    folder, problems = checkpoint.newest_sound(run / "checkpoints")
+    assert not problems
+    return checkpoint.step_of(folder)
+
+
+def resumed_from(errors: str) -> int:
+    """The step that `resume` says it goes on from, or 0."""
+    said = re.search(r"resumed from \S+/step-(\d+)", errors)
+    return int(said[1]) if said else 0
+
+
+def check_whole(run: Path, straight: Path, step: int, where: str) -> None:
+    """The run stands at `step` as if nothing had ever happened to it."""
+    assert tensor_hashes(run, step) == tensor_hashes(straight, step), where
+    rows = [row["step"] for row in metrics(run) if "train/lr" in row]
+    assert rows[:step] == list(range(1, step + 1)), where
+    best = (run / "checkpoints" / "best").read_text(encoding="utf-8").strip()
+    assert best == f"step-{state(run)['best']['step']:08d}", where
+    assert (run / "checkpoints" / best).is_dir(), where
+    assert not list(run.rglob(".*")), where
+
+
+def check_death(trace: Trace, run: Path, planned: Operation, planned_run: Path) -> str:
+    """The process died by the signal, at the operation it was to die at. Says where that is."""
+    assert trace.code == -9, trace.said
+    died = trace.operations[-1]
+    assert not died.done
+    assert died.about(run) == planned.about(planned_run)
+    return f"killed at {died.call} {died.number}: {died.text}"
+
+
+# --- a save -----------------------------------------------------------------------------------------------------
+
+SAVE_END = 10
+SAVING = ("train.minutes=null", f"train.steps={SAVE_END}", "eval.every=2", "checkpoint.keep=1")
+"""From step 1 on: step 2 is the first best, steps 4 and 5 are saved after it, and each save deletes an older one."""
+
+
+@pytest.fixture
+def begun(recipe: str, unending: Words, shared: Path) -> Path:
+    """A run that was stopped after its first step, before any validation. Read only."""
+    return made_once(shared, f"begun-{recipe}", lambda run: succeed(*unending, "--out", run, "train.minutes=1e-6"))
+
+
+@pytest.fixture
+def whole_save(recipe: str, begun: Path, shared: Path) -> Path:
+    """The run resumed and watched to its end without harm: its folder `run`, and its trace."""
+
+    def watch(folder: Path) -> None:
+        folder.mkdir()
+        run = copied(begun, folder / "run")
+        assert tracing.trace(["resume", run, *SAVING], folder / "trace").code == 0
+
+    tracing.skip_without_strace()
+    return made_once(shared, f"whole-save-{recipe}", watch)
+
+
+def operations_of_saves(watched: Path) -> list[Operation]:
+    """From the first file of the first save to the last deletion and pointer of the one at step 5."""
+    root = watched / "run" / "checkpoints"
+    changes = [each for each in tracing.read(watched / "trace") if each.changes and each.within(root)]
+    steps = [int(found[1]) if (found := re.search(r"\.writing-step-(\d+)", each.text)) else 0 for each in changes]
+    begin = next(index for index, step in enumerate(steps) if step)
+    end = next(index for index, step in enumerate(steps) if step > INTERVAL)
+    window = changes[begin:end]
+    told = "\n".join(each.text for each in window)
+    assert all(f'"{root}/{name}"' in told for name in ("best", "latest", ".deleting-step-00000001")), told
+    return window
+
+
+def steps_renamed(trace: Trace, run: Path) -> list[int]:
+    """The checkpoints that came to stand, by the log of the process."""
+    pattern = re.compile(rf'rename\("\S+/\.writing-step-\d+", "{re.escape(str(run))}/checkpoints/step-(\d+)"\) = 0')
+    return [int(found[1]) for each in trace.operations if (found := pattern.match(each.text))]
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_run_killed_at_any_file_operation_of_a_save_resumes_to_the_same_bytes(
+    share: int, begun: Path, whole_save: Path, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    operations = share_of(operations_of_saves(whole_save), share)
+    for operation in operations:
+        run = copied(begun, tmp_path / "run")
+        trace = tracing.trace(["resume", run, *SAVING], tmp_path / "trace", kill_at=operation)
+        where = check_death(trace, run, operation, whole_save / "run")
+        # Of what was saved, nothing is lost: the save that was cut short is the only one missing.
+        saved = steps_renamed(trace, run)
+        assert newest_saved(run) == max(saved, default=1), where
+
+        resumed = succeed("resume", run)
+
+        assert resumed_from(resumed.errors) == max(saved, default=1), where
+        check_whole(run, straight, SAVE_END, where)
+        assert state(run)["best"] == state(whole_save / "run")["best"], where
+        shutil.rmtree(run)
+        shutil.rmtree(tmp_path / "trace")
+    ledger("kill-save", len(operations))
+
+
+# --- the beginning ----------------------------------------------------------------------------------------------
+
+START_END = 5
+
+
+@pytest.fixture
+def whole_start(recipe: str, unending: Words, shared: Path) -> Path:
+    """A new run watched to its first checkpoints without harm: its folder `run`, and its trace."""
+
+    def watch(folder: Path) -> None:
+        folder.mkdir()
+        words = [*unending, f"train.steps={START_END}", "--out", folder / "run"]
+        assert tracing.trace(words, folder / "trace").code == 0
+
+    tracing.skip_without_strace()
+    return made_once(shared, f"whole-start-{recipe}", watch)
+
+
+def operations_of_the_start(watched: Path) -> list[Operation]:
+    """From the making of the folder until the first checkpoint stands."""
+    run = watched / "run"
+    changes = [each for each in tracing.read(watched / "trace") if each.changes and each.within(run)]
+    assert changes[0].call == "mkdir"
+    stands = next(index for index, each in enumerate(changes) if re.search(r'"\S+/checkpoints/step-', each.text))
+    return changes[: stands + 1]
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    share: int, unending: Words, whole_start: Path, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    operations = share_of(operations_of_the_start(whole_start), share)
     run = tmp_path / "run"
-    chance = random.Random(f"{SEED} {moment}")
-    workers = "data.workers=2" if "workers" in moment else "data.workers=0"
-    # Fused AdamW and channels-last weights are the defaults; said here because they are what may go wrong.
-    engine = ("engine.channels_last=true", "optim.name=adamw")
-    command = python("-m", "quintet", *unending, "--out", run, *engine, workers)
-    with executed(command, tmp_path / "said") as process:
-        wait_for_step(run, chance.randint(6, 25), process)
-        if moment == "writing":
-            wait_for_half_a_checkpoint(run, chance.randint(1, 6), process)
-        process.kill()
-        where = f"QUINTET_KILL_SEED={SEED}, killed after step {last_step(run)} with checkpoints {steps_saved(run)}"
-        # At once, while the dead process's workers may still live.
-        resumed = succeed("resume", run, f"train.steps={LAST_STEP}")
+    words = (*unending, f"train.steps={START_END}")
+    for operation in operations:
+        trace = tracing.trace([*words, "--out", run], tmp_path / "trace", kill_at=operation)
+        where = check_death(trace, run, operation, whole_start / "run")
+        assert newest_saved(run) == 0, where
 
-    assert "resumed from" in resumed.errors, where
-    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP), where
-    assert not list(run.glob("checkpoints/.*")), where
+        succeed(*command_after_death(run, words))
+
+        check_whole(run, straight, START_END, where)
+        assert state(run)["best"] == state(whole_start / "run")["best"], where
+        shutil.rmtree(run)
+        shutil.rmtree(tmp_path / "trace")
+    ledger("kill-start", len(operations))
 
 
-def test_a_run_killed_before_its_first_checkpoint_cannot_resume_and_says_so(pictures: Path, tmp_path: Path) -> None:
+# --- any moment -------------------------------------------------------------------------------------------------
+
+LIVES, KILLS = (20, 5) if WHOLE else (1, 3)
+"""So many runs are killed so many times each."""
+
+
+def has_begun(run: Path, process: Process) -> bool:
+    """Whether this process, not a dead one before it, is the run's writer."""
+    try:
+        return f"process {process.pid} " in (run / "lock").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+
+
+def drawn_steps(chance: random.Random) -> list[int]:
+    """Where each process of one life is killed: after a step, in their order, or as it begins, which is step 0."""
+    steps = sorted(chance.randrange(LAST_STEP) for _ in range(KILLS))
+    return [0 if chance.random() < 0.2 else step for step in steps]
+
+
+@pytest.mark.parametrize("life", range(LIVES))
+def test_a_run_killed_again_and_again_ends_in_the_same_bytes(
+    life: int, unending: Words, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
     run = tmp_path / "run"
-    late = ("checkpoint.every=1000", "eval.every=1000", "train.steps=1000000")
-    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *late], tmp_path / "said") as process:
-        wait_for_step(run, 2, process)
-        process.kill()
+    chance = random.Random(f"{SEED} {life}")
+    workers = 0 if life % 2 else 2
+    words = (*unending, f"data.workers={workers}")
+    where = f"QUINTET_KILL_SEED={SEED}, life {life}, {workers} workers, killed after steps"
+    # The processes leave the stack at the end only: workers of a dead one may live while the next one trains.
+    with ExitStack() as living:
+        for number, step in enumerate(drawn_steps(chance)):
+            process = living.enter_context(forked(command_after_death(run, words), tmp_path / f"said-{number}"))
+            reached = reached_by(process, run, step)
+            wait_until(reached, process, f"step {step} ({where})")
+            # Steps, figures, samples and saves take up to a tenth of a second; any moment of them is meant.
+            time.sleep(chance.uniform(0, 0.1))
+            process.kill()
+            where += f" {last_step(run)}"
+            assert newest_saved(run) >= last_step(run) - INTERVAL, where
+        # A checkpoint later than the last step compared is no harm, so long as that one stands, too.
+        end = max(LAST_STEP, (newest_saved(run) // INTERVAL + 1) * INTERVAL)
+        succeed(*command_after_death(run, words), f"train.steps={end}")
 
-    outcome = quintet("resume", run)
+    check_whole(run, straight, LAST_STEP, where)
+    ledger("kill-random", KILLS)
 
-    assert outcome.code == 2
-    assert "no checkpoint yet" in error_line(outcome.errors)
-    assert last_step(run) >= 2
+
+def reached_by(process: Process, run: Path, step: int) -> Callable[[], bool]:
+    return lambda: has_begun(run, process) and last_step(run) >= step

@@ -1,0 +1,157 @@
+"""Owns the watching of a command's file operations, and its death at a chosen one, by `strace`.
+
+Python is not asked, because weights are written by compiled code. `strace` counts each kind of call of each thread on
+its own; so an operation is known by its kind and its number in that kind, among those of the thread that trains.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from helpers import Process, executed, forked, wait_until
+
+CALLS = [
+    "open",
+    "openat",
+    "openat2",
+    "creat",
+    "write",
+    "pwrite64",
+    "writev",
+    "pwritev",
+    "pwritev2",
+    "sendfile",
+    "copy_file_range",
+    "splice",
+    "msync",
+    "truncate",
+    "ftruncate",
+    "fallocate",
+    "mkdir",
+    "mkdirat",
+    "rename",
+    "renameat",
+    "renameat2",
+    "link",
+    "linkat",
+    "symlink",
+    "symlinkat",
+    "unlink",
+    "unlinkat",
+    "rmdir",
+    "chmod",
+    "fchmod",
+    "fchmodat",
+    "fsync",
+    "fdatasync",
+    "sync_file_range",
+]
+"""Every call that changes what is on the disk, or may."""
+
+TRAINING = "training"
+"""The log of the thread that trains, beside those of other threads and processes."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call, as the log of `strace` has it."""
+
+    call: str
+    number: int
+    """Which of the calls of this kind it is, from one on."""
+    text: str
+    done: bool
+    """Whether the call came back; the one at which a process is killed does not."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change something; a file that is opened for reading stays what it is."""
+        return not self.call.startswith("open") or "O_CREAT" in self.text or "O_TRUNC" in self.text
+
+    def within(self, folder: Path) -> bool:
+        """Whether it is done to the folder or to something in it."""
+        return re.search(rf"{re.escape(str(folder))}[/\">]", self.text) is not None
+
+    def about(self, folder: Path) -> str:
+        """What is done, in words that are the same for another folder at another time."""
+        told = self.text.replace(str(folder), "RUN").rpartition(" = ")[0]
+        # Names that the weights' writer draws, numbers of open files, and the folder that names are relative to.
+        told = re.sub(r"\.tmp\w{6}", ".tmp", told)
+        return re.sub(r"\d+(<RUN)", r"\1", told)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What became of a command that was watched."""
+
+    code: int
+    said: str
+    operations: list[Operation]
+    """Those of the thread that trains."""
+
+
+@cache
+def why_not() -> str | None:
+    """Why processes cannot be watched here, if so."""
+    program = shutil.which("strace")
+    if program is None:
+        return "strace is not installed"
+    tried = subprocess.run([program, "-o", os.devnull, "true"], check=False, capture_output=True, text=True)
+    return f"strace may not watch a process: {tried.stderr.strip()}" if tried.returncode else None
+
+
+def skip_without_strace() -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def trace(words: Iterable[object], folder: Path, kill_at: Operation | None = None) -> Trace:
+    """Run the command to its end in a process that is watched; it is killed just before `kill_at`, if told so."""
+    folder.mkdir()
+    watch = ["strace", "-ff", "-y", "-s", "0", "-o", folder / "calls", "-e", f"trace={','.join(CALLS)}"]
+    if kill_at is not None:
+        watch += ["-e", f"inject={kill_at.call}:signal=KILL:when={kill_at.number}"]
+    # The command stands still until it is watched, so that the counts begin at the same place every time.
+    with forked(words, folder / "said", prepare=stand_still) as process:
+        wait_until(lambda: status_of(process, "State").startswith("T"), process, "the process stood still")
+        with executed([*watch, "-p", process.pid], folder / "strace") as watcher:
+            wait_until(lambda: status_of(process, "TracerPid") == str(watcher.pid), watcher, "the process was watched")
+            process.send(signal.SIGCONT)
+            code = process.end()
+            watcher.end()
+        (folder / f"calls.{process.pid}").rename(folder / TRAINING)
+        return Trace(code, process.seen, read(folder))
+
+
+def stand_still() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def status_of(process: Process, name: str) -> str:
+    """What the kernel says about a process."""
+    lines = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:"))
+
+
+def read(folder: Path) -> list[Operation]:
+    """The file operations of the thread that trains, in their order."""
+    counts: Counter[str] = Counter()
+    found = []
+    for line in (folder / TRAINING).read_text(encoding="utf-8").splitlines():
+        call = re.match(r"(\w+)\(", line)
+        if call is not None:
+            counts[call[1]] += 1
+            found.append(Operation(call[1], counts[call[1]], line, not line.endswith("= ?")))
+    return found
