@@ -142,11 +142,17 @@ def train(
 
 
 @app.command()
-def resume(run: RunFolder, overrides: Overrides = None) -> None:
+def resume(
+    run: RunFolder,
+    overrides: Overrides = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also under other keys, on changed data, or by another version.")
+    ] = False,
+) -> None:
     """Continue a run from its newest sound checkpoint; train.steps=N for longer."""
     from quintet import runs
 
-    _train(runs.resumed_trainer(run, configs.parse_overrides(overrides or [])))
+    _train(runs.resumed_trainer(run, configs.parse_overrides(overrides or []), force))
 
 
 def _train(trainer: Any) -> None:

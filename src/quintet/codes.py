@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +49,52 @@ def encode_folder(trained: Trained, data: str, out: Path) -> int:
 def decode_folder(trained: Trained, folder: Path, out: Path) -> int:
     """Files from the codes of a folder; returns how many."""
     _refuse_existing(out)
-    try:
-        lines = (folder / ITEMS).read_text(encoding="utf-8").splitlines()
-        codes = checkpoint.read_tensors(folder, CODES)[CODES]
-        rows = [row for row in map(json.loads, lines) if "row" in row]
-    except (OSError, ValueError, KeyError, CheckpointError) as error:
-        raise UsageError(f"{folder} does not hold codes written by `quintet encode` ({error})") from None
-    out.mkdir(parents=True, exist_ok=True)
+    codes, items = read_codes(folder)
     with looking(trained.nets):
-        for number, row in enumerate(rows):
-            one = codes[row["row"] : row["row"] + 1].long()
-            name = f"{number:05d}-{Path(row['file']).stem}"
-            for artifact in trained.recipe.decode(trained.nets, one, name):
+        for number, (file, row) in enumerate(items):
+            try:
+                artifacts = trained.recipe.decode(
+                    trained.nets, codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}"
+                )
+            except (RuntimeError, LookupError, ValueError) as error:
+                reason = checkpoint.one_line(error)
+                raise UsageError(f"the codes in {folder} are not of the model {trained.folder} ({reason})") from None
+            out.mkdir(parents=True, exist_ok=True)
+            for artifact in artifacts:
                 artifact.write(out / artifact.file)
-    return len(rows)
+    return len(items)
+
+
+def read_codes(folder: Path) -> tuple[Tensor, list[tuple[str, int]]]:
+    """The codes of a folder, and of each item its file, as written, and its row."""
+    try:
+        for name in (ITEMS, f"{CODES}.safetensors"):
+            if (folder / name).is_symlink():
+                raise ValueError(f"{name} is a link")
+        lines = checkpoint.read_regular(folder / ITEMS).decode("utf-8").splitlines()
+        codes = checkpoint.read_tensors(folder, CODES)[CODES]
+        if codes.ndim < 2 or codes.is_floating_point():
+            raise ValueError(f"codes of type {codes.dtype} and shape {tuple(codes.shape)}")
+        return codes, _items([json.loads(line) for line in lines if line.strip()], len(codes))
+    except (OSError, ValueError, KeyError, RecursionError, CheckpointError) as error:
+        reason = checkpoint.one_line(error)
+        raise UsageError(f"{folder} does not hold codes written by `quintet encode` ({reason})") from None
+
+
+def _items(lines: Sequence[Any], rows: int) -> list[tuple[str, int]]:
+    items = []
+    for number, line in enumerate(lines, start=1):
+        file, row = (line.get("file"), line.get("row", 0)) if isinstance(line, dict) else (None, None)
+        if not isinstance(file, str) or type(row) is not int or not 0 <= row < rows:
+            raise ValueError(f"line {number} of {ITEMS} does not name a file and one of the {rows} rows")
+        if "row" in line:
+            items.append((file, row))
+    return items
+
+
+def _stem(file: str) -> str:
+    """What to call the result: the file's own name, without what no file name can hold."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "_", Path(file.replace("\\", "/")).stem)[:50]
 
 
 def _refuse_existing(out: Path) -> None:

@@ -24,7 +24,29 @@ Tree = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e4 and 3e-4 for text; everyone who writes them means numbers."""
+    """YAML 1.1 takes 1e4 and 3e-4 for text; everyone who writes them means numbers.
+
+    No aliases: a few lines of them stand for more values than any memory holds. No integers of more than 64 bits.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not read; write the value out")
+        return super().compose_node(parent, index)
+
+    def construct_integer(self, node: Any) -> int:
+        text = str(self.construct_scalar(node))
+        value = self.construct_yaml_int(node) if len(text) <= _LONGEST_INTEGER else 2**64
+        if abs(value) >= 2**64:
+            raise yaml.YAMLError(f"{_short(text)} is too large a number")
+        return value
+
+
+_LONGEST_INTEGER = 100
+"""Characters: enough for 64 bits in base 2, and too few to keep the reader busy."""
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
+_UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+"""What PyYAML raises for texts that are not YAML; tags on values they do not fit let its own errors through."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -43,7 +65,10 @@ for _class in (_Loader, _Dumper):
     )
 
 
-RESUMABLE = ("train.steps", "train.minutes", "train.accumulate", "log.", "eval.", "sample.", "checkpoint.", "engine.")
+RESUMABLE = (
+    *("train.steps", "train.minutes", "train.accumulate", "train.max_bad_steps", "train.max_rollbacks"),
+    *("log.", "eval.", "sample.", "checkpoint.", "engine."),
+)
 """What a resumed run may change; see docs/decisions/0003-resumable-keys.md."""
 
 
@@ -91,6 +116,9 @@ class TrainConfig(Section):
     accumulate: int = Field(1, gt=0, description="Micro-batches a step is cut into; more of them need less memory.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and every random choice.")
     max_bad_steps: int = Field(10, gt=0, description="Non-finite steps in a row after which the run stops.")
+    max_rollbacks: int = Field(
+        0, ge=0, description="Times the run goes back to its last good checkpoint, and on with other items, instead."
+    )
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -228,6 +256,12 @@ class RunConfig(Section):
         return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+_LARGEST_FILE = 2**20
+"""Bytes of a configuration; all keys with comments take a hundredth of it."""
+_DEEPEST_KEY = 20
+_LONGEST_VALUE = 200
+"""Characters of a wrong value or key that a message repeats."""
+
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -269,7 +303,7 @@ def parse_overrides(arguments: Sequence[str]) -> Tree:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"'{argument}' is not of the form key=value (for example train.steps=1000)")
+            raise UsageError(f"{_short(argument)} is not of the form key=value (for example train.steps=1000)")
         result[key.strip()] = parse_value(text, key.strip())
     return result
 
@@ -277,21 +311,30 @@ def parse_overrides(arguments: Sequence[str]) -> Tree:
 def parse_value(text: str, key: str) -> Any:
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise UsageError(f"{key}: '{text[:50]}' is not a value YAML can read; put it in quotes") from None
+    except _UNREADABLE:
+        raise UsageError(f"{_plain(key)}: {_short(text)} is not a value YAML can read; put it in quotes") from None
 
 
 def read_yaml(path: Path) -> Tree:
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        tree = yaml.load(_read_text(path), _Loader)
         if not isinstance(tree, dict):
             raise UsageError(f"{path} does not hold a mapping of keys to values")
         # Both nested sections and dotted keys are welcome.
         return expand(tree)
     except OSError as error:
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    except _UNREADABLE as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"{path} is not YAML: {_plain(first)}") from None
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(_LARGEST_FILE + 1)
+    if len(content) > _LARGEST_FILE:
+        raise UsageError(f"{path} is no configuration: it is larger than {_LARGEST_FILE // 2**20} MB")
+    return content.decode("utf-8")
 
 
 def expand(flat: Mapping[Any, Any]) -> Tree:
@@ -299,7 +342,10 @@ def expand(flat: Mapping[Any, Any]) -> Tree:
     tree: Tree = {}
     for key, value in flat.items():
         nested = expand(value) if isinstance(value, Mapping) else value
-        for part in reversed(str(key).split(".")):
+        parts = str(key).split(".")
+        if len(parts) > _DEEPEST_KEY:
+            raise UsageError(unknown_key(str(key), []))
+        for part in reversed(parts):
             nested = {part: nested}
         merge_into(tree, nested)
     return tree
@@ -340,7 +386,7 @@ def refuse_changes(old: RunConfig, new: RunConfig, allowed: Iterable[str] = RESU
         listed = "; ".join(f"{key}: {before!r} -> {after!r}" for key, (before, after) in refused.items())
         raise UsageError(
             f"a resumed run cannot change {listed}; start a new run from these weights with "
-            "`quintet train … --init RUN` instead"
+            "`quintet train … --init RUN`, or bend this one with `quintet resume RUN … --force`"
         )
 
 
@@ -406,8 +452,22 @@ def _explain(schema: type[BaseModel], detail: Any) -> str:
     whole_section = isinstance(detail["input"], Mapping)
     if not key or (whole_section and detail["type"] == "value_error"):
         return message  # about several keys, which it names
-    got = "" if whole_section else f" (got {detail['input']!r})"
-    return f"{key}: {message[0].lower()}{message[1:]}{got}"
+    got = "" if whole_section else f" (got {_short(detail['input'])})"
+    return f"{_plain(key)}: {message[0].lower()}{message[1:]}{got}"
+
+
+def _short(value: Any) -> str:
+    """A value as it may stand in a sentence, whoever wrote it."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes out
+        text = "a number too long to show"
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+
+
+def _plain(text: str) -> str:
+    """The same for a text that stands without quotes."""
+    return _short(text) if len(text) > _LONGEST_VALUE or not text.isprintable() else text
 
 
 def _key_of(schema: type[BaseModel], location: Sequence[int | str]) -> str:
@@ -426,8 +486,9 @@ def _key_of(schema: type[BaseModel], location: Sequence[int | str]) -> str:
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """The message for a key that does not exist, with the nearest that does."""
+    key = key if len(key) <= _LONGEST_VALUE else f"{key[: _LONGEST_VALUE - 1]}…"  # comparing takes time
     by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
     near = [by_last_part[key]] if key in by_last_part else difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     near = near or [by_last_part[part] for part in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last_part, n=1)]
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"unknown key '{key}'{hint} (`quintet config RECIPE` lists all keys)"
+    return f"unknown key {_short(key)}{hint} (`quintet config RECIPE` lists all keys)"

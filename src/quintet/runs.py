@@ -30,19 +30,30 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     folder = out or next_folder(config.recipe)
     # Only the process that will write looks: it may make the folder before the others get here.
     run = Run.new(folder) if Place.from_environment().rank == 0 else Run(folder)
-    init = initial_weights(config) if config.init else None
+    init = None
+    if config.init:
+        trained = open_trained(config.init)
+        # The very checkpoint, so that a run that begins again begins from the same weights.
+        config = config.changed({"init": trained.reference})
+        init = initial_weights(config)
     return Trainer(make_recipe(config), run, init=init, silent=silent)
 
 
-def resumed_trainer(folder: Path, overrides: Mapping[str, Any], silent: bool = False) -> Trainer:
-    """A trainer that continues a run from its newest sound checkpoint."""
+def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = False, silent: bool = False) -> Trainer:
+    """A trainer that continues a run from its newest sound checkpoint, or from its start where there is none yet.
+
+    With `force` also under other keys, on other data, or by another version.
+    """
     run = Run.open(folder)
     old = read_config(run.config_file)
     new = old.changed(overrides)
-    configs.refuse_changes(old, new)
-    if not checkpoint.steps(run.checkpoints):
-        raise UsageError(f"{folder} has no checkpoint yet; start anew with `quintet train` and another --out")
-    return Trainer(make_recipe(new), run, resume=True, silent=silent)
+    if not force:
+        configs.refuse_changes(old, new)
+    init = initial_weights(new) if new.init and not checkpoint.steps(run.checkpoints) else None
+    trainer = Trainer(make_recipe(new), run, resume=True, force=force, init=init, silent=silent)
+    for key, (before, after) in configs.differences(old, new).items():
+        trainer.print(f"changed: {key}: {before!r} -> {after!r}")
+    return trainer
 
 
 def make_recipe(config: RunConfig) -> Recipe[Any]:
@@ -81,13 +92,21 @@ class Trained:
     """What was wrong with newer checkpoints."""
 
     @property
+    def reference(self) -> str:
+        """What to call it so that the same weights are found again."""
+        exported = (self.folder / pretrained.CONFIG).is_file()
+        return str(self.folder.resolve()) + ("" if exported else f"@{self.step}")
+
+    @property
     def model(self) -> nn.Module:
         return self.nets[self.recipe.exported]
 
 
 def open_trained(reference: str | Path) -> Trained:
     """`RUN`, `RUN@step`, `RUN@best`, or an exported folder."""
-    text, _, which = str(reference).partition("@")
+    text, which = str(reference), ""
+    if "@" in text and not Path(text).exists():  # the name of a folder may hold an @ of its own
+        text, _, which = text.rpartition("@")
     folder = Path(text)
     if (folder / pretrained.CONFIG).is_file():
         return _open_exported(folder)

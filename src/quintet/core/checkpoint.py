@@ -7,16 +7,20 @@ knows what the tensors mean. No pickle is written or read.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,6 +33,16 @@ _SELF = "# sha256 of the lines above: "
 _NAME = re.compile(r"step-[0-9]{8,}")
 _TEMPORARY = ".writing-"
 _DOOMED = ".deleting-"
+_DTYPES = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+}
 
 
 @dataclass
@@ -53,7 +67,7 @@ def steps(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
+    return sorted((path for path in found if path == folder_of(root, step_of(path))), key=step_of)
 
 
 def write(root: Path, step: int, contents: Contents) -> Path:
@@ -76,15 +90,27 @@ def write_folder(target: Path, contents: Contents) -> None:
         for path in sorted(temporary.rglob("*"), reverse=True):
             sync(path)
         sync(temporary)
-        if target.exists():
-            # The same step again: what stands there was found damaged. It goes now that its successor is complete.
-            _remove(target)
-        os.rename(temporary, target)
+        _rename(temporary, target)
         sync(target.parent)
     except SafetensorError as error:
         raise OSError(str(error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename(temporary: Path, target: Path) -> None:
+    """Put a finished folder in its place. Where the step stands already, it goes only as its successor comes."""
+    doomed = target.with_name(f"{_DOOMED}{target.name}")
+    if target.exists():
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(target, doomed)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        if doomed.exists() and not target.exists():
+            os.rename(doomed, target)
+        raise
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _write_files(folder: Path, contents: Contents) -> None:
@@ -122,14 +148,19 @@ def _write_manifest(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Raise CheckpointError unless every file is there, is listed, and is what it was."""
     try:
-        text = (folder / MANIFEST).read_bytes().decode("ascii")
+        text = read_regular(folder / MANIFEST).decode("ascii")
     except (OSError, UnicodeDecodeError):
         raise CheckpointError(f"{folder} has no readable {MANIFEST}") from None
     lines, _, own = text.rpartition(_SELF)
     if own != f"{hashlib.sha256(lines.encode()).hexdigest()}\n":
         raise CheckpointError(f"{folder / MANIFEST} is damaged")
     listed = {name: value for value, _, name in (line.partition("  ") for line in lines.splitlines())}
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {MANIFEST}
+    if len(listed) != len(lines.splitlines()):
+        raise CheckpointError(f"{folder / MANIFEST} names a file twice")
+    inside = sorted(folder.rglob("*"))
+    for link in (path for path in inside if path.is_symlink()):
+        raise CheckpointError(f"{link} is a link, which no checkpoint has; put the file itself in its place")
+    present = {path.relative_to(folder).as_posix() for path in inside if path.is_file()} - {MANIFEST}
     for name in sorted(present.symmetric_difference(listed)):
         raise CheckpointError(f"{folder / name} is {'missing' if name in listed else 'not part of the checkpoint'}")
     for name, expected in listed.items():
@@ -142,19 +173,44 @@ def verify(folder: Path) -> None:
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of a file that nobody may have vouched for: it may be anything, and none of it is executed."""
     path = folder / f"{name}.safetensors"
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
+        _refuse_irregular(path)
+        tensors = load_file(path)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"cannot read {path}: {one_line(error)}") from None
+    for key, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise CheckpointError(f"{path}: {key[:100]!r} is of type {tensor.dtype}, which quintet never writes")
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(f"{path}: {key[:100]!r} holds numbers that are not finite; use another checkpoint")
+    return tensors
 
 
 def read_json(folder: Path, name: str) -> Any:
     path = folder / f"{name}.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
+        raise CheckpointError(f"cannot read {path}: {one_line(error)}") from None
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file; an OSError at once for a pipe, whose other end may never come."""
+    _refuse_irregular(path)
+    return path.read_bytes()
+
+
+def _refuse_irregular(path: Path) -> None:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def one_line(error: Exception) -> str:
+    """What a library says of a file that others wrote: it may quote the file, at any length."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def newest_sound(root: Path) -> tuple[Path, list[str]]:
@@ -171,13 +227,13 @@ def newest_sound(root: Path) -> tuple[Path, list[str]]:
     raise CheckpointError(f"{root} holds no checkpoint yet")
 
 
-def set_aside(folder: Path) -> Path:
-    """Take a damaged checkpoint out of the row, so that it does not count as one of the newest; it stays on disk."""
-    target = folder.with_name(f"damaged-{folder.name}")
+def set_aside(folder: Path, why: str) -> Path:
+    """Take a damaged or abandoned checkpoint out of the row, so that it is not one of the newest; it stays on disk."""
+    target = folder.with_name(f"{why}-{folder.name}")
     number = 1
     while target.exists():
         number += 1
-        target = folder.with_name(f"damaged-{folder.name}-{number}")
+        target = folder.with_name(f"{why}-{folder.name}-{number}")
     os.rename(folder, target)
     return target
 
@@ -190,7 +246,7 @@ def point(root: Path, name: str, folder: Path) -> None:
 def pointed(root: Path, name: str) -> Path | None:
     """The checkpoint that `name` names, if it still stands."""
     try:
-        folder = root / (root / name).read_text(encoding="utf-8").strip()
+        folder = root / read_regular(root / name).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
     return folder if folder in steps(root) else None
@@ -236,7 +292,12 @@ def sync(path: Path) -> None:
 def replace_text(path: Path, text: str, durable: bool = True) -> None:
     """Replace a small text file so that a reader sees the old or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    if durable:
-        sync(temporary)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        if durable:
+            sync(temporary)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +16,10 @@ SHOWN = 5
 
 
 class Display:
-    """Step, rate, time left and loss parts. A silent one (other ranks, tests) prints nothing."""
+    """Step, rate, time left and loss parts. A silent one (other ranks, tests) prints nothing.
+
+    A console that cannot be written (a file on a full disk, a terminal that is gone) is an observation lost.
+    """
 
     def __init__(self, title: str, silent: bool = False) -> None:
         self.title = title
@@ -40,7 +44,8 @@ class Display:
             TextColumn("{task.fields[figures]}"),
             console=Console(stderr=True),
         )
-        self._bar.start()
+        with suppress(OSError):
+            self._bar.start()
         self._task = self._bar.add_task(self.title, total=total, completed=step, figures="")
 
     def update(self, step: int, figures: Mapping[str, float] | None = None) -> None:
@@ -63,15 +68,17 @@ class Display:
     def note(self, text: str) -> None:
         if self.silent:
             return
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, markup=False)
-        else:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+        with suppress(OSError):
+            if self._bar is not None:
+                self._bar.console.print(text, highlight=False, markup=False)
+            else:
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
 
     def stop(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):
+                self._bar.stop()
             self._bar = None
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,6 +23,9 @@ from quintet.errors import QuintetError, RunError, UnreadableItem, UsageError
 
 VALIDATION_EPOCH = 2**31
 """The epoch whose choices validation uses: fixed, and one no training reaches."""
+
+DEATHS = 3
+"""Times in a row that workers may die without having delivered a batch."""
 
 ATTEMPTS = 100
 """Replacements tried for one item before the data set is called broken."""
@@ -97,6 +104,8 @@ class Loader:
     workers: int
     skipped: dict[str, str] = field(default_factory=dict)
     """Items that turned out unreadable, with the reason."""
+    notice: Callable[[str], None] = lambda text: None
+    """Where to say what happened."""
 
     def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[list[Loaded]]:
         """The micro-batches of each step in turn."""
@@ -156,6 +165,35 @@ class Loader:
         raise UsageError(f"none of the {len(self.source)} items can be read ({listed})")
 
     def _stream(self, shares: Iterator[tuple[Slot, ...]], workers: int) -> Iterator[Loaded]:
+        """The batches in turn. Workers that die are started again: what they read is a function of the slots."""
+        deaths = 0
+        handed_out: deque[tuple[Slot, ...]] = deque()
+        while True:
+            batches = self._batches(_remembered(shares, handed_out), workers)
+            try:
+                for loaded in batches:
+                    if isinstance(loaded, QuintetError):
+                        raise loaded
+                    handed_out.popleft()
+                    self.skipped.update(loaded.skipped)
+                    deaths = 0
+                    yield loaded
+                return
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error):
+                    raise
+                deaths += 1
+                if deaths == DEATHS:
+                    raise RunError(
+                        f"data workers died {DEATHS} times in a row ({error}); if memory ran out, use fewer "
+                        f"data.workers (now {workers}), or 0 to read in the training process"
+                    ) from None
+                self.notice(f"a data worker died ({error}); the workers are started again")
+                batches.close()
+                shares = chain([*handed_out], shares)
+                handed_out.clear()
+
+    def _batches(self, shares: Iterator[tuple[Slot, ...]], workers: int) -> Generator[Loaded | QuintetError]:
         generator = torch.Generator()  # so that starting workers does not touch the process's own stream
         loader: DataLoader[Loaded | QuintetError] = DataLoader(
             _Reader(self.source, self.seed, self.collate),
@@ -167,11 +205,26 @@ class Loader:
             prefetch_factor=4 if workers else None,
             worker_init_fn=_ignore_signals,
         )
-        for loaded in loader:
-            if isinstance(loaded, QuintetError):
-                raise loaded
-            self.skipped.update(loaded.skipped)
-            yield loaded
+        with _child_handler_kept():
+            batches = iter(loader)
+        yield from batches
+
+
+def _remembered(shares: Iterator[tuple[Slot, ...]], memory: deque[tuple[Slot, ...]]) -> Iterator[tuple[Slot, ...]]:
+    """The shares, each noted as it is handed out: batches come back in the same order."""
+    for share in shares:
+        memory.append(share)
+        yield share
+
+
+@contextmanager
+def _child_handler_kept() -> Iterator[None]:
+    """DataLoader raises the death of a worker from a signal handler, at whatever line the training is, be it
+    between two halves of an optimizer step. Without that handler it raises where the next batch is asked for."""
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before)
 
 
 @dataclass

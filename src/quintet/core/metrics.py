@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,19 +84,34 @@ class TensorBoard:
     """Event files, written here and now: a background thread could fail unseen, on a full disk for one."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder / "tensorboard"
+        self._writer: Any = None
+
+    def _open(self) -> None:
+        """A new file, also where the clock was set back to the moment of another."""
         from tensorboardX.record_writer import RecordWriter
 
-        target = folder / "tensorboard"
-        target.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
-        self._writer = RecordWriter(str(target / name))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stamp = time.time_ns() // 1000
+        while list(self._folder.glob(f"*.{stamp}.*")):
+            stamp += 1
+        self._writer = RecordWriter(str(self._folder / f"events.out.tfevents.{stamp}.{socket.gethostname()}"))
         self._write(file_version="brain.Event:2")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         from tensorboardX.proto.summary_pb2 import Summary
 
         rows = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._write(step=step, summary=Summary(value=rows))
+        try:
+            if self._writer is None:
+                self._open()
+            self._write(step=step, summary=Summary(value=rows))
+        except OSError:
+            # Readers give up a file at half a record, which a full disk may have left: the next one begins a new file.
+            with suppress(OSError):
+                self.close()
+            self._writer = None
+            raise
 
     def _write(self, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -105,7 +120,8 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class HostedTracker:

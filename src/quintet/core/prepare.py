@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import quintet
 from quintet.config import RunConfig
 from quintet.core.recipe import Recipe, Sources
 from quintet.core.run import Run
@@ -60,19 +63,26 @@ def data_record(sources: Sources) -> dict[str, Any]:
     }
 
 
-def check_same_data(run: Run, sources: Sources) -> None:
-    """A resumed run sees the items it began with, or none."""
+def changed_data(run: Run, sources: Sources) -> str:
+    """How the data differs from what the run began with; nothing where it does not."""
     known = read_data_record(run)
     if known["fingerprint"] == sources.fingerprint:
         sources.skipped.update(known["skipped"])
-        return
+        return ""
     before = {*known["train"], *known["validation"]}
     after = {name for names in names_of(sources) for name in names}
     added, removed = sorted(after - before), sorted(before - after)
-    raise UsageError(
-        f"the data changed since the run started ({len(added)} items added{_first(added)}, {len(removed)} removed"
-        f"{_first(removed)}, others may have changed); put it back, or start a new run with --init {run.folder}"
-    )
+    return f"{len(added)} items added{_first(added)}, {len(removed)} removed{_first(removed)}, others may have changed"
+
+
+def refuse_other_version(folder: Path, meta: Mapping[str, Any]) -> None:
+    """Another version may compute something else from the same checkpoint, and nobody would know."""
+    was, now = meta.get("quintet"), quintet.__version__
+    if was != now:
+        raise UsageError(
+            f"{folder} was written by quintet {was} and this is {now}: the curve may bend here; install quintet {was} "
+            "again, or go on all the same with --force"
+        )
 
 
 def read_data_record(run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import socket
 import time
 import weakref
@@ -19,9 +20,13 @@ from typing import IO, Any, Literal
 
 from quintet.config import RunConfig
 from quintet.core import checkpoint
-from quintet.errors import UsageError
+from quintet.errors import RunError, UsageError
 
 Status = Literal["running", "finished", "stopped", "failed"]
+
+
+_BEGINNINGS = {"lock", "data.json", ".data.json.writing", ".config.yaml.writing"}
+"""What a folder may hold before it is a run: see `write_first`."""
 
 
 class Run:
@@ -36,19 +41,26 @@ class Run:
         self.log_file = folder / "log.txt"
         self.data_file = folder / "data.json"
         self.eval_file = folder / "eval.json"
-        self._lock: IO[str] | None = None
-        self._metrics: IO[str] | None = None
+        self._lock: IO[bytes] | None = None
         self.lost_writes: dict[str, str] = {}
         """File name to error, for observations that could not be written; training goes on without them."""
+        self.tell: Callable[[str], object] = lambda text: None
+        """Where a person is told that an observation is lost, and that it can be written again."""
 
     @classmethod
     def new(cls, folder: Path) -> Run:
         """A run that does not exist yet; an existing folder is refused, unless it is empty."""
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            has_checkpoint = bool(checkpoint.steps(folder / "checkpoints"))
-            hint = f"continue it with `quintet resume {folder}` or choose" if has_checkpoint else "choose"
+        run = cls(folder)
+        run.refuse_used()
+        return run
+
+    def refuse_used(self) -> None:
+        """Refuse a folder that holds anything. What a process left that died before its first line is nothing."""
+        folder = self.folder
+        used = folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - _BEGINNINGS)
+        if used:
+            hint = f"continue it with `quintet resume {folder}` or choose" if self.config_file.exists() else "choose"
             raise UsageError(f"{folder} exists already; {hint} another folder with --out")
-        return cls(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -66,33 +78,37 @@ class Run:
         """Become the only writer, until `close` or the end of the process, however it ends."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("a+", encoding="utf-8")
+            lock = (self.folder / "lock").open("a+b", buffering=0)
         except OSError as error:
             raise UsageError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            owner = lock.read().strip() or "another process"
+        except BlockingIOError:
+            owner = _owner(lock)
             lock.close()
             raise UsageError(f"{self.folder} is being written by {owner}; stop that process first") from None
+        except OSError as error:
+            lock.close()
+            raise UsageError(f"cannot lock the run folder {self.folder}: {error.strerror}") from None
         _close_in_children(lock)
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
         self._lock = lock
+        self.observe("lock", lambda: _sign(lock))
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self.observe("metrics.jsonl", self._metrics.close)
         if self._lock is not None:
             self._lock.close()
-        self._metrics = self._lock = None
+        self._lock = None
 
     # --- what must be written ------------------------------------------------------------------------------
 
-    def write_config(self, config: RunConfig) -> None:
-        checkpoint.replace_text(self.config_file, config.to_yaml())
+    def write_first(self, config: RunConfig, data: Mapping[str, Any]) -> None:
+        """What a run is made of, before anything happens in it. The data first: a folder is a run, and can be
+        resumed, once it has a configuration."""
+        try:
+            self.write_json(self.data_file, data)
+            checkpoint.replace_text(self.config_file, config.to_yaml())
+        except OSError as error:
+            raise RunError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
 
     def write_json(self, path: Path, value: Any, durable: bool = True) -> None:
         checkpoint.replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable)
@@ -113,21 +129,12 @@ class Run:
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
-        self.observe("metrics.jsonl", lambda: self._append_metrics(json.dumps(finite, ensure_ascii=False)))
-
-    def _append_metrics(self, line: str) -> None:
-        if self._metrics is None:
-            self._metrics = self.metrics_file.open("a", encoding="utf-8")
-        self._metrics.write(line + "\n")
-        self._metrics.flush()
+        line = json.dumps(finite, ensure_ascii=False)
+        self.observe("metrics.jsonl", lambda: append_line(self.metrics_file, line))
 
     def write_log(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self.observe("log.txt", lambda: self._append_log(f"{stamp} {text}\n"))
-
-    def _append_log(self, line: str) -> None:
-        with self.log_file.open("a", encoding="utf-8") as file:
-            file.write(line)
+        self.observe("log.txt", lambda: append_line(self.log_file, f"{stamp} {text}"))
 
     def write_sample(
         self, step: int, prefix: str, file: str, write: Callable[[Path], object], about: Mapping[str, Any]
@@ -139,15 +146,19 @@ class Run:
     def _add_sample(self, folder: Path, file: str, write: Callable[[Path], object], about: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / file)
-        with (folder / "samples.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"file": file, **about}, ensure_ascii=False) + "\n")
+        append_line(folder / "samples.jsonl", json.dumps({"file": file, **about}, ensure_ascii=False))
 
-    def observe(self, name: str, write: Callable[[], None]) -> None:
+    def observe(self, name: str, write: Callable[[], object]) -> None:
+        """Write something that may be lost. The first loss is said, and that it works again; not each one between."""
         try:
             write()
-            self.lost_writes.pop(name, None)
         except OSError as error:
+            if name not in self.lost_writes:
+                self.tell(f"warning: cannot write {name} ({error.strerror or error}); the run goes on without it")
             self.lost_writes[name] = str(error)
+        else:
+            if self.lost_writes.pop(name, None) is not None:
+                self.tell(f"{name} can be written again")
 
     # --- reading back ---------------------------------------------------------------------------------------
 
@@ -165,12 +176,54 @@ class Run:
 
     def drop_metrics_after(self, step: int) -> None:
         """Forget rows of steps that a resumed run will take again."""
-        rows = [row for row in self.read_metrics() if row.get("step", 0) <= step]
         if self.metrics_file.exists():
-            checkpoint.replace_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+            rows = [row for row in self.read_metrics() if row.get("step", 0) <= step]
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            self.observe("metrics.jsonl", lambda: checkpoint.replace_text(self.metrics_file, text))
 
 
-def _close_in_children(lock: IO[str]) -> None:
+def append_line(path: Path, line: str) -> None:
+    """Add a whole line or, where the disk is full, nothing of it."""
+    rest = memoryview(f"{line}\n".encode())
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def _sign(lock: IO[bytes]) -> None:
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+
+def _owner(lock: IO[bytes], within: float = 1.0) -> str:
+    """Who holds the lock. A dead process's name stands in the file until its successor, a moment later, has signed."""
+    deadline = time.monotonic() + within
+    while True:
+        lock.seek(0)
+        signed = re.fullmatch(rb"process ([0-9]{1,9}) on ([\x21-\x7e]{1,255})\n", lock.read(300) or b"")
+        if signed and (signed[2].decode() != socket.gethostname() or _lives(int(signed[1]))):
+            return signed[0].decode().strip()
+        if time.monotonic() > deadline:
+            return "another process"
+        time.sleep(0.01)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _close_in_children(lock: IO[bytes]) -> None:
     """Data workers are forked and may outlive a killed trainer for seconds; they must not keep its lock."""
     reference = weakref.ref(lock)
 

@@ -42,6 +42,7 @@ class Progress:
     items_seen: int = 0
     bad_steps: int = 0
     bad_steps_in_a_row: int = 0
+    rollbacks: int = 0
     best_value: float | None = None
     best_step: int | None = None
 
@@ -64,17 +65,19 @@ class TrainingState:
         """The modules to look at: the averaged ones where there are any."""
         return {**self.recipe.modules, **(self.average.modules if self.average else {})}
 
-    def contents(self, world_size: int, fingerprint: str) -> Contents:
-        contents = Contents()
-        for name, module in self.recipe.modules.items():
-            contents.tensors[name] = module.state_dict()
-        if self.average:
-            for name, module in self.average.modules.items():
-                contents.tensors[f"ema/{name}"] = module.state_dict()
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that is trained or averaged, by the name of its file; not copied."""
+        tensors = {name: dict(module.state_dict()) for name, module in self.recipe.modules.items()}
+        for name, module in self.average.modules.items() if self.average else ():
+            tensors[f"ema/{name}"] = dict(module.state_dict())
         for state in self.phases:
-            name = f"optim/{state.phase.name}"
-            contents.tensors[name] = optimizer_tensors(state.optimizer, state.parameters)
-            contents.json[name] = {
+            tensors[f"optim/{state.phase.name}"] = optimizer_tensors(state.optimizer, state.parameters)
+        return tensors
+
+    def contents(self, world_size: int, fingerprint: str) -> Contents:
+        contents = Contents(self.tensors())
+        for state in self.phases:
+            contents.json[f"optim/{state.phase.name}"] = {
                 "optimizer": state.phase.optim.model_dump(mode="json"),
                 "parameters": list(state.parameters),
             }
@@ -102,8 +105,31 @@ class TrainingState:
             for state in self.phases:
                 tensors = checkpoint.read_tensors(folder, f"optim/{state.phase.name}")
                 load_optimizer_tensors(state.optimizer, state.parameters, tensors)
-        self.progress = Progress(**{name: meta[name] for name in asdict(Progress())})
+        self.progress = read_progress(folder, meta)
         return meta
+
+
+def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
+    """A number that an older version did not know yet has its default."""
+    known = {name: meta[name] for name in asdict(Progress()) if name in meta}
+    for name in ("step", "items_seen", "bad_steps", "bad_steps_in_a_row", "rollbacks"):
+        if type(known.get(name, 0)) is not int or known.get(name, 0) < 0:
+            raise CheckpointError(f"{folder / 'meta.json'}: '{name}' is not a count")
+    if "step" not in known:
+        raise CheckpointError(f"{folder / 'meta.json'} does not say which step it is of")
+    return Progress(**known)
+
+
+def newest_good(root: Path) -> int:
+    """The step of the newest sound checkpoint that was not taken amid bad steps; -1 if there is none."""
+    for folder in reversed(checkpoint.steps(root)):
+        try:
+            checkpoint.verify(folder)
+            if checkpoint.read_json(folder, "meta")["bad_steps_in_a_row"] == 0:
+                return checkpoint.step_of(folder)
+        except CheckpointError:
+            continue
+    return -1
 
 
 def environment() -> dict[str, Any]:

@@ -10,7 +10,8 @@ One step:
         recipe.after_step(statistics)              codebooks and the like, from the whole global batch
         average of the weights
     else:
-        nothing changes but the count; the items' names are logged
+        nothing changes but the count; what is to blame is named
+        too many in a row: back to the last good checkpoint, if `train.max_rollbacks` allows, or stop
     every n steps: log; evaluate; sample; save     all ranks enter, rank 0 writes
 
 The public `…Trainer` classes are this loop bound to a recipe.
@@ -22,7 +23,8 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,20 +38,23 @@ from quintet.core.batch import Batch
 from quintet.core.display import Display
 from quintet.core.engine import Engine, Place, explain_failure
 from quintet.core.evaluate import evaluate, make_artifacts
+from quintet.core.finite import broken_tensors, largest_moment
 from quintet.core.loader import Loaded, Loader
 from quintet.core.metrics import Meter, Stopwatch, Tracker, check_trackers, make_trackers
 from quintet.core.optim import Schedule, clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from quintet.core.order import Order
-from quintet.core.prepare import check_same_data, check_sizes, data_record, resolve
+from quintet.core.prepare import changed_data, check_sizes, data_record, refuse_other_version, resolve
 from quintet.core.recipe import Nets, Recipe, Sources
 from quintet.core.run import Run, pickle_hint
 from quintet.core.signals import StopRequest
-from quintet.core.state import TrainingState, copy_tensors, environment
+from quintet.core.state import TrainingState, copy_tensors, environment, newest_good
 from quintet.core.statistics import Statistics
 from quintet.errors import RunError, UsageError
 
 Logs = dict[str, Any]
 LogFunction = Callable[[Logs], None]
+Weights = Mapping[str, Mapping[str, Tensor]]
+"""Module name to its tensors."""
 
 
 class Trainer:
@@ -62,7 +67,8 @@ class Trainer:
         *,
         sources: Sources | None = None,
         resume: bool = False,
-        init: Mapping[str, Mapping[str, Tensor]] | None = None,
+        force: bool = False,
+        init: Weights | None = None,
         lr_schedule: Schedule | None = None,
         silent: bool = False,
     ) -> None:
@@ -85,15 +91,25 @@ class Trainer:
         self._stop = StopRequest()
         self._stream: Iterator[list[Loaded]] | None = None
         self._skipped: dict[str, str] = {}
+        self._save_postponed = False
         self.stopwatch = Stopwatch()
         try:
-            self._resume() if resume else self._begin(init)
+            self._resume(init, force) if resume else self._begin(init)
         except (RuntimeError, MemoryError) as error:
             raise self._explained(error) or error from None
 
     # --- beginning ------------------------------------------------------------------------------------------
 
-    def _begin(self, init: Mapping[str, Mapping[str, Tensor]] | None) -> None:
+    def _begin(self, init: Weights | None) -> None:
+        self._set_out(init)
+        # The folder appears only now: whatever does not fit has been found out by the line above.
+        if self.engine.is_main:
+            self.run.lock()
+            self.run.refuse_used()
+            self.run.write_first(self.config, data_record(self.sources))
+
+    def _set_out(self, init: Weights | None) -> None:
+        """The state before the first step."""
         loader = self._loader(self.sources.train)
         loader.check_readable()
         self._loader(self.sources.validation).check_readable()
@@ -105,50 +121,81 @@ class Trainer:
             first = loader.opening(self._order(), self.config.train.accumulate)
             self.recipe.initialise(self.nets, (self._moved(loaded) for loaded in first), self.engine)
         self.state = TrainingState(self.recipe)
-        # The folder appears only now: whatever does not fit has been found out by the lines above.
-        if self.engine.is_main:
-            self.run.lock()
-            self.run.write_config(self.config)
-            self.run.write_json(self.run.data_file, data_record(self.sources))
 
-    def _resume(self) -> None:
+    def _resume(self, init: Weights | None, force: bool) -> None:
         if self.engine.is_main:
             self.run.lock()
         try:
-            self._restore()
+            step = -1
+            problems: list[str] = []
+            if self.engine.is_main and checkpoint.steps(self.run.checkpoints):
+                folder, problems = checkpoint.newest_sound(self.run.checkpoints)
+                step = checkpoint.step_of(folder)
+            step = self.engine.from_main(step)
+            if step < 0:
+                self._begin_again(init, force)
+            else:
+                self._restore(checkpoint.folder_of(self.run.checkpoints, step), problems, force)
         except BaseException:
             self.run.close()
             raise
 
-    def _restore(self) -> None:
-        check_same_data(self.run, self.sources)
-        self.state = TrainingState(self.recipe)
-        step = -1
-        problems: list[str] = []
+    def _begin_again(self, init: Weights | None, force: bool) -> None:
+        """The process ended before its first checkpoint: the same run, from the same start."""
+        if self.run.data_file.exists():
+            self._keep_to_data(force)
+        self._set_out(init)
         if self.engine.is_main:
-            folder, problems = checkpoint.newest_sound(self.run.checkpoints)
-            step = checkpoint.step_of(folder)
-        step = self.engine.from_main(step)
-        folder = checkpoint.folder_of(self.run.checkpoints, step)
+            self.run.write_first(self.config, data_record(self.sources))
+            self.run.drop_metrics_after(0)
+        self.print("there is no checkpoint yet: the run begins again")
+
+    def _restore(self, folder: Path, problems: list[str], force: bool) -> None:
+        self._keep_to_data(force)
+        self.state = TrainingState(self.recipe)
         meta = self.state.restore(folder)
-        self.saved_step = step
+        if not force:
+            refuse_other_version(folder, meta)
+        self.saved_step = self.step
         for problem in problems:
             self.print(f"damaged checkpoint passed over: {problem}")
         if self.engine.is_main:
-            for newer in checkpoint.steps(self.run.checkpoints):
-                if checkpoint.step_of(newer) > step:
-                    checkpoint.set_aside(newer)
-            self.run.write_config(self.config)
-            self.run.drop_metrics_after(step)
+            self._leave_newer("damaged")
+            self.run.write_first(self.config, data_record(self.sources))
+            self.run.drop_metrics_after(self.step)
             checkpoint.point(self.run.checkpoints, "latest", folder)
         self.print(f"resumed from {folder}")
         for name, now in environment().items():
             if meta.get(name) != now:
                 self.print(f"warning: {name} was {meta.get(name)} and is {now}: results agree, but not to the last bit")
 
+    def _keep_to_data(self, force: bool) -> None:
+        difference = changed_data(self.run, self.sources)
+        if difference and not force:
+            raise UsageError(
+                f"the data changed since the run started ({difference}); put it back, go on with what is there "
+                f"(`quintet resume {self.run.folder} --force`), or start a new run with --init {self.run.folder}"
+            )
+        if difference:
+            self.print(f"forced: the data changed since the run started ({difference})")
+
+    def _leave_newer(self, why: str) -> None:
+        """Take checkpoints that the run no longer follows out of the row."""
+        for newer in checkpoint.steps(self.run.checkpoints):
+            if checkpoint.step_of(newer) > self.step:
+                checkpoint.set_aside(newer, why)
+
     def _loader(self, source: Any) -> Loader:
         config = self.config
-        return Loader(source, config.train.seed, self.recipe.collate, self.engine, config.data.workers, self._skipped)
+        return Loader(
+            source,
+            config.train.seed,
+            self.recipe.collate,
+            self.engine,
+            config.data.workers,
+            self._skipped,
+            self.print,
+        )
 
     def _order(self) -> Order:
         train = self.sources.train
@@ -219,7 +266,7 @@ class Trainer:
         step = self.step
         report = self.recipe.backward(batches, self.nets, self.engine, step)
         norms = self._gradient_norms(step)
-        values = [*report.metrics.values(), *norms.values()]
+        values = [*report.metrics.values(), *norms.values(), *self._largest_moments(norms)]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
         bad, stop_asked = self.engine.any_rank(~finite, self._stop.asked)
         if not bad:
@@ -250,6 +297,10 @@ class Trainer:
             state.phase.name: gradient_norm(state.parameters) for state in self.state.phases if state.phase.active(step)
         }
 
+    def _largest_moments(self, phases: Collection[str]) -> list[Tensor]:
+        moments = [largest_moment(state.optimizer) for state in self.state.phases if state.phase.name in phases]
+        return [moment for moment in moments if moment is not None]
+
     def _apply(self, norms: Mapping[str, Tensor], statistics: Statistics, step: int) -> None:
         """The step is accepted: move weights, then what depends on them."""
         factor = self.lr_schedule(step) / self.config.optim.lr
@@ -276,18 +327,55 @@ class Trainer:
         progress = self.state.progress
         progress.bad_steps += 1
         progress.bad_steps_in_a_row += 1
+        kind, names = self._culprits(batches)
+        where = "loss or gradient" if kind == "items" else "weights or optimizer state"
+        self.print(f"step {self.step}: non-finite {where}, step skipped; {kind}: {', '.join(names)}")
+        if self.engine.is_main:
+            self.run.write_metrics({"step": self.step, "train/bad_steps": progress.bad_steps, kind: names})
+        if progress.bad_steps_in_a_row >= self.config.train.max_bad_steps and not self._roll_back():
+            self._give_up()
+
+    def _culprits(self, batches: list[Batch]) -> tuple[str, list[str]]:
+        """What to name for a bad step: broken tensors of the run itself, else items."""
+        broken = broken_tensors(self.state.tensors())
+        if broken:
+            more = [f"and {len(broken) - 3} more"] if len(broken) > 3 else []
+            return "tensors", [*broken[:3], *more]
         names = self._gathered([name for batch in batches for name in batch.suspects()])
         # Where no item holds a non-finite number itself, any of them may have caused one.
-        names = names or self._gathered([name for batch in batches for name in batch.names])
-        self.print(f"step {self.step}: non-finite loss or gradient, step skipped; items: {', '.join(names)}")
-        if self.engine.is_main:
-            self.run.write_metrics({"step": self.step, "train/bad_steps": progress.bad_steps, "items": names})
-        if progress.bad_steps_in_a_row >= self.config.train.max_bad_steps:
-            self.save()
+        return "items", names or self._gathered([name for batch in batches for name in batch.names])
+
+    def _roll_back(self) -> bool:
+        """Go back to the last good checkpoint, and on with the items that come next; False if it may not be."""
+        progress = self.state.progress
+        if progress.rollbacks >= self.config.train.max_rollbacks:
+            return False
+        step = self.engine.from_main(newest_good(self.run.checkpoints) if self.engine.is_main else -1)
+        if step < 0:
+            return False
+        self.state.restore(checkpoint.folder_of(self.run.checkpoints, step))
+        self.state.progress = replace(progress, bad_steps_in_a_row=0, rollbacks=progress.rollbacks + 1)
+        self.print(
+            f"rolled back to the weights of step {step}, on with other items "
+            f"({self.state.progress.rollbacks} of {self.config.train.max_rollbacks} roll-backs)"
+        )
+        return True
+
+    def _give_up(self) -> None:
+        count = self.state.progress.bad_steps_in_a_row
+        why = f"{count} non-finite steps in a row (train.max_bad_steps)"
+        broken = broken_tensors(self.state.tensors())
+        if broken:
+            last = f"step {self.saved_step} is the newest saved and is finite" if self.saved_step else "none was saved"
             raise RunError(
-                f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_bad_steps); weights are finite "
-                f"and saved at step {self.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
+                f"{why}; the run's own tensors are not finite any more ({broken[0]}) and were not saved; {last}; "
+                f"lower optim.lr, or let the run go back by itself with train.max_rollbacks"
             )
+        self.save()
+        raise RunError(
+            f"{why}; weights are finite and saved at step {self.step}; look at the items named in "
+            f"{self.run.log_file}, or lower optim.lr"
+        )
 
     def _gathered(self, names: list[str]) -> list[str]:
         """The names of all ranks."""
@@ -307,8 +395,11 @@ class Trainer:
                 logs.update(self._validate())
             if step % config.sample.every == 0 or step == config.train.steps:
                 logs.update(self._sample())
-            if step % config.checkpoint.every == 0 or final:
-                self.save()
+            # Not amid bad steps: the newest checkpoint is what a roll-back returns to.
+            due = step % config.checkpoint.every == 0 or self._save_postponed
+            self._save_postponed = due and self.state.progress.bad_steps_in_a_row > 0
+            if final or (due and not self._save_postponed):
+                self.save(final)
         return logs
 
     def _log(self) -> dict[str, float]:
@@ -361,7 +452,8 @@ class Trainer:
             progress.best_value, progress.best_step = value, self.step
             self.save()
             if self.engine.is_main and self.saved_step == self.step:
-                checkpoint.point(self.run.checkpoints, "best", checkpoint.folder_of(self.run.checkpoints, self.step))
+                best = checkpoint.folder_of(self.run.checkpoints, self.step)
+                self.run.observe("checkpoints/best", partial(checkpoint.point, self.run.checkpoints, "best", best))
 
     def _sample(self) -> Logs:
         """Things to look at, from the averaged and the live weights. Every rank makes them, rank 0 writes them."""
@@ -378,22 +470,33 @@ class Trainer:
                     self.run.write_sample(self.step, prefix, artifact.file, artifact.write, artifact.about)
         return logs
 
-    def save(self) -> None:
-        """A checkpoint of this step, if there is none yet. A failure is said, and leaves the last one as it was."""
+    def save(self, final: bool = False) -> None:
+        """A checkpoint of this step, if there is none yet. A failure is said, and leaves the last one as it was;
+        it is an error only where no later step can make up for it."""
         if self.saved_step == self.step:
             return
-        if self.engine.is_main:
-            try:
-                contents = self.state.contents(self.engine.world_size, self.sources.fingerprint)
-                checkpoint.write(self.run.checkpoints, self.step, contents)
-                self.saved_step = self.step
-            except OSError as error:
-                self.print(f"warning: could not save step {self.step} ({error}); the last checkpoint is unharmed")
-                if self.step == self.config.train.steps or self._stop.asked:
-                    raise RunError(f"could not save the last step in {self.run.checkpoints}: {error}") from None
-            self._prune()
+        problem = self._write_checkpoint() if self.engine.is_main else "see the first process"
         self.engine.barrier()
-        self.saved_step = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
+        saved = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
+        self.saved_step = saved if saved >= 0 else None
+        if final and self.saved_step != self.step:
+            raise RunError(f"could not save the last step in {self.run.checkpoints}: {problem}")
+
+    def _write_checkpoint(self) -> str:
+        """What was in the way, or nothing."""
+        problem = ""
+        try:
+            contents = self.state.contents(self.engine.world_size, self.sources.fingerprint)
+            broken = broken_tensors(contents.tensors)
+            if broken:
+                raise OSError(f"{broken[0]} is not finite")
+            checkpoint.write(self.run.checkpoints, self.step, contents)
+            self.saved_step = self.step
+        except OSError as error:
+            problem = str(error)
+            self.print(f"warning: could not save step {self.step} ({problem}); the last checkpoint is unharmed")
+        self._prune()
+        return problem
 
     def _prune(self) -> None:
         try:
@@ -410,6 +513,10 @@ class Trainer:
         self.state.restore(folder, restore_optimizer)
         self._stream = None
         self.saved_step = None
+        if self.engine.is_main:
+            # Otherwise a crash would be followed by a resume from what was just given up.
+            self._leave_newer("abandoned")
+            self.run.drop_metrics_after(self.step)
 
     # --- telling ------------------------------------------------------------------------------------------------
 

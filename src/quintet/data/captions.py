@@ -20,6 +20,7 @@ from typing import Any
 FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN = "file_name", "text", "split"
 _CSV_DELIMITERS = (",", ";", "\t")  # spreadsheets write what their country uses
 _CAPTION_BYTES = 2**16
+_METADATA_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Metadata:
 def read_metadata(path: Path) -> Metadata:
     """Read `metadata.jsonl` or `metadata.csv`, by the extension."""
     try:
+        if path.stat().st_size > _METADATA_BYTES:
+            return Metadata(skipped=[(0, "larger than 1 GB; cut it into one for each subfolder")])
         data = path.read_bytes()
     except OSError as error:
         return Metadata(skipped=[(0, f"cannot be opened: {error.strerror}")])

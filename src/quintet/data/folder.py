@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.data.captions import Metadata, Row, folder_caption, read_caption, read_metadata
-from quintet.errors import UsageError
+from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
 
 if TYPE_CHECKING:
@@ -33,6 +33,13 @@ VALIDATION_SPLITS = frozenset({"validation", "valid", "val"})
 _SPLIT_WORDS = VALIDATION_SPLITS | {TRAIN_SPLIT, "test"}
 
 
+class Stamp(NamedTuple):
+    """Size in bytes and time of the last change: enough to see that a file is not what it was a moment ago."""
+
+    size: int
+    modified: int
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One file of a data set; `file` is its path below the root, with forward slashes."""
@@ -41,6 +48,18 @@ class Entry:
     text: str | None = None
     split: str | None = None
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
+    stamp: Stamp | None = field(default=None, compare=False)
+    """The file as the scan found it."""
+
+    def path(self, root: str | os.PathLike[str]) -> str:
+        """Where to read it; `UnreadableItem` if it is not the file any more that the scan found."""
+        path = os.path.join(root, self.file)
+        now = stamp_of(path)
+        if self.stamp is not None and now is not None and now != self.stamp:
+            raise UnreadableItem(
+                f"changed since the run began ({self.stamp.size} bytes then, {now.size} now, or written anew)"
+            )
+        return path
 
 
 @dataclass(slots=True)
@@ -107,7 +126,8 @@ def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
     """A hash of names, byte sizes, captions and splits: cheap, and the same for a copy of the folder elsewhere."""
     digest = hashlib.sha256()
     for entry in entries:
-        row = [entry.file, byte_size(os.path.join(root, entry.file)), entry.text, entry.split]
+        size = entry.stamp.size if entry.stamp else byte_size(os.path.join(root, entry.file))
+        row = [entry.file, size, entry.text, entry.split]
         digest.update(json.dumps(row).encode() + b"\n")
     return digest.hexdigest()
 
@@ -162,7 +182,7 @@ class ImageFolder:
         return pixels
 
     def _read(self, item: int) -> Image.Image:
-        path = os.path.join(self.root, self.entries[item].file)
+        path = self.entries[item].path(self.root)
         side = max(self.height, self.width)
         return images.read_image(path, mode=self.mode, truncated=self.truncated, side=side)
 
@@ -178,6 +198,7 @@ class _Walk:
         self.real_root = os.path.realpath(root)
         self.extensions = extensions
         self.media: list[str] = []
+        self.stamps: dict[str, Stamp] = {}
         self.texts: dict[str, str] = {}
         self.metadata: dict[str, set[str]] = {}
         self.others: set[str] = set()
@@ -206,7 +227,7 @@ class _Walk:
         is_media = extension in self.extensions
         is_metadata = entry.name in METADATA_NAMES
         self.found += is_media
-        if problem := self._problem(entry, is_media):
+        if problem := self._problem(entry, file, is_media):
             if is_media or is_metadata or extension == ".txt" or entry.is_symlink():
                 self.skipped.append((_printable(file), problem))
         elif is_media:
@@ -218,7 +239,7 @@ class _Walk:
             if extension == ".txt":
                 self.texts[prefix + stem] = min(file, self.texts.get(prefix + stem, file))
 
-    def _problem(self, entry: os.DirEntry[str], is_media: bool) -> str | None:
+    def _problem(self, entry: os.DirEntry[str], file: str, is_media: bool) -> str | None:
         try:
             if not entry.name.isascii() and _printable(entry.name) != entry.name:
                 return "its name is not UTF-8; rename it"
@@ -227,9 +248,14 @@ class _Walk:
             if not entry.is_file():
                 return "not a regular file"
             # The size costs a call to the system for each file; only media need it.
-            return "empty file" if is_media and not entry.stat().st_size else None
+            return self._media_problem(entry, file) if is_media else None
         except OSError as error:
             return f"cannot be opened: {error.strerror}"
+
+    def _media_problem(self, entry: os.DirEntry[str], file: str) -> str | None:
+        found = entry.stat()
+        self.stamps[file] = Stamp(found.st_size, found.st_mtime_ns)
+        return None if found.st_size else "empty file"
 
     def _link_problem(self, entry: os.DirEntry[str]) -> str | None:
         target = os.path.realpath(entry.path)
@@ -251,7 +277,7 @@ def _caption(root: Path, walk: _Walk, result: Scan) -> None:
     files = sorted(walk.media)
     rows = _metadata_rows(root, walk, result)
     if rows is not None:
-        result.entries = [_entry(file, rows.get(file)) for file in files]
+        result.entries = [_entry(file, rows.get(file), walk.stamps[file]) for file in files]
         _note_uncaptioned(result)
         return
     # A text file counts only beside media of its name: a README.txt is no caption.
@@ -259,11 +285,14 @@ def _caption(root: Path, walk: _Walk, result: Scan) -> None:
     if texts:
         result.captions_from = "text files"
         captions = {file: read_caption(os.path.join(root, text)) for file, text in texts.items()}
-        result.entries = [_entry(file, Row(0, file, captions.get(file, ()), None, {})) for file in files]
+        result.entries = [
+            _entry(file, Row(0, file, captions.get(file, ()), None, {}), walk.stamps[file]) for file in files
+        ]
         _note_uncaptioned(result)
         return
     result.entries = [
-        Entry(file, folder_caption(posixpath.basename(posixpath.dirname(file))) or None) for file in files
+        Entry(file, folder_caption(posixpath.basename(posixpath.dirname(file))) or None, stamp=walk.stamps[file])
+        for file in files
     ]
     classes = {entry.text for entry in result.entries if entry.text}
     if classes:
@@ -328,11 +357,11 @@ def _row_problem(file: str, walk: _Walk, known: set[str]) -> str | None:
     return "is not of an accepted type" if file in walk.others else "does not exist"
 
 
-def _entry(file: str, row: Row | None) -> Entry:
+def _entry(file: str, row: Row | None, stamp: Stamp) -> Entry:
     if row is None:
-        return Entry(file)
+        return Entry(file, stamp=stamp)
     extra = {**row.extra, "texts": list(row.texts)} if len(row.texts) > 1 else row.extra
-    return Entry(file, row.texts[0] if row.texts else None, row.split, extra)
+    return Entry(file, row.texts[0] if row.texts else None, row.split, extra, stamp)
 
 
 def _note_uncaptioned(result: Scan) -> None:
@@ -387,9 +416,15 @@ def _hash(seed: int, key: str) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
+def stamp_of(path: str) -> Stamp | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return Stamp(found.st_size, found.st_mtime_ns)
+
+
 def byte_size(path: str) -> int:
     """The size of a file, -1 where there is none."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1
+    stamp = stamp_of(path)
+    return stamp.size if stamp else -1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,15 @@ def write_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     draw = ImageDraw.Draw(sheet)
     for number, (name, points) in enumerate(curves.items()):
         _panel(draw, (number % COLUMNS * width, number // COLUMNS * height), name, points)
-    sheet.save(path)
+    # Beside it first: a full disk must not leave half a picture where a whole one was.
+    temporary = path.with_name(f".{path.name}")
+    try:
+        sheet.save(temporary, format="PNG")
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def collect(rows: Sequence[Mapping[str, Any]]) -> dict[str, Points]:

@@ -46,11 +46,13 @@ MAX_PIXELS = 100_000_000
 MAX_JPEG_PIXELS = 2**29
 """Pixels of a JPEG that is decoded at an eighth of its size: what bounds its time, not its memory."""
 MIN_SIDE = 4
+MAX_JPEG_SCANS = 100
+"""Passes over a progressive JPEG: usual are ten, and each may cost the time of the whole picture in ten bytes."""
 
 # Only these are tried, whatever a file is called: Pillow's other readers include some that start programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF") + (("AVIF",) if features.check("avif") else ())
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # the many pictures of a TIFF or of a phone's JPEG (MPO) are no animation
-_JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+_JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
 _WHITE = (255, 255, 255, 255)
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -233,6 +235,8 @@ def _decode(stream: IO[bytes], request: _Request) -> tuple[Image.Image, ImageFac
     if image.width * image.height > request.max_pixels:
         limit = f"{request.max_pixels / 1e6:g} million"
         raise UnreadableItem(f"{full[0]}x{full[1]} pixels, more than {limit}; make the picture smaller")
+    if "progressive" in image.info and _whole(stream).count(_JPEG_SCAN) > MAX_JPEG_SCANS:
+        raise UnreadableItem(f"a progressive JPEG of more than {MAX_JPEG_SCANS} scans; save it anew")
     animated = _is_animated(image)
     _load(image, request.truncated)
     orientation = _orientation(image)

@@ -56,7 +56,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{folder} is not an exported model: it has no {CONFIG}{pickle_hint(folder)}")
     settings = checkpoint.read_json(folder, CONFIG.removesuffix(".json"))
-    if not isinstance(settings, dict) or "model" not in settings:
+    if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
         raise UsageError(f"{path} is not the configuration of an exported model")
     return settings
 
