@@ -5,6 +5,7 @@ Nothing here imports torch at the top, so that help and mistakes answer at once.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -88,6 +89,8 @@ def _one_sentence(error: Exception) -> str:
         return f"{where[0]}: {_mistake(error)}" if where and where[0] not in _mistake(error) else _mistake(error)
     if isinstance(error, QuintetError):
         return str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        return f"cannot write {error.filename or 'the output'}: {error.strerror}"
     return f"{type(error).__name__}: {error} (unexpected; --debug shows where)"
 
 
@@ -165,7 +168,8 @@ def _train(trainer: Any) -> None:
         folder = trainer.run.folder
         from quintet.media.chart import write_curves
 
-        write_curves(trainer.run.read_metrics(), folder / "curves.png")
+        rows = trainer.run.read_metrics()
+        trainer.run.observe("curves.png", lambda: write_curves(rows, folder / "curves.png"))
         _print(f"trained to step {trainer.step}: {folder} (samples/ to look at, curves.png, metrics.jsonl)")
         _next(f"quintet eval {folder}")
     _leave(trainer)

@@ -50,6 +50,9 @@ def decode_folder(trained: Trained, folder: Path, out: Path) -> int:
     """Files from the codes of a folder; returns how many."""
     _refuse_existing(out)
     codes, items = read_codes(folder)
+    known = getattr(trained.model, "num_codes", None)
+    if known is not None and codes.numel() and not -1 <= codes.min() <= codes.max() < known:
+        raise UsageError(f"the codes in {folder} are not of the model {trained.folder}, which knows 0 to {known - 1}")
     with looking(trained.nets):
         for number, (file, row) in enumerate(items):
             try:
@@ -73,7 +76,7 @@ def read_codes(folder: Path) -> tuple[Tensor, list[tuple[str, int]]]:
                 raise ValueError(f"{name} is a link")
         lines = checkpoint.read_regular(folder / ITEMS).decode("utf-8").splitlines()
         codes = checkpoint.read_tensors(folder, CODES)[CODES]
-        if codes.ndim < 2 or codes.is_floating_point():
+        if codes.ndim < 2 or codes.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"codes of type {codes.dtype} and shape {tuple(codes.shape)}")
         return codes, _items([json.loads(line) for line in lines if line.strip()], len(codes))
     except (OSError, ValueError, KeyError, RecursionError, CheckpointError) as error:

@@ -49,7 +49,14 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
     new = old.changed(overrides)
     if not force:
         configs.refuse_changes(old, new)
-    init = initial_weights(new) if new.init and not checkpoint.steps(run.checkpoints) else None
+    begun = bool(checkpoint.steps(run.checkpoints))
+    latest = run.checkpoints / "latest"
+    if not begun and latest.exists():
+        raise UsageError(
+            f"the checkpoints of {folder} are gone ({latest} names {latest.read_text(errors='replace').strip()[:20]}); "
+            "put them back, or start anew with `quintet train` and another --out"
+        )
+    init = initial_weights(new) if new.init and not begun else None
     trainer = Trainer(make_recipe(new), run, resume=True, force=force, init=init, silent=silent)
     for key, (before, after) in configs.differences(old, new).items():
         trainer.print(f"changed: {key}: {before!r} -> {after!r}")

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import quintet as package
-from helpers import TINY, copied, error_line, flip_bit, quintet, renew_sums, step_folder, tree
+from helpers import TINY, copied, error_line, flip_bit, quintet, renew_sums, step_folder, steps_saved, tree
 from quintet.errors import QuintetError, UsageError
 from quintet.runs import open_trained
 
@@ -46,7 +46,8 @@ def a_run(places: Places) -> None:
 
 def a_run_without_checkpoints(places: Places) -> None:
     a_run(places)
-    shutil.rmtree(places.run / "checkpoints")
+    for step in steps_saved(places.run):
+        shutil.rmtree(step_folder(places.run, step))
 
 
 def a_run_of_damaged_checkpoints(places: Places) -> None:
@@ -69,8 +70,8 @@ def a_run_of_another_recipe(places: Places) -> None:
 def a_run_on_other_data(places: Places) -> None:
     data = copied(places.pictures, places.here / "data")
     a_run(places)
-    for path in (places.run / "config.yaml", *places.run.glob("checkpoints/*/config.yaml")):
-        path.write_text(path.read_text().replace(str(places.pictures), str(data)))
+    path = places.run / "config.yaml"
+    path.write_text(path.read_text().replace(str(places.pictures), str(data)))
     Image.new("RGB", (32, 32)).save(data / "images" / "00000.png")
 
 
@@ -255,10 +256,10 @@ TABLE = (
     Row("resume nothing", "resume {here}/nowhere", 2, ("{here}/nowhere", "does not exist")),
     Row("resume a data folder", "resume {pictures}", 2, ("{pictures}", "config.yaml")),
     Row(
-        "resume without a checkpoint",
+        "resume when the checkpoints are gone",
         "resume {here}/run",
         2,
-        ("{here}/run", "no checkpoint", "--out"),
+        ("{here}/run", "step-00000012", "--out"),
         a_run_without_checkpoints,
     ),
     Row("eval without a checkpoint", "eval {here}/run", 2, ("{here}/run", "no checkpoint"), a_run_without_checkpoints),
@@ -327,7 +328,13 @@ TABLE = (
         a_run,
     ),
     Row("resume with an unknown key", "resume {here}/run train.stepz=5", 2, ("'train.steps'",), a_run),
-    Row("resume on changed data", "resume {here}/run", 2, ("data changed", "--init {here}/run"), a_run_on_other_data),
+    Row(
+        "resume on changed data",
+        "resume {here}/run",
+        2,
+        ("data changed", "--init {here}/run", "--force"),
+        a_run_on_other_data,
+    ),
     Row("export over files", "export {trained} {here}/mine", 2, ("{here}/mine", "exists"), files_in_the_way),
     Row("encode over files", "encode {trained} {pictures} --out {here}/mine", 2, ("{here}/mine",), files_in_the_way),
     Row("decode what are no codes", "decode {trained} {here}/mine --out {here}/new", 2, ("mine",), files_in_the_way),

@@ -240,7 +240,7 @@ def test_fine_tuning_starts_from_the_weights_in_a_new_run(pictures: Path, traine
     for new in (run, other):
         assert (new / "checkpoints" / "step-00000001" / "vae.safetensors").read_bytes() == averaged
         assert state(new)["step"] == 1
-    assert yaml.safe_load((run / "config.yaml").read_text())["init"] == str(trained)
+    assert yaml.safe_load((run / "config.yaml").read_text())["init"] == f"{trained}@12"
     assert tree(trained) == before
 
 

@@ -31,6 +31,7 @@ FORMAT = 1
 MANIFEST = "SHA256SUMS"
 _SELF = "# sha256 of the lines above: "
 _NAME = re.compile(r"step-[0-9]{8,}")
+_FILE = re.compile(r"(?=.{1,200}$)\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 _TEMPORARY = ".writing-"
 _DOOMED = ".deleting-"
 _DTYPES = {
@@ -74,7 +75,9 @@ def write(root: Path, step: int, contents: Contents) -> Path:
     """Write one checkpoint. Whatever happens, `root` holds either all of it under its name or nothing of it."""
     target = folder_of(root, step)
     write_folder(target, contents)
-    point(root, "latest", target)
+    # For people: resuming looks at the folders. The checkpoint stands, so that it must not be called a failure.
+    with suppress(OSError):
+        point(root, "latest", target)
     return target
 
 
@@ -157,6 +160,8 @@ def verify(folder: Path) -> None:
     listed = {name: value for value, _, name in (line.partition("  ") for line in lines.splitlines())}
     if len(listed) != len(lines.splitlines()):
         raise CheckpointError(f"{folder / MANIFEST} names a file twice")
+    if not all(map(_FILE.fullmatch, listed)):
+        raise CheckpointError(f"{folder / MANIFEST} names what is no file of a checkpoint")
     inside = sorted(folder.rglob("*"))
     for link in (path for path in inside if path.is_symlink()):
         raise CheckpointError(f"{link} is a link, which no checkpoint has; put the file itself in its place")

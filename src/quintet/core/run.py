@@ -15,6 +15,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -191,7 +192,8 @@ def append_line(path: Path, line: str) -> None:
             while rest:
                 rest = rest[file.write(rest) :]
         except OSError:
-            file.truncate(before)
+            with suppress(OSError):
+                file.truncate(before)
             raise
 
 

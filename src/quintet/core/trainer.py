@@ -81,6 +81,7 @@ class Trainer:
         check_sizes(recipe, self.sources, max(Place.from_environment().world_size, collectives.world_size()))
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
+        run.tell = self.display.note
         self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
@@ -163,7 +164,9 @@ class Trainer:
             self._leave_newer("damaged")
             self.run.write_first(self.config, data_record(self.sources))
             self.run.drop_metrics_after(self.step)
-            checkpoint.point(self.run.checkpoints, "latest", folder)
+            self._point("latest", self.step)
+            # The file may be damaged or behind; without it the best checkpoint would be deleted as an old one.
+            self._point("best", self.state.progress.best_step)
         self.print(f"resumed from {folder}")
         for name, now in environment().items():
             if meta.get(name) != now:
@@ -452,8 +455,7 @@ class Trainer:
             progress.best_value, progress.best_step = value, self.step
             self.save()
             if self.engine.is_main and self.saved_step == self.step:
-                best = checkpoint.folder_of(self.run.checkpoints, self.step)
-                self.run.observe("checkpoints/best", partial(checkpoint.point, self.run.checkpoints, "best", best))
+                self._point("best", self.step)
 
     def _sample(self) -> Logs:
         """Things to look at, from the averaged and the live weights. Every rank makes them, rank 0 writes them."""
@@ -497,6 +499,12 @@ class Trainer:
             self.print(f"warning: could not save step {self.step} ({problem}); the last checkpoint is unharmed")
         self._prune()
         return problem
+
+    def _point(self, name: str, step: int | None) -> None:
+        """Let `latest` or `best` name a checkpoint that stands; nothing depends on it, so that it may be lost."""
+        folder = checkpoint.folder_of(self.run.checkpoints, step or 0)
+        if folder.is_dir():
+            self.run.observe(f"checkpoints/{name}", partial(checkpoint.point, self.run.checkpoints, name, folder))
 
     def _prune(self) -> None:
         try:

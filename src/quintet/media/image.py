@@ -235,7 +235,7 @@ def _decode(stream: IO[bytes], request: _Request) -> tuple[Image.Image, ImageFac
     if image.width * image.height > request.max_pixels:
         limit = f"{request.max_pixels / 1e6:g} million"
         raise UnreadableItem(f"{full[0]}x{full[1]} pixels, more than {limit}; make the picture smaller")
-    if "progressive" in image.info and _whole(stream).count(_JPEG_SCAN) > MAX_JPEG_SCANS:
+    if _is_progressive(image) and _whole(stream).count(_JPEG_SCAN) > MAX_JPEG_SCANS:
         raise UnreadableItem(f"a progressive JPEG of more than {MAX_JPEG_SCANS} scans; save it anew")
     animated = _is_animated(image)
     _load(image, request.truncated)
@@ -260,7 +260,7 @@ def _open(stream: IO[bytes]) -> Image.Image:
 
 def _reduce(image: Image.Image, request: _Request) -> None:
     """Have a large JPEG decoded at a fraction of its size. A progressive one would be held whole in any case."""
-    if not isinstance(image, JpegImagePlugin.JpegImageFile) or "progressive" in image.info:
+    if not isinstance(image, JpegImagePlugin.JpegImageFile) or _is_progressive(image):
         return
     pixels = image.width * image.height
     if pixels > MAX_JPEG_PIXELS:
@@ -271,6 +271,10 @@ def _reduce(image: Image.Image, request: _Request) -> None:
         fraction *= 2
     if fraction > 1:
         image.draft(None, (image.width // fraction, image.height // fraction))
+
+
+def _is_progressive(image: Image.Image) -> bool:
+    return isinstance(image, JpegImagePlugin.JpegImageFile) and "progressive" in image.info
 
 
 def _is_animated(image: Image.Image) -> bool:

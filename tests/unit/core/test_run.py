@@ -29,11 +29,10 @@ def test_an_existing_run_is_refused_with_the_two_commands_that_help(tmp_path: Pa
         Run.new(tmp_path)
 
 
-def test_a_run_that_cannot_be_resumed_is_not_offered_for_it(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").touch()
-    with pytest.raises(UsageError, match=r"exists already; choose another folder with --out") as caught:
-        Run.new(tmp_path)
-    assert "resume" not in str(caught.value)
+def test_what_a_process_left_before_there_was_a_run_is_no_obstacle(tmp_path: Path) -> None:
+    for name in ("lock", "data.json", ".config.yaml.writing"):
+        (tmp_path / name).touch()
+    assert Run.new(tmp_path).folder == tmp_path
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
@@ -245,4 +244,4 @@ def test_config_is_written_whole(tmp_path: Path) -> None:
     run.write_first(RunConfig(recipe="toy"), {})
     run.write_first(RunConfig(recipe="toy2"), {})
     assert run.config_file.read_text(encoding="utf-8").startswith("recipe: toy2\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "data.json"]
