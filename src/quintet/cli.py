@@ -195,6 +195,26 @@ def _links(folder: str | None, init: str | None) -> dict[str, Any]:
     return links
 
 
+@app.command()
+def verify(
+    run: RunFolder,
+    start: Annotated[
+        int | None, typer.Option("--from", min=0, help="Checkpoint to start from; 0: the beginning.")
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option("--to", min=1, help="Checkpoint to compare with; default the newest.")
+    ] = None,
+) -> None:
+    """Check all checkpoints of a run, and take the steps between the last two again: the bytes must be the same."""
+    from quintet.verify import check_run
+
+    verdict = check_run(run, start, end)
+    for note in verdict.notes:
+        _print(f"note: {note}")
+    _print(f"reproduced: steps {verdict.start} to {verdict.end} again, {verdict.files} files, the same bytes")
+    _next(f"quintet eval {run}")
+
+
 # --- looking ----------------------------------------------------------------------------------------------------
 
 
