@@ -67,6 +67,7 @@ for _class in (_Loader, _Dumper):
 
 RESUMABLE = (
     *("train.steps", "train.minutes", "train.accumulate", "train.max_bad_steps", "train.max_rollbacks"),
+    *("data.path", "data.validation_path", "data.workers", "data.memory_megabytes"),
     *("log.", "eval.", "sample.", "checkpoint.", "engine."),
 )
 """What a resumed run may change; see docs/decisions/0003-resumable-keys.md."""

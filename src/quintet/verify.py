@@ -23,9 +23,9 @@ from quintet.core.run import Run
 from quintet.core.state import Progress, environment, read_meta
 from quintet.core.trainer import Trainer
 from quintet.errors import CheckpointError, RunError, UsageError
-from quintet.runs import make_recipe, read_config
+from quintet.runs import initial_weights, make_recipe, read_config
 
-HARMLESS = ("train.steps", "train.minutes", "log.", "eval.", "sample.", "checkpoint.")
+HARMLESS = tuple(key for key in configs.RESUMABLE if key not in ("train.accumulate", "engine."))
 """Keys that may differ between the two checkpoints: they do not take part in the arithmetic of a step."""
 
 
@@ -77,7 +77,10 @@ def _replay(run: Run, start: int | None, end: int | None, sound: list[int]) -> V
     if start >= end:
         raise UsageError(f"step {start} does not lie before step {end}; there would be nothing to replay")
     target = checkpoint.folder_of(run.checkpoints, end)
-    config = read_config(target / "config.yaml")
+    moved = read_config(run.config_file).data  # the folders may have moved since; the items may not
+    config = read_config(target / "config.yaml").changed(
+        {"data.path": moved.path, "data.validation_path": moved.validation_path}
+    )
     meta = read_meta(target, config.recipe)
     _check_comparable(run, config, meta, start)
     with tempfile.TemporaryDirectory(prefix="quintet-verify-") as temporary:
@@ -104,8 +107,8 @@ def _chosen(run: Run, sound: list[int], step: int | None, default: list[int]) ->
 def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int) -> None:
     if meta.get("world_size") != 1:
         raise UsageError(
-            f"{run.folder} was trained by {meta.get('world_size')} processes; one process agrees with them to rounding, "
-            "not to the byte, so there is nothing to prove by a replay"
+            f"{run.folder} was trained by {meta.get('world_size')} processes; one process agrees with them to "
+            "rounding, not to the byte, so a replay would prove nothing"
         )
     if start:
         before = read_config(checkpoint.folder_of(run.checkpoints, start) / "config.yaml")
@@ -130,7 +133,8 @@ def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int
         shutil.copytree(source, copy.checkpoints / source.name)
     folder.mkdir(exist_ok=True)
     shutil.copy(run.data_file, copy.data_file)
-    return Trainer(recipe, copy, sources=sources, resume=True, force=True, silent=True)
+    init = initial_weights(config) if config.init and not start else None
+    return Trainer(recipe, copy, sources=sources, resume=True, force=True, init=init, silent=True)
 
 
 def _notes(meta: Mapping[str, Any]) -> list[str]:
