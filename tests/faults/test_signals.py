@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from faults.conftest import Words
+from faults.conftest import Ledger, Words
+from faults.ledger import WHOLE
+from faults.moments import Hold, held, hold, run_at
 from helpers import (
     LAST_STEP,
-    TINY,
     Process,
+    error_line,
     forked,
     last_step,
     log_text,
+    quintet,
     state,
     steps_saved,
     succeed,
@@ -22,26 +27,34 @@ from helpers import (
     wait_for_step,
     wait_until,
 )
+from quintet.core import checkpoint
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+BEGUN = 30
+"""The step that runs are resumed from, to be stopped in one of the next ten."""
+
+MOMENTS = (
+    "step",
+    "validation",
+    "sampling",
+    "loading",
+    "loading with workers",
+    "save, before its files",
+    "save, after its files",
+    "save, before its name",
+    "save, before the pointer",
+    "save, before old ones go",
+)
+TRIALS = [
+    (moment, number)
+    for place, (moment, number) in enumerate(product(MOMENTS, SIGNALS))
+    # A part of them: each moment once, each signal in turn.
+    if WHOLE or place % len(SIGNALS) == place // len(SIGNALS) % len(SIGNALS)
+]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
-def test_a_signal_saves_and_exits_with_its_own_code(
-    number: signal.Signals, unending: Words, straight: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    with forked([*unending, "--out", run], tmp_path / "said") as process:
-        wait_for_step(run, 7, process)
-        process.send(number)
-        assert process.end() == 128 + number, process.seen
-    stopped = state(run)
-    assert stopped["status"] == "stopped"
-    assert steps_saved(run)[-1] == stopped["step"]
-    assert f"stopped at step {stopped['step']} by {number.name}; continue with `quintet resume {run}`" in log_text(run)
-    assert "error" not in process.seen
-
-    succeed("resume", run, f"train.steps={LAST_STEP}")
-
-    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+def name(value: object) -> str:
+    return value.name if isinstance(value, signal.Signals) else str(value)
 
 
 def catches(process: Process, number: signal.Signals) -> bool:
@@ -51,18 +64,195 @@ def catches(process: Process, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def test_a_second_signal_ends_the_process_at_once(pictures: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    # Steps of some seconds, so that the second signal comes long before the boundary.
-    slow = ("model.image_size=256", "model.dim=32", "train.batch_size=32", "train.steps=1000000")
-    with forked(["train", "vqgan", pictures, "--out", run, *TINY, *slow], tmp_path / "said") as process:
-        wait_until((run / "state.json").exists, process, "the first step began")
-        process.send(signal.SIGINT)
-        wait_until(lambda: not catches(process, signal.SIGINT), process, "the first signal was noticed")
-        process.send(signal.SIGTERM)
-        assert process.end() == -signal.SIGTERM
+def send_and_wait(process: Process, number: signal.Signals) -> None:
+    """Send the first signal, and wait until the process has noticed it."""
+    process.send(number)
+    wait_until(lambda: not catches(process, number), process, "the first signal was noticed")
+
+
+def resumed_and_held(moment: str, straight: Path, folder: Path) -> tuple[Path, list[object], Hold]:
+    """A run, the words to go on with it for ever, and the moment it will be held in."""
+    run = run_at(BEGUN, straight, folder / "run")
+    words = ["resume", run, "train.steps=1000000"]
+    if "loading" in moment:
+        # Workers read ahead; the third batch of one is needed within the next six steps.
+        return run, words, hold("loading", folder, call=3)
+    # Resuming points, too.
+    return run, words, hold(moment, folder, when="step-00000035" if "pointer" in moment else "")
+
+
+def with_workers(run: Path) -> None:
+    """As if it had been started so; the number of workers changes no result."""
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("workers: 0", "workers: 2"))
+    assert "workers: 2" in config.read_text()
+
+
+def assert_sound(run: Path) -> None:
+    """Every folder under a checkpoint's name is a whole checkpoint."""
+    for step in steps_saved(run):
+        checkpoint.verify(checkpoint.folder_of(run / "checkpoints", step))
+
+
+def assert_resumes_exactly(run: Path, straight: Path) -> None:
+    succeed("resume", run, f"train.steps={LAST_STEP}")
+    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+    assert not list(run.glob("checkpoints/.*"))
+
+
+def assert_stopped(run: Path, number: signal.Signals, process: Process) -> None:
+    assert process.end() == 128 + number, process.seen
+    stopped = state(run)
+    assert stopped["status"] == "stopped"
+    assert steps_saved(run)[-1] == stopped["step"] == last_step(run)
+    assert f"stopped at step {stopped['step']} by {number.name}; continue with `quintet resume {run}`" in log_text(run)
+    assert "error" not in process.seen
+    assert_sound(run)
+
+
+@pytest.mark.parametrize(("moment", "number"), TRIALS, ids=name)
+def test_a_signal_in_any_moment_saves_and_exits_with_its_own_code(
+    moment: str, number: signal.Signals, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    run, words, place = resumed_and_held(moment, straight, tmp_path)
+    if "workers" in moment:
+        with_workers(run)
+    with forked(words, tmp_path / "said", place) as process:
+        with held(process, place):
+            before = last_step(run)
+            send_and_wait(process, number)
+        assert_stopped(run, number, process)
+    assert state(run)["step"] <= before + (5 if "workers" in moment else 2)
+
+    assert_resumes_exactly(run, straight)
+    ledger("signal", 1)
+
+
+@pytest.mark.parametrize(("moment", "number"), TRIALS, ids=name)
+def test_a_second_signal_in_any_moment_ends_the_process_at_once(
+    moment: str, number: signal.Signals, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    run, words, place = resumed_and_held(moment, straight, tmp_path)
+    if "workers" in moment:
+        with_workers(run)
+    with forked(words, tmp_path / "said", place) as process, held(process, place):
+        send_and_wait(process, signal.SIGTERM)
+        process.send(number)
+        # It waits still: nothing but the signal can have ended it.
+        assert process.end() == -number
     assert state(run)["status"] == "running"
-    assert not steps_saved(run)
+    assert_sound(run)
+
+    assert_resumes_exactly(run, straight)
+    ledger("second-signal", 1)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=name)
+def test_a_signal_to_a_running_training(
+    number: signal.Signals, unending: Words, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    """Wherever it happens to be: nothing holds this one."""
+    run = tmp_path / "run"
+    with forked([*unending, "--out", run], tmp_path / "said") as process:
+        wait_for_step(run, 7, process)
+        process.send(number)
+        assert_stopped(run, number, process)
+
+    assert_resumes_exactly(run, straight)
+    ledger("signal", 1)
+
+
+@pytest.mark.parametrize("moment", ["step", "loading with workers", "save, after its files"])
+@pytest.mark.parametrize("number", SIGNALS if WHOLE else [signal.SIGINT], ids=name)
+def test_a_signal_to_the_whole_process_group_reaches_data_workers_too(
+    number: signal.Signals, moment: str, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    """Ctrl-C in a terminal and preemption do that; the trainer still needs its workers."""
+    run, words, place = resumed_and_held(moment, straight, tmp_path)
+    with_workers(run)
+    with forked(words, tmp_path / "said", place) as process:
+        with held(process, place):
+            os.killpg(process.pid, number)
+            wait_until(lambda: not catches(process, number), process, "the signal was noticed")
+        assert_stopped(run, number, process)
+
+    assert_resumes_exactly(run, straight)
+    ledger("signal", 1)
+
+
+@pytest.mark.parametrize("moment", ["save, before its files", "save, before its name", "curves"])
+@pytest.mark.parametrize("number", SIGNALS if WHOLE else [signal.SIGTERM], ids=name)
+def test_a_signal_at_the_very_end_loses_nothing(
+    number: signal.Signals, moment: str, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    run = run_at(BEGUN, straight, tmp_path / "run")
+    place = hold(moment, tmp_path, when="" if moment == "curves" else f"step-{LAST_STEP:08d}")
+    with forked(["resume", run], tmp_path / "said", place) as process:
+        with held(process, place):
+            process.send(number)
+            if moment != "curves":
+                wait_until(lambda: not catches(process, number), process, "the signal was noticed")
+        # After the training a signal ends the process as it ends any other.
+        assert process.end() in (128 + number, -number), process.seen
+    assert state(run)["status"] == "finished"
+    assert_sound(run)
+    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+
+    assert_resumes_exactly(run, straight)
+    ledger("signal", 1)
+
+
+@pytest.mark.parametrize("moment", ["restoring", "first files"])
+@pytest.mark.parametrize("number", SIGNALS if WHOLE else [signal.SIGINT], ids=name)
+def test_a_signal_before_the_first_step_of_a_resumed_run_harms_nothing(
+    number: signal.Signals, moment: str, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    run = run_at(BEGUN, straight, tmp_path / "run")
+    place = hold(moment, tmp_path)
+    with forked(["resume", run], tmp_path / "said", place) as process, held(process, place):
+        process.send(number)
+        assert process.end() in (128 + number, -number), process.seen
+    assert steps_saved(run)[-1] == BEGUN
+    assert_sound(run)
+
+    assert_resumes_exactly(run, straight)
+    ledger("signal", 1)
+
+
+@pytest.mark.parametrize("moment", ["readable data", "lock", "first files"])
+@pytest.mark.parametrize("number", SIGNALS if WHOLE else [signal.SIGTERM], ids=name)
+def test_a_signal_before_the_first_step_of_a_new_run_leaves_nothing_in_the_way(
+    number: signal.Signals, moment: str, unending: Words, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    run = tmp_path / "run"
+    words = [*unending, f"train.steps={LAST_STEP}", "--out", run]
+    place = hold(moment, tmp_path)
+    with forked(words, tmp_path / "said", place) as process, held(process, place):
+        process.send(number)
+        assert process.end() in (128 + number, -number), process.seen
+    assert not (run / "config.yaml").exists()
+    assert quintet("resume", run).code == 2
+
+    succeed(*words)
+    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+    ledger("signal", 1)
+
+
+def test_a_signal_while_saving_on_a_full_disk_is_an_error_that_says_so(straight: Path, tmp_path: Path) -> None:
+    """Nothing could be kept: the exit code must not claim that it was."""
+    run = run_at(BEGUN, straight, tmp_path / "run")
+    place = hold("step", tmp_path)
+    blocker = run / "checkpoints" / ".writing-step-00000031"
+    with forked(["resume", run, "train.steps=1000000"], tmp_path / "said", place) as process:
+        with held(process, place):
+            blocker.touch()  # no folder can be made where a file is
+            send_and_wait(process, signal.SIGTERM)
+        assert process.end() == 1, process.seen
+    assert "could not save the last step" in error_line(process.seen)
+    assert steps_saved(run)[-1] == BEGUN
+    blocker.unlink()
+
+    assert_resumes_exactly(run, straight)
 
 
 def test_a_time_limit_stops_a_run_that_can_go_on(unending: Words, straight: Path, tmp_path: Path) -> None:

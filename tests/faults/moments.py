@@ -1,0 +1,128 @@
+"""Owns how a fault is made to happen in a moment and not beside it: the process waits there at a named pipe.
+
+Waiting in a system call is what slow disks and slow data do. A signal that arrives meanwhile is a real one, and a disk
+that is full afterwards was full in that moment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from helpers import Process, step_folder, wait_until
+
+MOMENTS = {
+    "step": "quintet.core.engine:Engine.micro_batch",
+    "validation": "quintet.core.loader:Loader.validation",
+    "sampling": "quintet.core.run:Run.write_sample",
+    "loading": "quintet.core.loader:_Reader.read",
+    "loading the first validation items": "quintet.core.loader:Loader.first",
+    "save, before its files": "quintet.core.checkpoint:_write_files",
+    "save, after its files": "quintet.core.checkpoint:_write_manifest",
+    "save, before its name": "quintet.core.checkpoint:_rename",
+    "save, before the pointer": "quintet.core.checkpoint:point",
+    "save, before old ones go": "quintet.core.checkpoint:prune",
+    "metrics": "quintet.core.run:Run.write_metrics",
+    "log": "quintet.core.run:Run.write_log",
+    "state": "quintet.core.run:Run.write_state",
+    "first files": "quintet.core.run:Run.write_first",
+    "lock": "quintet.core.run:Run.lock",
+    "readable data": "quintet.core.loader:Loader.check_readable",
+    "restoring": "quintet.core.state:TrainingState.restore",
+    "curves": "quintet.media.chart:write_curves",
+}
+"""The function at whose call a process is held."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A `prepare` of `helpers.forked`: the process waits at the pipe when it calls a function for the n-th time."""
+
+    moment: str
+    pipe: str
+    call: int = 1
+    when: str = ""
+    """Only calls count in whose arguments this text is."""
+
+    def __call__(self) -> None:
+        called = 0
+
+        def wait(text: str) -> None:
+            nonlocal called
+            called += self.when in text
+            if called == self.call and self.when in text:
+                self.wait()
+
+        before_calls(MOMENTS[self.moment], wait)
+
+    def wait(self) -> None:
+        # Data workers call the same functions; one of them waits.
+        with suppress(FileExistsError):
+            Path(f"{self.pipe}.taken").mkdir()
+            descriptor = os.open(self.pipe, os.O_RDONLY)
+            os.read(descriptor, 1)
+            os.close(descriptor)
+
+
+def before_calls(place: str, happen: Callable[[str], None]) -> None:
+    """Have something happen, in this process, before each call of a function; it is given the arguments as text."""
+    module, _, path = place.partition(":")
+    owner: Any = import_module(module)
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    original = getattr(owner, name)
+
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        happen(f"{arguments} {named}" if owner.__class__.__name__ == "module" else "")
+        return original(*arguments, **named)
+
+    setattr(owner, name, replaced)
+
+
+def hold(moment: str, folder: Path, call: int = 1, when: str = "") -> Hold:
+    """A new pipe in the folder, to wait at."""
+    pipe = folder / f"pipe-{sum(1 for _ in folder.glob('pipe-*'))}"
+    os.mkfifo(pipe)
+    return Hold(moment, str(pipe), call, when)
+
+
+@contextmanager
+def held(process: Process, where: Hold) -> Iterator[None]:
+    """The process waits in its moment, until the end of the block."""
+    descriptor = -1
+
+    def waits() -> bool:
+        nonlocal descriptor
+        with suppress(OSError):  # nobody reads yet
+            descriptor = os.open(where.pipe, os.O_WRONLY | os.O_NONBLOCK)
+        return descriptor >= 0
+
+    wait_until(waits, process, f"the moment '{where.moment}'")
+    # Awake again, it is on its way from opening the pipe to reading it, and would see a signal only afterwards.
+    wait_until(lambda: sleeps(process), process, f"it was held in the moment '{where.moment}'")
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sleeps(process: Process) -> bool:
+    """Whether it waits in a system call."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def run_at(step: int, straight: Path, target: Path) -> Path:
+    """The run as it was at that step, when its process died: cheaper than to train that far again."""
+    shutil.copytree(straight, target, ignore=shutil.ignore_patterns("step-*", "samples", "curves.png", "best"))
+    for saved in sorted(straight.glob("checkpoints/step-*")):
+        if int(saved.name[5:]) <= step:
+            shutil.copytree(saved, target / "checkpoints" / saved.name)
+    assert step_folder(target, step).is_dir()
+    return target
