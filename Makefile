@@ -4,11 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit bench-vqgan bench-overhead results clean
+.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-overhead results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
 	@echo "make test         set up, then lint, types and all tests"
+	@echo "make faults       every trial of the fault matrix, into docs/reliability.md (needs strace; about half an hour)"
+	@echo "make soak         an hour of training; memory and open files must stay flat"
 	@echo "make setup        the environment alone, in .venv"
 	@echo "make bench-vqgan  a training step beside muse-maskgit-pytorch's"
 	@echo "make bench-overhead  the loop's own share of a step"
@@ -37,6 +39,16 @@ types: setup
 
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+# Into a ledger of passed trials, from which the table is made.
+faults: setup
+	rm -f faults.jsonl
+	OMP_NUM_THREADS=1 QUINTET_FAULTS=whole QUINTET_LEDGER=$(CURDIR)/faults.jsonl $(BIN)/pytest -n 2 --dist worksteal tests/faults
+	PYTHONPATH=tests $(BIN)/python -m faults.ledger faults.jsonl docs/reliability.md
+
+soak: setup
+	OMP_NUM_THREADS=1 QUINTET_SOAK_MINUTES=60 QUINTET_SOAK_RECORD=$(CURDIR)/benchmarks/results/soak.json \
+		$(BIN)/pytest tests/faults/test_soak.py
 
 bench-vqgan: setup
 	$(BIN)/python benchmarks/vqgan.py
