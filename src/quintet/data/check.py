@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quintet.data.folder import Entry, Scan, byte_size, scan
+from quintet.data.folder import Entry, Scan, byte_size, printable, scan
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
 
@@ -93,7 +93,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """A summary to read in a terminal."""
-        return [f"{name:<12}{text}".rstrip() for name, text in self._summary()]
+        return [printable(f"{name:<12}{text}".rstrip()) for name, text in self._summary()]
 
     def _summary(self) -> Iterator[tuple[str, str]]:
         yield "folder", self.root

@@ -30,6 +30,7 @@ METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 """In order of preference."""
 TRAIN_SPLIT = "train"
 VALIDATION_SPLITS = frozenset({"validation", "valid", "val"})
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SPLIT_WORDS = VALIDATION_SPLITS | {TRAIN_SPLIT, "test"}
 
 
@@ -229,7 +230,7 @@ class _Walk:
         self.found += is_media
         if problem := self._problem(entry, file, is_media):
             if is_media or is_metadata or extension == ".txt" or entry.is_symlink():
-                self.skipped.append((_printable(file), problem))
+                self.skipped.append((printable(file), problem))
         elif is_media:
             self.media.append(file)
         elif is_metadata:
@@ -241,8 +242,8 @@ class _Walk:
 
     def _problem(self, entry: os.DirEntry[str], file: str, is_media: bool) -> str | None:
         try:
-            if not entry.name.isascii() and _printable(entry.name) != entry.name:
-                return "its name is not UTF-8; rename it"
+            if printable(file) != file:
+                return "its name is not UTF-8 or holds control characters; rename it"
             if entry.is_symlink() and (problem := self._link_problem(entry)):
                 return problem
             if not entry.is_file():
@@ -266,8 +267,10 @@ class _Walk:
         return "a link to a folder; not followed" if os.path.isdir(target) else None
 
 
-def _printable(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+def printable(text: str) -> str:
+    """What others wrote, fit for a terminal and a line of a log: half characters and control characters escaped."""
+    whole = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), whole)
 
 
 # Captions
@@ -317,7 +320,7 @@ def _metadata_rows(root: Path, walk: _Walk, result: Scan) -> dict[str, Row] | No
         for row in metadata.rows:
             file = _resolve(prefix, row.file, known)
             if problem := _row_problem(file, walk, known):
-                result.skipped.append((name, f"line {row.line}: {_printable(row.file)} {problem}"))
+                result.skipped.append((name, f"line {row.line}: {printable(row.file[:200])} {problem}"))
             elif file in rows:
                 repeated.append(f"{file} in {name} line {row.line}")
             else:

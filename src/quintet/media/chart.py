@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,8 @@ from PIL import Image, ImageDraw
 PANEL = (300, 180)
 COLUMNS = 4
 MARGIN = 28
+MOST_PANELS = 200
+LARGEST = 1e100
 INK, LINE, FRAME = (40, 40, 40), (31, 119, 180), (200, 200, 200)
 HIDDEN = ("train/time/", "train/rate/", "validation/live/")
 
@@ -22,7 +23,8 @@ Points = list[tuple[float, float]]
 
 def write_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """One panel a metric, steps to the right, with the last value in the title."""
-    curves = {name: points for name, points in collect(rows).items() if len(points) > 1}
+    found = [(name, points) for name, points in collect(rows).items() if len(points) > 1]
+    curves = dict(found[:MOST_PANELS])
     if not curves:
         return
     width, height = PANEL
@@ -47,9 +49,14 @@ def collect(rows: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
     curves: dict[str, Points] = {}
     for row in rows:
         for name, value in row.items():
-            if "/" in name and not name.startswith(HIDDEN) and isinstance(value, (int, float)) and math.isfinite(value):
+            if "/" in name and not name.startswith(HIDDEN) and _drawable(value) and _drawable(row.get("step")):
                 curves.setdefault(name, []).append((row["step"], value))
     return dict(sorted(curves.items(), key=lambda pair: (not pair[0].startswith("validation"), pair[0])))
+
+
+def _drawable(value: object) -> bool:
+    """A number, and not one so large that the differences of two are none."""
+    return isinstance(value, (int, float)) and abs(value) < LARGEST
 
 
 def _panel(draw: ImageDraw.ImageDraw, corner: tuple[int, int], name: str, points: Points) -> None:

@@ -105,7 +105,7 @@ def test_a_name_that_is_not_utf8_is_skipped(tmp_path: Path) -> None:
         stream.write(b"x")
     found = look(tmp_path)
     assert list(captions(found)) == ["ä.png"]
-    assert found.skipped == [("b\\udcff.png", "its name is not UTF-8; rename it")]
+    assert found.skipped == [("b\\udcff.png", "its name is not UTF-8 or holds control characters; rename it")]
 
 
 def test_a_folder_that_cannot_be_listed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
