@@ -58,12 +58,11 @@ def command_after_death(run: Path, unending: Words) -> Words:
 
 
 def newest_saved(run: Path) -> int:
-    """The step of the newest checkpoint, or 0. A killed process leaves no damaged one."""
-    if not checkpoint.steps(run / "checkpoints"):
-        return 0
-    folder, problems = checkpoint.newest_sound(run / "checkpoints")
-    assert not problems
-    return checkpoint.step_of(folder)
+    """The step of the newest checkpoint, or 0. Whatever stands under a checkpoint's name is whole."""
+    standing = checkpoint.steps(run / "checkpoints")
+    for folder in standing:
+        checkpoint.verify(folder)
+    return checkpoint.step_of(standing[-1]) if standing else 0
 
 
 def resumed_from(errors: str) -> int:
@@ -77,10 +76,18 @@ def check_whole(run: Path, straight: Path, step: int, where: str) -> None:
     assert tensor_hashes(run, step) == tensor_hashes(straight, step), where
     rows = [row["step"] for row in metrics(run) if "train/lr" in row]
     assert rows[:step] == list(range(1, step + 1)), where
-    best = (run / "checkpoints" / "best").read_text(encoding="utf-8").strip()
-    assert best == f"step-{state(run)['best']['step']:08d}", where
-    assert (run / "checkpoints" / best).is_dir(), where
+    check_best(run, where)
     assert not list(run.rglob(".*")), where
+
+
+def check_best(run: Path, where: str) -> None:
+    """`best` names the checkpoint that the run believes to be its best, and it stands."""
+    best = state(run)["best"]
+    pointer = run / "checkpoints" / "best"
+    assert pointer.exists() == (best is not None), where
+    if best is not None:
+        assert pointer.read_text(encoding="utf-8") == f"step-{best['step']:08d}\n", where
+        assert checkpoint.folder_of(run / "checkpoints", best["step"]).is_dir(), where
 
 
 def check_death(trace: Trace, run: Path, planned: Operation, planned_run: Path) -> str:
@@ -137,6 +144,14 @@ def steps_renamed(trace: Trace, run: Path) -> list[int]:
     return [int(found[1]) for each in trace.operations if (found := pattern.match(each.text))]
 
 
+def check_best_without_a_new_one(run: Path, copy: Path, where: str) -> None:
+    """A pointer that was not moved before the death is not left to the next validation, which may be no better."""
+    copied(run, copy)
+    succeed("resume", copy, "train.minutes=1e-6", "eval.every=1000000")
+    check_best(copy, where)
+    shutil.rmtree(copy)
+
+
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_run_killed_at_any_file_operation_of_a_save_resumes_to_the_same_bytes(
     share: int, begun: Path, whole_save: Path, straight: Path, tmp_path: Path, ledger: Ledger
@@ -149,6 +164,7 @@ def test_a_run_killed_at_any_file_operation_of_a_save_resumes_to_the_same_bytes(
         # Of what was saved, nothing is lost: the save that was cut short is the only one missing.
         saved = steps_renamed(trace, run)
         assert newest_saved(run) == max(saved, default=1), where
+        check_best_without_a_new_one(run, tmp_path / "copy", where)
 
         resumed = succeed("resume", run)
 
