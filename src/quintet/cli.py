@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -95,7 +96,10 @@ def _one_sentence(error: Exception) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text.rstrip() + "\n")
+    # Nobody may be listening any more, or the disk may be full that the words are kept on.
+    with suppress(OSError):
+        sys.stderr.write(text.rstrip() + "\n")
+        sys.stderr.flush()
 
 
 def _print(text: str = "") -> None:
@@ -170,8 +174,9 @@ def _train(trainer: Any) -> None:
 
         rows = trainer.run.read_metrics()
         trainer.run.observe("curves.png", lambda: write_curves(rows, folder / "curves.png"))
-        _print(f"trained to step {trainer.step}: {folder} (samples/ to look at, curves.png, metrics.jsonl)")
-        _next(f"quintet eval {folder}")
+        with suppress(OSError):  # what was trained stands, whether or not it can be said
+            _print(f"trained to step {trainer.step}: {folder} (samples/ to look at, curves.png, metrics.jsonl)")
+            _next(f"quintet eval {folder}")
     _leave(trainer)
 
 
@@ -403,9 +408,11 @@ def version() -> None:
 
 
 def _write_json(path: Path, value: Any) -> None:
+    from quintet.core.checkpoint import replace_text
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        replace_text(path, json.dumps(value, indent=1) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 

@@ -6,16 +6,20 @@ that is full afterwards was full in that moment.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from helpers import Process, step_folder, wait_until
+from faults.ledger import WHOLE
+from helpers import Process, metrics, step_folder, wait_until
+
+T = TypeVar("T")
 
 MOMENTS = {
     "step": "quintet.core.engine:Engine.micro_batch",
@@ -36,8 +40,14 @@ MOMENTS = {
     "readable data": "quintet.core.loader:Loader.check_readable",
     "restoring": "quintet.core.state:TrainingState.restore",
     "curves": "quintet.media.chart:write_curves",
+    "tensorboard": "quintet.core.metrics:TensorBoard.log",
 }
 """The function at whose call a process is held."""
+
+
+def part(trials: Sequence[T]) -> Sequence[T]:
+    """All trials under `make faults`, otherwise the first."""
+    return trials if WHOLE else trials[:1]
 
 
 @dataclass(frozen=True)
@@ -53,11 +63,12 @@ class Hold:
     def __call__(self) -> None:
         called = 0
 
-        def wait(text: str) -> None:
+        def wait(*arguments: Any) -> None:
             nonlocal called
-            called += self.when in text
-            if called == self.call and self.when in text:
-                self.wait()
+            if not self.when or self.when in str(arguments):
+                called += 1
+                if called == self.call:
+                    self.wait()
 
         before_calls(MOMENTS[self.moment], wait)
 
@@ -70,8 +81,8 @@ class Hold:
             os.close(descriptor)
 
 
-def before_calls(place: str, happen: Callable[[str], None]) -> None:
-    """Have something happen, in this process, before each call of a function; it is given the arguments as text."""
+def before_calls(place: str, happen: Callable[..., None]) -> None:
+    """Have something happen, in this process, before each call of a function; it is given the arguments."""
     module, _, path = place.partition(":")
     owner: Any = import_module(module)
     *parents, name = path.split(".")
@@ -80,10 +91,21 @@ def before_calls(place: str, happen: Callable[[str], None]) -> None:
     original = getattr(owner, name)
 
     def replaced(*arguments: Any, **named: Any) -> Any:
-        happen(f"{arguments} {named}" if owner.__class__.__name__ == "module" else "")
+        happen(*arguments, *named.values())
         return original(*arguments, **named)
 
     setattr(owner, name, replaced)
+
+
+@dataclass(frozen=True)
+class All:
+    """Several of them."""
+
+    prepares: tuple[Callable[[], None], ...]
+
+    def __call__(self) -> None:
+        for prepare in self.prepares:
+            prepare()
 
 
 def hold(moment: str, folder: Path, call: int = 1, when: str = "") -> Hold:
@@ -121,8 +143,8 @@ def sleeps(process: Process) -> bool:
 def run_at(step: int, straight: Path, target: Path) -> Path:
     """The run as it was at that step, when its process died: cheaper than to train that far again."""
     shutil.copytree(straight, target, ignore=shutil.ignore_patterns("step-*", "samples", "curves.png", "best"))
-    for saved in sorted(straight.glob("checkpoints/step-*")):
-        if int(saved.name[5:]) <= step:
-            shutil.copytree(saved, target / "checkpoints" / saved.name)
-    assert step_folder(target, step).is_dir()
+    for saved in (step - 5, step):
+        shutil.copytree(step_folder(straight, saved), step_folder(target, saved))
+    rows = [json.dumps(row) for row in metrics(straight) if row["step"] <= step]
+    (target / "metrics.jsonl").write_text("\n".join([*rows, ""]), encoding="utf-8")
     return target

@@ -1,4 +1,4 @@
-"""A full disk costs the checkpoints that do not fit, never the one that stands, and never the training."""
+"""A full or read-only disk costs the files that do not fit, never the checkpoint that stands, never the training."""
 
 from __future__ import annotations
 
@@ -6,31 +6,52 @@ import ctypes
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from faults.conftest import Words
+from contract.cases import Case
+from faults.conftest import Ledger
+from faults.ledger import WHOLE
+from faults.moments import All, held, hold, part, run_at
 from helpers import (
     LAST_STEP,
     TINY,
-    Process,
     error_line,
     executed,
     forked,
+    metrics,
     python,
     quintet,
     steps_saved,
     succeed,
     tensor_hashes,
     tree,
-    wait_until,
 )
 from quintet.core import checkpoint
 
-TO_THE_END = (f"train.steps={LAST_STEP}", "log.trackers=[tensorboard]")
+FULL, READ_ONLY = "No space left on device", "Read-only file system"
+KINDS = {"disk-full": FULL, "read-only": READ_ONLY}
+"""The rows of the ledger, and what the operating system says."""
+
+TRACKED = "log.trackers=[tensorboard]"
+MOMENTS = (
+    "save, after its files",
+    "metrics",
+    "sampling",
+    "save, before its files",
+    "save, before its name",
+    "save, before the pointer",
+    "save, before old ones go",
+    "log",
+    "state",
+    "tensorboard",
+    "validation",
+    "step",
+)
 
 
 @pytest.fixture
@@ -38,9 +59,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], check=False, capture_output=True, text=True
-    )
+    mounted = mount("-t", "tmpfs", "-o", "size=16m", "tmpfs", disk)
     if mounted.returncode:
         pytest.skip(f"this user may not mount a small file system ({mounted.stderr.strip()}); see the file-size test")
     try:
@@ -49,62 +68,219 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def fill(disk: Path) -> Path:
-    """Leave no byte free."""
+def mount(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["mount", *map(str, words)], check=False, capture_output=True, text=True)
+
+
+@contextmanager
+def full(disk: Path) -> Iterator[None]:
+    """No byte is free, for a while."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
         except OSError:
-            return ballast
+            pass
+    yield
+    ballast.unlink()
 
 
-def wait_for_a_checkpoint(run: Path, process: Process) -> None:
-    wait_until((run / "checkpoints" / "latest").exists, process, "the first checkpoint")
+@contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    """Nothing can be written, for a while. A disk with open files cannot be made so, a second view of it can."""
+    assert mount("--bind", disk, disk).returncode == 0
+    assert mount("-o", "remount,ro,bind", disk).returncode == 0
+    yield
+    subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_training_goes_on_while_the_disk_is_full(
-    unending: Words, straight: Path, small_disk: Path, tmp_path: Path
+TROUBLES: dict[str, Callable[[Path], object]] = {"disk-full": full, "read-only": read_only}
+
+
+def assert_sound(run: Path) -> None:
+    """Every folder under a checkpoint's name is a whole checkpoint."""
+    assert steps_saved(run)
+    for step in steps_saved(run):
+        checkpoint.verify(checkpoint.folder_of(run / "checkpoints", step))
+
+
+@pytest.mark.parametrize("moment", MOMENTS if WHOLE else MOMENTS[:3])
+@pytest.mark.parametrize("row", KINDS)
+def test_training_goes_on_through_a_trouble_that_passes(
+    row: str, moment: str, straight: Path, small_disk: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
-    run = small_disk / "run"
-    with forked([*unending, *TO_THE_END, "--out", run], tmp_path / "said") as process:
-        wait_for_a_checkpoint(run, process)
-        ballast = fill(small_disk)
-        wait_until(lambda: "could not save" in process.seen, process, "a checkpoint could not be saved")
-        ballast.unlink()
+    run = run_at(30, straight, small_disk / "run")
+    # Resuming points, too, and says something.
+    begin = hold(
+        moment, tmp_path, when={"save, before the pointer": "step-00000035", "log": "validation"}.get(moment, "")
+    )
+    mend = hold("metrics", tmp_path, when="'step': 38,")
+    with forked(["resume", run, TRACKED], tmp_path / "said", All((begin, mend))) as process:
+        with held(process, begin):
+            trouble = TROUBLES[row](small_disk)
+            trouble.__enter__()
+        with held(process, mend):
+            trouble.__exit__(None, None, None)
         assert process.end() == 0, process.seen
 
-    (warning, *_) = (line for line in process.seen.splitlines() if "could not save" in line)
-    assert "No space left on device" in warning
-    assert "the last checkpoint is unharmed" in warning
+    said = process.seen.splitlines()
+    assert any(KINDS[row] in line for line in said), said
+    lost = [line for line in said if "cannot write" in line]
+    assert all(KINDS[row] in line for line in lost), lost
+    # Each file's loss is said once, not at every step.
+    assert len({line.partition(" (")[0] for line in lost}) == len(lost), lost
+    for line in lost:
+        name = line.removeprefix("warning: cannot write ").partition(" (")[0]
+        assert f"{name} can be written again" in said or name in ("samples", "checkpoints/best"), said
+    rows = [row["step"] for row in metrics(run)]
+    assert rows == sorted(rows)
+    assert_sound(run)
+    assert (run / "checkpoints" / "latest").read_text() == f"step-{LAST_STEP:08d}\n"
     assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+    assert not list(run.glob("checkpoints/.*"))
+    ledger(row, 1)
 
 
-def test_a_disk_that_stays_full_leaves_the_last_checkpoint_whole(
-    unending: Words, straight: Path, small_disk: Path, tmp_path: Path
+@pytest.mark.parametrize("moment", MOMENTS if WHOLE else MOMENTS[:1])
+@pytest.mark.parametrize("row", KINDS)
+def test_a_trouble_that_stays_leaves_the_last_checkpoint_whole(
+    row: str, moment: str, straight: Path, small_disk: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
-    run = small_disk / "run"
-    with forked([*unending, *TO_THE_END, "--out", run], tmp_path / "said") as process:
-        wait_for_a_checkpoint(run, process)
-        ballast = fill(small_disk)
+    run = run_at(30, straight, small_disk / "run")
+    begin = hold(
+        moment, tmp_path, when={"save, before the pointer": "step-00000035", "log": "validation"}.get(moment, "")
+    )
+    with forked(["resume", run, TRACKED], tmp_path / "said", begin) as process:
+        with held(process, begin):
+            trouble = TROUBLES[row](small_disk)
+            trouble.__enter__()
         assert process.end() == 1, process.seen
 
     sentence = error_line(process.seen)
     assert "could not save the last step" in sentence
-    assert "No space left on device" in sentence
-    for step in steps_saved(run):
-        checkpoint.verify(run / "checkpoints" / f"step-{step:08d}")
-    assert (run / "checkpoints" / "latest").read_text().strip() == f"step-{steps_saved(run)[-1]:08d}"
-    assert not list(run.glob("checkpoints/.*"))
+    assert KINDS[row] in sentence
+    assert_sound(run)
 
-    ballast.unlink()
+    trouble.__exit__(None, None, None)
     succeed("resume", run)
 
     assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+    assert not list(run.glob("checkpoints/.*"))
+    ledger(row, 1)
 
 
-def test_a_limit_on_file_sizes_leaves_the_last_checkpoint_whole(pictures: Path, trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", KINDS)
+def test_curves_that_cannot_be_drawn_are_not_a_failed_training(
+    row: str, straight: Path, small_disk: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    run = run_at(35, straight, small_disk / "run")
+    place = hold("curves", tmp_path)
+    with forked(["resume", run], tmp_path / "said", place) as process:
+        with held(process, place):
+            trouble = TROUBLES[row](small_disk)
+            trouble.__enter__()
+        assert process.end() == 0, process.seen
+    assert f"warning: cannot write curves.png ({KINDS[row]})" in process.seen
+    assert not [path for path in run.iterdir() if "curves" in path.name]
+    trouble.__exit__(None, None, None)
+    ledger(row, 1)
+
+
+@pytest.mark.parametrize("moment", part(("lock", "first files", "readable data")))
+@pytest.mark.parametrize("row", KINDS)
+def test_a_new_run_that_finds_no_room_says_so_and_can_be_started_again(
+    row: str,
+    moment: str,
+    recipe: str,
+    case: Case,
+    data: Path,
+    finished: Path,
+    small_disk: Path,
+    tmp_path: Path,
+    ledger: Ledger,
+) -> None:
+    run = small_disk / "run"
+    words = ["train", recipe, data, *case.tiny, "--out", run]
+    place = hold(moment, tmp_path)
+    with forked(words, tmp_path / "said", place) as process:
+        with held(process, place):
+            trouble = TROUBLES[row](small_disk)
+            trouble.__enter__()
+        assert process.end() in (1, 2), process.seen
+    assert f"cannot write to the run folder {run}: {KINDS[row]}" in error_line(process.seen)
+
+    trouble.__exit__(None, None, None)
+    succeed(*words)
+    assert tensor_hashes(run, 12) == tensor_hashes(finished, 12)
+    ledger(row, 1)
+
+
+@pytest.mark.parametrize("row", KINDS)
+def test_resuming_without_room_says_so_and_changes_nothing(
+    row: str, straight: Path, small_disk: Path, ledger: Ledger
+) -> None:
+    run = run_at(35, straight, small_disk / "run")
+    before = tree(run)
+    with TROUBLES[row](small_disk):
+        outcome = quintet("resume", run)
+        after = tree(run)
+    assert outcome.code in (1, 2)
+    assert f"cannot write to the run folder {run}: {KINDS[row]}" in error_line(outcome.errors)
+    assert {name for name in before if before[name] != after.get(name)} <= {"lock"}
+    assert after.keys() == before.keys()
+
+    succeed("resume", run)
+    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+    ledger(row, 1)
+
+
+@pytest.mark.parametrize("row", KINDS)
+def test_commands_that_find_no_room_say_so_and_leave_nothing_half_written(
+    row: str, case: Case, data: Path, finished: Path, small_disk: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    out = small_disk / "out"
+    figures = small_disk / "eval.json"
+    succeed("eval", finished, "--out", figures)
+    before = tree(small_disk)
+    commands: list[list[object]] = [
+        ["eval", finished, "--out", figures],
+        ["sample", finished, "--num", 2, "--out", out / "sample"],
+        ["export", finished, out / "export"],
+    ]
+    if case.tokenizer:
+        succeed("encode", finished, data, "--out", tmp_path / "codes")
+        commands += [
+            ["encode", finished, data, "--out", out / "codes"],
+            ["decode", finished, tmp_path / "codes", "--out", out / "decoded"],
+        ]
+    for words in commands:
+        with TROUBLES[row](small_disk):
+            outcome = quintet(*words)
+        assert outcome.code in (1, 2), words
+        assert KINDS[row] in error_line(outcome.errors), words
+        assert "unexpected" not in outcome.errors, outcome.errors
+        assert tree(small_disk) == before, words
+    ledger(row, len(commands))
+
+
+def test_a_console_on_a_full_disk_stops_nothing(
+    straight: Path, small_disk: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    """As with `quintet … 2> log` on the disk that is full."""
+    run = run_at(35, straight, tmp_path / "run")
+    said = small_disk / "said"
+    said.touch()
+    with full(small_disk), forked(["resume", run], said) as process:
+        assert process.end() == 0
+    assert said.stat().st_size == 0
+    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+    ledger("disk-full", 1)
+
+
+def test_a_limit_on_file_sizes_leaves_the_last_checkpoint_whole(
+    pictures: Path, trained: Path, tmp_path: Path, ledger: Ledger
+) -> None:
     """What a quota does, and what needs no right to mount."""
     run = shutil.copytree(trained, tmp_path / "run")
     before = tree(run / "checkpoints")
@@ -114,6 +290,7 @@ def test_a_limit_on_file_sizes_leaves_the_last_checkpoint_whole(pictures: Path, 
 
     assert "could not save the last step" in error_line(process.seen)
     assert tree(run / "checkpoints") == before
+    ledger("disk-full", 1)
 
 
 def without_the_right_to_ignore_permissions() -> None:
@@ -122,7 +299,7 @@ def without_the_right_to_ignore_permissions() -> None:
     ctypes.CDLL(None).prctl(drop_from_bounding_set, override_permissions, 0, 0, 0)
 
 
-def test_a_folder_that_may_not_be_written_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written_is_refused(pictures: Path, tmp_path: Path, ledger: Ledger) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
     command = python("-m", "quintet", "train", "vqgan", pictures, "--out", closed / "run", *TINY)
@@ -131,6 +308,7 @@ def test_a_folder_that_may_not_be_written_is_refused(pictures: Path, tmp_path: P
 
     assert f"cannot write to the run folder {closed / 'run'}: Permission denied" in error_line(process.seen)
     assert not list(closed.iterdir())
+    ledger("read-only", 1)
 
 
 def test_a_file_system_that_takes_no_folders_is_refused(pictures: Path) -> None:

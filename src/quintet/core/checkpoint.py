@@ -96,9 +96,15 @@ def write_folder(target: Path, contents: Contents) -> None:
         _rename(temporary, target)
         sync(target.parent)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        raise _as_os_error(error, target) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _as_os_error(error: SafetensorError, path: Path) -> OSError:
+    """The compiled writer gives the number of the operating system's error only in its text."""
+    number = re.search(r"os error ([0-9]+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else OSError(str(error))
 
 
 def _rename(temporary: Path, target: Path) -> None:
