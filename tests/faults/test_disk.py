@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import resource
 import shutil
 import subprocess
@@ -32,6 +33,8 @@ from helpers import (
     tree,
 )
 from quintet.core import checkpoint
+from quintet.core.metrics import TensorBoard
+from quintet.core.run import Run
 
 FULL, READ_ONLY = "No space left on device", "Read-only file system"
 KINDS = {"disk-full": FULL, "read-only": READ_ONLY}
@@ -275,6 +278,42 @@ def test_a_console_on_a_full_disk_stops_nothing(
         assert process.end() == 0
     assert said.stat().st_size == 0
     assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+    ledger("disk-full", 1)
+
+
+def test_a_line_that_does_not_fit_is_left_out_whole_and_the_loss_is_said_once(small_disk: Path, ledger: Ledger) -> None:
+    run, told = Run(small_disk), list[str]()
+    run.tell = told.append
+    with full(small_disk):
+        for step in range(200):  # a started block of the file is still free, and ends in the middle of a line
+            run.write_metrics({"step": step, "text": "x" * 90})
+    assert told == [f"warning: cannot write metrics.jsonl ({FULL}); the run goes on without it"]
+    run.write_metrics({"step": 200})
+
+    assert told[1:] == ["metrics.jsonl can be written again"]
+    assert not run.lost_writes
+    lines = run.metrics_file.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines][-1] == 200
+    ledger("disk-full", 1)
+
+
+def log_steps(tracker: TensorBoard, steps: int) -> None:
+    for step in range(steps):
+        tracker.log({"loss": 1.0}, step)
+
+
+def test_event_files_begin_anew_where_a_record_did_not_fit(small_disk: Path, ledger: Ledger) -> None:
+    """Readers give up a file at half a record."""
+    tracker = TensorBoard(small_disk)
+    with full(small_disk), pytest.raises(OSError, match=FULL):
+        log_steps(tracker, 2000)
+    (broken,) = (small_disk / "tensorboard").iterdir()
+    size = broken.stat().st_size
+    tracker.log({"loss": 2.0}, 2000)
+    tracker.close()
+
+    assert broken.stat().st_size == size
+    assert len(list((small_disk / "tensorboard").iterdir())) == 2
     ledger("disk-full", 1)
 
 

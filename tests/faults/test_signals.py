@@ -28,6 +28,7 @@ from helpers import (
     wait_until,
 )
 from quintet.core import checkpoint
+from quintet.core.signals import StopRequest
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 BEGUN = 30
@@ -249,6 +250,14 @@ def test_a_signal_while_saving_on_a_full_disk_is_an_error_that_says_so(straight:
     blocker.unlink()
 
     assert_resumes_exactly(run, straight)
+
+
+def test_a_handler_of_other_code_does_not_spoil_the_end_of_a_training() -> None:
+    """Python names such a handler None, and cannot put it back."""
+    before = signal.getsignal(signal.SIGUSR1)
+    with StopRequest() as stop:
+        stop._previous[signal.SIGUSR1] = None
+    assert signal.signal(signal.SIGUSR1, before) == signal.SIG_DFL
 
 
 def test_a_time_limit_stops_a_run_that_can_go_on(unending: Words, straight: Path, tmp_path: Path) -> None:
