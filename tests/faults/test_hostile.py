@@ -3,6 +3,7 @@ in one sentence what is wrong, or passes over the file and goes on with the othe
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import json
@@ -76,10 +77,18 @@ def untouched(place: Place) -> Iterator[None]:
     assert {path.name for path in place.outside.parent.iterdir()} == beside
 
 
+def told(*words: object) -> Outcome:
+    """The command. What a defect leaves open is closed here, and not in the middle of another test."""
+    outcome = quintet(*words)
+    if "unexpected" in outcome.errors:
+        gc.collect()
+    return outcome
+
+
 def refused(place: Place, *words: object) -> str:
     """The sentence of a command that must not do what it was told."""
     with untouched(place):
-        outcome = quintet(*words)
+        outcome = told(*words)
     assert outcome.code in (1, 2), (words, outcome)
     sentence = error_line(outcome.errors)
     assert "unexpected" not in sentence
@@ -530,6 +539,7 @@ def test_numbers_of_a_checkpoint(finished: Path, place: Place, ledger: Ledger) -
     ledger("hostile-weights", refuse_numbers(META, finished, place))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.xfail(reason="core/state.py does not look at these numbers yet", strict=True)
 def test_unchecked_numbers_of_a_checkpoint(finished: Path, place: Place, ledger: Ledger) -> None:
     ledger("hostile-weights", refuse_numbers(UNCHECKED, finished, place))
@@ -566,6 +576,109 @@ def test_pointers_that_lead_elsewhere(name: str, finished: Path, place: Place, l
     with unblocked(run):
         assert quintet("eval", f"{run}@{name}").code == (2 if name == "best" else 0)
     ledger("hostile-weights", len(hostile) + 1)
+
+
+def optimizer_file(folder: Path) -> Path:
+    return min(folder.glob("optim/*.safetensors"))
+
+
+def first_matching(tensors: dict[str, Tensor], kind: str) -> str:
+    return next(name for name in tensors if name.startswith(kind))
+
+
+OPTIMIZERS: Mapping[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "a name without a kind": lambda tensors: {"strange": torch.ones(1)},
+    "an unknown kind": lambda tensors: {**tensors, f"strange/{next(iter(tensors)).partition('/')[2]}": torch.ones(1)},
+    "other shapes": lambda tensors: {name: each[..., None] for name, each in tensors.items()},
+    "shapes that broadcast": lambda tensors: {name: each.flatten()[:1] for name, each in tensors.items()},
+    "nothing": lambda tensors: {},
+    "every second one": lambda tensors: dict([*tensors.items()][::2]),
+    "many steps in one": lambda tensors: {**tensors, first_matching(tensors, "step/"): torch.ones(5)},
+    "integers": lambda tensors: {name: each.to(torch.int32) for name, each in tensors.items()},
+}
+"""What an optimizer cannot go on from. Only the first is refused so far; see core/optim.py."""
+
+
+def strict_failure(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(reason=reason, strict=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if number == 0 else strict_failure("core/optim.py takes what it is given"))
+        for number, name in enumerate(OPTIMIZERS)
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_optimizer_state(name: str, finished: Path, place: Place, ledger: Ledger) -> None:
+    folder = one_checkpoint(finished, place)
+    path = optimizer_file(folder)
+    changed = OPTIMIZERS[name](load(path.read_bytes()))
+    path.write_bytes(save({key: tensor.contiguous() for key, tensor in changed.items()}))
+    renew_sums(folder)
+    refused(place, "resume", folder.parents[1], "train.steps=13")
+    ledger("hostile-weights", 1)
+
+
+@strict_failure("core/state.py casts integers to weights")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_weights_of_another_type(dtype: torch.dtype, recipe: str, finished: Path, place: Place, ledger: Ledger) -> None:
+    folder = one_checkpoint(finished, place)
+    path = folder / weights_of(recipe)
+    path.write_bytes(with_tensors(path.read_bytes(), lambda tensor: tensor.to(dtype)))
+    renew_sums(folder)
+    assert str(path) in refused(place, "eval", folder.parents[1], "--out", "figures.json")
+    ledger("hostile-weights", 1)
+
+
+WRITTEN = ("lock", "log.txt", "metrics.jsonl")
+if WHOLE:
+    WRITTEN += ("config.yaml", "curves.png", "data.json", "eval.json", "state.json")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=strict_failure("core/run.py writes through a link") if name[0] == "l" else [])
+        for name in WRITTEN
+    ],
+)
+def test_a_run_whose_files_are_links_writes_nothing_outside(
+    name: str, finished: Path, place: Place, ledger: Ledger
+) -> None:
+    """A run that somebody gave away, with its log leading to the start-up file of a shell."""
+    run = copied(finished, place.here / "run")
+    victim = place.outside / "victim"
+    victim.write_bytes((run / name).read_bytes() + b"\n" if (run / name).exists() else b"")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(victim)
+    answered(place, "resume", run, "train.steps=13")
+    answered(place, "eval", run)
+    ledger("hostile-weights", 2)
+
+
+def test_a_checkpoint_that_lies_elsewhere_is_not_deleted_there(finished: Path, place: Place, ledger: Ledger) -> None:
+    """People put checkpoints on other disks; pruning takes the link away, not what it leads to."""
+    run = copied(finished, place.here / "run")
+    last = run / "checkpoints" / "step-00000012"
+    shutil.move(last, place.outside / "elsewhere")
+    last.symlink_to(place.outside / "elsewhere")
+    answered(place, "resume", run, "train.steps=20", "checkpoint.keep=1")
+    ledger("hostile-weights", 1)
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        *("../..", "12/../x", "-1", "+12", "1_2", " 12", "\u0663"),
+        *(pytest.param(each, marks=strict_failure("runs.py takes it for a number")) for each in ("\u00b2", "9" * 5000)),
+    ],
+    ids=lambda which: ascii(which)[:20],
+)
+def test_names_of_checkpoints(which: str, finished: Path, place: Place, ledger: Ledger) -> None:
+    refused(place, "eval", f"{finished}@{which}")
+    ledger("hostile-text", 1)
 
 
 # --- media -------------------------------------------------------------------------------------------------------
@@ -761,7 +874,7 @@ def test_pictures_are_trained_on(
 def answered(place: Place, *words: object) -> Outcome:
     """A command that may succeed or refuse, but does either in order and touches nothing outside."""
     with untouched(place):
-        outcome = quintet(*words)
+        outcome = told(*words)
     assert "SECRET" not in outcome.errors + outcome.output
     if outcome.code:
         assert outcome.code in (1, 2)
@@ -1142,4 +1255,5 @@ def test_records_of_a_run(file: str, finished: Path, place: Place, ledger: Ledge
 @pytest.mark.xfail(reason="these readers of a run's own records trust them", strict=True)
 @pytest.mark.parametrize("file", [file for file, names in UNREAD.items() if names])
 def test_unread_records_of_a_run(file: str, finished: Path, place: Place, ledger: Ledger) -> None:
-    ledger("hostile-text", answer_records(file, UNREAD[file], finished, place, patience=3))
+    names = [name for name in UNREAD[file] if WHOLE or name != "a pipe"]
+    ledger("hostile-text", answer_records(file, names, finished, place, patience=3))
