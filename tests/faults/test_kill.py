@@ -152,28 +152,50 @@ def check_best_without_a_new_one(run: Path, copy: Path, where: str) -> None:
     shutil.rmtree(copy)
 
 
+def kill_and_resume(operation: Operation, begun: Path, whole_save: Path, straight: Path, tmp_path: Path) -> None:
+    """One trial: `begun` is resumed, killed at the operation, and resumed to the end."""
+    run = copied(begun, tmp_path / "run")
+    trace = tracing.trace(["resume", run, *SAVING], tmp_path / "trace", kill_at=operation)
+    where = check_death(trace, run, operation, whole_save / "run")
+    # Of what was saved, nothing is lost: the save that was cut short is the only one missing.
+    saved = max(steps_renamed(trace, run), default=1)
+    assert newest_saved(run) == saved, where
+    check_best_without_a_new_one(run, tmp_path / "copy", where)
+
+    # The keys, too, because a process that died early did not store them.
+    resumed = succeed("resume", run, *SAVING)
+
+    assert resumed_from(resumed.errors) == saved, where
+    check_whole(run, straight, SAVE_END, where)
+    assert state(run)["best"] == state(whole_save / "run")["best"], where
+    shutil.rmtree(run)
+    shutil.rmtree(tmp_path / "trace")
+
+
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_run_killed_at_any_file_operation_of_a_save_resumes_to_the_same_bytes(
     share: int, begun: Path, whole_save: Path, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     operations = share_of(operations_of_saves(whole_save), share)
     for operation in operations:
-        run = copied(begun, tmp_path / "run")
-        trace = tracing.trace(["resume", run, *SAVING], tmp_path / "trace", kill_at=operation)
-        where = check_death(trace, run, operation, whole_save / "run")
-        # Of what was saved, nothing is lost: the save that was cut short is the only one missing.
-        saved = steps_renamed(trace, run)
-        assert newest_saved(run) == max(saved, default=1), where
-        check_best_without_a_new_one(run, tmp_path / "copy", where)
-
-        resumed = succeed("resume", run)
-
-        assert resumed_from(resumed.errors) == max(saved, default=1), where
-        check_whole(run, straight, SAVE_END, where)
-        assert state(run)["best"] == state(whole_save / "run")["best"], where
-        shutil.rmtree(run)
-        shutil.rmtree(tmp_path / "trace")
+        kill_and_resume(operation, begun, whole_save, straight, tmp_path)
     ledger("kill-save", len(operations))
+
+
+def operations_of_the_resume(watched: Path) -> list[Operation]:
+    """From the first change in the folder to the first file of the first save."""
+    changes = [each for each in tracing.read(watched / "trace") if each.changes and each.within(watched / "run")]
+    return changes[: next(index for index, each in enumerate(changes) if ".writing-step-" in each.text)]
+
+
+@pytest.mark.parametrize("share", range(SHARES if WHOLE else 1))
+def test_a_run_killed_while_it_resumes_resumes_again(
+    share: int, begun: Path, whole_save: Path, straight: Path, tmp_path: Path
+) -> None:
+    operations = operations_of_the_resume(whole_save)
+    # Of a part, the one in the middle, when some of the files are new and some are old.
+    for operation in share_of(operations, share) if WHOLE else [operations[len(operations) // 2]]:
+        kill_and_resume(operation, begun, whole_save, straight, tmp_path)
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
