@@ -125,7 +125,7 @@ def test_a_signal_in_any_moment_saves_and_exits_with_its_own_code(
     ledger("signal", 1)
 
 
-@pytest.mark.parametrize(("moment", "number"), TRIALS if WHOLE else TRIALS[::2], ids=name)
+@pytest.mark.parametrize(("moment", "number"), TRIALS if WHOLE else TRIALS[::3], ids=name)
 def test_a_second_signal_in_any_moment_ends_the_process_at_once(
     moment: str, number: signal.Signals, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
