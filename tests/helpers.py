@@ -211,6 +211,16 @@ def _run_command(
     main(words)
 
 
+def children(process: int) -> list[int]:
+    """The processes that a process has started, as the kernel sees them."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == process:
+                found.append(int(folder.name))
+    return found
+
+
 def wait_until(happened: Callable[[], bool], process: Process, what: str, pause: float = 0.002) -> None:
     """Wait for something that a running process does to its files."""
     deadline = time.monotonic() + DEADLINE

@@ -19,8 +19,8 @@ Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
 
-def nan_pictures(item: Item) -> Item:
-    return {**item, "images": torch.full(item["images"].shape, torch.nan)}
+def spoilt_pictures(item: Item, value: float) -> Item:
+    return {**item, "images": torch.full(item["images"].shape, value)}
 
 
 def unchanged(recipe: Recipe[Any]) -> None:
@@ -48,8 +48,8 @@ class Case:
     """Trainings in which two processes must agree with one in everything, in fp64."""
     brief: tuple[str, ...]
     """Keys of a training of so few steps that rounding in fp32 cannot grow: there the losses must agree."""
-    poison: Callable[[Item], Item]
-    """An item that holds a non-finite number."""
+    poison: Callable[[Item, float], Item]
+    """The item, holding a given non-finite number."""
     resumed: tuple[str, ...] = ()
     """Further keys, each of which changes what a resumed run has to restore."""
     faults: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ CASES: Mapping[str, Case] = {
             "residual vq": ("model.quantizer=vq", "model.quantizer_levels=2", "model.codebook_size=16"),
         },
         brief=("train.steps=4", "loss.discriminator_start=2"),
-        poison=nan_pictures,
+        poison=spoilt_pictures,
         resumed=("model.quantizer=vq", "optim.name=lion optim.clip=0.5", "ema.every=2 ema.start=3"),
         faults=("model.quantizer=vq",),
         prepare=hasten_the_death_of_codes,

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from faults.conftest import Words
-from helpers import Process, forked, state, wait_until
+from helpers import Process, children, forked, state, wait_until
 
 MINUTES = float(os.environ.get("QUINTET_SOAK_MINUTES", "0"))
 STEPS, MEASURED_EVERY = (1_000_000_000, 500) if MINUTES else (480, 20)
@@ -36,14 +36,14 @@ class Measurement:
 
 
 def measure(process: Process, step: int) -> Measurement:
-    children = [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    workers = children(process.pid)
     return Measurement(
         step,
         resident_megabytes(process.pid),
-        sum(resident_megabytes(child) for child in children),
+        sum(resident_megabytes(worker) for worker in workers),
         len(os.listdir(f"/proc/{process.pid}/fd")),
         len(os.listdir(f"/proc/{process.pid}/task")),
-        len(children),
+        len(workers),
     )
 
 
