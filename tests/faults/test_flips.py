@@ -201,7 +201,9 @@ def test_an_empty_folder_under_a_checkpoints_name_is_passed_over(root: Path, led
 # --- the same, by the command -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", part((lose_the_end, flip, *DAMAGES)), ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    "damage", part((*DAMAGES[5:6], flip, *DAMAGES[:5], *DAMAGES[6:])), ids=lambda damage: damage.__name__
+)
 @pytest.mark.parametrize("file", part(("SHA256SUMS", "meta.json", "config.yaml")))
 def test_a_run_goes_on_from_the_newest_sound_checkpoint(
     damage: Damage, file: str, straight: Path, tmp_path: Path, ledger: Ledger
