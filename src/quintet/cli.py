@@ -168,6 +168,9 @@ def _train(trainer: Any) -> None:
     except SystemExit:  # a signal: everything is saved, and the other processes are told
         _leave(trainer)
         raise
+    except BaseException:
+        trainer.close()
+        raise
     if trainer.is_main:
         folder = trainer.run.folder
         from quintet.media.chart import write_curves
@@ -418,10 +421,15 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _read_figures(folder: Path) -> dict[str, float]:
+    from quintet.core import checkpoint
+
     try:
-        return dict(json.loads((folder / "eval.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        figures = json.loads(checkpoint.read_regular(folder / "eval.json"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    if not isinstance(figures, dict):
+        return {}
+    return {name: value for name, value in figures.items() if isinstance(value, float)}
 
 
 def _free(path: Path) -> Path:

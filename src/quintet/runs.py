@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ class Trained:
 def open_trained(reference: str | Path) -> Trained:
     """`RUN`, `RUN@step`, `RUN@best`, or an exported folder."""
     text, which = str(reference), ""
-    if "@" in text and not Path(text).exists():  # the name of a folder may hold an @ of its own
+    if "@" in text and not os.path.exists(text):  # the name of a folder may hold an @ of its own
         text, _, which = text.rpartition("@")
     folder = Path(text)
     if (folder / pretrained.CONFIG).is_file():
@@ -136,6 +137,8 @@ def open_trained(reference: str | Path) -> Trained:
 
 def _open_exported(folder: Path) -> Trained:
     settings = pretrained.read_settings(folder)
+    if not isinstance(settings.get("run"), dict):
+        raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
     schema = recipes.find(str(settings.get("recipe"))).config_class()
     recipe = make_recipe(configs.validate(schema, settings["run"]))
     module = recipe.modules[recipe.exported]
@@ -150,11 +153,11 @@ def _choose_checkpoint(run: Run, which: str) -> tuple[Path, list[str]]:
     if which in ("", "latest"):
         return checkpoint.newest_sound(root)
     chosen = checkpoint.pointed(root, "best") if which == "best" else None
-    if which.isdigit():
+    if which.isascii() and which.isdecimal() and len(which) < 16:
         chosen = checkpoint.folder_of(root, int(which))
     if chosen is None or not chosen.is_dir():
         known = ", ".join(str(checkpoint.step_of(path)) for path in checkpoint.steps(root))
-        raise UsageError(f"{run.folder} has no checkpoint '{which}'; it has best, latest and the steps {known}")
+        raise UsageError(f"{run.folder} has no checkpoint '{which[:20]}'; it has best, latest and the steps {known}")
     checkpoint.verify(chosen)
     return chosen, []
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -63,12 +63,16 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
+def is_named(folder: Path) -> bool:
+    """Whether a folder has the name of a checkpoint."""
+    return _NAME.fullmatch(folder.name) is not None and folder == folder_of(folder.parent, step_of(folder))
+
+
 def steps(root: Path) -> list[Path]:
     """The checkpoints that stand, oldest first; unfinished ones do not count."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted((path for path in found if path == folder_of(root, step_of(path))), key=step_of)
+    return sorted((path for path in root.iterdir() if is_named(path) and path.is_dir()), key=step_of)
 
 
 def write(root: Path, step: int, contents: Contents) -> Path:
@@ -108,18 +112,14 @@ def _as_os_error(error: SafetensorError, path: Path) -> OSError:
 
 
 def _rename(temporary: Path, target: Path) -> None:
-    """Put a finished folder in its place. Where the step stands already, it goes only as its successor comes."""
-    doomed = target.with_name(f"{_DOOMED}{target.name}")
-    if target.exists():
-        shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(target, doomed)
+    """Put a finished folder in its place. What stands there with something in it is set aside, never deleted."""
     try:
         os.rename(temporary, target)
-    except OSError:
-        if doomed.exists() and not target.exists():
-            os.rename(doomed, target)
-        raise
-    shutil.rmtree(doomed, ignore_errors=True)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        set_aside(target, "replaced")
+        os.rename(temporary, target)
 
 
 def _write_files(folder: Path, contents: Contents) -> None:
@@ -300,11 +300,21 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def open_own(path: Path, mode: str) -> IO[bytes]:
+    """Open a file for writing; an OSError where a link or a pipe lies in its place, which would lead elsewhere."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+    return open(path, mode, buffering=0, opener=opened)
+
+
 def replace_text(path: Path, text: str, durable: bool = True) -> None:
     """Replace a small text file so that a reader sees the old or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.writing")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with open_own(temporary, "wb") as file:
+            file.write(text.encode())
         if durable:
             sync(temporary)
         os.replace(temporary, path)

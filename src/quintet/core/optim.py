@@ -7,6 +7,7 @@ by position, so that no restart can lay moments on another tensor.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -114,13 +115,14 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str,
     }
 
 
-def load_optimizer_tensors(optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor]) -> None:
-    """Put saved state back under the names it was saved by."""
+def load_optimizer_tensors(
+    optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor], origin: str = "the saved state"
+) -> None:
+    """Put saved state back under the names it was saved by. A phase that has not been active yet has none."""
+    _check_optimizer_tensors(optimizer, parameters, tensors, origin)
     optimizer.state.clear()
     for key, saved in tensors.items():
         kind, _, name = key.partition("/")
-        if name not in parameters:
-            raise CheckpointError(f"the checkpoint has optimizer state for '{name}', which this model does not have")
         parameter = parameters[name]
         if kind == "step":
             value = saved.clone().to(parameter.device if optimizer.defaults.get("fused") else "cpu")
@@ -128,3 +130,25 @@ def load_optimizer_tensors(optimizer: Optimizer, parameters: Parameters, tensors
             # In the parameter's own memory format: the fused kernels walk both as flat memory.
             value = torch.empty_like(parameter, requires_grad=False).copy_(saved)
         optimizer.state[parameter][kind] = value
+
+
+def _check_optimizer_tensors(
+    optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor], origin: str
+) -> None:
+    """Each parameter has the whole state of this optimizer, or none."""
+    expected = {"exp_avg"} if isinstance(optimizer, Lion) else {"step", "exp_avg", "exp_avg_sq"}
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for key, saved in tensors.items():
+        kind, _, name = key.partition("/")
+        if name not in parameters:
+            raise CheckpointError(f"{origin} has optimizer state for {name[:100]!r}, which this model does not have")
+        kinds[name].add(kind)
+        shape = () if kind == "step" else parameters[name].shape
+        if saved.shape != shape or not saved.is_floating_point():
+            raise CheckpointError(f"{origin}: {key[:100]!r} is not of the shape and type of its parameter")
+    for name, found in kinds.items():
+        if found != expected:
+            raise CheckpointError(
+                f"{origin} holds {', '.join(sorted(found))[:100]} of '{name}', this optimizer needs "
+                f"{', '.join(sorted(expected))}"
+            )

@@ -10,6 +10,7 @@ from typing import Any
 
 import quintet
 from quintet.config import RunConfig
+from quintet.core import checkpoint
 from quintet.core.recipe import Recipe, Sources
 from quintet.core.run import Run
 from quintet.errors import UsageError
@@ -87,8 +88,11 @@ def refuse_other_version(folder: Path, meta: Mapping[str, Any]) -> None:
 
 def read_data_record(run: Run) -> dict[str, Any]:
     try:
-        known = json.loads(run.data_file.read_text(encoding="utf-8"))
-        return {name: known[name] for name in ("fingerprint", "skipped", "train", "validation")}
+        known = json.loads(checkpoint.read_regular(run.data_file))
+        for name, kind in (("fingerprint", str), ("skipped", dict), ("train", list), ("validation", list)):
+            if not isinstance(known[name], kind) or not all(isinstance(each, str) for each in known[name]):
+                raise ValueError(f"'{name}' is not what quintet writes")
+        return dict(known)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{run.data_file} is missing or damaged ({error}), so nobody can tell whether the data is what it was; "

@@ -79,7 +79,7 @@ class Run:
         """Become the only writer, until `close` or the end of the process, however it ends."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("a+b", buffering=0)
+            lock = checkpoint.open_own(self.folder / "lock", "a+b")
         except OSError as error:
             raise UsageError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
         try:
@@ -165,28 +165,33 @@ class Run:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The rows so far. A half-written last line, left by a killed process, is passed over."""
-        if not self.metrics_file.exists():
+        try:
+            text = checkpoint.read_regular(self.metrics_file).decode("utf-8", errors="replace")
+        except OSError:
             return []
-        rows = []
-        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
-        return rows
+        return [row for row in map(_row, text.split("\n")) if row is not None]
 
     def drop_metrics_after(self, step: int) -> None:
         """Forget rows of steps that a resumed run will take again."""
         if self.metrics_file.exists():
-            rows = [row for row in self.read_metrics() if row.get("step", 0) <= step]
+            rows = [row for row in self.read_metrics() if row["step"] <= step]
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             self.observe("metrics.jsonl", lambda: checkpoint.replace_text(self.metrics_file, text))
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """A row of figures, if the line is one."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), (int, float)) else None
 
 
 def append_line(path: Path, line: str) -> None:
     """Add a whole line or, where the disk is full, nothing of it."""
     rest = memoryview(f"{line}\n".encode())
-    with path.open("ab", buffering=0) as file:
+    with checkpoint.open_own(path, "ab") as file:
         before = file.seek(0, os.SEEK_END)
         try:
             while rest:

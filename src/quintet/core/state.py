@@ -96,6 +96,7 @@ class TrainingState:
     def restore(self, folder: Path, optimizers: bool = True) -> dict[str, Any]:
         """Take everything over from a sound checkpoint; returns its `meta.json`."""
         meta = read_meta(folder, self.recipe.name)
+        progress = read_progress(folder, meta)
         for name, module in self.recipe.modules.items():
             load_module(module, folder, name)
         if self.average:
@@ -103,9 +104,10 @@ class TrainingState:
                 load_module(module, folder, f"ema/{name}")
         if optimizers:
             for state in self.phases:
-                tensors = checkpoint.read_tensors(folder, f"optim/{state.phase.name}")
-                load_optimizer_tensors(state.optimizer, state.parameters, tensors)
-        self.progress = read_progress(folder, meta)
+                origin = f"optim/{state.phase.name}"
+                tensors = checkpoint.read_tensors(folder, origin)
+                load_optimizer_tensors(state.optimizer, state.parameters, tensors, f"{folder / origin}.safetensors")
+        self.progress = progress
         return meta
 
 
@@ -115,8 +117,11 @@ def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
     for name in ("step", "items_seen", "bad_steps", "bad_steps_in_a_row", "rollbacks"):
         if type(known.get(name, 0)) is not int or known.get(name, 0) < 0:
             raise CheckpointError(f"{folder / 'meta.json'}: '{name}' is not a count")
-    if "step" not in known:
-        raise CheckpointError(f"{folder / 'meta.json'} does not say which step it is of")
+    if "step" not in known or (checkpoint.is_named(folder) and known["step"] != checkpoint.step_of(folder)):
+        raise CheckpointError(f"{folder / 'meta.json'} is not of the step that the folder's name says")
+    value, step = known.get("best_value"), known.get("best_step")
+    if not (value is None or isinstance(value, float)) or not (step is None or isinstance(step, int)):
+        raise CheckpointError(f"{folder / 'meta.json'}: 'best_value' and 'best_step' are not numbers")
     return Progress(**known)
 
 
@@ -154,9 +159,11 @@ def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
     meta = checkpoint.read_json(folder, "meta")
     if not isinstance(meta, dict) or meta.get("format") != checkpoint.FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else None
-        raise CheckpointError(f"{folder} has checkpoint format {found}; this version reads {checkpoint.FORMAT}")
+        raise CheckpointError(
+            f"{folder} has checkpoint format {str(found)[:20]}; this version reads {checkpoint.FORMAT}"
+        )
     if meta.get("recipe") != recipe:
-        raise CheckpointError(f"{folder} is a checkpoint of recipe '{meta.get('recipe')}', not of '{recipe}'")
+        raise CheckpointError(f"{folder} is a checkpoint of recipe {str(meta.get('recipe'))[:40]!r}, not of '{recipe}'")
     return meta
 
 
@@ -174,6 +181,8 @@ def copy_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: str) 
             raise CheckpointError(
                 f"{origin}: '{key}' has shape {tuple(tensors[key].shape)}, the model expects {tuple(value.shape)}"
             )
+        if value.is_floating_point() != tensors[key].is_floating_point():
+            raise CheckpointError(f"{origin}: '{key}' is of type {tensors[key].dtype}, the model expects {value.dtype}")
     with torch.no_grad():
         for key, value in own.items():
             value.copy_(tensors[key])

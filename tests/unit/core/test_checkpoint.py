@@ -335,7 +335,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     folder = checkpoint.write(tmp_path, 10, contents(2))
     checkpoint.verify(folder)
     assert checkpoint.read_json(folder, "meta")["step"] == 2
-    assert {path.name for path in tmp_path.iterdir()} == {"step-00000010", "latest"}
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000010", "latest", "replaced-step-00000010"}
 
 
 def test_replacing_a_text_leaves_no_second_file(tmp_path: Path) -> None:

@@ -18,16 +18,20 @@ class VQGanModelConfig(Section):
     dim: int = Field(
         64, ge=8, multiple_of=8, description="Width at the finest resolution; doubles downwards to 8x at most."
     )
-    layers: int = Field(3, ge=1, description="Halvings of the resolution; one code stands for 2^layers pixels a side.")
-    blocks: int = Field(1, ge=0, description="Residual blocks at each resolution, in the encoder and in the decoder.")
+    layers: int = Field(
+        3, ge=1, le=12, description="Halvings of the resolution; one code stands for 2^layers pixels a side."
+    )
+    blocks: int = Field(
+        1, ge=0, le=64, description="Residual blocks at each resolution, in the encoder and in the decoder."
+    )
     quantizer: Literal["vq", "lfq", "fsq"] = Field(
         "vq", description="Vector, lookup-free or finite scalar quantization."
     )
     codebook_size: int = Field(
-        1024, ge=2, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
+        1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
     )
     quantizer_levels: int = Field(
-        1, ge=1, description="More than one: residual quantization, so many codes a position."
+        1, ge=1, le=64, description="More than one: residual quantization, so many codes a position."
     )
 
     @property
