@@ -202,6 +202,8 @@ def _run_command(
     words: list[str], output: str, prepare: Callable[[], object] | None, variables: dict[str, str]
 ) -> None:
     os.setsid()
+    # As in a process that was not started this way: data workers are its own children.
+    multiprocessing.set_start_method("fork", force=True)
     stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
