@@ -54,6 +54,8 @@ class Case:
     """Further keys, each of which changes what a resumed run has to restore."""
     faults: tuple[str, ...] = ()
     """Further keys of the training that faults are tried on: those with the most state to lose."""
+    golden: tuple[str, ...] = ()
+    """Further keys of the golden run, which is kept in the repository and should be small."""
     prepare: Callable[[Recipe[Any]], None] = unchanged
     """What is done to a fresh recipe so that rare events happen within a few steps."""
     tokenizer: bool = False
@@ -80,6 +82,7 @@ CASES: Mapping[str, Case] = {
         poison=spoilt_pictures,
         resumed=("model.quantizer=vq", "optim.name=lion optim.clip=0.5", "ema.every=2 ema.start=3"),
         faults=("model.quantizer=vq",),
+        golden=("model.codebook_size=32",),
         prepare=hasten_the_death_of_codes,
         tokenizer=True,
     ),

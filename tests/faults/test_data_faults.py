@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from helpers import TINY, error_line, last_step, log_text, quintet, state, succeed, train_tiny
-from quintet import config as configs
-from quintet import recipes, runs
+from helpers import TINY, error_line, log_text, quintet, state, succeed, train_tiny
 
 
 @pytest.fixture
@@ -97,27 +95,6 @@ def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_p
     assert outcome.code == 2
     assert "none of the" in error_line(outcome.errors)
     assert not run.exists()
-
-
-def test_a_file_deleted_while_training_is_replaced_and_named(folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    unkept = ("data.memory_megabytes=0", "data.validation_fraction=0")
-    keys = configs.parse_overrides([*TINY[2:], *unkept, f"data.path={folder}"])
-    settings = configs.build(recipes.find("vqgan").config_class(), preset="debug", overrides=keys)
-    trainer = runs.new_trainer(settings, run, silent=True)
-    doomed = folder / trainer.sources.train.name(0)
-
-    def delete_after_the_first_epoch(logs: dict[str, Any]) -> None:
-        if logs["step"] == 4:
-            doomed.unlink()
-
-    trainer.train(log_fn=delete_after_the_first_epoch)
-    trainer.close()
-
-    assert state(run)["status"] == "finished"
-    assert last_step(run) == 12
-    assert "No such file" in data_record(run)["skipped"][doomed.name]
-    assert f"unreadable item replaced: {doomed.name}" in log_text(run)
 
 
 def test_a_broken_validation_picture_does_not_stop_a_run(folder: Path, tmp_path: Path) -> None:

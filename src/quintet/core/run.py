@@ -153,9 +153,10 @@ class Run:
         """Write something that may be lost. The first loss is said, and that it works again; not each one between."""
         try:
             write()
-        except OSError as error:
+        except Exception as error:  # also what a tracker or an encoder of samples may think of
             if name not in self.lost_writes:
-                self.tell(f"warning: cannot write {name} ({error.strerror or error}); the run goes on without it")
+                reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                self.tell(f"warning: cannot write {name} ({reason}); the run goes on without it")
             self.lost_writes[name] = str(error)
         else:
             if self.lost_writes.pop(name, None) is not None:

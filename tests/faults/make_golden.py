@@ -1,0 +1,49 @@
+"""Makes the golden run of a recipe: `PYTHONPATH=tests python -m faults.make_golden RECIPE DATA`.
+
+DATA is a folder of a few small items, which is kept beside the run. Made once for each format of checkpoints, when the
+recipe is new; never made again, because the point of a golden run is that later versions read what earlier ones wrote.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from contract.cases import case_of
+from helpers import renew_sums, succeed
+from quintet.core import checkpoint
+
+GOLDEN = Path(__file__).parent / "golden"
+KEYS = ("train.steps=8", "train.batch_size=2", "checkpoint.every=8", "eval.every=8", "ema.decay=0.9")
+
+
+def make(recipe: str, data: Path) -> Path:
+    target = GOLDEN / f"{recipe}-format-{checkpoint.FORMAT}"
+    if target.exists():
+        raise SystemExit(f"{target} stands, and is to stand for ever")
+    case = case_of(recipe)
+    shutil.copytree(data, target / "data")
+    succeed("train", recipe, target / "data", "--out", target / "run", *case.tiny, *case.faults, *case.golden, *KEYS)
+    succeed("eval", target / "run", "--data", target / "data")
+    succeed("export", target / "run", target / "hub")
+    if case.tokenizer:
+        succeed("encode", target / "run", target / "data", "--out", target / "codes")
+    for spare in ("samples", "log.txt", "lock", "state.json", "curves.png", "tensorboard"):
+        path = target / "run" / spare
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    forget_place(target)
+    return target
+
+
+def forget_place(folder: Path) -> None:
+    """The data will lie elsewhere: no path of this machine is kept."""
+    for suffix in ("yaml", "json"):
+        for path in folder.rglob(f"*.{suffix}"):
+            path.write_text(path.read_text().replace(str(folder.resolve()), "golden"))
+    for manifest in folder.rglob("SHA256SUMS"):
+        renew_sums(manifest.parent)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{make(sys.argv[1], Path(sys.argv[2]))}\n")
