@@ -1,0 +1,205 @@
+"""Owns codes kept on disk: media go through a frozen tokenizer once, and training reads codes instead of media.
+
+A cache is a folder named by what its codes depend on: the tokenizer's weights, the data's fingerprint and how items are
+cut. It is written shard by shard, each under a temporary name and then renamed, so that a killed encoding goes on where
+it was; a shard that is not what it was is made again. Augmentations are variants: variant v of an item is drawn as in
+epoch v, and training chooses one of them per epoch and item.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quintet.core import checkpoint
+from quintet.core.batch import Batch, Item, Source
+from quintet.core.draw import Draw
+from quintet.errors import UnreadableItem
+
+FORMAT = 1
+SHARD = 1024
+"""Items of a file: few enough to lose little by a kill, many enough to have few files."""
+BATCH = 32
+"""Items that go through the tokenizer together."""
+
+Encode = Callable[[Batch], Tensor]
+Collate = Callable[[Sequence[Item]], dict[str, Any]]
+Codes = npt.NDArray[np.int32]
+Tell = Callable[[int, int], None]
+"""Called with the items encoded so far, and how many there are."""
+
+
+class MediaSource(Source, Protocol):
+    """A source that can tell of an item what is known without opening its file: the caption."""
+
+    def about(self, item: int) -> Item: ...
+
+
+def default_folder() -> Path:
+    """The user's own cache folder; never the data's."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "quintet"
+
+
+@dataclass(frozen=True)
+class CacheKey:
+    """What the codes of a source depend on."""
+
+    tokenizer: str
+    """Hash of the tokenizer's weights and configuration."""
+    data: str
+    """Fingerprint of the data, and which side of the split."""
+    transform: str
+    """How items are cut and augmented."""
+    variants: int
+
+    @property
+    def name(self) -> str:
+        text = json.dumps([FORMAT, self.tokenizer, self.data, self.transform, self.variants])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass
+class CodeCache:
+    """The codes of one source of media: made where they are missing, then read as memory-mapped files."""
+
+    folder: Path
+    key: CacheKey
+    media: MediaSource
+    collate: Collate
+    encode: Encode
+    tell: Tell = field(default=lambda done, total: None)
+
+    def open(self) -> CodeSource:
+        """The codes as a source of items. One process makes them while the others wait."""
+        place = self.folder / f"codes-{self.key.name}"
+        place.mkdir(parents=True, exist_ok=True)
+        starts = range(0, len(self.media), SHARD)
+        with _only_writer(place / "lock"):
+            shards = [_sound_shard(place, number) or self._make(place, number) for number in range(len(starts))]
+        skipped = {item: reason for shard in shards for item, reason in shard.skipped.items()}
+        return CodeSource(self.media, [shard.path for shard in shards], self.key.variants, skipped)
+
+    def _make(self, place: Path, number: int) -> _Shard:
+        items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
+        self.tell(items.start, len(self.media))
+        skipped: dict[int, str] = {}
+        rows: list[Codes] = []
+        for start in range(items.start, items.stop, BATCH):
+            rows += self._encoded(range(start, min(start + BATCH, items.stop)), skipped)
+        self.tell(items.stop, len(self.media))
+        return _write_shard(place, number, rows, skipped)
+
+    def _encoded(self, items: range, skipped: dict[int, str]) -> list[Codes]:
+        """One array a readable item, (variants, *codes)."""
+        made: dict[int, list[Codes]] = {item: [] for item in items}
+        for variant in range(self.key.variants):
+            read = dict(self._read([item for item in items if item not in skipped], variant, skipped))
+            if read:
+                draw = Draw(0, [variant] * len(read), list(read))
+                names = tuple(self.media.name(item) for item in read)
+                codes = self.encode(Batch(self.collate(list(read.values())), names, draw))
+                for item, one in zip(read, codes.cpu().numpy().astype(np.int32), strict=True):
+                    made[item].append(one)
+        return [np.stack(made[item]) for item in items if item not in skipped]
+
+    def _read(self, items: Sequence[int], variant: int, skipped: dict[int, str]) -> Iterator[tuple[int, Item]]:
+        for item in items:
+            try:
+                yield item, self.media.load(item, Draw(0, [variant], [item]))
+            except UnreadableItem as problem:
+                skipped[item] = str(problem)
+
+
+@dataclass
+class CodeSource:
+    """Items whose media stay on disk, unread: field `codes`, and whatever else an item has that is not media."""
+
+    media: MediaSource
+    shards: Sequence[Path]
+    variants: int
+    skipped: dict[int, str]
+    """Items whose media could not be read, with the reason."""
+    _open: dict[int, tuple[Codes, npt.NDArray[np.int64]]] = field(default_factory=dict, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.media)
+
+    def name(self, item: int) -> str:
+        return self.media.name(item)
+
+    def load(self, item: int, draw: Draw) -> Item:
+        if item in self.skipped:
+            raise UnreadableItem(self.skipped[item])
+        variant = int(draw.number("variant") * self.variants)
+        return {**self.media.about(item), "codes": torch.from_numpy(self.codes(item)[variant].astype(np.int64))}
+
+    def codes(self, item: int) -> Codes:
+        """All variants of an item."""
+        number = item // SHARD
+        if number not in self._open:
+            # The rows of readable items stand one after another.
+            first = number * SHARD
+            readable = [int(first + place not in self.skipped) for place in range(min(SHARD, len(self) - first))]
+            codes = np.load(self.shards[number], mmap_mode="r", allow_pickle=False)
+            self._open[number] = codes, np.cumsum(readable) - 1
+        codes, rows = self._open[number]
+        return np.asarray(codes[rows[item % SHARD]])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Data workers open the files themselves."""
+        return {**self.__dict__, "_open": {}}
+
+
+# --- shards on disk -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: Path
+    skipped: dict[int, str]
+
+
+def _write_shard(place: Path, number: int, rows: Sequence[Codes], skipped: dict[int, str]) -> _Shard:
+    path = place / f"shard-{number:05d}.npy"
+    temporary = path.with_suffix(".writing")
+    with temporary.open("wb") as file:
+        np.save(file, np.stack(rows) if rows else np.zeros((0,), np.int32), allow_pickle=False)
+    checkpoint.sync(temporary)
+    os.replace(temporary, path)
+    # The record comes last: a shard without one is made again.
+    record = {"sha256": checkpoint.hash_file(path), "skipped": {str(item): why for item, why in skipped.items()}}
+    checkpoint.replace_text(path.with_suffix(".json"), json.dumps(record))
+    return _Shard(path, skipped)
+
+
+def _sound_shard(place: Path, number: int) -> _Shard | None:
+    """The shard, if it stands and is what it was."""
+    path = place / f"shard-{number:05d}.npy"
+    try:
+        record = json.loads(checkpoint.read_regular(path.with_suffix(".json")))
+        if record["sha256"] != checkpoint.hash_file(path):
+            return None
+        return _Shard(path, {int(item): str(why) for item, why in record["skipped"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+@contextmanager
+def _only_writer(path: Path) -> Iterator[None]:
+    """Let one process at a time make codes; a dead one does not keep the lock."""
+    with checkpoint.open_own(path, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
