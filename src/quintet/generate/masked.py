@@ -1,0 +1,369 @@
+"""Owns masked-token generation: which tokens a training step hides, and how decoding fills hidden ones in.
+
+Muse's grid, Phenaki's video and SoundStorm's levels are all rows of tokens here; nothing in this file knows a
+model, a text or a picture. A model is a callable
+
+    logits(tokens, conditioning, previous) -> (scores of every code at every place, carry)
+
+with `tokens` (batch, places), `conditioning` named tensors with the batch first, and `carry` any tensor with the
+batch first that the model wants to be given as `previous` at the next step (self-conditioning), or None.
+`previous` is None at the first step. A model that needs to know the padding is told by its conditioning.
+
+Every random number belongs to one item, one step and one place by its index, so neither the split into batches,
+the order of rows nor the length of the padding changes what an item becomes. What decoding decides by, it compares
+in float64 on the CPU, or as integers: the numbers are few, and some devices have no float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.core.draw import Draw
+from quintet.errors import RunError, UsageError
+
+Schedule = Callable[[Tensor], Tensor]
+"""A share as a function of progress in [0, 1]; given and giving float64 on the CPU, element by element."""
+
+Conditioning = Mapping[str, Tensor]
+Logits = Callable[[Tensor, Conditioning, Tensor | None], tuple[Tensor, Tensor | None]]
+Critic = Callable[[Tensor, Conditioning], Tensor]
+"""(batch, places) of whole rows of tokens: the higher, the more likely a token is not the original one."""
+Observer = Callable[[int, Tensor, Tensor], None]
+"""Told the step, the tokens after it, and which of them are masked."""
+
+_GREEDY_BELOW = 1e-9  # a temperature at which only the likeliest code is left, and division would overflow
+_WEIGHT_OF_THE_LIKELIEST = 2.0**40  # sums over four million codes stay within int64
+
+
+# Schedules
+
+
+def cosine(progress: Tensor) -> Tensor:
+    """From 1 to 0, slowly at first: MaskGIT's share of masked tokens."""
+    return torch.cos(progress * (math.pi / 2))
+
+
+def linear(progress: Tensor) -> Tensor:
+    """From 1 to 0, evenly."""
+    return 1 - progress
+
+
+def constant(progress: Tensor) -> Tensor:
+    """Always 1."""
+    return torch.ones_like(progress)
+
+
+def linear_growth(progress: Tensor) -> Tensor:
+    """From 0 to 1, evenly."""
+    return progress
+
+
+def cosine_growth(progress: Tensor) -> Tensor:
+    """From 0 to 1, slowly at both ends."""
+    return (1 - torch.cos(progress * math.pi)) / 2
+
+
+SCHEDULES: Mapping[str, Schedule] = {"cosine": cosine, "linear": linear}
+"""Share of tokens that are masked."""
+
+ANNEALS: Mapping[str, Schedule] = {"constant": constant, "linear": linear}
+"""Share of the temperature."""
+
+GROWTHS: Mapping[str, Schedule] = {"constant": constant, "linear": linear_growth, "cosine": cosine_growth}
+"""Share of the way from no guidance to full guidance."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to decode. The progress that schedules see is the share of steps done after the present one: 1 at the last.
+
+    The guidance of a step is 1 + (guidance - 1) * guidance_schedule: it grows out of no guidance, which is 1.
+    `top_k` is a number of codes, or as a float the share of the codes. `choice_noise` 4.5 is MaskGIT's.
+    """
+
+    steps: int = 18
+    schedule: Schedule = cosine
+    temperature: float = 1.0
+    anneal_temperature: Schedule = constant
+    top_k: int | float | None = None
+    top_p: float | None = None
+    guidance: float = 1.0
+    guidance_schedule: Schedule = constant
+    choice_noise: float = 4.5
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise UsageError(f"sample.steps is {self.steps}; give a whole number of at least 1.")
+        for key in ("temperature", "guidance", "choice_noise"):
+            value = getattr(self, key)
+            if not 0 <= value < math.inf:
+                raise UsageError(f"sample.{key} is {value}; give a finite number of at least 0.")
+        if isinstance(self.top_k, float) and not 0 < self.top_k <= 1:
+            raise UsageError(
+                f"sample.top_k is {self.top_k}; give a share above 0 and up to 1, or a whole number of codes."
+            )
+        if isinstance(self.top_k, int) and self.top_k < 1:
+            raise UsageError(f"sample.top_k is {self.top_k}; give at least 1 code, or leave it out.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"sample.top_p is {self.top_p}; give a number above 0 and up to 1, or leave it out.")
+        named = {"schedule": SCHEDULES, "anneal_temperature": ANNEALS, "guidance_schedule": GROWTHS}
+        for key, table in named.items():
+            value = getattr(self, key)
+            if not callable(value):
+                raise UsageError(f"sample.{key} is {value!r}; give a function of progress, such as {', '.join(table)}.")
+
+    def temperature_at(self, progress: float) -> float:
+        return self.temperature * max(_value(self.anneal_temperature, progress), 0.0)
+
+    def guidance_at(self, progress: float) -> float:
+        return 1 + (self.guidance - 1) * _value(self.guidance_schedule, progress)
+
+
+# Training
+
+
+def training_mask(draw: Draw, valid: Tensor, schedule: Schedule = cosine, name: str = "mask") -> Tensor:
+    """Which tokens a model has to guess, as (batch, places) of bool: a share of each row's `valid` ones.
+
+    The share is the schedule at a random progress; at least one token is masked in every row that has any.
+    """
+    lengths = valid.sum(1)
+    shares = _values(schedule, draw.uniform(f"{name}-progress").double()).float().to(valid.device)
+    counts = torch.round(shares * lengths).long().clamp(min=1).minimum(lengths)
+    # float32 on the device of the batch: a training step must not wait to read from it
+    return _lowest(-draw.uniform(f"{name}-places", valid.shape[1]).to(valid.device), valid, counts)
+
+
+# Decoding
+
+
+def masked_counts(lengths: Tensor, steps: int, schedule: Schedule = cosine) -> Tensor:
+    """How many of `lengths` tokens a row are still masked after each step, (steps, batch).
+
+    Every step reveals at least one token of a row that has any left, and the last step all of them, so any
+    schedule ends with nothing masked.
+    """
+    shares = _values(schedule, torch.arange(1, steps + 1, dtype=torch.float64) / steps)
+    wanted = torch.round(shares[:, None] * lengths.cpu()).long().clamp(min=0)
+    wanted[-1] = 0
+    counts, left = [], lengths.cpu()
+    for row in wanted:
+        left = row.minimum((left - 1).clamp(min=0))
+        counts.append(left)
+    return torch.stack(counts).to(lengths.device)
+
+
+def filter_top_k(logits: Tensor, k: int | float) -> Tensor:
+    """Rule out all but the `k` likeliest codes (a float: that share of them); equals of the last one stay."""
+    codes = logits.shape[-1]
+    count = max(round(k * codes) if isinstance(k, float) else k, 1)
+    if count >= codes:
+        return logits
+    least = _descending(logits)[..., count - 1, None]
+    return logits.masked_fill(logits < least, -math.inf)
+
+
+def filter_top_p(logits: Tensor, p: float) -> Tensor:
+    """Rule out all but the fewest likeliest codes that together have probability `p`; equals of the last one stay."""
+    if p >= 1:
+        return logits
+    ordered = _descending(logits)
+    sums = _weights(ordered).cumsum(-1)
+    totals = sums[..., -1:]
+    limit = (totals.cpu().double() * p).ceil().long().to(logits.device).minimum(totals)
+    needed = (sums < limit).sum(-1, keepdim=True)  # the place of the first code whose sum reaches the limit
+    least = ordered.gather(-1, needed)
+    return logits.masked_fill(logits < least, -math.inf)
+
+
+def guided(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance: away from `unconditional`, through `conditional` at scale 1, and beyond it.
+
+    A code that the conditional logits rule out (-inf) stays ruled out.
+    """
+    if scale == 1:
+        return conditional
+    mixed = unconditional + scale * (conditional - unconditional)
+    return mixed.masked_fill(conditional == -math.inf, -math.inf)
+
+
+@torch.no_grad()
+def decode(
+    logits: Logits,
+    tokens: Tensor,
+    generate: Tensor,
+    *,
+    mask_id: int,
+    draw: Draw,
+    settings: Sampling,
+    conditioning: Conditioning,
+    against: Conditioning | None = None,
+    valid: Tensor | None = None,
+    critic: Critic | None = None,
+    on_step: Observer | None = None,
+    name: str = "decode",
+) -> Tensor:
+    """Fill in `tokens` (batch, places) where `generate` is True; all others are given and stay what they are.
+
+    Each step guesses all masked tokens, keeps the ones it trusts and masks as many as `masked_counts` says. Trust
+    is the log-probability of the guess, and what is kept stays; with a `critic` it is the critic's opinion of
+    all generated tokens, and kept ones may be masked again. Gumbel noise of `choice_noise`, falling to 0, is added.
+    `against` is what guidance leads away from (the empty text, or a negative prompt); it names the tensors of
+    `conditioning` that differ. Where guidance is not 1, both run as one batch, `conditioning` in its first half.
+    Where `valid` is False there is padding, which is neither masked nor generated. Decodings that share a `draw`
+    need a `name` each, or their noise is the same. It ends when nothing is masked, if need be before `steps`.
+    """
+    if tokens.shape != generate.shape or len(draw) != len(tokens):
+        raise ValueError(
+            f"tokens {tuple(tokens.shape)}, generate {tuple(generate.shape)} and draw {len(draw)} disagree"
+        )
+    if settings.guidance != 1 and against is None:
+        raise UsageError(
+            f"sample.guidance is {settings.guidance}, but there is nothing to guide away from; set sample.guidance=1."
+        )
+    generate = generate if valid is None else generate & valid
+    left = generate.sum(1).cpu()
+    counts = masked_counts(left, settings.steps, settings.schedule)
+    tokens, masked = tokens.masked_fill(generate, mask_id), generate
+    previous: Tensor | None = None
+    for step in range(settings.steps):
+        if not left.any():
+            break
+        left, progress = counts[step], (step + 1) / settings.steps
+        scale = settings.guidance_at(progress)
+        scores, previous = _predict(logits, tokens, masked, conditioning, against, previous, scale)
+        scores = _checked(scores, mask_id)
+        chances = _uniform(draw, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
+        guesses = _choose(scores, chances, settings, settings.temperature_at(progress))
+        tokens = tokens.masked_scatter(masked, guesses.to(tokens.dtype))
+
+        if left.any():
+            noise = _gumbel(_uniform(draw, f"{name}-choice-{step}", tokens.shape[1]))
+            noise *= settings.choice_noise * (1 - progress)
+            if critic is None:
+                trust = torch.zeros_like(noise).masked_scatter(masked.cpu(), _log_probability(scores, guesses))
+                among = masked
+            else:
+                trust = -critic(tokens, conditioning).cpu().double()
+                noise, among = -noise, generate
+            masked = _lowest(trust + noise, among.cpu(), left).to(tokens.device)
+        else:
+            masked = torch.zeros_like(masked)
+        tokens = tokens.masked_fill(masked, mask_id)
+        if on_step is not None:
+            on_step(step, tokens, masked)
+    return tokens
+
+
+def _predict(
+    logits: Logits,
+    tokens: Tensor,
+    masked: Tensor,
+    conditioning: Conditioning,
+    against: Conditioning | None,
+    previous: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor | None]:
+    """The guided scores of the masked tokens alone, (masked, codes), and what the model carries to its next step."""
+    if scale == 1 or against is None:
+        scores, carry = logits(tokens, conditioning, _with_rows(previous, len(tokens)))
+        return _wide(scores[masked]), carry
+    if unknown := against.keys() - conditioning.keys():
+        raise ValueError(f"against names {sorted(unknown)}, which conditioning does not have")
+    both = {key: torch.cat([value, against.get(key, value)]) for key, value in conditioning.items()}
+    scores, carry = logits(torch.cat([tokens, tokens]), both, _with_rows(previous, 2 * len(tokens)))
+    conditional, unconditional = scores.chunk(2)
+    return guided(_wide(conditional[masked]), _wide(unconditional[masked]), scale), carry
+
+
+def _with_rows(previous: Tensor | None, rows: int) -> Tensor | None:
+    """What was carried, where a schedule turned guidance on or off since: the conditional half serves for both."""
+    if previous is None or len(previous) == rows:
+        return previous
+    return previous[:rows] if len(previous) > rows else torch.cat([previous, previous])
+
+
+def _wide(scores: Tensor) -> Tensor:
+    """At least float32, whatever precision the model ran in."""
+    return scores if scores.dtype == torch.float64 else scores.float()
+
+
+def _checked(scores: Tensor, mask_id: int) -> Tensor:
+    """Never proposing the mask itself, and refused if they are no distribution."""
+    if 0 <= mask_id < scores.shape[-1]:
+        scores[:, mask_id] = -math.inf
+    if not scores.amax(-1).isfinite().all():
+        raise RunError("The model's logits are not finite, so nothing can be sampled; use an earlier checkpoint.")
+    return scores
+
+
+def _choose(scores: Tensor, chances: Tensor, settings: Sampling, temperature: float) -> Tensor:
+    """One code for each row of scores: the one in whose share of the distribution the row's chance falls."""
+    if temperature < _GREEDY_BELOW:
+        return scores.argmax(-1)
+    if settings.top_k is not None:
+        scores = filter_top_k(scores, settings.top_k)
+    if settings.top_p is not None:
+        scores = filter_top_p(scores, settings.top_p)
+    sums = _weights(scores, temperature).cumsum(-1)
+    totals = sums[:, -1].cpu()
+    aims = (chances * totals.double()).long().minimum(totals - 1)
+    return torch.searchsorted(sums, aims.to(sums.device)[:, None], right=True)[:, 0]
+
+
+def _weights(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Probabilities as int64 on a scale on which the likeliest code has 2^40.
+
+    Sums of integers are exact in any order, so they are the same on every device, never fall, and are allowed
+    on CUDA under deterministic algorithms, where a cumulative sum of floats is not.
+    """
+    relative = _wide(logits - logits.amax(-1, keepdim=True)) / temperature
+    return (relative.exp() * _WEIGHT_OF_THE_LIKELIEST).long()
+
+
+def _descending(logits: Tensor) -> Tensor:
+    """Sorted along the last axis. On the CPU by numpy, which sorts values alone some ten times as fast as torch."""
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(np.sort(logits.detach().numpy(), axis=-1)).flip(-1)
+    return logits.sort(dim=-1, descending=True).values
+
+
+def _log_probability(scores: Tensor, guesses: Tensor) -> Tensor:
+    chosen = scores.gather(-1, guesses[:, None])[:, 0]
+    return (chosen - scores.logsumexp(-1)).cpu().double()
+
+
+def _lowest(values: Tensor, among: Tensor, counts: Tensor) -> Tensor:
+    """The places of each row's `counts` lowest values among some; equals in the order of their places."""
+    limits = torch.finfo(values.dtype)
+    values = values.nan_to_num(nan=limits.min, posinf=limits.max, neginf=limits.min)  # none beyond the excluded ones
+    order = values.masked_fill(~among, math.inf).argsort(dim=1, stable=True)
+    return order.argsort(dim=1) < counts[:, None]
+
+
+def _uniform(draw: Draw, name: str, places: int) -> Tensor:
+    """Float64 numbers within (0, 1), never 0 nor 1, (items, places); a longer row begins with the shorter one."""
+    words = draw.bits(name, places) >> np.uint64(12)
+    return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52)
+
+
+def _gumbel(uniform: Tensor) -> Tensor:
+    return -torch.log(-torch.log(uniform))
+
+
+def _values(schedule: Schedule, progress: Tensor) -> Tensor:
+    """The schedule at every progress; a function that gives a plain number is as good."""
+    values = torch.as_tensor(schedule(progress), dtype=torch.float64).expand(progress.shape)
+    if not values.isfinite().all():
+        raise UsageError(f"The schedule {schedule!r} gives numbers that are not finite; mend it for all of [0, 1].")
+    return values
+
+
+def _value(schedule: Schedule, progress: float) -> float:
+    return _values(schedule, torch.tensor([progress], dtype=torch.float64)).item()
