@@ -204,6 +204,8 @@ def _run_command(
     os.setsid()
     # As in a process that was not started this way: data workers are its own children.
     multiprocessing.set_start_method("fork", force=True)
+    # As in a terminal: what a shell starts in the background, these tests for one, ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
     os.dup2(stream, 2)

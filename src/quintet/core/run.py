@@ -100,6 +100,16 @@ class Run:
             self._lock.close()
         self._lock = None
 
+    def begin(self, config: RunConfig, data: Mapping[str, Any]) -> None:
+        """Make the folder a run, unless another process has done so since it was looked at."""
+        self.lock()
+        try:
+            self.refuse_used()
+            self.write_first(config, data)
+        except BaseException:
+            self.close()
+            raise
+
     # --- what must be written ------------------------------------------------------------------------------
 
     def write_first(self, config: RunConfig, data: Mapping[str, Any]) -> None:

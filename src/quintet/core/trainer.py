@@ -105,9 +105,7 @@ class Trainer:
         self._set_out(init)
         # The folder appears only now: whatever does not fit has been found out by the line above.
         if self.engine.is_main:
-            self.run.lock()
-            self.run.refuse_used()
-            self.run.write_first(self.config, data_record(self.sources))
+            self.run.begin(self.config, data_record(self.sources))
 
     def _set_out(self, init: Weights | None) -> None:
         """The state before the first step."""
