@@ -1,0 +1,347 @@
+"""Owns the transformer of all families: attention, gated feed-forward, pre-norm blocks, and positions on grids.
+
+Shapes are `(batch, tokens, dim)`. Masks are boolean, `(batch, tokens)`, true where there is something. A masked token
+cannot reach any other, even if it is NaN; what comes out in its own place has no meaning.
+
+No softmax is ever over nothing, which would be NaN. In self-attention a query that may see no key at all sees all of
+them (or, causal, itself): only padding can be in that place. For cross-attention the transformer owns one learned
+context vector, `nothing`, that stands before every context and is never masked: a row whose whole context is masked,
+as a dropped caption's is, attends to it alone, and so does a transformer that is given no context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from quintet.errors import UsageError
+
+Norm = Literal["layer", "rms"]
+Turn = tuple[Tensor, Tensor]
+"""Cosines and sines, each `(tokens, head_dim / 2)`, by which queries and keys are turned."""
+
+_EPSILON = 1e-6
+
+
+class LearnedPositions(nn.Module):
+    """One learned table for each axis of a grid; a place's vector is the sum of its rows."""
+
+    def __init__(self, shape: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.shape = _checked_shape(shape)
+        self.tables = nn.ParameterList(torch.randn(size, dim) * 0.02 for size in self.shape)
+
+    def forward(self, grid: Sequence[int]) -> Tensor:
+        """The vectors of a grid that fits into the shape, `(tokens, dim)`, last axis fastest."""
+        grid = _checked_grid(grid, self.shape)
+        total: Tensor = self.tables[0][: grid[0]]
+        for table, size in zip(list(self.tables)[1:], grid[1:], strict=True):
+            total = total[..., None, :] + table[:size]
+        return total.reshape(-1, total.shape[-1])
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by their place on a grid, so that attention sees distances (Su et al. 2021, 2104.09864).
+
+    The `head_dim / 2` planes of a head are shared out among the axes. A plane is made of the coordinates i and
+    `head_dim / 2` + i.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, shape: Sequence[int], head_dim: int, theta: float = 10_000.0) -> None:
+        super().__init__()
+        self.shape = _checked_shape(shape)
+        axes, planes = len(self.shape), head_dim // 2
+        if head_dim % 2 or planes < axes:
+            raise UsageError(f"Rotary positions on {axes} axes need an even head_dim of at least {2 * axes}.")
+        angles = []
+        for axis, size in enumerate(self.shape):
+            share = planes // axes + (axis < planes % axes)
+            speeds = theta ** -(torch.arange(share, dtype=torch.float64) / share)
+            places = torch.arange(size, dtype=torch.float64).view(-1, *[1] * (axes - axis))
+            angles.append((places * speeds).expand(*self.shape, share))
+        whole = torch.cat(angles, dim=-1)
+        # Not saved: they follow from the shape, and a longer grid may continue from the same weights.
+        self.register_buffer("cosines", whole.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("sines", whole.sin().to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, grid: Sequence[int]) -> Turn:
+        """The cosines and sines of a grid that fits into the shape."""
+        part = tuple(slice(size) for size in _checked_grid(grid, self.shape))
+        return self.cosines[part].flatten(0, -2), self.sines[part].flatten(0, -2)
+
+
+def turn(x: Tensor, by: Turn) -> Tensor:
+    """Turn `(batch, tokens, heads, head_dim)`, in the precision of the angles."""
+    cosines, sines = (table[:, None] for table in by)
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+    return turned.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Attention of tokens to themselves, or, with a `context_dim`, to a context.
+
+    `normalise` brings every query and key to one length (Dehghani et al. 2023, 2302.05442), so that scores cannot
+    grow without bound. Queries alone have a learned scale: only its product with the keys' would count.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int = 64,
+        context_dim: int | None = None,
+        causal: bool = False,
+        normalise: bool = True,
+    ) -> None:
+        super().__init__()
+        if causal and context_dim is not None:
+            raise UsageError("Attention to a context cannot be causal.")
+        self.head_dim = head_dim
+        self.causal = causal
+        inner = heads * head_dim
+        self.crosses = context_dim is not None
+        if context_dim is None:
+            self.to_queries_keys_values = nn.Linear(dim, 3 * inner, bias=False)
+        else:
+            self.to_queries = nn.Linear(dim, inner, bias=False)
+            self.to_keys_values = nn.Linear(context_dim, 2 * inner, bias=False)
+        self.query_scale = nn.Parameter(torch.ones(head_dim)) if normalise else None
+        self.to_out = nn.Linear(inner, dim, bias=False)
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, by: Turn | None = None
+    ) -> Tensor:
+        """`mask` is what `attention_mask` made of the keys' mask; `by` turns queries and keys of self-attention."""
+        if self.crosses:
+            assert context is not None, "this attention needs a context"
+            queries = self._queries(x)
+            keys, values = self._keys_values(context)
+        else:
+            queries, keys, values = self._queries_keys_values(x, by)
+        return self._attend(queries, keys, values, mask)
+
+    def _queries_keys_values(self, x: Tensor, by: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Each `(batch, tokens, heads, head_dim)`."""
+        heads = rearrange(self.to_queries_keys_values(x), "b n (h d) -> b n h d", d=self.head_dim)
+        queries, keys, values = heads.chunk(3, dim=2)
+        queries, keys = self._normalised(queries, self.query_scale), self._normalised(keys)
+        if by is not None:
+            queries, keys = turn(queries, by), turn(keys, by)
+        return queries, keys, values
+
+    def _queries(self, x: Tensor) -> Tensor:
+        heads = rearrange(self.to_queries(x), "b n (h d) -> b n h d", d=self.head_dim)
+        return self._normalised(heads, self.query_scale)
+
+    def _keys_values(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        heads = rearrange(self.to_keys_values(context), "b m (h d) -> b m h d", d=self.head_dim)
+        keys, values = heads.chunk(2, dim=2)
+        return self._normalised(keys), values
+
+    def _normalised(self, heads: Tensor, scale: Tensor | None = None) -> Tensor:
+        if self.query_scale is None:
+            return heads
+        return F.layer_norm(heads, (self.head_dim,), scale, eps=_EPSILON).to(heads.dtype)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        # Views: the kernels take any order of axes, and give theirs back so that heads join without a copy.
+        queries, keys, values = (rearrange(heads, "b n h d -> b h n d") for heads in (queries, keys, values))
+        causal = self.causal and mask is None  # with a mask, `attention_mask` has put both in one
+        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
+        out: Tensor = self.to_out(rearrange(attended, "b h n d -> b n (h d)"))
+        return out
+
+
+def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:
+    """Which keys each query may see, `(batch, 1, 1 or queries, keys)`, from which keys are there; never none."""
+    if not causal:
+        return (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
+    length = mask.shape[1]
+    square = torch.ones(length, length, dtype=torch.bool, device=mask.device)
+    itself = torch.eye(length, dtype=torch.bool, device=mask.device)
+    return ((square.tril() & mask[:, None]) | itself)[:, None]
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020, 2002.05202), with as many weights as an ungated layer of `multiplier` times the width."""
+
+    def __init__(self, dim: int, multiplier: float = 4.0) -> None:
+        super().__init__()
+        hidden = 16 * math.ceil(dim * multiplier * 2 / 3 / 16)  # whole vectors of the matrix kernels
+        self.to_hidden = nn.Linear(dim, 2 * hidden, bias=False)
+        self.to_out = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values, gates = self.to_hidden(x).chunk(2, dim=-1)
+        out: Tensor = self.to_out(values * F.silu(gates))
+        return out
+
+
+class Block(nn.Module):
+    """Self-attention, attention to a context if there is one, feed-forward; each normalised before and added after."""
+
+    recomputable = True
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int = 64,
+        context_dim: int | None = None,
+        norm: Norm = "layer",
+        multiplier: float = 4.0,
+        dropout: float = 0.0,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = make_norm(norm, dim)
+        self.attention = Attention(dim, heads, head_dim, causal=causal)
+        self.crosses = context_dim is not None
+        if context_dim is not None:
+            self.cross_norm = make_norm(norm, dim)
+            self.cross_attention = Attention(dim, heads, head_dim, context_dim)
+        self.feed_forward_norm = make_norm(norm, dim)
+        self.feed_forward = FeedForward(dim, multiplier)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        by: Turn | None = None,
+    ) -> Tensor:
+        """The masks are what `attention_mask` made."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask, by=by))
+        if self.crosses:
+            x = x + self.dropout(self.cross_attention(self.cross_norm(x), context, context_mask))
+        out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        return out
+
+
+class Transformer(nn.Module):
+    """Blocks and a last norm, over tokens that lie on a grid if `positions` says so.
+
+    Learned positions are added to the input once; rotary ones turn queries and keys in every self-attention.
+    `dropout` is that of each branch before it is added; attention weights have none, so that the fast kernels stay.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        head_dim: int = 64,
+        context_dim: int | None = None,
+        norm: Norm = "layer",
+        multiplier: float = 4.0,
+        dropout: float = 0.0,
+        causal: bool = False,
+        positions: LearnedPositions | Rotary | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(dim=dim, depth=depth, heads=heads, head_dim=head_dim)
+        self.dim = dim
+        self.causal = causal
+        self.positions = positions
+        self.blocks = nn.ModuleList(
+            Block(dim, heads, head_dim, context_dim, norm, multiplier, dropout, causal) for _ in range(depth)
+        )
+        self.norm = make_norm(norm, dim)
+        self.nothing = None if context_dim is None else nn.Parameter(torch.randn(context_dim))
+        self._shrink_branches()
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        grid: Sequence[int] | None = None,
+    ) -> Tensor:
+        """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter."""
+        if context is not None and self.nothing is None:
+            raise UsageError("This transformer takes no context: it was made without context_dim.")
+        if mask is not None:
+            x = x.masked_fill(~mask[..., None], 0)
+            mask = attention_mask(mask, self.causal)
+        if self.nothing is not None:
+            context, context_mask = self._after_nothing(self.nothing, len(x), context, context_mask)
+        by = None
+        if isinstance(self.positions, LearnedPositions):
+            x = x + self.positions(self._grid(x, grid))
+        elif self.positions is not None:
+            by = self.positions(self._grid(x, grid))
+        for block in self.blocks:
+            x = block(x, mask, context, context_mask, by)
+        out: Tensor = self.norm(x)
+        return out
+
+    def _after_nothing(
+        self, nothing: Tensor, batch: int, context: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The context behind the vector that is always there, and the mask of both, ready for attention."""
+        first = nothing.expand(batch, 1, -1)
+        if context is None:
+            return first, None
+        if mask is None:
+            return torch.cat([first.to(context.dtype), context], dim=1), None
+        context = context.masked_fill(~mask[..., None], 0)
+        return torch.cat([first.to(context.dtype), context], dim=1), attention_mask(F.pad(mask, (1, 0), value=True))
+
+    def _grid(self, x: Tensor, grid: Sequence[int] | None) -> Sequence[int]:
+        assert self.positions is not None
+        shape = self.positions.shape
+        if grid is None:
+            grid = (x.shape[1],) if len(shape) == 1 else shape
+        if math.prod(grid) != x.shape[1]:
+            raise UsageError(f"{x.shape[1]} tokens do not fill a grid of {_times(grid)}.")
+        return grid
+
+    def _shrink_branches(self) -> None:
+        """So that the sum of all branches starts at the scale of one, however deep."""
+        for block in self.blocks:
+            branches = [module for module in block.children() if isinstance(module, Attention | FeedForward)]
+            for branch in branches:
+                branch.to_out.weight.data.mul_((len(branches) * len(self.blocks)) ** -0.5)
+
+
+def make_norm(norm: Norm, dim: int) -> nn.Module:
+    if norm == "rms":
+        return nn.RMSNorm(dim, eps=_EPSILON)
+    if norm == "layer":
+        return nn.LayerNorm(dim, eps=_EPSILON, bias=False)
+    raise UsageError(f"norm must be 'rms' or 'layer', not {norm!r}.")
+
+
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if not shape or min(shape) < 1:
+        raise UsageError(f"Positions need a grid with at least one place on every axis, not {tuple(shape)}.")
+    return tuple(shape)
+
+
+def _checked_grid(grid: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(grid) != len(shape) or any(not 1 <= size <= most for size, most in zip(grid, shape, strict=True)):
+        raise UsageError(f"A grid of {_times(grid)} does not fit into the positions of {_times(shape)}.")
+    return tuple(grid)
+
+
+def _times(grid: Sequence[int]) -> str:
+    return " x ".join(map(str, grid))
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise UsageError(f"A transformer needs {name} of at least 1, not {size}.")
