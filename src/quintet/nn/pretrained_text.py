@@ -1,0 +1,278 @@
+"""Owns frozen text encoders of `transformers` (T5 and the like) and the cache of their embeddings on disk.
+
+Everything is local: a reference is a folder, or a name that the hub's own cache already holds; nothing is ever
+fetched, no pickle is read and no code of a model folder is run.
+
+The cache is `CACHE/text/MODEL/xx/CAPTION.safetensors`, where MODEL is a hash over all files that decide the
+embeddings, and CAPTION the SHA-256 of the text. An entry is written under another name and renamed, so it is whole or
+absent whatever kills the process, and two processes at once write the same. It carries its own hash: what is damaged
+is computed again. The encoder itself is loaded when the first text is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from quintet.core import checkpoint
+from quintet.errors import RunError, UsageError
+from quintet.nn.text import padded_length
+
+PREFIX = "hf:"
+_LARGEST_BATCH = 64
+_FORMAT = 1
+"""Of the cache's entries; another number is another cache."""
+
+
+class Embedding(NamedTuple):
+    """One text: `(tokens, dim)` in half precision where its range allows, and whether the text was cut."""
+
+    vectors: Tensor
+    cut: bool
+
+
+class PretrainedText:
+    """A frozen encoder: texts to padded embeddings. Not a module, so it is in no checkpoint and no optimizer.
+
+    `hits` and `misses` count distinct texts, `damaged` the entries that had to be computed again.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        cache: Path | None,
+        max_length: int,
+        device: torch.device | str = "cpu",
+        notice: Callable[[str], None] = warnings.warn,
+    ) -> None:
+        if max_length < 1:
+            raise UsageError(f"A text encoder needs a max_length of at least 1, not {max_length}.")
+        self.reference = reference.removeprefix(PREFIX)
+        self.max_length = max_length
+        self.device = torch.device(device)
+        self.notice = notice
+        self.hits = self.misses = self.damaged = 0
+        self._told = False
+        self.folder = _find(self.reference)
+        with self._loading():
+            self.config: Any = _transformers().AutoConfig.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False
+            )
+            self.dim = int(self.config.hidden_size)
+        self._refuse_pickle()
+        self.cache = None if cache is None else Path(cache) / "text" / self._model_key()
+
+    def embed(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Embeddings `(batch, tokens, dim)` in fp32 and which tokens are not padding, on the encoder's device."""
+        texts = [text.encode("utf-8", errors="replace").decode() for text in texts]
+        known = self._look_up(dict.fromkeys(texts))
+        self._tell_of_cuts(sum(known[text].cut for text in texts))
+        rows = [known[text].vectors.float() for text in texts]
+        width = padded_length(max((len(row) for row in rows), default=1), self.max_length)
+        filler = torch.zeros(width, self.dim)
+        vectors = pad_sequence([*rows, filler], batch_first=True)[:-1]
+        mask = torch.arange(width) < torch.tensor([len(row) for row in rows], dtype=torch.int64)[:, None]
+        return vectors.to(self.device), mask.to(self.device)
+
+    def _look_up(self, texts: Mapping[str, None]) -> dict[str, Embedding]:
+        known = {text: entry for text in texts if (entry := self._read(text)) is not None}
+        missing = [text for text in texts if text not in known]
+        self.hits += len(known)
+        self.misses += len(missing)
+        for text, entry in self._compute(missing):
+            self._write(text, entry)
+            known[text] = entry
+        return known
+
+    # --- the encoder ----------------------------------------------------------------------------------------------
+
+    def _compute(self, texts: Sequence[str]) -> Iterator[tuple[str, Embedding]]:
+        """In batches of texts with equally many tokens: no padding, so no text depends on its neighbours."""
+        if not texts:
+            return
+        most = min(self.max_length, self._tokenizer.model_max_length)
+        whole = self._tokenizer(texts, verbose=False)["input_ids"]
+        kept = self._tokenizer(texts, truncation=True, max_length=most)["input_ids"]
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for number, tokens in enumerate(kept):
+            by_length[len(tokens)].append(number)
+        for numbers in by_length.values():
+            for start in range(0, len(numbers), _LARGEST_BATCH):
+                batch = numbers[start : start + _LARGEST_BATCH]
+                for number, vectors in zip(batch, self._encode([kept[number] for number in batch]), strict=True):
+                    if not vectors.isfinite().all():
+                        raise RunError(f"{self.reference} makes non-finite embeddings, of {texts[number][:80]!r}")
+                    half = vectors.half()
+                    entry = Embedding(
+                        half if half.isfinite().all() else vectors, len(kept[number]) < len(whole[number])
+                    )
+                    yield texts[number], entry
+
+    @torch.no_grad()
+    def _encode(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        if not tokens[0]:  # a tokenizer without an end symbol makes nothing of an empty text
+            return torch.zeros(len(tokens), 0, self.dim)
+        ids = torch.tensor(tokens, device=self.device)
+        with torch.autocast(self.device.type, enabled=False):
+            vectors: Tensor = self._model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        return vectors.float().cpu()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        with self._loading():
+            return _transformers().AutoTokenizer.from_pretrained(
+                self.folder, local_files_only=True, trust_remote_code=False
+            )
+
+    @cached_property
+    def _model(self) -> nn.Module:
+        with self._loading():
+            model, report = _transformers().AutoModelForTextEncoding.from_pretrained(
+                self.folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
+        # A pooler is for classifying and takes no part in the embeddings; anything else would be random numbers.
+        absent = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
+        if absent:
+            raise UsageError(f"{self.folder} lacks weights of its text encoder: {', '.join(absent[:3])} …")
+        frozen: nn.Module = model.eval().requires_grad_(False).to(self.device)
+        return frozen
+
+    def _refuse_pickle(self) -> None:
+        if not any(self.folder.glob("*.safetensors")):
+            raise UsageError(
+                f"{self.folder} has no weights as safetensors, and quintet reads no pickle; "
+                "save the model again with a current `transformers` (save_pretrained)"
+            )
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """What the library says about a folder it cannot use becomes one sentence; its progress bars stay away."""
+        logging = _transformers().utils.logging
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            yield
+        except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError) as error:
+            reason = checkpoint.one_line(error)
+            raise UsageError(f"{self.folder} is not a text encoder that `transformers` can load ({reason})") from None
+        finally:
+            if shown:
+                logging.enable_progress_bar()
+
+    def _tell_of_cuts(self, number: int) -> None:
+        if number and not self._told:
+            self._told = True
+            self.notice(
+                f"some texts are longer than the text encoder {self.reference} takes and are cut "
+                f"(max_length is {self.max_length} tokens; the model may have a limit of its own)"
+            )
+
+    # --- the cache ------------------------------------------------------------------------------------------------
+
+    def _model_key(self) -> str:
+        """A hash over what decides the embeddings: configuration, tokenizer, weights, the greatest length."""
+        names = ("*.json", "*.txt", "*.model", "*.safetensors")
+        files = sorted({path for pattern in names for path in self.folder.glob(pattern) if path.is_file()})
+        parts = {path.name: checkpoint.hash_file(path) for path in files}
+        about = json.dumps([_FORMAT, self.max_length, parts], sort_keys=True)
+        return hashlib.sha256(about.encode()).hexdigest()
+
+    def _path(self, text: str) -> Path | None:
+        name = hashlib.sha256(text.encode()).hexdigest()
+        return None if self.cache is None else self.cache / name[:2] / f"{name}.safetensors"
+
+    def _read(self, text: str) -> Embedding | None:
+        path = self._path(text)
+        if path is None:
+            return None
+        try:
+            return self._unpack(text, checkpoint.read_regular(path))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError):
+            self.damaged += 1
+            return None
+
+    def _write(self, text: str, entry: Embedding) -> None:
+        path = self._path(text)
+        if path is None:
+            return
+        temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with checkpoint.open_own(temporary, "xb") as file:
+                file.write(_pack(text, entry))
+            os.replace(temporary, path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise RunError(f"cannot write to the cache of text embeddings {self.cache} ({error})") from None
+
+    def _unpack(self, text: str, raw: bytes) -> Embedding:
+        tensors = load(raw)
+        entry = Embedding(tensors["vectors"], bool(tensors["cut"].item()))
+        if not torch.equal(_digest(text, entry), tensors["digest"]) or entry.vectors.shape[1:] != (self.dim,):
+            raise ValueError("an entry is not what was written")
+        return entry
+
+
+def _pack(text: str, entry: Embedding) -> bytes:
+    return save(
+        {"vectors": entry.vectors.contiguous(), "cut": torch.tensor([entry.cut]), "digest": _digest(text, entry)}
+    )
+
+
+def _digest(text: str, entry: Embedding) -> Tensor:
+    """Over all an entry says, and of which text, so that it is sound in its own place alone."""
+    about = json.dumps([text, str(entry.vectors.dtype), list(entry.vectors.shape), entry.cut])
+    content = hashlib.sha256(about.encode() + entry.vectors.contiguous().numpy().tobytes())
+    return torch.tensor(list(content.digest()), dtype=torch.uint8)
+
+
+def _find(reference: str) -> Path:
+    """The folder a reference means: itself, or where the hub's cache holds that name."""
+    folder = Path(reference).expanduser()
+    if folder.is_dir():
+        return folder
+    _transformers()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(reference, local_files_only=True))
+    except HFValidationError:
+        raise UsageError(f"text: there is no folder {reference}, and no model can have that name") from None
+    except OSError:
+        raise UsageError(
+            f"text: {reference} is neither a folder nor in the local cache of Hugging Face; "
+            f"fetch it with `hf download {reference}`, or name the folder it is in"
+        ) from None
+
+
+def _transformers() -> Any:
+    """Imported late, because it is optional and takes seconds."""
+    try:
+        return import_module("transformers")
+    except ImportError:
+        raise UsageError("text: hf:… needs the package transformers: pip install 'quintet[hf]'") from None

@@ -1,0 +1,428 @@
+"""Frozen encoders of `transformers`, tiny and random, from a folder; their cache under damage, kills and company."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+# Before `transformers` is imported: nothing here may look for the hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.errors import RunError, UsageError
+from quintet.nn.pretrained_text import PretrainedText
+
+WORDS = ["<pad>", "</s>", "<unk>", "a", "red", "blue", "circle", "square", "left"]
+TEXTS = ["a red circle", "blue", "", "a blue square left", "a red circle"]
+
+
+def make_folder(folder: Path, kind: str = "t5", seed: int = 0, vocabulary: int = len(WORDS)) -> Path:
+    """A model of a few hundred weights with a tokenizer of nine words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5Model
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    if kind == "bert":
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        BertModel(BertConfig(vocab_size=vocabulary, **sizes)).save_pretrained(folder)
+    else:
+        config = T5Config(vocab_size=vocabulary, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
+        (T5EncoderModel if kind == "t5" else T5Model)(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "t5")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted(cache.rglob("*.safetensors"))
+
+
+def forbid_the_model(encoder: PretrainedText) -> None:
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise AssertionError("the model was called")
+
+    encoder._model = refuse  # type: ignore[assignment]
+
+
+# --- embeddings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["t5", "whole t5", "bert"])
+def test_embeddings_are_the_models_own(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = make_folder(tmp_path / "model", kind)
+    encoder = PretrainedText(f"hf:{folder}", None, 32)
+    vectors, mask = encoder.embed(TEXTS)
+    assert encoder.dim == 16
+    assert vectors.dtype == torch.float32
+    assert vectors.shape == (5, 8, 16)
+    assert mask.sum(1).tolist() == [4, 2, 1, 5, 4]
+    assert (vectors[~mask] == 0).all()
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    network = model.encoder if kind == "whole t5" else model
+    for text, row, there in zip(TEXTS, vectors, mask, strict=True):
+        if kind == "t5":  # its folder holds the encoder alone, which AutoModel does not read
+            network = encoder._model
+        tokens = tokenizer([text], return_tensors="pt")
+        expected = network(input_ids=tokens.input_ids).last_hidden_state[0]
+        torch.testing.assert_close(row[there], expected, rtol=1e-3, atol=1e-3)
+    assert not any(parameter.requires_grad for parameter in encoder._model.parameters())
+    assert not encoder._model.training
+
+
+def test_a_tokenizer_that_is_a_sentencepiece_file_alone(t5: Path, tmp_path: Path) -> None:
+    """As the folders of T5 1.1 have it."""
+    import sentencepiece
+
+    sentences = iter(["a red circle", "a blue square left", "red square", "blue circle"] * 5)
+    with (tmp_path / "spiece.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences, model_writer=file, vocab_size=22, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+            minloglevel=2,
+        )  # fmt: skip
+    make_folder(tmp_path, vocabulary=256)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    encoder = PretrainedText(str(tmp_path), None, 32)
+    _, mask = encoder.embed(["a red circle"])
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model")).encode("a red circle")
+    assert mask.sum() == len(pieces) + 1
+    assert encoder._tokenizer("a red circle")["input_ids"] == [*pieces, 1]
+
+
+def test_a_text_does_not_depend_on_its_neighbours(t5: Path) -> None:
+    encoder = PretrainedText(str(t5), None, 32)
+    together, mask = encoder.embed(TEXTS)
+    for number, text in enumerate(TEXTS):
+        alone, own = encoder.embed([text])
+        torch.testing.assert_close(together[number][mask[number]], alone[0][own[0]], rtol=1e-3, atol=1e-3)
+
+
+def test_more_texts_than_a_batch_come_back_in_order(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.nn.pretrained_text._LARGEST_BATCH", 2)
+    texts = [f"{colour} {shape}" for colour in ("red", "blue", "a") for shape in ("circle", "square", "left")]
+    encoder = PretrainedText(str(t5), None, 32)
+    together, _ = encoder.embed(texts)
+    singly = torch.cat([encoder.embed([text])[0] for text in texts])
+    torch.testing.assert_close(together, singly, rtol=1e-3, atol=1e-3)
+    assert len({tuple(row.flatten().tolist()) for row in together}) == 9
+
+
+def test_embeddings_may_stand_in_a_graph(t5: Path) -> None:
+    vectors, _ = PretrainedText(str(t5), None, 32).embed(["a red circle"])
+    layer = torch.nn.Linear(16, 4)
+    layer(vectors).sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_no_texts_and_texts_that_are_no_unicode(t5: Path, tmp_path: Path) -> None:
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    vectors, mask = encoder.embed([])
+    assert (vectors.shape, mask.shape) == ((0, 8, 16), (0, 8))
+    assert encoder.embed(["red \udcff"])[1].sum() == 3
+    assert encoder.embed(["red ?"])[1].sum() == 3
+    assert encoder.hits == 1
+
+
+def test_long_texts_are_cut_and_reported_once(t5: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    encoder = PretrainedText(str(t5), tmp_path, 4, notice=told.append)
+    assert encoder.embed(["a red circle"])[1].sum() == 4
+    assert told == []
+    vectors, mask = encoder.embed(["a red circle left", "a blue square left a"])
+    assert (vectors.shape, mask.sum().item()) == ((2, 4, 16), 8)
+    encoder.embed(["blue " * 9])
+    assert len(told) == 1
+    assert "max_length is 4 tokens" in told[0]
+    again: list[str] = []
+    PretrainedText(str(t5), tmp_path, 4, notice=again.append).embed(["a red circle left"])
+    assert again == told, "also where the cache knew the text"
+    with pytest.warns(UserWarning, match="max_length is 4 tokens"):
+        PretrainedText(str(t5), None, 4).embed(["blue " * 9])
+
+
+def test_the_models_own_limit_holds_too(tmp_path: Path) -> None:
+    told: list[str] = []
+    encoder = PretrainedText(str(make_folder(tmp_path / "m")), None, 1000, notice=told.append)
+    assert encoder.embed(["red " * 100])[1].sum() == 64
+    assert "limit of its own" in told[0]
+
+
+# --- the cache ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_cached_needs_no_model(t5: Path, tmp_path: Path) -> None:
+    first = PretrainedText(str(t5), tmp_path, 32)
+    fresh = first.embed(TEXTS)
+    assert (first.hits, first.misses) == (0, 4)
+    assert len(entries(tmp_path)) == 4
+    second = PretrainedText(str(t5), tmp_path, 32)
+    forbid_the_model(second)
+    cached = second.embed(TEXTS)
+    assert (second.hits, second.misses, second.damaged) == (4, 0, 0)
+    assert torch.equal(fresh[0], cached[0])
+    assert torch.equal(fresh[1], cached[1])
+    assert "_tokenizer" not in vars(second), "nor a tokenizer"
+    with pytest.raises(AssertionError, match="the model was called"):
+        second.embed(["left"])
+
+
+def test_another_model_tokenizer_or_length_is_another_cache(t5: Path, tmp_path: Path) -> None:
+    def cache_of(folder: Path, length: int = 32) -> Path | None:
+        return PretrainedText(str(folder), tmp_path / "cache", length).cache
+
+    same, other = make_folder(tmp_path / "same"), make_folder(tmp_path / "other", seed=1)
+    assert cache_of(same) == cache_of(t5)
+    assert len({cache_of(t5), cache_of(other), cache_of(t5, 16)}) == 3
+    text = (same / "tokenizer.json").read_text()
+    (same / "tokenizer.json").write_text(text.replace('"red"', '"green"'))
+    assert cache_of(same) != cache_of(t5)
+
+
+def damage(path: Path, how: str) -> None:
+    raw = bytearray(path.read_bytes())
+    if how == "cut":
+        del raw[-5:]
+    elif how == "empty":
+        raw.clear()
+    elif how == "garbage":
+        raw[:] = os.urandom(300)
+    elif how == "zeros":
+        raw[len(raw) // 2 :] = bytes(len(raw) - len(raw) // 2)
+    else:
+        raw[int(how)] ^= 0x10
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "garbage", "zeros", "-1", "-40", "-100", "3", "30", "60", "100"])
+def test_a_damaged_entry_is_computed_again(how: str, t5: Path, tmp_path: Path) -> None:
+    sound = PretrainedText(str(t5), tmp_path, 32).embed(["a red circle"])[0]
+    (entry,) = entries(tmp_path)
+    raw = entry.read_bytes()
+    damage(entry, how)
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    assert torch.equal(encoder.embed(["a red circle"])[0], sound)
+    assert (encoder.hits, encoder.misses, encoder.damaged) == (0, 1, 1)
+    assert entry.read_bytes() == raw
+    assert encoder.embed(["a red circle"])[0].equal(sound)
+    assert encoder.hits == 1
+
+
+def test_every_flipped_bit_is_harmless(t5: Path, tmp_path: Path) -> None:
+    """Wherever it is: the entry is refused, or says the same."""
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    sound = encoder.embed(["blue"])[0]
+    (entry,) = entries(tmp_path)
+    raw = entry.read_bytes()
+    for place in range(len(raw)):
+        flipped = bytearray(raw)
+        flipped[place] ^= 1 << place % 8
+        entry.write_bytes(flipped)
+        read = encoder._read("blue")
+        assert read is None or torch.equal(read.vectors.float(), sound[0, :2]), place
+
+
+def test_an_entry_of_another_text_in_its_place_is_refused(t5: Path, tmp_path: Path) -> None:
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    blue, red = encoder.embed(["blue"])[0], encoder.embed(["red"])[0]
+    one, two = encoder._path("blue"), encoder._path("red")
+    assert one is not None
+    assert two is not None
+    two.write_bytes(one.read_bytes())
+    assert not torch.equal(blue, red)
+    assert torch.equal(encoder.embed(["red"])[0], red)
+    assert encoder.damaged == 1
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from quintet.core import checkpoint
+from quintet.nn.pretrained_text import PretrainedText
+encoder = PretrainedText(sys.argv[1], Path(sys.argv[2]), 32)
+encoder.embed(["red"])
+opened = checkpoint.open_own
+class Half:
+    def __init__(self, file): self.file = file
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+    def write(self, raw):
+        self.file.write(raw[: len(raw) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.open_own = lambda path, mode: Half(opened(path, mode))
+encoder.embed(["red", "blue"])
+"""
+
+
+def test_a_kill_in_the_middle_of_writing_leaves_whole_entries_alone(t5: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(t5), str(tmp_path)], check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert len(entries(tmp_path)) == 1
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2, "the half one has another name"
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    encoder.embed(["red", "blue"])
+    assert (encoder.hits, encoder.misses, encoder.damaged) == (1, 1, 0)
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from quintet.nn.pretrained_text import PretrainedText
+encoder = PretrainedText(sys.argv[1], Path(sys.argv[2]), 32)
+encoder.embed([])
+print("ready", flush=True)
+for text in sys.stdin.read().splitlines():
+    encoder.embed([text])
+assert encoder.damaged == 0
+"""
+
+
+def test_two_processes_at_once(t5: Path, tmp_path: Path) -> None:
+    texts = [f"{first} {second}" for first in WORDS[3:] for second in WORDS[3:]]
+    command = [sys.executable, "-c", OTHER, str(t5), str(tmp_path)]
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        other.stdin.write("\n".join(texts))
+        other.stdin.close()
+        for text in texts:
+            encoder.embed([text])
+        assert other.wait(timeout=120) == 0
+    assert encoder.damaged == 0
+    assert len(entries(tmp_path)) == len([path for path in tmp_path.rglob("*") if path.is_file()]) == 36
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    forbid_the_model(encoder)
+    encoder.embed(texts)
+    assert encoder.hits == 36
+
+
+def test_a_cache_that_cannot_be_written_is_named(t5: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a file where a folder should be")
+    with pytest.raises(RunError, match=rf"cache of text embeddings {tmp_path}"):
+        PretrainedText(str(t5), tmp_path, 32).embed(["red"])
+
+
+def test_large_values_are_kept_in_single_precision(t5: Path, tmp_path: Path) -> None:
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    encoder._model.get_parameter("encoder.final_layer_norm.weight").mul_(1e6)
+    fresh = encoder.embed(["red"])[0]
+    assert fresh.abs().max() > 70_000
+    assert torch.equal(encoder.embed(["red"])[0], fresh)
+    assert encoder.hits == 1
+
+
+def test_a_model_of_nonsense_is_not_cached(t5: Path, tmp_path: Path) -> None:
+    encoder = PretrainedText(str(t5), tmp_path, 32)
+    encoder._model.get_parameter("encoder.final_layer_norm.weight").fill_(torch.nan)
+    with pytest.raises(RunError, match="non-finite embeddings, of 'red'"):
+        encoder.embed(["red"])
+    assert entries(tmp_path) == []
+
+
+# --- what cannot be loaded ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["google/t5-none", "no-such-model"])
+def test_a_name_that_is_not_here_says_how_to_fetch_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UsageError, match=f"hf download {name}"):
+        PretrainedText(f"hf:{name}", None, 32)
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="there is no folder /no/such/folder"):
+        PretrainedText("hf:/no/such/folder", None, 32)
+
+
+def test_a_name_in_the_hubs_cache_is_found(t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    kept = tmp_path / "models--someone--tiny"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(revision)
+    (kept / "snapshots").mkdir()
+    (kept / "snapshots" / revision).symlink_to(t5)
+    encoder = PretrainedText("hf:someone/tiny", None, 32)
+    assert encoder.embed(["red"])[0].equal(PretrainedText(str(t5), None, 32).embed(["red"])[0])
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a text encoder"):
+        PretrainedText(str(tmp_path), None, 32)
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "hidden_size": 8}')
+    with pytest.raises(UsageError, match="no weights as safetensors"):
+        PretrainedText(str(tmp_path), tmp_path / "cache", 32)
+
+
+def test_pickled_weights_are_refused(t5: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="reads no pickle"):
+        PretrainedText(str(folder), None, 32)
+
+
+def test_weights_that_are_not_all_there_are_refused(tmp_path: Path) -> None:
+    """The library would make up the rest at random."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make_folder(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["encoder.final_layer_norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"lacks weights.*final_layer_norm"):
+        PretrainedText(str(folder), None, 32).embed(["red"])
+
+
+def test_damaged_weights_are_one_sentence(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(UsageError, match="not a text encoder"):
+        PretrainedText(str(folder), None, 32).embed(["red"])
+
+
+def test_without_the_package_it_says_what_to_install(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for reference in (str(t5), "google/t5-v1_1-base"):
+        with pytest.raises(UsageError, match=r"pip install 'quintet\[hf\]'"):
+            PretrainedText(f"hf:{reference}", None, 32)
+
+
+def test_the_package_waits_until_it_is_needed() -> None:
+    code = "import sys, quintet.nn.pretrained_text; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"

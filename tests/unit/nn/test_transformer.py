@@ -1,0 +1,396 @@
+"""The transformer against a naive one that loops over items, heads and queries, in fp64; and what masks promise."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quintet.core.engine import _recompute_activations
+from quintet.core.optim import named_parameters
+from quintet.errors import UsageError
+from quintet.nn.transformer import (
+    Attention,
+    Block,
+    FeedForward,
+    LearnedPositions,
+    Rotary,
+    Transformer,
+    attention_mask,
+)
+
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+DIM, HEADS, HEAD_DIM, CONTEXT_DIM = 12, 3, 8, 10
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make(**options: Any) -> Transformer:
+    """Small, in fp64, with no weight left at a value that would hide its absence."""
+    torch.manual_seed(0)
+    model = Transformer(DIM, 2, HEADS, HEAD_DIM, **options).double()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+# --- a naive reference --------------------------------------------------------------------------------------------
+
+
+def naive_norm(x: Tensor, weight: Tensor | None, kind: str) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return normed if weight is None else normed * weight
+
+
+def naive_turn(vector: Tensor, place: tuple[int, ...], theta: float = 10_000.0) -> Tensor:
+    """Each plane as a complex number; the first axes get what does not divide."""
+    planes = len(vector) // 2
+    angles = []
+    for axis, coordinate in enumerate(place):
+        share = planes // len(place) + (1 if axis < planes % len(place) else 0)
+        angles += [coordinate / theta ** (number / share) for number in range(share)]
+    numbers = torch.complex(vector[:planes], vector[planes:])
+    turned = numbers * torch.polar(torch.ones(planes, dtype=torch.float64), torch.tensor(angles, dtype=torch.float64))
+    return torch.cat([turned.real, turned.imag])
+
+
+def naive_attention(
+    attention: Attention, x: Tensor, context: Tensor | None, allowed: Tensor, places: list[tuple[int, ...]] | None
+) -> Tensor:
+    """One item: `x` is (n, dim), `allowed` (n, m)."""
+    if context is None:
+        queries, keys, values = attention.to_queries_keys_values(x).chunk(3, -1)
+    else:
+        queries = attention.to_queries(x)
+        keys, values = attention.to_keys_values(context).chunk(2, -1)
+    joined = []
+    for head in range(HEADS):
+        part = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+        own, others = queries[:, part], keys[:, part]
+        if attention.query_scale is not None:
+            own, others = naive_norm(own, attention.query_scale, "layer"), naive_norm(others, None, "layer")
+        rows = []
+        for number, query in enumerate(own):
+            seen = [key for key in range(len(others)) if allowed[number, key]]
+            scores = []
+            for key in seen:
+                one, other = query, others[key]
+                if places is not None:
+                    one, other = naive_turn(one, places[number]), naive_turn(other, places[key])
+                scores.append((one * other).sum() / math.sqrt(HEAD_DIM))
+            weights = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
+            rows.append(sum(weight * values[key, part] for weight, key in zip(weights, seen, strict=True)))
+        joined.append(torch.stack(rows))  # type: ignore[arg-type]
+    return torch.cat(joined, -1) @ attention.to_out.weight.T
+
+
+def naive_feed_forward(layer: FeedForward, x: Tensor) -> Tensor:
+    values, gates = (x @ layer.to_hidden.weight.T).chunk(2, -1)
+    return (values * gates / (1 + (-gates).exp())) @ layer.to_out.weight.T
+
+
+def naive_transformer(
+    model: Transformer,
+    x: Tensor,
+    mask: Tensor,
+    context: Tensor | None,
+    context_mask: Tensor | None,
+    norm: str,
+    grid: tuple[int, ...] | None,
+) -> Tensor:
+    places = None if grid is None else list(product(*map(range, grid)))
+    items = []
+    for number, item in enumerate(x):
+        length = len(item)
+        allowed = mask[number].expand(length, length)
+        if model.causal:
+            allowed = allowed & (torch.arange(length)[:, None] >= torch.arange(length))
+        own = None
+        if model.nothing is not None:
+            given = context[number][context_mask[number]] if context is not None else item.new_zeros(0, CONTEXT_DIM)  # type: ignore[index]
+            own = torch.cat([model.nothing[None], given])
+        if isinstance(model.positions, LearnedPositions):
+            item = item + torch.stack(  # noqa: PLW2901
+                [sum(table[at] for table, at in zip(model.positions.tables, place, strict=True)) for place in places]  # type: ignore
+            )
+        turns = places if isinstance(model.positions, Rotary) else None
+        for block in model.blocks:
+            normed = naive_norm(item, block.attention_norm.weight, norm)
+            item = item + naive_attention(block.attention, normed, None, allowed, turns)  # noqa: PLW2901
+            if own is not None:
+                normed = naive_norm(item, block.cross_norm.weight, norm)
+                everything = torch.ones(length, len(own), dtype=torch.bool)
+                item = item + naive_attention(block.cross_attention, normed, own, everything, None)  # noqa: PLW2901
+            item = item + naive_feed_forward(block.feed_forward, naive_norm(item, block.feed_forward_norm.weight, norm))  # noqa: PLW2901
+        items.append(naive_norm(item, model.norm.weight, norm))
+    return torch.stack(items)
+
+
+@pytest.fixture
+def in_fp64() -> Any:
+    """The tables of cosines are made in the default type."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("in_fp64")
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("where", ["nowhere", "learned", "rotary"])
+@pytest.mark.parametrize(
+    ("grid", "shape"), [((6,), (6,)), ((6,), (9,)), ((3, 2), (3, 2)), ((3, 2), (3, 4)), ((1, 3, 2), (2, 3, 2))]
+)
+def test_it_is_the_naive_transformer(
+    norm: str, causal: bool, where: str, grid: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    kinds = {"nowhere": None, "learned": LearnedPositions(shape, DIM), "rotary": Rotary(shape, HEAD_DIM)}
+    model = make(norm=norm, causal=causal, context_dim=CONTEXT_DIM, positions=kinds[where])
+    x, context = random(2, 6, DIM), random(2, 4, CONTEXT_DIM, seed=1)
+    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    context_mask = torch.tensor([[True, True, False, True], [False] * 4])
+    with torch.no_grad():
+        ours = model(x, mask, context, context_mask, grid)
+        naive = naive_transformer(model, x, mask, context, context_mask, norm, grid)
+        torch.testing.assert_close(ours[mask], naive[mask], **EXACT)
+        whole = model(x, context=context, grid=grid)
+        all_true = torch.ones_like(mask), torch.ones_like(context_mask)
+        torch.testing.assert_close(whole, model(x, all_true[0], context, all_true[1], grid), **EXACT)
+
+
+def test_without_normalised_queries_and_keys() -> None:
+    torch.manual_seed(0)
+    attention = Attention(DIM, HEADS, HEAD_DIM, normalise=False).double()
+    x = random(1, 5, DIM)
+    assert attention.query_scale is None
+    naive = naive_attention(attention, x[0], None, torch.ones(5, 5, dtype=torch.bool), None)
+    torch.testing.assert_close(attention(x)[0], naive, **EXACT)
+
+
+# --- masks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_masked_reaches_nothing_else_even_as_nan(causal: bool) -> None:
+    model = make(context_dim=CONTEXT_DIM, causal=causal)
+    x, context = random(2, 6, DIM), random(2, 4, CONTEXT_DIM, seed=1)
+    mask, context_mask = torch.rand(2, 6) < 0.6, torch.rand(2, 4) < 0.5
+    mask[:, 0] = True
+    before = model(x, mask, context, context_mask)
+    x[~mask], context[~context_mask] = math.nan, math.nan
+    after = model(x, mask, context, context_mask)
+    assert torch.equal(before[mask], after[mask])
+    assert after.isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_nothing_but_padding_have_finite_values_and_gradients(causal: bool) -> None:
+    model = make(context_dim=CONTEXT_DIM, causal=causal)
+    mask = torch.tensor([[False] * 5, [False, False, True, True, False]])
+    out = model(random(2, 5, DIM), mask, random(2, 3, CONTEXT_DIM), torch.zeros(2, 3, dtype=torch.bool))
+    assert out.isfinite().all()
+    out[mask].square().sum().backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_dropped_context_is_no_context() -> None:
+    """Whatever stood there: what guidance compares with must not depend on the caption that was dropped."""
+    model = make(context_dim=CONTEXT_DIM)
+    x, dropped = random(2, 5, DIM), torch.zeros(2, 3, dtype=torch.bool)
+    without = model(x)
+    for seed in (1, 2):
+        torch.testing.assert_close(model(x, None, random(2, 3, CONTEXT_DIM, seed=seed), dropped), without, **EXACT)
+    assert not torch.allclose(model(x, None, random(2, 3, CONTEXT_DIM, seed=1)), without)
+    without.sum().backward()
+    assert model.nothing is not None
+    assert model.nothing.grad is not None
+    assert model.nothing.grad.abs().sum() > 0
+
+
+def test_causal_tokens_do_not_see_later_ones() -> None:
+    model = make(causal=True, positions=Rotary((8,), HEAD_DIM))
+    x = random(1, 8, DIM)
+    changed = x.clone()
+    changed[:, 5] = random(DIM, seed=1)
+    same = (model(x) - model(changed)).abs().amax(-1)[0]
+    assert same[:5].max() < 1e-12
+    assert same[5:].min() > 1e-6
+    torch.testing.assert_close(model(x[:, :3]), model(x)[:, :3], **EXACT)
+
+
+def test_attention_mask_leaves_every_query_a_key() -> None:
+    mask = torch.tensor([[True, False, True], [False, False, False]])
+    assert attention_mask(mask).tolist() == [[[[True, False, True]]], [[[True, True, True]]]]
+    first, second = attention_mask(mask, causal=True)[:, 0].tolist()
+    assert first == [[True, False, False], [True, True, False], [True, False, True]]
+    assert second == [[True, False, False], [False, True, False], [False, False, True]]
+
+
+# --- positions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "head_dim"), [((9,), 2), ((4, 5), 4), ((4, 5), 32), ((3, 4, 5), 32), ((3, 4, 5), 64)]
+)
+def test_rotary_scores_depend_on_the_distance_alone(shape: tuple[int, ...], head_dim: int) -> None:
+    from quintet.nn.transformer import turn
+
+    by = Rotary(shape, head_dim).double()(shape)
+    query, key = (random(head_dim, seed=seed).expand(1, math.prod(shape), 1, head_dim) for seed in (0, 1))
+    scores = (turn(query, by)[0, :, 0] @ turn(key, by)[0, :, 0].T).tolist()
+    by_distance: dict[tuple[int, ...], list[float]] = {}
+    places = list(product(*map(range, shape)))
+    for one, two in product(range(len(places)), repeat=2):
+        distance = tuple(a - b for a, b in zip(places[one], places[two], strict=True))
+        by_distance.setdefault(distance, []).append(scores[one][two])
+    assert all(max(values) - min(values) < 1e-5 for values in by_distance.values())
+    assert len({round(values[0], 4) for values in by_distance.values()}) > 0.9 * len(by_distance)
+
+
+def test_rotary_has_no_state_and_theta_sets_its_slowest_plane() -> None:
+    assert Rotary((4, 4), 8).state_dict() == {}
+    cosines, _ = Rotary((7,), 8, theta=16.0)((7,))
+    torch.testing.assert_close(cosines[6], torch.tensor([6 / speed for speed in (1, 2, 4, 8)]).cos())
+
+
+def test_a_smaller_grid_is_a_corner_of_the_larger_one() -> None:
+    for positions in (LearnedPositions((2, 4, 6), 12), Rotary((2, 4, 6), 12)):
+        part, whole = positions((1, 3, 5)), positions((2, 4, 6))
+        pairs = zip(part, whole, strict=True) if isinstance(part, tuple) else [(part, whole)]
+        for small, large in pairs:
+            assert torch.equal(small.view(1, 3, 5, -1), large.view(2, 4, 6, -1)[:1, :3, :5])
+
+
+@pytest.mark.parametrize("grid", [(4, 3), (2, 2, 3), (12,), (1, 12)])
+def test_grids_that_do_not_fit(grid: tuple[int, ...]) -> None:
+    model = make(positions=LearnedPositions((3, 4), DIM))
+    with pytest.raises(UsageError, match="does not fit"):
+        model(random(1, 12, DIM), grid=grid)
+
+
+def test_the_number_of_tokens_must_fill_the_grid() -> None:
+    model = make(positions=Rotary((3, 4), HEAD_DIM))
+    with pytest.raises(UsageError, match="11 tokens do not fill a grid of 3 x 4"):
+        model(random(1, 11, DIM))
+    with pytest.raises(UsageError, match="11 tokens do not fill a grid of 2 x 4"):
+        model(random(1, 11, DIM), grid=(2, 4))
+    assert model(random(1, 8, DIM), grid=(2, 4)).shape == (1, 8, DIM)
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    model = make(context_dim=CONTEXT_DIM, positions=Rotary((2, 2), HEAD_DIM))
+    x, context = random(1, 4, DIM).requires_grad_(), random(1, 2, CONTEXT_DIM, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, context: model(x, None, context).sum(1), (x, context))
+
+
+def test_every_weight_gets_a_gradient() -> None:
+    model = make(context_dim=CONTEXT_DIM, positions=LearnedPositions((2, 3), DIM))
+    model(random(2, 6, DIM), None, random(2, 3, CONTEXT_DIM)).square().mul(random(DIM)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_recomputing_changes_no_bit() -> None:
+    gradients = []
+    for recompute in (False, True):
+        model = make(context_dim=CONTEXT_DIM, dropout=0.3)
+        assert Block.recomputable
+        if recompute:
+            _recompute_activations(model)
+        torch.manual_seed(1)
+        model(random(2, 5, DIM), None, random(2, 3, CONTEXT_DIM)).square().mul(random(DIM)).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, two in zip(*gradients, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_dropout_is_of_training_alone() -> None:
+    model, x = make(dropout=0.5), random(1, 4, DIM)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+@pytest.mark.parametrize("where", [None, "learned", "rotary"])
+def test_bf16_autocast_stays_near_and_keeps_the_residual_stream_exact(where: str | None) -> None:
+    torch.manual_seed(0)
+    kinds = {None: None, "learned": LearnedPositions((4, 4), 64), "rotary": Rotary((4, 4), 16)}
+    model = Transformer(64, 2, 4, 16, context_dim=64, positions=kinds[where])
+    x, context = torch.randn(2, 16, 64), torch.randn(2, 5, 64)
+    mask = torch.ones(2, 16, dtype=torch.bool)
+    exact = model(x, mask, context, mask[:, :5])
+    with torch.autocast("cpu", torch.bfloat16):
+        near = model(x, mask, context, mask[:, :5])
+    assert near.dtype == torch.float32
+    assert 1e-5 < (near - exact).abs().max() < 0.1
+
+
+def test_depth_does_not_change_the_scale_of_the_start() -> None:
+    scales = []
+    for depth in (2, 16):
+        torch.manual_seed(0)
+        model = Transformer(64, depth, 4, 16)
+        model.norm = nn.Identity()
+        x = torch.randn(4, 16, 64)
+        scales.append((model(x) - x).std().item())
+    assert scales[1] < 1.5 * scales[0]
+
+
+@pytest.mark.parametrize(("dim", "multiplier"), [(256, 4.0), (96, 2.0), (20, 4.0)])
+def test_the_gated_layer_has_the_weights_of_an_ungated_one(dim: int, multiplier: float) -> None:
+    layer = FeedForward(dim, multiplier)
+    count = sum(parameter.numel() for parameter in layer.parameters())
+    plain = 2 * multiplier * dim * dim
+    assert plain <= count < plain + 3 * dim * 16
+    assert layer.to_out.in_features % 16 == 0
+
+
+def test_it_can_learn_what_only_positions_and_context_tell() -> None:
+    """Copy the context's vector whose number is the token's place, from tokens that are all alike."""
+    torch.manual_seed(0)
+    model = Transformer(32, 2, 4, 8, context_dim=32, positions=LearnedPositions((4,), 32))
+    places = torch.randn(4, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(150):
+        context = torch.randn(16, 4, 32)
+        out = model(torch.zeros(16, 4, 32), None, context + 2 * places)
+        losses.append(F.mse_loss(out, context))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_scales_are_vectors_so_that_they_are_not_decayed() -> None:
+    model = make(context_dim=CONTEXT_DIM)
+    vectors = {name.rpartition(".")[2] for name, p in named_parameters({"m": model}, ["m"]).items() if p.ndim == 1}
+    assert vectors == {"weight", "query_scale", "nothing"}
+
+
+def test_requests_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="depth of at least 1"):
+        Transformer(8, 0, 1)
+    with pytest.raises(UsageError, match="'rms' or 'layer'"):
+        Transformer(8, 1, 1, norm="batch")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="takes no context"):
+        make()(random(1, 2, DIM), None, random(1, 2, CONTEXT_DIM))
+    with pytest.raises(UsageError, match="cannot be causal"):
+        Attention(8, 1, context_dim=8, causal=True)
+    with pytest.raises(UsageError, match="even head_dim of at least 6"):
+        Rotary((2, 2, 2), 4)
+    with pytest.raises(UsageError, match="at least one place"):
+        LearnedPositions((2, 0), 8)
