@@ -74,18 +74,22 @@ def make_recipe(config: RunConfig, home: Path | None = None) -> Recipe[Any]:
 
     What it stands on is taken from the copy in `home`, the folder of its run or export, where there is one.
     """
-    links = {name: open_link(config, name, home) for name in config.LINKS if getattr(config, name)}
+    links = {name: open_link(_place(config, name, home)) for name in config.LINKS if getattr(config, name)}
     torch.manual_seed(config.train.seed)
     return recipes.find(config.recipe).recipe_class()(config, **links)
 
 
-def open_link(config: RunConfig, name: str, home: Path | None) -> Link:
-    """The trained model that a key names."""
-    reference: str = getattr(config, name)
-    own = home / name if home is not None and (home / name).is_dir() else None
-    trained = open_trained(own or reference)
+def open_link(reference: str) -> Link:
+    """A trained model for another one to stand on: a run, RUN@step, or an exported folder."""
+    trained = open_trained(reference)
     module = trained.recipe.exported
     return Link(trained.recipe, {module: trained.nets[module]}, reference, export_contents(trained, {}))
+
+
+def _place(config: RunConfig, name: str, home: Path | None) -> str:
+    """The copy in a run's own folder; where there is none, what the key says."""
+    own = home / name if home is not None else None
+    return str(own) if own is not None and own.is_dir() else str(getattr(config, name))
 
 
 def read_config(path: Path) -> RunConfig:

@@ -10,11 +10,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from contract.cases import case_of
+from contract.cases import GOLDEN, case_of
 from helpers import renew_sums, succeed
 from quintet.core import checkpoint
 
-GOLDEN = Path(__file__).parent / "golden"
 KEYS = ("train.steps=8", "train.batch_size=2", "checkpoint.every=8", "eval.every=8", "ema.decay=0.9")
 
 

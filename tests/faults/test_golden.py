@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from contract.cases import GOLDEN
 from faults.conftest import Ledger
-from faults.make_golden import GOLDEN
 from helpers import copied, state, step_folder, steps_saved, succeed
 from quintet import recipes
 from quintet.core import checkpoint

@@ -125,7 +125,7 @@ class MaskGit(Pretrained, _Tokens):
 
 
 class TokenCritic(Pretrained, _Tokens):
-    """Tokens and a text to how likely each token is not the original one, as a logit (Lezama et al. 2022, 2209.04439)."""
+    """Tokens and a text to the logit of each token not being the original one (Lezama et al. 2022, 2209.04439)."""
 
     def __init__(self, config: MaskGitConfig | None = None, **keywords: Any) -> None:
         super().__init__(config or validate(MaskGitConfig, keywords))

@@ -22,12 +22,6 @@ class MuseDataConfig(PictureDataConfig):
     empty_captions: bool = Field(False, description="Train a text model although pictures without caption are there.")
 
 
-class MuseModelConfig(MaskGitConfig):
-    """The masked transformer."""
-
-    critic: bool = Field(False, description="Train a token critic beside it, which decides what is masked again.")
-
-
 class MuseLossConfig(Section):
     """What it is trained for."""
 
@@ -36,6 +30,7 @@ class MuseLossConfig(Section):
         0.1, ge=0, lt=1, description="Share of texts dropped, so that guidance has something to lead away from."
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Share of the target spread over all codes.")
+    critic: bool = Field(False, description="Train a token critic beside it, which decides what is masked again.")
 
 
 class MuseSampleConfig(SampleConfig):
@@ -118,7 +113,7 @@ class MuseConfig(RunConfig):
     recipe: Literal["muse"] = Field("muse", description="What is trained.")
     tokenizer: str | None = Field(None, description="The trained tokenizer: RUN, RUN@step, or an exported folder.")
     data: MuseDataConfig = Field(default_factory=MuseDataConfig, description="The files.")
-    model: MuseModelConfig = Field(default_factory=MuseModelConfig, description="The masked transformer.")
+    model: MaskGitConfig = Field(default_factory=MaskGitConfig, description="The masked transformer.")
     loss: MuseLossConfig = Field(default_factory=MuseLossConfig, description="What it is trained for.")
     optim: MuseOptimConfig = Field(default_factory=MuseOptimConfig, description="Optimizer and schedule.")
     sample: MuseSampleConfig = Field(default_factory=MuseSampleConfig, description="Decoding, here and while training.")

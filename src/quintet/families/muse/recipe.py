@@ -28,6 +28,9 @@ from quintet.generate import masked
 from quintet.media.image import image_grid, to_uint8, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
 
+SELF_CONDITIONED = 0.9
+"""Share of rows that see the model's own prediction, where it is trained to."""
+
 RATIOS = (0.25, 0.5, 0.75, 1.0)
 """Shares of masked tokens at which validation looks."""
 
@@ -46,7 +49,7 @@ class MuseRecipe(Recipe[MuseConfig]):
         self.maskgit = maskgit or MaskGit(config.model)
         self.modules = {"maskgit": self.maskgit}
         self.phases = [Phase("generator", ("maskgit",), self.generator_loss, config.optim.for_phase())]
-        if config.model.critic:
+        if config.loss.critic:
             self.critic = TokenCritic(config.model)
             self.modules["critic"] = self.critic
             self.phases.append(
@@ -83,11 +86,18 @@ class MuseRecipe(Recipe[MuseConfig]):
         if self.config.model.text == "none" or self.config.data.empty_captions:
             return
         entries = [entry for source in (media.train, media.validation) for entry in source.entries]  # type: ignore[attr-defined]
+        most = self.config.model.text_length - 2
+        long = [entry.file for entry in entries if len((entry.text or "").encode()) > most]
+        if long and self.config.model.text == "bytes":
+            _say(
+                f"{len(long)} captions have more than {most} bytes and are cut, that of {long[0]} for one "
+                "(model.text_length)"
+            )
         missing = [entry.file for entry in entries if not entry.text]
         if missing:
             raise UsageError(
-                f"{len(missing)} of {len(entries)} pictures have no caption, {missing[0]} for one; add captions, train with "
-                "data.empty_captions=true, or without text (model.text=none)"
+                f"{len(missing)} of {len(entries)} pictures have no caption, {missing[0]} for one; add captions, train "
+                "with data.empty_captions=true, or without text (model.text=none)"
             )
 
     # --- training ---------------------------------------------------------------------------------------------
@@ -100,8 +110,20 @@ class MuseRecipe(Recipe[MuseConfig]):
         keep = batch.draw.uniform("keep text") >= self.config.loss.drop_text
         conditioning = self.maskgit.texts(batch["texts"], keep)
         tokens = codes.masked_fill(hidden, self.maskgit.mask_id)
-        logits = nets["maskgit"](tokens, conditioning, where=hidden)
+        previous = self._own_prediction(nets, batch, tokens, conditioning)
+        logits = nets["maskgit"](tokens, conditioning, where=hidden, previous=previous)
         return Output({"codes": codes, "hidden": hidden, "logits": logits, "conditioning": conditioning})
+
+    def _own_prediction(
+        self, nets: Nets, batch: Batch, tokens: Tensor, conditioning: dict[str, Tensor]
+    ) -> Tensor | None:
+        """What the model would say without help, for most rows; the others learn to do without."""
+        if not self.config.model.self_conditioning:
+            return None
+        with torch.no_grad():
+            logits: Tensor = self.maskgit(tokens, conditioning)
+        helped = batch.draw.uniform("self-conditioning").to(logits.device) < SELF_CONDITIONED
+        return logits * helped[:, None, None]
 
     def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
         logits, target = output["logits"], output["codes"][output["hidden"]]
@@ -134,9 +156,8 @@ class MuseRecipe(Recipe[MuseConfig]):
         sums: dict[str, Tensor] = {}
         for ratio in RATIOS:
             everything = torch.ones(codes.shape, dtype=torch.bool)
-            hidden = masked.training_mask(batch.draw, everything, lambda u, r=ratio: u * 0 + r, f"at {ratio}").to(
-                codes.device
-            )
+            hidden = masked.training_mask(batch.draw, everything, partial(_always, ratio), f"at {ratio}")
+            hidden = hidden.to(codes.device)
             tokens = codes.masked_fill(hidden, self.maskgit.mask_id)
             logits, target = _wide(nets["maskgit"](tokens, conditioning, where=hidden)), codes[hidden]
             sums[f"loss/{ratio}"] = F.cross_entropy(logits, target, reduction="sum")
@@ -176,6 +197,8 @@ class MuseRecipe(Recipe[MuseConfig]):
         texts = [text for text in request.texts for _ in range(request.num)]
         if any(texts) and self.config.model.text == "none":
             raise UsageError("this model was trained without text (model.text=none); leave --text out")
+        if self.config.sample.guidance != self._guidance():
+            _say("warning: drawn without guidance, because no text was dropped in training (loss.drop_text)")
         pictures = self._draw(
             nets, texts, Draw(request.seed, [0] * len(texts), range(len(texts))), negative=request.negative
         )
@@ -212,8 +235,15 @@ class MuseRecipe(Recipe[MuseConfig]):
         against = maskgit.texts([negative or ""] * count, None if negative else torch.zeros(count, dtype=torch.bool))
         conditioning, against = _alike(conditioning, against)
         empty = torch.full((count, maskgit.length), maskgit.mask_id, device=device)
+
+        def predict(
+            tokens: Tensor, given: Mapping[str, Tensor], previous: Tensor | None
+        ) -> tuple[Tensor, Tensor | None]:
+            logits = maskgit(tokens, given, previous=previous)
+            return logits, logits
+
         codes = masked.decode(
-            lambda tokens, given, previous: (maskgit(tokens, given), None),
+            predict,
             empty,
             torch.ones_like(empty, dtype=torch.bool),
             mask_id=maskgit.mask_id,
@@ -221,7 +251,7 @@ class MuseRecipe(Recipe[MuseConfig]):
             settings=settings,
             conditioning=conditioning,
             against=against,
-            critic=nets["critic"] if "critic" in nets else None,
+            critic=nets.get("critic"),
         )
         pictures: Tensor = self.tokenizer.model.decode(codes.view(count, *maskgit.grid))
         return pictures
@@ -255,8 +285,16 @@ def _named(source: CodeSource) -> dict[str, str]:
     return {source.name(item): reason for item, reason in source.skipped.items()}
 
 
+def _always(share: float, progress: Tensor) -> Tensor:
+    return torch.full_like(progress, share)
+
+
 def _tell(done: int, total: int) -> None:
-    sys.stderr.write(f"pictures encoded: {done} of {total}\n")
+    _say(f"pictures encoded: {done} of {total}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from quintet.nn.maskgit import MaskGit
 class MuseTrainer(Trainer):
     """Train a `MaskGit` on the codes of a folder of captioned pictures.
 
-        MuseTrainer(MaskGit(dim=256, grid=(8, 8), num_codes=1024), tokenizer=link, data="photos/", out="runs/muse").train()
+        MuseTrainer(tokenizer=open_link("runs/tok"), data="photos/", out="runs/muse").train()
 
-    `tokenizer` is a `quintet.open_tokenizer("runs/tok")`. Any configuration key goes through `config={"optim.lr": 1e-4}`.
+    `open_link` is that of `quintet.runs`. Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     def __init__(
