@@ -39,7 +39,7 @@ def forget_place(folder: Path) -> None:
     """The data will lie elsewhere: no path of this machine is kept."""
     for suffix in ("yaml", "json"):
         for path in folder.rglob(f"*.{suffix}"):
-            path.write_text(path.read_text().replace(str(folder.resolve()), "golden"))
+            path.write_text(path.read_text().replace(str(GOLDEN.resolve()), "golden"))
     for manifest in folder.rglob("SHA256SUMS"):
         renew_sums(manifest.parent)
 
