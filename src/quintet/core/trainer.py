@@ -366,19 +366,17 @@ class Trainer:
         return True
 
     def _give_up(self) -> None:
-        count = self.state.progress.bad_steps_in_a_row
-        why = f"{count} non-finite steps in a row (train.max_bad_steps)"
         broken = broken_tensors(self.state.tensors())
         if broken:
             last = f"step {self.saved_step} is the newest saved and is finite" if self.saved_step else "none was saved"
             raise RunError(
-                f"{why}; the run's own tensors are not finite any more ({broken[0]}) and were not saved; {last}; "
-                f"lower optim.lr, or let the run go back by itself with train.max_rollbacks"
+                f"step {self.step}: the run's own tensors are not finite any more ({broken[0]}) and were not saved; "
+                f"{last}; lower optim.lr, or let the run go back by itself with train.max_rollbacks"
             )
         self.save()
         raise RunError(
-            f"{why}; weights are finite and saved at step {self.step}; look at the items named in "
-            f"{self.run.log_file}, or lower optim.lr"
+            f"{self.state.progress.bad_steps_in_a_row} non-finite steps in a row (train.max_bad_steps); weights are "
+            f"finite and saved at step {self.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
         )
 
     def _gathered(self, names: list[str]) -> list[str]:
@@ -403,6 +401,9 @@ class Trainer:
             due = step % config.checkpoint.every == 0 or self._save_postponed
             self._save_postponed = due and self.state.progress.bad_steps_in_a_row > 0
             if final or (due and not self._save_postponed):
+                # A broken tensor that no loss has met yet, a code that nobody uses for one.
+                if broken_tensors(self.state.tensors()) and (final or not self._roll_back()):
+                    self._give_up()
                 self.save(final)
         return logs
 
@@ -490,8 +491,7 @@ class Trainer:
         problem = ""
         try:
             contents = self.state.contents(self.engine.world_size, self.sources.fingerprint)
-            broken = broken_tensors(contents.tensors)
-            if broken:
+            if broken := broken_tensors(contents.tensors):
                 raise OSError(f"{broken[0]} is not finite")
             checkpoint.write(self.run.checkpoints, self.step, contents)
             self.saved_step = self.step

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from toy import (
     BucketedRecipe,
@@ -807,3 +808,28 @@ def test_compiled_modules_train_and_save_like_plain_ones(tmp_path: Path) -> None
         torch.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
     again = trained(tmp_path / "compiled", resume=True, train__steps=2)
     assert again.step == 2
+
+
+@pytest.mark.parametrize("rollbacks", [0, 1])
+def test_a_broken_number_that_no_loss_meets_is_not_saved(tmp_path: Path, rollbacks: int) -> None:
+    run = tmp_path / "run"
+    trainer = toy_trainer(run, train__steps=8, checkpoint__every=2, train__max_rollbacks=rollbacks)
+    net = trainer.recipe.modules["net"]
+
+    def spoil(logs: dict[str, Any]) -> None:
+        if logs["step"] == 3:
+            net.seen[0] = torch.nan  # no loss is made of it
+
+    if rollbacks:
+        trainer.train(log_fn=spoil)
+        assert "rolled back to the weights of step 2" in (run / "log.txt").read_text()
+        assert trainer.step == 8
+    else:
+        with pytest.raises(RunError, match=r"step 4: the run's own tensors are not finite .* step 2 is the newest"):
+            trainer.train(log_fn=spoil)
+    trainer.close()
+    assert all(value.isfinite().all() for value in saved_tensors(run).values())
+
+
+def saved_tensors(run: Path) -> dict[str, torch.Tensor]:
+    return {f"{path}/{name}": tensor for path in run.rglob("*.safetensors") for name, tensor in load_file(path).items()}
