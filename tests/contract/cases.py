@@ -71,6 +71,8 @@ class Case:
     prepare: Callable[[Recipe[Any]], None] = unchanged
     """What is done to a fresh recipe so that rare events happen within a few steps."""
     tokenizer: bool = False
+    opens_media: bool = True
+    """Whether training opens the files itself; otherwise it reads codes that were made at the start."""
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -112,6 +114,7 @@ CASES: Mapping[str, Case] = {
         poison=None,
         resumed=("loss.critic=true", "model.self_conditioning=true", "data.variants=2 data.flip=true"),
         faults=("loss.critic=true",),
+        opens_media=False,
     ),
 }
 

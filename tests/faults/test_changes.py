@@ -61,7 +61,7 @@ def test_force_cannot_make_other_weights_fit(recipe: str, finished: Path, tmp_pa
     if "model.dim" not in configs.keys(schema):
         pytest.skip(f"{recipe} has no key model.dim")
     run = copied(finished, tmp_path / "run")
-    outcome = quintet("resume", run, "model.dim=16", "--force")
+    outcome = quintet("resume", run, "model.dim=24", "--force")
 
     assert outcome.code == 1
     assert "shape" in error_line(outcome.errors)
