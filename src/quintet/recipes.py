@@ -70,6 +70,6 @@ def find(name: str) -> RecipeEntry:
         near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise UsageError(
-            f"unknown recipe '{name}'; {hint}`quintet recipes` lists what can be trained: {', '.join(RECIPES)}"
+            f"unknown recipe {name[:40]!r}; {hint}`quintet recipes` lists what can be trained: {', '.join(RECIPES)}"
         )
     return RECIPES[name]
