@@ -22,7 +22,7 @@ TINY_MUSE = (
     *("--preset", "debug", f"tokenizer={GOLDEN / 'vqgan-format-1' / 'hub'}"),
     *("model.dim=16", "model.depth=1", "model.text_dim=16", "model.text_length=32", "train.batch_size=4"),
     *("train.steps=12", "eval.every=4", "eval.generated=4", "sample.every=6", "sample.num=2", "sample.steps=2"),
-    *("checkpoint.every=4", "log.every=1", "log.trackers=[]"),
+    *("checkpoint.every=4", "log.every=1", "log.trackers=[]", "data.empty_captions=true"),
 )
 """A transformer of a few thousand weights over grids of 4 x 4 codes."""
 

@@ -130,7 +130,7 @@ def test_missing_captions_are_counted_and_can_be_allowed(pictures: Path, tmp_pat
     for row in rows[:3]:
         row["text"] = ""
     (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    outcome = quintet(*words(data, tmp_path / "run"))
+    outcome = quintet(*words(data, tmp_path / "run", "data.empty_captions=false"))
     assert outcome.code == 2
     assert "pictures have no caption" in error_line(outcome.errors)
     assert "data.empty_captions=true" in error_line(outcome.errors)

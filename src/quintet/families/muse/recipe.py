@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -294,7 +295,8 @@ def _tell(done: int, total: int) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    with suppress(OSError):  # a console on a full disk is no reason to stop
+        sys.stderr.write(f"{text}\n")
 
 
 def _wide(logits: Tensor) -> Tensor:
