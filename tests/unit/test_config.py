@@ -55,7 +55,7 @@ def values_of(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]
 def integers(bounds: dict[str, Any]) -> st.SearchStrategy[int]:
     step = bounds.get("multiple_of", 1)
     low = bounds.get("ge", bounds.get("gt", -1) + 1)
-    return st.integers(-(-int(low) // step), 10**6).map(lambda value: value * step)
+    return st.integers(-(-int(low) // step), int(bounds.get("le", 10**6)) // step).map(lambda value: value * step)
 
 
 def floats(bounds: dict[str, Any]) -> st.SearchStrategy[float]:
@@ -90,7 +90,7 @@ def sections_of(schema: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
         bounds = {
             key: getattr(each, key)
             for each in field.metadata
-            for key in ("ge", "gt", "lt", "multiple_of")
+            for key in ("ge", "gt", "le", "lt", "multiple_of")
             if getattr(each, key, None) is not None
         }
         fields[name] = values_of(field.annotation, bounds)
@@ -376,11 +376,10 @@ def test_a_file_of_another_recipe_is_refused(tmp_path: Path) -> None:
 # --- resuming -----------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, Any] = {
-    "data.workers": 7,
+    "data.flip": False,
     "train.batch_size": 32,
     "train.seed": 1,
     "train.epochs": 3.0,
-    "train.max_bad_steps": 3,
     "optim.lr": 1e-3,
     "optim.horizon": 5,
     "optim.discriminator.lr": 1e-3,
@@ -388,7 +387,7 @@ CHANGES: dict[str, Any] = {
     "model.dim": 32,
     "loss.lecam": 0.1,
     "init": "runs/other",
-    "data.path": "elsewhere",
+    "data.split_seed": 1,
 }
 
 
@@ -457,5 +456,9 @@ def test_allowed_keys_are_exactly_these() -> None:
         except UsageError:
             refused.add(key)
     sections = ("log", "eval", "sample", "checkpoint", "engine")
-    everything = set(configs.keys(VQGanConfig)) - {"recipe", "train.steps", "train.minutes", "train.accumulate"}
+    allowed = {
+        *("recipe", "train.steps", "train.minutes", "train.accumulate", "train.max_bad_steps", "train.max_rollbacks"),
+        *("data.path", "data.validation_path", "data.workers", "data.memory_megabytes"),
+    }
+    everything = set(configs.keys(VQGanConfig)) - allowed
     assert refused == {key for key in everything if key.split(".")[0] not in sections}

@@ -14,7 +14,7 @@ PANEL = (300, 180)
 COLUMNS = 4
 MARGIN = 28
 MOST_PANELS = 200
-LARGEST = 1e100
+LARGEST = 1e307
 INK, LINE, FRAME = (40, 40, 40), (31, 119, 180), (200, 200, 200)
 HIDDEN = ("train/time/", "train/rate/", "validation/live/")
 
