@@ -101,6 +101,9 @@ class Run:
 
     def close(self) -> None:
         if self._lock is not None:
+            # Whoever is refused next must not read the name of a process that has let go.
+            with suppress(OSError):
+                self._lock.truncate(0)
             self._lock.close()
         self._lock = None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import secrets
 import stat
 import threading
 import warnings
@@ -165,7 +164,8 @@ def write_image(picture: Picture, path: str | os.PathLike[str]) -> Path:
     if file_format == "JPEG":
         image = image.convert("RGB") if image.mode == "L" else _flatten(image)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # Always the same name: what a killed process left is written over by the next one.
+    temporary = path.with_name(f".{path.name}.writing")
     try:
         with temporary.open("wb") as stream:
             image.save(stream, format=file_format)
