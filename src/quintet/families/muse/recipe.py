@@ -84,7 +84,7 @@ class MuseRecipe(Recipe[MuseConfig]):
         return CodeCache(folder, key, media, collate, self.tokenizer.encode, _tell).open()
 
     def _check_captions(self, media: Sources) -> None:
-        if self.config.model.text == "none" or self.config.data.empty_captions:
+        if self.config.model.text == "none":
             return
         entries = [entry for source in (media.train, media.validation) for entry in source.entries]  # type: ignore[attr-defined]
         most = self.config.model.text_length - 2
@@ -95,7 +95,7 @@ class MuseRecipe(Recipe[MuseConfig]):
                 "(model.text_length)"
             )
         missing = [entry.file for entry in entries if not entry.text]
-        if missing:
+        if missing and not self.config.data.empty_captions:
             raise UsageError(
                 f"{len(missing)} of {len(entries)} pictures have no caption, {missing[0]} for one; add captions, train "
                 "with data.empty_captions=true, or without text (model.text=none)"
