@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 # Before torch is imported: the tests run side by side, and one and two threads do not agree to the last bit.
 os.environ["OMP_NUM_THREADS"] = "1"
+# No test touches the cache of the person who runs it.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quintet-tests-")
 
 import pytest
 

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -126,6 +126,7 @@ def train(
     preset: Annotated[str | None, typer.Option(help="debug, small or base: sets many keys at once.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of keys.")] = None,
     init: Annotated[str | None, typer.Option(help="Fine-tune: start from the weights of this run or export.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="The trained tokenizer that a generator stands on.")] = None,
     help: Annotated[bool, typer.Option("--help", help="Show this message; with a RECIPE also all its keys.")] = False,
 ) -> None:
     """Train a recipe on a folder of files, in a new run folder."""
@@ -138,7 +139,8 @@ def train(
     words = [word for word in (data, *(overrides or [])) if word is not None]
     folder, changes = _data_and_overrides(words)
     schema = recipes.find(recipe).config_class()
-    settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **_links(folder, init)})
+    links = {"init": init, "tokenizer": tokenizer}
+    settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **_links(folder, links)})
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
     if settings.data.path is None:
@@ -194,12 +196,10 @@ def _data_and_overrides(words: Sequence[str]) -> tuple[str | None, dict[str, Any
     return folder, configs.parse_overrides(words[1:] if folder is not None else words)
 
 
-def _links(folder: str | None, init: str | None) -> dict[str, Any]:
-    links: dict[str, Any] = {}
+def _links(folder: str | None, named: Mapping[str, str | None]) -> dict[str, Any]:
+    links: dict[str, Any] = {name: reference for name, reference in named.items() if reference is not None}
     if folder is not None:
         links["data.path"] = str(Path(folder).resolve())
-    if init is not None:
-        links["init"] = init
     return links
 
 
@@ -249,24 +249,43 @@ def evaluate(
 @app.command()
 def sample(
     run: ModelReference,
-    num: Annotated[int, typer.Option(min=1, help="How many items.")] = 16,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Keys of `sample.*`, such as sample.guidance=5.")
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="What a generator should make; may be given again.")] = None,
+    negative: Annotated[str | None, typer.Option(help="What it should not look like.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same result.")] = 0,
+    num: Annotated[int, typer.Option(min=1, help="How many items, of each text.")] = 16,
     data: Annotated[
         str | None, typer.Option(help="Take the items of this folder instead of the validation items.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("out"),
 ) -> None:
-    """Show what a model makes: for a tokenizer, inputs beside their reconstructions."""
+    """Show what a model makes: of a text, or, for a tokenizer, inputs beside their reconstructions."""
     from quintet import runs
+    from quintet.core.recipe import Request
 
-    looker = runs.Looker.open(_open(run), data)
+    trained = _open(run)
+    trained.recipe.config = _with_sample_keys(trained.recipe.config, configs.parse_overrides(overrides or []))
+    if text:
+        artifacts = runs.generate(trained, Request(text, num, seed, negative))
+    else:
+        artifacts = runs.Looker.open(trained, data).artifacts(num)
     out.mkdir(parents=True, exist_ok=True)
-    for artifact in looker.artifacts(num):
+    for artifact in artifacts:
         target = _free(out / artifact.file)
         artifact.write(target)
         with (out / "samples.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"file": target.name, "model": run, **artifact.about}, ensure_ascii=False) + "\n")
         _print(f"written: {target}")
     _next(f"quintet eval {run}")
+
+
+def _with_sample_keys(config: Any, changes: Mapping[str, Any]) -> Any:
+    for key in changes:
+        if not key.startswith("sample."):
+            raise UsageError(f"`quintet sample` takes keys of sample.*, not '{key}'")
+    return config.changed(changes)
 
 
 @app.command()

@@ -181,6 +181,9 @@ class EvalConfig(Section):
         None, gt=0, description="Items of a validation batch, over all processes; none: a micro-batch's."
     )
     live: bool = Field(True, description="Validate the live weights beside the average.")
+    generated: int = Field(
+        500, ge=0, description="Validation items from which `quintet eval` has a generator make something to judge."
+    )
 
 
 class SampleConfig(Section):
@@ -224,6 +227,8 @@ class RunConfig(Section):
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named sets of keys, dotted."""
+    LINKS: ClassVar[tuple[str, ...]] = ()
+    """Keys that name another trained model which this one stands on; a run keeps a copy of each in its folder."""
 
     recipe: str = Field(description="What is trained.")
     preset: str | None = Field(None, description="The preset this configuration started from.")

@@ -53,6 +53,15 @@ RECIPES: Mapping[str, RecipeEntry] = {
         summary="image tokenizer: pictures to a grid of codes and back",
         needs="a folder of pictures",
     ),
+    "muse": RecipeEntry(
+        family="muse",
+        config="MuseConfig",
+        recipe="MuseRecipe",
+        models=("MaskGit", "TokenCritic"),
+        trainer="MuseTrainer",
+        summary="text to image: a masked transformer over a tokenizer's codes",
+        needs="a folder of captioned pictures, and --tokenizer",
+    ),
 }
 
 

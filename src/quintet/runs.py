@@ -15,10 +15,12 @@ from quintet import config as configs
 from quintet import recipes
 from quintet.config import RunConfig
 from quintet.core import checkpoint
+from quintet.core.checkpoint import Contents
 from quintet.core.engine import Engine, Place
-from quintet.core.evaluate import evaluate, make_artifacts
+from quintet.core.evaluate import evaluate, looking, make_artifacts
+from quintet.core.link import Link
 from quintet.core.loader import Loader
-from quintet.core.recipe import Artifact, Recipe
+from quintet.core.recipe import Artifact, Recipe, Request
 from quintet.core.run import Run, next_folder
 from quintet.core.state import load_module, read_meta
 from quintet.core.trainer import Trainer
@@ -37,6 +39,9 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
         # The very checkpoint, so that a run that begins again begins from the same weights.
         config = config.changed({"init": trained.reference})
         init = initial_weights(config)
+    for name in config.LINKS:
+        if getattr(config, name):
+            config = config.changed({name: open_trained(getattr(config, name)).reference})
     return Trainer(make_recipe(config), run, init=init, silent=silent)
 
 
@@ -58,16 +63,33 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
             "put them back, or start anew with `quintet train` and another --out"
         )
     init = initial_weights(new) if new.init and not begun else None
-    trainer = Trainer(make_recipe(new), run, resume=True, force=force, init=init, silent=silent)
+    trainer = Trainer(make_recipe(new, folder), run, resume=True, force=force, init=init, silent=silent)
     for key, (before, after) in configs.differences(old, new).items():
         trainer.print(f"changed: {key}: {before!r} -> {after!r}")
     return trainer
 
 
-def make_recipe(config: RunConfig) -> Recipe[Any]:
-    """The recipe with fresh weights, the same for the same seed."""
+def make_recipe(config: RunConfig, home: Path | None = None) -> Recipe[Any]:
+    """The recipe with fresh weights, the same for the same seed.
+
+    What it stands on is taken from the copy in `home`, the folder of its run or export, where there is one.
+    """
+    links = {name: open_link(_place(config, name, home)) for name in config.LINKS if getattr(config, name)}
     torch.manual_seed(config.train.seed)
-    return recipes.find(config.recipe).recipe_class()(config)
+    return recipes.find(config.recipe).recipe_class()(config, **links)
+
+
+def open_link(reference: str) -> Link:
+    """A trained model for another one to stand on: a run, RUN@step, or an exported folder."""
+    trained = open_trained(reference)
+    module = trained.recipe.exported
+    return Link(trained.recipe, {module: trained.nets[module]}, reference, export_contents(trained, {}))
+
+
+def _place(config: RunConfig, name: str, home: Path | None) -> str:
+    """The copy in a run's own folder; where there is none, what the key says."""
+    own = home / name if home is not None else None
+    return str(own) if own is not None and own.is_dir() else str(getattr(config, name))
 
 
 def read_config(path: Path) -> RunConfig:
@@ -120,14 +142,14 @@ def open_trained(reference: str | Path) -> Trained:
         return _open_exported(folder)
     run = Run.open(folder)
     chosen, problems = _choose_checkpoint(run, which)
-    recipe = make_recipe(read_config(chosen / "config.yaml"))
+    recipe = make_recipe(read_config(chosen / "config.yaml"), folder)
     step = read_meta(chosen, recipe.name)["step"]
     for name, module in recipe.modules.items():
         load_module(module, chosen, name)
     live = None
     nets = dict(recipe.modules)
     if recipe.config.ema.enabled:
-        averaged = make_recipe(recipe.config)
+        averaged = make_recipe(recipe.config, folder)
         for name in averaged.averaged:
             load_module(averaged.modules[name], chosen, f"ema/{name}")
             nets[name] = averaged.modules[name]
@@ -140,7 +162,7 @@ def _open_exported(folder: Path) -> Trained:
     if not isinstance(settings.get("run"), dict):
         raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
     schema = recipes.find(str(settings.get("recipe"))).config_class()
-    recipe = make_recipe(configs.validate(schema, settings["run"]))
+    recipe = make_recipe(configs.validate(schema, settings["run"]), folder)
     module = recipe.modules[recipe.exported]
     load_module(module, folder, pretrained.WEIGHTS)
     return Trained(recipe, {recipe.exported: module}, None, folder, settings.get("step"), [])
@@ -188,7 +210,8 @@ class Looker:
         """The figures of `eval.json`, over the whole validation set; those of the live weights under `live/`."""
         config = self.trained.recipe.config
         size = config.eval.batch_size or config.train.batch_size // config.train.accumulate
-        figures = evaluate(self.trained.recipe, self.trained.nets, self.loader, self.engine, size)
+        generated = config.eval.generated
+        figures = evaluate(self.trained.recipe, self.trained.nets, self.loader, self.engine, size, generated=generated)
         if self.trained.live is not None:
             live = evaluate(self.trained.recipe, self.trained.live, self.loader, self.engine, size)
             figures.update({f"live/{name}": value for name, value in live.items()})
@@ -199,12 +222,33 @@ class Looker:
         return make_artifacts(self.trained.recipe, self.trained.nets, batch, self.engine)
 
 
+def generate(trained: Trained, request: Request) -> list[Artifact]:
+    """What a person asked a generator for."""
+    recipe = trained.recipe
+    engine = Engine(recipe.config.engine, recipe.config.train.seed)
+    engine.place(trained.nets)
+    engine.place({name: link.model for name, link in recipe.links.items()})
+    with looking(trained.nets), engine.autocast():
+        return recipe.generate(trained.nets, request)
+
+
 def export(trained: Trained, target: Path, figures: Mapping[str, float]) -> None:
     """The averaged weights of the exported module, with all that is needed to use them again."""
+    pretrained.refuse_existing(target)
+    checkpoint.write_folder(target, export_contents(trained, figures))
+
+
+def export_contents(trained: Trained, figures: Mapping[str, float]) -> Contents:
+    """The files of an export; what the model stands on lies in folders of their own inside."""
     about = {
         "recipe": trained.recipe.name,
         "step": trained.step,
         "figures": dict(figures),
         "run": trained.recipe.config.model_dump(mode="json"),
     }
-    pretrained.export_model(trained.model, target, about)
+    contents = pretrained.export_contents(trained.model, about)
+    for name, link in trained.recipe.links.items():
+        for kind in ("tensors", "json", "text"):
+            inside = getattr(link.contents, kind)
+            getattr(contents, kind).update({f"{name}/{file}": value for file, value in inside.items()})
+    return contents

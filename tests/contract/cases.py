@@ -15,6 +15,17 @@ from quintet.core.batch import Item
 from quintet.core.recipe import Recipe
 from quintet.nn.quantize.vector import VectorQuantizer
 
+GOLDEN = Path(__file__).parents[1] / "faults" / "golden"
+"""Small trained models that are kept for ever."""
+
+TINY_MUSE = (
+    *("--preset", "debug", f"tokenizer={GOLDEN / 'vqgan-format-1' / 'hub'}"),
+    *("model.dim=16", "model.depth=1", "model.text_dim=16", "model.text_length=32", "train.batch_size=4"),
+    *("train.steps=12", "eval.every=4", "eval.generated=4", "sample.every=6", "sample.num=2", "sample.steps=2"),
+    *("checkpoint.every=4", "log.every=1", "log.trackers=[]", "data.empty_captions=true"),
+)
+"""A transformer of a few thousand weights over grids of 4 x 4 codes."""
+
 Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
@@ -42,14 +53,15 @@ class Case:
     """The fixture that gives the folder to train on."""
     tiny: tuple[str, ...]
     """Words that make the smallest training: twelve steps, checkpoints and figures in between, no dropout."""
-    additive: tuple[str, ...]
-    """Keys that leave no term in the loss that depends on how a batch is cut into micro-batches."""
+    additive: tuple[str, ...] | None
+    """Keys that leave no term in the loss that depends on how a batch is cut into micro-batches; None: there are none,
+    because the loss is a mean over tokens whose number differs from item to item."""
     worlds: Mapping[str, tuple[str, ...]]
     """Trainings in which two processes must agree with one in everything, in fp64."""
     brief: tuple[str, ...]
     """Keys of a training of so few steps that rounding in fp32 cannot grow: there the losses must agree."""
-    poison: Callable[[Item, float], Item]
-    """The item, holding a given non-finite number."""
+    poison: Callable[[Item, float], Item] | None
+    """The item, holding a given non-finite number; None: its items hold nothing but whole numbers."""
     resumed: tuple[str, ...] = ()
     """Further keys, each of which changes what a resumed run has to restore."""
     faults: tuple[str, ...] = ()
@@ -59,6 +71,13 @@ class Case:
     prepare: Callable[[Recipe[Any]], None] = unchanged
     """What is done to a fresh recipe so that rare events happen within a few steps."""
     tokenizer: bool = False
+    opens_media: bool = True
+    """Whether training opens the files itself; otherwise it reads codes that were made at the start."""
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The words that name what the recipe stands on."""
+        return tuple(word for word in self.tiny if word.startswith("tokenizer="))
 
 
 CASES: Mapping[str, Case] = {
@@ -85,6 +104,17 @@ CASES: Mapping[str, Case] = {
         golden=("model.codebook_size=32",),
         prepare=hasten_the_death_of_codes,
         tokenizer=True,
+    ),
+    "muse": Case(
+        data="pictures",
+        tiny=TINY_MUSE,
+        additive=None,
+        worlds={"plain": (), "critic": ("loss.critic=true", "train.accumulate=2")},
+        brief=("train.steps=4",),
+        poison=None,
+        resumed=("loss.critic=true", "model.self_conditioning=true", "data.variants=2 data.flip=true"),
+        faults=("loss.critic=true",),
+        opens_media=False,
     ),
 }
 

@@ -24,8 +24,8 @@ def test_every_recipe_has_a_case() -> None:
     assert CASES.keys() == recipes.RECIPES.keys()
 
 
-def test_the_debug_preset_trains_as_it_is(recipe: str, data: Path, tmp_path: Path) -> None:
-    succeed("train", recipe, data, "--out", tmp_path / "run", "--preset", "debug")
+def test_the_debug_preset_trains_as_it_is(recipe: str, case: Case, data: Path, tmp_path: Path) -> None:
+    succeed("train", recipe, data, "--out", tmp_path / "run", "--preset", "debug", *case.links)
     assert state(tmp_path / "run")["status"] == "finished"
 
 
@@ -112,6 +112,8 @@ def figures_after(run: Path, step: int) -> list[dict[str, object]]:
 
 
 def test_accumulation_does_not_change_the_step(case: Case, train: Train, tmp_path: Path) -> None:
+    if case.additive is None:
+        pytest.skip("its loss is a mean over tokens whose number differs between micro-batches")
     words = (*case.additive, "engine.precision=fp64")
     once = train(tmp_path / "once", *words)
     twice = train(tmp_path / "twice", *words, "train.accumulate=2")
@@ -135,7 +137,8 @@ def test_evaluation_is_repeatable_and_flat(recipe: str, finished: Path, tmp_path
     assert all(type(value) in (int, float) for value in figures.values())
     assert recipes.find(recipe).recipe_class().best[0] in figures
     averaged = {name for name in figures if not name.startswith("live/")}
-    assert {f"live/{name}" for name in averaged} == figures.keys() - averaged
+    # What is judged of generated things is judged of the averaged weights alone.
+    assert {f"live/{name}" for name in averaged} >= figures.keys() - averaged
     assert {name: value for name, value in tree(run).items() if name != "eval.json"} == tree(finished)
 
 

@@ -10,11 +10,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from contract.cases import case_of
+from contract.cases import GOLDEN, case_of
 from helpers import renew_sums, succeed
 from quintet.core import checkpoint
 
-GOLDEN = Path(__file__).parent / "golden"
 KEYS = ("train.steps=8", "train.batch_size=2", "checkpoint.every=8", "eval.every=8", "ema.decay=0.9")
 
 
@@ -40,7 +39,7 @@ def forget_place(folder: Path) -> None:
     """The data will lie elsewhere: no path of this machine is kept."""
     for suffix in ("yaml", "json"):
         for path in folder.rglob(f"*.{suffix}"):
-            path.write_text(path.read_text().replace(str(folder.resolve()), "golden"))
+            path.write_text(path.read_text().replace(str(GOLDEN.resolve()), "golden"))
     for manifest in folder.rglob("SHA256SUMS"):
         renew_sums(manifest.parent)
 

@@ -31,13 +31,25 @@ def looking(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 def evaluate(
-    recipe: Recipe[Any], nets: Nets, loader: Loader, engine: Engine, batch_size: int, batches: int | None = None
+    recipe: Recipe[Any],
+    nets: Nets,
+    loader: Loader,
+    engine: Engine,
+    batch_size: int,
+    batches: int | None = None,
+    generated: int = 0,
 ) -> dict[str, float]:
-    """The recipe's figures over the validation items, with fixed choices, on all ranks."""
+    """The recipe's figures over the validation items, with fixed choices, on all ranks.
+
+    From the first `generated` items a generator makes something to be judged.
+    """
     total = Statistics()
     with looking(nets), engine.autocast():
         for loaded, counts in loader.validation(batch_size, batches):
             measured = recipe.measure(nets, loaded.batch.to(engine.device, engine.dtype))
+            total = total + (measured if counts else measured.emptied())
+        for loaded, counts in loader.validation(batch_size, -(-generated // batch_size)):
+            measured = recipe.measure_generated(nets, loaded.batch.to(engine.device, engine.dtype))
             total = total + (measured if counts else measured.emptied())
     return recipe.summarise(total.over_ranks())
 

@@ -23,6 +23,7 @@ from quintet.errors import UsageError
 
 if TYPE_CHECKING:
     from quintet.core.engine import Engine
+    from quintet.core.link import Link
 
 Nets = Mapping[str, nn.Module]
 """The recipe's modules by name, ready to be called: wrapped for training, or the averaged ones for validation."""
@@ -80,6 +81,17 @@ class Artifact:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What a person wants to have generated: `num` of each text. The same seed gives the same result."""
+
+    texts: Sequence[str]
+    num: int = 1
+    seed: int = 0
+    negative: str | None = None
+    """What it should not look like."""
+
+
+@dataclass(frozen=True)
 class Sources:
     """The data of a run. `about` holds what `data.json` should say beside the names."""
 
@@ -116,9 +128,12 @@ class Recipe(ABC, Generic[ConfigT]):
     modules: dict[str, nn.Module]
     """Everything that is trained or saved, by name. Frozen helpers do not belong here."""
     phases: Sequence[Phase]
+    links: Mapping[str, Link]
+    """The trained models this one stands on, by their key."""
 
-    def __init__(self, config: ConfigT) -> None:
+    def __init__(self, config: ConfigT, **links: Link) -> None:
         self.config = config
+        self.links = links
 
     @property
     def averaged(self) -> tuple[str, ...]:
@@ -196,6 +211,15 @@ class Recipe(ABC, Generic[ConfigT]):
     @abstractmethod
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
         """Things to look at: what the model makes of (or from the captions of) a validation batch."""
+
+    def generate(self, nets: Nets, request: Request) -> list[Artifact]:
+        """What a person asked for in words; for generators."""
+        raise UsageError(f"recipe {self.name} is not a generator: it takes no --text")
+
+    def measure_generated(self, nets: Nets, batch: Batch) -> Statistics:
+        """What generating from a validation batch adds to the figures. Too slow for validation while training: only
+        `quintet eval` asks for it. Its names must differ from those of `measure`."""
+        return Statistics()
 
 
 @contextmanager

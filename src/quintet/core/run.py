@@ -21,12 +21,16 @@ from typing import IO, Any, Literal
 
 from quintet.config import RunConfig
 from quintet.core import checkpoint
+from quintet.core.checkpoint import Contents
 from quintet.errors import RunError, UsageError
 
 Status = Literal["running", "finished", "stopped", "failed"]
 
 
-_BEGINNINGS = {"lock", "data.json", ".data.json.writing", ".config.yaml.writing"}
+_LINKS = ("tokenizer", "base", "condition")
+_BEGINNINGS = {"lock", "data.json", ".data.json.writing", ".config.yaml.writing"}.union(
+    _LINKS, (f".writing-{name}" for name in _LINKS)
+)
 """What a folder may hold before it is a run: see `write_first`."""
 
 
@@ -103,22 +107,25 @@ class Run:
             self._lock.close()
         self._lock = None
 
-    def begin(self, config: RunConfig, data: Mapping[str, Any]) -> None:
+    def begin(self, config: RunConfig, data: Mapping[str, Any], links: Mapping[str, Contents]) -> None:
         """Make the folder a run, unless another process has done so since it was looked at."""
         self.lock()
         try:
             self.refuse_used()
-            self.write_first(config, data)
+            self.write_first(config, data, links)
         except BaseException:
             self.close()
             raise
 
     # --- what must be written ------------------------------------------------------------------------------
 
-    def write_first(self, config: RunConfig, data: Mapping[str, Any]) -> None:
-        """What a run is made of, before anything happens in it. The data first: a folder is a run, and can be
-        resumed, once it has a configuration."""
+    def write_first(self, config: RunConfig, data: Mapping[str, Any], links: Mapping[str, Contents]) -> None:
+        """What a run is made of, before anything happens in it. The configuration last: a folder is a run, and can
+        be resumed, once it has one."""
         try:
+            for name, contents in links.items():
+                if not (self.folder / name).exists():
+                    checkpoint.write_folder(self.folder / name, contents)
             self.write_json(self.data_file, data)
             checkpoint.replace_text(self.config_file, config.to_yaml())
         except OSError as error:

@@ -105,7 +105,7 @@ class Trainer:
         self._set_out(init)
         # The folder appears only now: whatever does not fit has been found out by the line above.
         if self.engine.is_main:
-            self.run.begin(self.config, data_record(self.sources))
+            self.run.begin(self.config, data_record(self.sources), self._link_contents())
 
     def _set_out(self, init: Weights | None) -> None:
         """The state before the first step."""
@@ -145,7 +145,7 @@ class Trainer:
             self._keep_to_data(force)
         self._set_out(init)
         if self.engine.is_main:
-            self.run.write_first(self.config, data_record(self.sources))
+            self.run.write_first(self.config, data_record(self.sources), self._link_contents())
             self.run.drop_metrics_after(0)
         self.print("there is no checkpoint yet: the run begins again")
 
@@ -160,7 +160,7 @@ class Trainer:
             self.print(f"damaged checkpoint passed over: {problem}")
         if self.engine.is_main:
             self._leave_newer("damaged")
-            self.run.write_first(self.config, data_record(self.sources))
+            self.run.write_first(self.config, data_record(self.sources), self._link_contents())
             self.run.drop_metrics_after(self.step)
             self._point("latest", self.step)
             # The file may be damaged or behind; without it the best checkpoint would be deleted as an old one.
@@ -185,6 +185,9 @@ class Trainer:
         for newer in checkpoint.steps(self.run.checkpoints):
             if checkpoint.step_of(newer) > self.step:
                 checkpoint.set_aside(newer, why)
+
+    def _link_contents(self) -> dict[str, checkpoint.Contents]:
+        return {name: link.contents for name, link in self.recipe.links.items()}
 
     def _loader(self, source: Any) -> Loader:
         config = self.config

@@ -166,7 +166,13 @@ class ImageFolder:
         pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
         if self.train and self.flip and draw.number("flip") < 0.5:
             pixels = pixels[:, ::-1]
-        return {"images": images.bytes_tensor(pixels), "texts": self.entries[item].text or ""}
+        return {**self.about(item), "images": images.bytes_tensor(pixels)}
+
+    def about(self, item: int) -> dict[str, Any]:
+        """What is known of an item without opening its file: its caption and, in the embedded data, what is on it."""
+        entry = self.entries[item]
+        known = {"objects": entry.extra["objects"]} if "objects" in entry.extra else {}
+        return {"texts": entry.text or "", **known}
 
     def _moved(self, item: int, draw: Draw) -> images.Pixels:
         x, y = draw.number("crop-x"), draw.number("crop-y")

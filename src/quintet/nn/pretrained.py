@@ -38,17 +38,25 @@ class Pretrained:
         return model
 
 
-def export_model(model: nn.Module, folder: Path, about: dict[str, Any]) -> None:
+def refuse_existing(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} exists already and is not empty; choose another folder")
+
+
+def export_model(model: nn.Module, folder: Path, about: dict[str, Any]) -> None:
+    refuse_existing(folder)
+    checkpoint.write_folder(folder, export_contents(model, about))
+
+
+def export_contents(model: nn.Module, about: dict[str, Any]) -> checkpoint.Contents:
+    """The files of an exported folder."""
     config: Section = model.config  # type: ignore[assignment]
     settings = {"class": type(model).__name__, "model": config.model_dump(mode="json"), **about}
-    contents = checkpoint.Contents(
+    return checkpoint.Contents(
         tensors={WEIGHTS: model.state_dict()},
         json={CONFIG.removesuffix(".json"): settings},
         text={"README.md": _card(settings)},
     )
-    checkpoint.write_folder(folder, contents)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

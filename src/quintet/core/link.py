@@ -1,0 +1,51 @@
+"""Owns `Link`: another trained model that a recipe stands on, frozen, such as the tokenizer of a generator.
+
+A run keeps a copy of what it stands on in its own folder, so that it can be resumed, sampled and moved when the
+original is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from quintet.core.batch import Batch
+from quintet.core.checkpoint import Contents
+from quintet.core.evaluate import looking
+
+if TYPE_CHECKING:
+    from quintet.core.recipe import Recipe
+
+
+@dataclass
+class Link:
+    """A trained model to build on. Nothing of it is trained, averaged or saved among the run's own modules."""
+
+    recipe: Recipe[Any]
+    nets: dict[str, nn.Module]
+    reference: str
+    """What the person called it."""
+    contents: Contents
+    """The folder that `quintet export` would write of it."""
+
+    @property
+    def model(self) -> Any:
+        return self.nets[self.recipe.exported]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the weights: two models with the same one encode alike."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        return hashlib.sha256(self.recipe.name.encode() + save(tensors)).hexdigest()
+
+    def encode(self, batch: Batch) -> Tensor:
+        """Codes of media, wherever the model is; without gradient."""
+        device = next(self.model.parameters()).device
+        with looking(self.nets):
+            return self.recipe.encode(self.nets, batch.to(device, torch.float32))

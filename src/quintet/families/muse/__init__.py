@@ -1,0 +1,1 @@
+"""Muse: text to image by a masked transformer over the codes of a tokenizer."""

@@ -1,0 +1,40 @@
+"""Owns `MuseTrainer`: the loop bound to the recipe `muse`, for use in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quintet.config import build
+from quintet.core.link import Link
+from quintet.core.run import Run, next_folder
+from quintet.core.trainer import Trainer
+from quintet.families.muse.config import MuseConfig
+from quintet.families.muse.recipe import MuseRecipe
+from quintet.nn.maskgit import MaskGit
+
+
+class MuseTrainer(Trainer):
+    """Train a `MaskGit` on the codes of a folder of captioned pictures.
+
+        MuseTrainer(tokenizer=open_link("runs/tok"), data="photos/", out="runs/muse").train()
+
+    `open_link` is that of `quintet.runs`. Any configuration key goes through `config={"optim.lr": 1e-4}`.
+    """
+
+    def __init__(
+        self,
+        maskgit: MaskGit | None = None,
+        *,
+        tokenizer: Link,
+        data: str | Path,
+        out: str | Path | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        overrides: dict[str, Any] = {"tokenizer": tokenizer.reference, "data.path": str(Path(data).resolve())}
+        if maskgit is not None:
+            overrides["model"] = maskgit.config.model_dump(mode="json")
+        built = build(MuseConfig, overrides={**overrides, **(config or {})})
+        run = Run.new(Path(out) if out is not None else next_folder("muse"))
+        super().__init__(MuseRecipe(built, tokenizer, maskgit), run)
