@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import sys
 import types
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_the_commands_and_the_python_of_the_readme_run(tmp_path: Path, monkeypat
     commands = block_after(README, "<!-- commands: tested -->").splitlines()
     assert len(commands) > 8
     for command in commands:
-        words = command.partition("#")[0].split()
+        words = shlex.split(command, comments=True)
         assert words[0] == "quintet"
         cli.call(words[1:])
     assert len(list((tmp_path / "decoded").glob("*.png"))) == 200
