@@ -21,7 +21,7 @@ from quintet.nn.text import ByteTextEncoder, encode_bytes
 from quintet.nn.transformer import LearnedPositions, Transformer
 
 Conditioning = Mapping[str, Tensor]
-"""What a text becomes, batch first: `text` (bytes as symbols, or vectors of a frozen encoder) and `text_mask`."""
+"""What a text becomes, batch first: `text`, its bytes as symbols, and `text_mask`."""
 
 
 class _Tokens(nn.Module):
@@ -76,10 +76,9 @@ class _Tokens(nn.Module):
     def _context(self, conditioning: Conditioning) -> tuple[Tensor | None, Tensor | None]:
         if "text" not in conditioning:
             return None, None
-        text, mask = conditioning["text"], conditioning["text_mask"]
-        if self.text_encoder is not None:
-            text, _ = self.text_encoder(text, mask)
-        return text, mask
+        assert self.text_encoder is not None, "this model takes no text"
+        vectors, mask = self.text_encoder(conditioning["text"], conditioning["text_mask"])
+        return vectors, mask
 
 
 class MaskGit(Pretrained, _Tokens):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from quintet.config import Section
@@ -18,11 +20,11 @@ class MaskGitConfig(Section):
     depth: int = Field(6, ge=1, le=256, description="Blocks of the transformer.")
     heads: int = Field(8, ge=1, description="Attention heads, among which the width is shared out.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch of a block.")
-    text: str = Field("bytes", description="Text encoder: bytes (trained with the model), hf:FOLDER (frozen) or none.")
+    text: Literal["bytes", "none"] = Field("bytes", description="Text encoder, trained with the model; none: no text.")
     text_dim: int = Field(128, ge=16, le=16_384, multiple_of=8, description="Width of the byte encoder.")
     text_depth: int = Field(2, ge=1, le=64, description="Blocks of the byte encoder.")
     text_heads: int = Field(4, ge=1, description="Attention heads of the byte encoder.")
-    text_length: int = Field(96, ge=8, le=4096, description="Longest text, in bytes or tokens; longer ones are cut.")
+    text_length: int = Field(96, ge=8, le=4096, description="Longest text in bytes; longer ones are cut.")
     self_conditioning: bool = Field(False, description="Show the model its own prediction of the step before.")
 
     @model_validator(mode="after")
@@ -30,6 +32,4 @@ class MaskGitConfig(Section):
         for dim, heads, name in ((self.dim, self.heads, "heads"), (self.text_dim, self.text_heads, "text_heads")):
             if dim % heads:
                 raise ValueError(f"model.{name}={heads} does not divide a width of {dim}")
-        if self.text not in ("bytes", "none") and not self.text.startswith("hf:"):
-            raise ValueError(f"model.text={self.text!r} is neither bytes, none nor hf:FOLDER")
         return self

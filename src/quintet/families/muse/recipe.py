@@ -89,7 +89,7 @@ class MuseRecipe(Recipe[MuseConfig]):
         entries = [entry for source in (media.train, media.validation) for entry in source.entries]  # type: ignore[attr-defined]
         most = self.config.model.text_length - 2
         long = [entry.file for entry in entries if len((entry.text or "").encode()) > most]
-        if long and self.config.model.text == "bytes":
+        if long:
             _say(
                 f"{len(long)} captions have more than {most} bytes and are cut, that of {long[0]} for one "
                 "(model.text_length)"
