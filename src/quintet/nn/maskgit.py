@@ -7,7 +7,7 @@ families' recipes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,17 +15,15 @@ from torch import Tensor, nn
 
 from quintet.config import validate
 from quintet.errors import UsageError
+from quintet.nn.conditioning import Conditioning, LowResolution
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.text import ByteTextEncoder, encode_bytes
 from quintet.nn.transformer import LearnedPositions, Transformer
 
-Conditioning = Mapping[str, Tensor]
-"""What a text becomes, batch first: `text`, its bytes as symbols, and `text_mask`."""
-
 
 class _Tokens(nn.Module):
-    """What generator and critic share: tokens and text into vectors on a grid."""
+    """What generator and critic share: tokens, a text and the codes of a smaller picture into vectors on a grid."""
 
     def __init__(self, config: MaskGitConfig) -> None:
         super().__init__()
@@ -46,10 +44,15 @@ class _Tokens(nn.Module):
             config.depth,
             config.heads,
             config.dim // config.heads,
-            context_dim=None if config.text == "none" else config.text_dim,
+            context_dim=None if config.text == "none" and config.low_grid is None else config.text_dim,
             dropout=config.dropout,
             positions=LearnedPositions(config.grid, config.dim),
         )
+        self.low: LowResolution | None = None
+        if config.low_grid is not None and config.low_codes is not None:
+            self.low = LowResolution(
+                config.low_grid, config.low_codes, config.grid, config.dim, config.text_dim, config.text_heads
+            )
 
     @property
     def length(self) -> int:
@@ -66,19 +69,32 @@ class _Tokens(nn.Module):
         return {"text": ids.to(device), "text_mask": mask.to(device)}
 
     def hidden(self, tokens: Tensor, conditioning: Conditioning, extra: Tensor | None = None) -> Tensor:
+        """The last vectors of the transformer; `extra` is added to its input."""
         x = self.embedding(tokens)
         if extra is not None:
             x = x + extra
-        context, mask = self._context(conditioning)
-        made: Tensor = self.transformer(x, context=context, context_mask=mask)
+        contexts: list[Tensor] = []
+        masks: list[Tensor] = []
+        if "text" in conditioning:
+            assert self.text_encoder is not None, "this model takes no text"
+            vectors, mask = self.text_encoder(conditioning["text"], conditioning["text_mask"])
+            contexts.append(vectors)
+            masks.append(mask)
+        if self._has_low(conditioning):
+            assert self.low is not None
+            vectors, covering = self.low(conditioning["low"])
+            x = x + covering
+            contexts.append(vectors)
+            masks.append(torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device))
+        made: Tensor = self.transformer(x, context=_joined(contexts), context_mask=_joined(masks))
         return made
 
-    def _context(self, conditioning: Conditioning) -> tuple[Tensor | None, Tensor | None]:
-        if "text" not in conditioning:
-            return None, None
-        assert self.text_encoder is not None, "this model takes no text"
-        vectors, mask = self.text_encoder(conditioning["text"], conditioning["text_mask"])
-        return vectors, mask
+    def _has_low(self, conditioning: Conditioning) -> bool:
+        if self.low is None and "low" in conditioning:
+            raise UsageError("low-resolution codes are for a super-resolution model (model.low_grid)")
+        if self.low is not None and "low" not in conditioning:
+            raise UsageError("a super-resolution model (model.low_grid) needs the low-resolution codes, as `low`")
+        return self.low is not None
 
 
 class MaskGit(Pretrained, _Tokens):
@@ -118,6 +134,24 @@ class MaskGit(Pretrained, _Tokens):
         logits: Tensor = self.to_logits(hidden if where is None else hidden[where])
         return logits
 
+    @torch.no_grad()
+    def start_from(self, codebook: Tensor) -> None:
+        """Let similar codes start alike: `codebook` is (codes, code_dim), the vectors of the tokenizer's codes.
+
+        The vectors are centred, brought to the scale that the weights were initialised with, and turned at random into
+        the width of the transformer; what embeds a code and what predicts it are turned differently.
+        """
+        if codebook.dim() != 2 or len(codebook) != self.mask_id:
+            raise UsageError(f"a codebook of shape {tuple(codebook.shape)} is not that of {self.mask_id} codes")
+        centred = codebook.to("cpu", self._dtype)
+        centred = centred - centred.mean(0)
+        if not centred.isfinite().all() or not centred.any():
+            raise UsageError("the vectors of the codebook are not finite, or all the same")
+        for weight in (self.embedding.weight[: self.mask_id], self.to_logits.weight):
+            # Orthogonal, so that distances between codes stay what the tokenizer made them.
+            turned = centred @ nn.init.orthogonal_(centred.new_empty(centred.shape[1], self.config.dim))
+            weight.copy_(turned * (weight.std().cpu() / turned.std()))
+
     @property
     def _dtype(self) -> torch.dtype:
         return self.embedding.weight.dtype
@@ -133,3 +167,7 @@ class TokenCritic(Pretrained, _Tokens):
     def forward(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         scores: Tensor = self.to_score(self.hidden(tokens, conditioning))
         return scores[..., 0]
+
+
+def _joined(parts: list[Tensor]) -> Tensor | None:
+    return torch.cat(parts, dim=1) if parts else None

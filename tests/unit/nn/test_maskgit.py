@@ -1,0 +1,209 @@
+"""MaskGit: what its logits depend on, super-resolution, its own critic, and a start from the tokenizer's codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.errors import UsageError
+from quintet.nn.conditioning import covering_places
+from quintet.nn.maskgit import MaskGit, TokenCritic
+
+GRID, CODES = (4, 6), 11
+LOW = {"low_grid": (2, 3), "low_codes": 7}
+SMALL: dict[str, Any] = {
+    "grid": GRID, "num_codes": CODES, "dim": 32, "depth": 2, "heads": 4,
+    "text_dim": 16, "text_depth": 1, "text_heads": 2, "text_length": 24,
+}  # fmt: skip
+TEXTS = ["a red circle", "", "two blue squares"]
+
+
+def make(**keys: Any) -> MaskGit:
+    torch.manual_seed(0)
+    return MaskGit(**{**SMALL, **keys}).double().eval()
+
+
+def tokens_of(model: MaskGit | TokenCritic, rows: int = 3) -> Tensor:
+    return torch.randint(0, model.mask_id + 1, (rows, model.length), generator=torch.Generator().manual_seed(1))
+
+
+def low_of(model: MaskGit, rows: int = 3) -> dict[str, Tensor]:
+    assert model.low is not None
+    places = (rows, len(model.low.embedding.weight) // model.low.low_codes * 6)
+    return {"low": torch.randint(0, model.low.low_codes, places, generator=torch.Generator().manual_seed(2))}
+
+
+def far(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() > 1e-6)
+
+
+# --- super-resolution ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grid", [(4, 6), (4, 6, 2), (5, 7)])
+@pytest.mark.parametrize("low_grid", [(2, 3), (2, 3, 2)])
+@pytest.mark.parametrize("text", ["bytes", "none"])
+def test_a_row_does_not_depend_on_its_neighbours(grid: tuple[int, ...], low_grid: tuple[int, ...], text: str) -> None:
+    model = make(grid=grid, low_grid=low_grid, low_codes=7, text=text)
+    tokens = tokens_of(model)
+    conditioning = {**model.texts(TEXTS, torch.tensor([True, True, False])), **low_of(model)}
+    together = model(tokens, conditioning)
+    assert together.shape == (3, model.length, CODES)
+    for row in range(3):
+        own = {name: part[row : row + 1] for name, part in conditioning.items()}
+        torch.testing.assert_close(model(tokens[row : row + 1], own)[0], together[row], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("low_grid", [(2, 3), (2, 3, 2)])
+def test_every_low_token_matters_and_so_does_its_place(low_grid: tuple[int, ...]) -> None:
+    model = make(low_grid=low_grid, low_codes=7, text="none")
+    tokens, conditioning = tokens_of(model), low_of(model)
+    logits, low = model(tokens, conditioning), conditioning["low"]
+    for place in range(low.shape[1]):
+        other = low.clone()
+        other[:, place] = (other[:, place] + 1) % 7
+        assert far(model(tokens, {"low": other}), logits), place
+    assert far(model(tokens, {"low": low.roll(1, dims=1)}), logits)
+
+
+def test_places_of_low_tokens_matter_in_the_context_alone() -> None:
+    """Also where nothing is added to the tokens, attention knows where a low token lies."""
+    model = make(**LOW, text="none")
+    assert model.low is not None
+    torch.nn.init.zeros_(model.low.covering.weight)
+    tokens, conditioning = tokens_of(model), low_of(model)
+    logits, low = model(tokens, conditioning), conditioning["low"]
+    assert far(model(tokens, {"low": low.roll(1, dims=1)}), logits)
+
+
+def test_a_token_gets_the_embedding_of_the_low_token_that_covers_it() -> None:
+    model = make(**LOW, grid=(4, 6, 2), text="none")
+    assert model.low is not None
+    low = torch.arange(6)[None]
+    covering = model.low(low).covering.view(4, 6, 2, -1)
+    for row in range(4):
+        for column in range(6):
+            expected = model.low.covering.weight[(row // 2) * 3 + column // 2]
+            assert torch.equal(covering[row, column], expected.expand(2, -1))
+
+
+def test_levels_of_low_tokens_are_told_apart() -> None:
+    model = make(low_grid=(2, 3, 2), low_codes=7, text="none")
+    tokens, low = tokens_of(model), low_of(model)["low"]
+    swapped = low.unflatten(1, (6, 2)).flip(2).flatten(1)
+    assert far(model(tokens, {"low": swapped}), model(tokens, {"low": low}))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "places"),
+    [
+        ((1, 2), (1, 4), [0, 0, 1, 1]),
+        ((1, 2), (1, 5), [0, 0, 1, 1, 1]),
+        ((1, 3), (1, 2), [0, 2]),
+        ((2, 1), (4, 1), [0, 0, 1, 1]),
+        ((2, 2), (2, 2, 2), [0, 0, 1, 1, 2, 2, 3, 3]),
+    ],
+)
+def test_the_place_under_the_centre(low: tuple[int, ...], high: tuple[int, ...], places: list[int]) -> None:
+    assert covering_places(low, high).tolist() == places
+
+
+def test_low_tokens_stay_where_the_text_is_dropped() -> None:
+    model = make(**LOW)
+    tokens, low = tokens_of(model), low_of(model)
+    dropped = torch.zeros(3, dtype=torch.bool)
+    against = {**model.texts(TEXTS, dropped), **low}
+    other = {**against, "low": (low["low"] + 1) % 7}
+    assert far(model(tokens, against), model(tokens, other))
+    assert far(model(tokens, against), model(tokens, {**model.texts(TEXTS), **low}))
+
+
+def test_low_tokens_that_cannot_be() -> None:
+    model = make(**LOW)
+    tokens, texts = tokens_of(model), model.texts(TEXTS)
+    for wrong in (torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 2, 3, dtype=torch.int64)):
+        with pytest.raises(UsageError, match=r"not rows of 6 \(model.low_grid=\(2, 3\)\)"):
+            model(tokens, {**texts, "low": wrong})
+    for code in (-1, 7):
+        with pytest.raises(UsageError, match=r"vocabulary of model.low_codes=7"):
+            model(tokens, {**texts, "low": torch.full((3, 6), code)})
+    with pytest.raises(UsageError, match="needs the low-resolution codes"):
+        model(tokens, texts)
+    with pytest.raises(UsageError, match="are for a super-resolution model"):
+        make()(tokens, {**texts, **low_of(model)})
+
+
+def test_every_weight_of_super_resolution_gets_a_gradient() -> None:
+    model = make(**LOW).train()
+    model(tokens_of(model), {**model.texts(TEXTS), **low_of(model)}).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+# --- a start from the codebook ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code_dim", [3, 32])
+def test_similar_codes_start_alike_at_the_usual_scale(code_dim: int) -> None:
+    model = make(num_codes=64)
+    tables = {"embedding": model.embedding.weight, "logits": model.to_logits.weight}
+    before = {name: table.detach().clone() for name, table in tables.items()}
+    codebook = 5 + 3 * torch.randn(64, code_dim, generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(4)
+    model.start_from(codebook)
+    wanted = nearest(codebook.double())
+    for name, table in tables.items():
+        codes, old = table.detach()[:64], before[name][:64]
+        assert torch.equal(nearest(codes), wanted), name
+        assert not torch.equal(nearest(old), wanted), name
+        torch.testing.assert_close(codes.std(), old.std(), rtol=1e-9, atol=0)
+        assert codes.mean(0).abs().max() < 1e-12
+    assert torch.equal(model.embedding.weight[64], before["embedding"][64]), "the mask is no code"
+    first = model.embedding.weight[:64] / 0.02
+    assert far(first, model.to_logits.weight * first.std() / model.to_logits.weight.std())
+    again = make(num_codes=64)
+    torch.manual_seed(4)
+    again.start_from(codebook)
+    assert torch.equal(again.embedding.weight, model.embedding.weight)
+
+
+def nearest(vectors: Tensor) -> Tensor:
+    return (torch.cdist(vectors, vectors) + 1e9 * torch.eye(len(vectors), dtype=vectors.dtype)).argmin(1)
+
+
+def test_a_codebook_wider_than_the_model_keeps_most_neighbours() -> None:
+    model = make(num_codes=64)
+    generator = torch.Generator().manual_seed(3)
+    centres = torch.randn(8, 256, generator=generator).repeat_interleave(8, 0)
+    codebook = centres + 0.3 * torch.randn(64, 256, generator=generator)
+    model.start_from(codebook)
+    assert torch.equal(nearest(model.embedding.weight.detach()[:64]) // 8, torch.arange(64) // 8)
+
+
+def test_codebooks_that_cannot_be() -> None:
+    model = make()
+    for wrong in (torch.randn(CODES + 1, 4), torch.randn(CODES)):
+        with pytest.raises(UsageError, match=f"not that of {CODES} codes"):
+            model.start_from(wrong)
+    for wrong in (torch.ones(CODES, 4), torch.full((CODES, 4), torch.nan)):
+        with pytest.raises(UsageError, match="not finite, or all the same"):
+            model.start_from(wrong)
+
+
+# --- exported -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [{}, LOW, {"text": "none"}, {**LOW, "text": "none"}])
+def test_an_exported_model_comes_back(keys: dict[str, Any], tmp_path: Path) -> None:
+    model = make(**keys).float()
+    model.save_pretrained(tmp_path / "out")
+    again = MaskGit.from_pretrained(tmp_path / "out")
+    tokens = tokens_of(model)
+    conditioning = {**model.texts(TEXTS), **(low_of(model) if model.low else {})}
+    assert again.config == model.config
+    assert torch.equal(again(tokens, conditioning), model(tokens, conditioning))
