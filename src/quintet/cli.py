@@ -127,6 +127,9 @@ def train(
     config: Annotated[Path | None, typer.Option(help="YAML file of keys.")] = None,
     init: Annotated[str | None, typer.Option(help="Fine-tune: start from the weights of this run or export.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="The trained tokenizer that a generator stands on.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The trained model whose results a super-resolution model enlarges.")
+    ] = None,
     help: Annotated[bool, typer.Option("--help", help="Show this message; with a RECIPE also all its keys.")] = False,
 ) -> None:
     """Train a recipe on a folder of files, in a new run folder."""
@@ -139,7 +142,7 @@ def train(
     words = [word for word in (data, *(overrides or [])) if word is not None]
     folder, changes = _data_and_overrides(words)
     schema = recipes.find(recipe).config_class()
-    links = {"init": init, "tokenizer": tokenizer}
+    links = {"init": init, "tokenizer": tokenizer, "base": base}
     settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **_links(folder, links)})
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
@@ -256,6 +259,10 @@ def sample(
     negative: Annotated[str | None, typer.Option(help="What it should not look like.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same result.")] = 0,
     num: Annotated[int, typer.Option(min=1, help="How many items, of each text.")] = 16,
+    image: Annotated[Path | None, typer.Option(help="A picture to draw on; needs --mask.")] = None,
+    mask: Annotated[
+        Path | None, typer.Option(help="A picture as large as --image: what is white is drawn anew, black stays.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Take the items of this folder instead of the validation items.")
     ] = None,
@@ -265,10 +272,12 @@ def sample(
     from quintet import runs
     from quintet.core.recipe import Request
 
+    if (image is None) != (mask is None):
+        raise UsageError("--image and --mask belong together: the mask says which part of the picture is drawn anew")
     trained = _open(run)
     trained.recipe.config = _with_sample_keys(trained.recipe.config, configs.parse_overrides(overrides or []))
-    if text:
-        artifacts = runs.generate(trained, Request(text, num, seed, negative))
+    if text or image:
+        artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, image, mask))
     else:
         artifacts = runs.Looker.open(trained, data).artifacts(num)
     out.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from quintet import config as configs
 from quintet import recipes
 from quintet.config import RunConfig
 from quintet.core import checkpoint
+from quintet.core.batch import Source
 from quintet.core.checkpoint import Contents
 from quintet.core.engine import Engine, Place
 from quintet.core.evaluate import evaluate, looking, make_artifacts
@@ -191,6 +192,8 @@ class Looker:
     trained: Trained
     engine: Engine
     loader: Loader
+    others: dict[str, Loader]
+    """Items that were neither trained on nor validated with, by split."""
 
     @classmethod
     def open(cls, trained: Trained, data: str | None = None) -> Looker:
@@ -203,15 +206,27 @@ class Looker:
         engine = Engine(recipe.config.engine, recipe.config.train.seed)
         for nets in (trained.nets, trained.live or {}):
             engine.place(nets)
-        source = recipe.sources().validation
-        return cls(trained, engine, Loader(source, recipe.config.train.seed, recipe.collate, engine, workers=0))
+        sources = recipe.sources()
+
+        def loader(source: Source) -> Loader:
+            return Loader(source, recipe.config.train.seed, recipe.collate, engine, workers=0)
+
+        others = {split: loader(source) for split, source in sources.others.items()}
+        return cls(trained, engine, loader(sources.validation), others)
 
     def figures(self) -> dict[str, float]:
         """The figures of `eval.json`, over the whole validation set; those of the live weights under `live/`."""
         config = self.trained.recipe.config
         size = config.eval.batch_size or config.train.batch_size // config.train.accumulate
-        generated = config.eval.generated
-        figures = evaluate(self.trained.recipe, self.trained.nets, self.loader, self.engine, size, generated=generated)
+        figures = evaluate(
+            self.trained.recipe,
+            self.trained.nets,
+            self.loader,
+            self.engine,
+            size,
+            generated=config.eval.generated,
+            others=self.others,
+        )
         if self.trained.live is not None:
             live = evaluate(self.trained.recipe, self.trained.live, self.loader, self.engine, size)
             figures.update({f"live/{name}": value for name, value in live.items()})
@@ -227,7 +242,8 @@ def generate(trained: Trained, request: Request) -> list[Artifact]:
     recipe = trained.recipe
     engine = Engine(recipe.config.engine, recipe.config.train.seed)
     engine.place(trained.nets)
-    engine.place({name: link.model for name, link in recipe.links.items()})
+    for link in recipe.links.values():
+        link.to(engine.device)
     with looking(trained.nets), engine.autocast():
         return recipe.generate(trained.nets, request)
 

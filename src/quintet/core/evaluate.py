@@ -38,19 +38,21 @@ def evaluate(
     batch_size: int,
     batches: int | None = None,
     generated: int = 0,
+    others: Mapping[str, Loader] | None = None,
 ) -> dict[str, float]:
     """The recipe's figures over the validation items, with fixed choices, on all ranks.
 
-    From the first `generated` items a generator makes something to be judged.
+    From the first `generated` items of them, and of each of the `others`, a generator makes something to be judged.
     """
     total = Statistics()
     with looking(nets), engine.autocast():
         for loaded, counts in loader.validation(batch_size, batches):
             measured = recipe.measure(nets, loaded.batch.to(engine.device, engine.dtype))
             total = total + (measured if counts else measured.emptied())
-        for loaded, counts in loader.validation(batch_size, -(-generated // batch_size)):
-            measured = recipe.measure_generated(nets, loaded.batch.to(engine.device, engine.dtype))
-            total = total + (measured if counts else measured.emptied())
+        for split, items in {"validation": loader, **(others or {})}.items():
+            for loaded, counts in items.validation(batch_size, -(-generated // batch_size)):
+                measured = recipe.measure_generated(nets, loaded.batch.to(engine.device, engine.dtype), split)
+                total = total + (measured if counts else measured.emptied())
     return recipe.summarise(total.over_ranks())
 
 

@@ -44,6 +44,13 @@ class Link:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
         return hashlib.sha256(self.recipe.name.encode() + save(tensors)).hexdigest()
 
+    def to(self, device: torch.device) -> None:
+        """To the device, with all that it stands on itself."""
+        for net in self.nets.values():
+            net.to(device)
+        for link in self.recipe.links.values():
+            link.to(device)
+
     def encode(self, batch: Batch) -> Tensor:
         """Codes of media, wherever the model is; without gradient."""
         device = next(self.model.parameters()).device

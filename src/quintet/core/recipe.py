@@ -89,6 +89,10 @@ class Request:
     seed: int = 0
     negative: str | None = None
     """What it should not look like."""
+    given: Path | None = None
+    """A file to change."""
+    mask: Path | None = None
+    """The part of it to make anew."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class Sources:
     fingerprint: str
     skipped: dict[str, str] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Source] = field(default_factory=dict)
+    """What is neither trained on nor validated with, by the name of its split; a generator can be judged on it."""
 
 
 @dataclass
@@ -216,9 +222,11 @@ class Recipe(ABC, Generic[ConfigT]):
         """What a person asked for in words; for generators."""
         raise UsageError(f"recipe {self.name} is not a generator: it takes no --text")
 
-    def measure_generated(self, nets: Nets, batch: Batch) -> Statistics:
-        """What generating from a validation batch adds to the figures. Too slow for validation while training: only
-        `quintet eval` asks for it. Its names must differ from those of `measure`."""
+    def measure_generated(self, nets: Nets, batch: Batch, split: str) -> Statistics:
+        """What generating from a batch adds to the figures: one of the split `validation`, or of `Sources.others`.
+
+        Too slow for validation while training: only `quintet eval` asks for it. Its names must differ from those
+        of `measure`."""
         return Statistics()
 
 

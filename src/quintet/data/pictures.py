@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,9 +64,15 @@ def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: i
         )
 
     about = {"path": root, "captions_from": found.captions_from, "notes": found.notes}
+    used = {*train, *validation}
+    aside: dict[str, list[Entry]] = defaultdict(list)
+    for place, entry in enumerate(found.entries):
+        if place not in used:
+            aside[str(entry.split).lower()].append(entry)
+    others = {split: folder(root, entries, train=False) for split, entries in sorted(aside.items())}
     # Without a validation set the training items are looked at, unaugmented.
     looked_at = folder(held_root, held_out or train_entries, train=False)
-    return Sources(folder(root, train_entries, train=True), looked_at, prints, skipped, about)
+    return Sources(folder(root, train_entries, train=True), looked_at, prints, skipped, about, others)
 
 
 def _reasons(skipped: Sequence[tuple[str, str]]) -> dict[str, str]:

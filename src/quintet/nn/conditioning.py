@@ -1,22 +1,120 @@
-"""Owns what a masked transformer is told beside its tokens: texts, and the codes of a smaller picture."""
+"""Owns what a masked transformer is told beside its tokens: texts, and the codes of a smaller picture.
+
+What a text becomes has two halves: `prepare` makes tensors of it, batch first and on the CPU, and the module makes
+vectors of those tensors, with what is trained.
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
+from quintet.nn.maskgit_config import PRETRAINED, MaskGitConfig
+from quintet.nn.pretrained_text import PretrainedText, default_folder
+from quintet.nn.text import ByteTextEncoder, kept_rows
 from quintet.nn.transformer import LearnedPositions, Transformer
 
 Conditioning = Mapping[str, Tensor]
 """Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture."""
 
 LOW_DEPTH = 2
+"""Blocks of the transformer over low-resolution codes."""
+
+_TEXT = {"text", "text_mask"}
+
+
+class TextConditioning(Protocol):
+    """What makes vectors of texts: a module."""
+
+    def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+        """Texts as `text` and `text_mask`, on the CPU; where `keep` is False the whole row is masked, unread."""
+
+    def __call__(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors `(batch, symbols, text_dim)`, and which of them are there."""
+
+
+def make_text_conditioning(config: MaskGitConfig) -> TextConditioning | None:
+    """What `config.text` names; None for a model without text."""
+    if config.text == "none":
+        return None
+    if config.text == "classes":
+        if config.classes is None:
+            raise UsageError("model.text=classes needs model.classes where no data gives them")
+        return ClassTable(config.classes, config.text_dim)
+    if config.text.startswith(PRETRAINED):
+        return FrozenText(config.text, config.text_dim, config.text_length, default_folder())
+    return ByteTextEncoder(config.text_dim, config.text_depth, config.text_heads, config.text_length)
+
+
+class ClassTable(nn.Module):
+    """A text is the name of a class, and a class is a vector."""
+
+    def __init__(self, names: Sequence[str], dim: int) -> None:
+        super().__init__()
+        self.numbers = {name: number for number, name in enumerate(names)}
+        # Starts at the scale of the vectors that the other encoders make, which end in a norm.
+        self.embedding = nn.Embedding(len(names), dim)
+
+    def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+        kept = [True] * len(texts) if keep is None else keep.tolist()
+        ids = [self._number(text) if there else 0 for text, there in zip(texts, kept, strict=True)]
+        return {
+            "text": torch.tensor(ids, dtype=torch.int64)[:, None],
+            "text_mask": torch.tensor(kept, dtype=torch.bool)[:, None],
+        }
+
+    def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self.embedding(text), text_mask
+
+    def _number(self, text: str) -> int:
+        if text not in self.numbers:
+            (nearest,) = difflib.get_close_matches(text, self.numbers, n=1, cutoff=0)
+            raise UsageError(
+                f"{text[:80]!r} is not one of the {len(self.numbers)} classes this model knows; "
+                f"the nearest is {nearest!r}"
+            )
+        return self.numbers[text]
+
+
+class FrozenText(nn.Module):
+    """A frozen encoder, which is no part of the weights, and a trained layer from its width to the model's."""
+
+    def __init__(self, reference: str, dim: int, max_length: int, cache: Path | None) -> None:
+        super().__init__()
+        self.encoder = PretrainedText(reference, cache, max_length)
+        self.project = nn.Linear(self.encoder.dim, dim)
+
+    def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+        vectors, mask = self.encoder.embed(texts)
+        return {"text": vectors, "text_mask": kept_rows(mask, keep)}
+
+    def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
+        # Frozen encoders differ in the scale of what they make; the model should not.
+        vectors = F.layer_norm(text.to(self.project.weight.dtype), (self.encoder.dim,))
+        return self.project(vectors), text_mask
+
+
+def padded_alike(first: Conditioning, second: Conditioning) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Both with their texts padded to one length, so that they fit into one batch."""
+    width = max((given[name].shape[1] for given in (first, second) for name in _TEXT if name in given), default=0)
+    return _padded(first, width), _padded(second, width)
+
+
+def _padded(given: Conditioning, width: int) -> dict[str, Tensor]:
+    padded = dict(given)
+    for name in padded.keys() & _TEXT:
+        after = [0, 0] * (given[name].dim() - 2)  # `F.pad` counts axes from the last one
+        padded[name] = F.pad(given[name], (*after, 0, width - given[name].shape[1]))
+    return padded
 
 
 class LowVectors(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +16,9 @@ from torch import Tensor, nn
 
 from quintet.config import validate
 from quintet.errors import UsageError
-from quintet.nn.conditioning import Conditioning, LowResolution
+from quintet.nn.conditioning import Conditioning, FrozenText, LowResolution, TextConditioning, make_text_conditioning
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained import Pretrained
-from quintet.nn.text import ByteTextEncoder, encode_bytes
 from quintet.nn.transformer import LearnedPositions, Transformer
 
 
@@ -34,11 +34,7 @@ class _Tokens(nn.Module):
         self.mask_id = config.num_codes
         self.embedding = nn.Embedding(config.num_codes + 1, config.dim)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.text_encoder: ByteTextEncoder | None = None
-        if config.text == "bytes":
-            self.text_encoder = ByteTextEncoder(
-                config.text_dim, config.text_depth, config.text_heads, config.text_length
-            )
+        self.text_encoder: TextConditioning | None = make_text_conditioning(config)
         self.transformer = Transformer(
             config.dim,
             config.depth,
@@ -62,11 +58,13 @@ class _Tokens(nn.Module):
         """Texts as conditioning; where `keep` is False the text is dropped, which is not the same as an empty one."""
         if self.text_encoder is None:
             return {}
-        ids, mask, _ = encode_bytes(texts, self.config.text_length)
-        if keep is not None:
-            mask = mask & keep[:, None]
         device = self.embedding.weight.device
-        return {"text": ids.to(device), "text_mask": mask.to(device)}
+        return {name: made.to(device) for name, made in self.text_encoder.prepare(texts, keep).items()}
+
+    def cache_texts(self, folder: Path | None) -> None:
+        """Where a frozen text encoder's embeddings are kept, if not in the user's cache folder; None: nowhere."""
+        if isinstance(self.text_encoder, FrozenText):
+            self.text_encoder.encoder.root = folder
 
     def hidden(self, tokens: Tensor, conditioning: Conditioning, extra: Tensor | None = None) -> Tensor:
         """The last vectors of the transformer; `extra` is added to its input."""
@@ -113,6 +111,11 @@ class MaskGit(Pretrained, _Tokens):
         if self.from_previous is not None:
             # A model starts by not listening to itself.
             nn.init.zeros_(self.from_previous.weight)
+        self.to_score = nn.Linear(self.config.dim, 1) if self.config.self_critic else None
+        if self.to_score is not None:
+            # A critic starts without an opinion, and does not disturb the generator.
+            nn.init.zeros_(self.to_score.weight)
+            nn.init.zeros_(self.to_score.bias)
 
     def forward(
         self,
@@ -120,10 +123,13 @@ class MaskGit(Pretrained, _Tokens):
         conditioning: Conditioning,
         where: Tensor | None = None,
         previous: Tensor | None = None,
+        scores: bool = False,
     ) -> Tensor:
         """Logits (batch, tokens, codes); with `where` (batch, tokens) of those places alone, (places, codes).
 
-        `previous` are the logits of an earlier pass over the same tokens, for self-conditioning.
+        `previous` are the logits of an earlier pass over the same tokens, for self-conditioning. With `scores` the
+        self-critic's logits of each token not being the original one come instead, (batch, tokens) or (places,); by
+        this method, because processes that train together see what goes through a module's call alone.
         """
         extra = None
         if self.from_previous is not None:
@@ -131,8 +137,22 @@ class MaskGit(Pretrained, _Tokens):
                 previous = torch.zeros(*tokens.shape, self.mask_id, device=tokens.device, dtype=self._dtype)
             extra = self.from_previous(previous.detach().softmax(-1).to(self._dtype))
         hidden = self.hidden(tokens, conditioning, extra)
-        logits: Tensor = self.to_logits(hidden if where is None else hidden[where])
+        hidden = hidden if where is None else hidden[where]
+        if scores:
+            return self._scores(hidden)
+        logits: Tensor = self.to_logits(hidden)
         return logits
+
+    def score(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
+        """The self-critic's opinion, as a `TokenCritic` gives it."""
+        scores: Tensor = self(tokens, conditioning, scores=True)
+        return scores
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        if self.to_score is None:
+            raise UsageError("this model has no critic of its own (model.self_critic)")
+        scores: Tensor = self.to_score(hidden)
+        return scores[..., 0]
 
     @torch.no_grad()
     def start_from(self, codebook: Tensor) -> None:

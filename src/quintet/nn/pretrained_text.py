@@ -32,9 +32,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from quintet.core import checkpoint
 from quintet.errors import RunError, UsageError
+from quintet.nn.maskgit_config import PRETRAINED
 from quintet.nn.text import padded_length
 
-PREFIX = "hf:"
 _LARGEST_BATCH = 64
 _FORMAT = 1
 """Of the cache's entries; another number is another cache."""
@@ -50,6 +50,9 @@ class Embedding(NamedTuple):
 class PretrainedText:
     """A frozen encoder: texts to padded embeddings. Not a module, so it is in no checkpoint and no optimizer.
 
+    `root` is the folder that holds the cache, None for no cache; it may change. Files are hashed when the first text
+    comes, so that a model which is given embeddings never waits for it.
+
     `hits` and `misses` count distinct texts, `damaged` the entries that had to be computed again.
     """
 
@@ -63,7 +66,7 @@ class PretrainedText:
     ) -> None:
         if max_length < 1:
             raise UsageError(f"A text encoder needs a max_length of at least 1, not {max_length}.")
-        self.reference = reference.removeprefix(PREFIX)
+        self.reference = reference.removeprefix(PRETRAINED)
         self.max_length = max_length
         self.device = torch.device(device)
         self.notice = notice
@@ -76,7 +79,15 @@ class PretrainedText:
             )
             self.dim = int(self.config.hidden_size)
         self._refuse_pickle()
-        self.cache = None if cache is None else Path(cache) / "text" / self._model_key()
+        self.root = cache
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PretrainedText:
+        """Itself: what never changes need not be in memory again for the average of a model's weights."""
+        return self
+
+    @property
+    def cache(self) -> Path | None:
+        return None if self.root is None else Path(self.root) / "text" / self._model_key
 
     def embed(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Embeddings `(batch, tokens, dim)` in fp32 and which tokens are not padding, on the encoder's device."""
@@ -190,6 +201,7 @@ class PretrainedText:
 
     # --- the cache ------------------------------------------------------------------------------------------------
 
+    @cached_property
     def _model_key(self) -> str:
         """A hash over what decides the embeddings: configuration, tokenizer, weights, the greatest length."""
         names = ("*.json", "*.txt", "*.model", "*.safetensors")
@@ -199,8 +211,8 @@ class PretrainedText:
         return hashlib.sha256(about.encode()).hexdigest()
 
     def _path(self, text: str) -> Path | None:
-        name = hashlib.sha256(text.encode()).hexdigest()
-        return None if self.cache is None else self.cache / name[:2] / f"{name}.safetensors"
+        cache, name = self.cache, hashlib.sha256(text.encode()).hexdigest()
+        return None if cache is None else cache / name[:2] / f"{name}.safetensors"
 
     def _read(self, text: str) -> Embedding | None:
         path = self._path(text)
@@ -235,6 +247,11 @@ class PretrainedText:
         if not torch.equal(_digest(text, entry), tensors["digest"]) or entry.vectors.shape[1:] != (self.dim,):
             raise ValueError("an entry is not what was written")
         return entry
+
+
+def default_folder() -> Path:
+    """The user's own cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quintet"
 
 
 def _pack(text: str, entry: Embedding) -> bytes:

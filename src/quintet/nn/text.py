@@ -39,6 +39,11 @@ class ByteTextEncoder(nn.Module):
         """What `encode_bytes` made, through the transformer; the mask comes back with it."""
         return self.transformer(self.embedding(ids), mask), mask
 
+    def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+        """What `forward` takes, as the conditioning `text` and `text_mask`."""
+        ids, mask, _ = encode_bytes(texts, self.max_length)
+        return {"text": ids, "text_mask": kept_rows(mask, keep)}
+
     def embed(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Texts through the transformer, on its own device."""
         ids, mask, _ = encode_bytes(texts, self.max_length)
@@ -65,6 +70,11 @@ def encode_bytes(texts: Sequence[str], max_length: int) -> tuple[Tensor, Tensor,
         [len(raw) < len(all_of_it) for raw, all_of_it in zip(kept, whole, strict=True)], dtype=torch.bool
     )
     return ids, mask, cut
+
+
+def kept_rows(mask: Tensor, keep: Tensor | None) -> Tensor:
+    """The mask without the rows that are dropped, which is not the same as an empty text."""
+    return mask if keep is None else mask & keep.to(mask.device)[:, None]
 
 
 def padded_length(longest: int, most: int) -> int:

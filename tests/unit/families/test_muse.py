@@ -7,20 +7,29 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from contract.cases import GOLDEN, TINY_MUSE
 from contract.worlds import make_recipe
-from helpers import error_line, quintet, succeed
+from helpers import error_line, metrics, quintet, step_folder, succeed
+from quintet import config as configs
 from quintet.core.batch import Batch
 from quintet.core.draw import Draw
 from quintet.core.evaluate import looking
+from quintet.core.link import Link
 from quintet.core.recipe import Request
 from quintet.errors import UsageError
+from quintet.families.muse.config import MuseConfig
+from quintet.families.muse.model import Canvas
 from quintet.families.muse.recipe import MuseRecipe
+from quintet.families.vqgan.config import VQGanConfig
+from quintet.families.vqgan.recipe import VQGanRecipe
+from quintet.media.image import read_image, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.runs import open_link
+from quintet.runs import Trained, export_contents, open_link, read_config
 
 TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"
 
@@ -65,7 +74,7 @@ def test_only_masked_tokens_are_hidden_and_only_they_are_asked_for(recipe: MuseR
 def test_the_same_seed_draws_the_same_pictures_and_another_does_not(recipe: MuseRecipe) -> None:
     def drawn(seed: int, texts: list[str]) -> torch.Tensor:
         with looking(recipe.modules):
-            return recipe._draw(recipe.modules, texts, Draw(seed, [0] * len(texts), range(len(texts))))
+            return recipe.muse(recipe.modules)(texts, seed=seed)
 
     texts = ["a red circle", "two blue squares", "a green star on the left"]
     assert torch.equal(drawn(1, texts), drawn(1, texts))
@@ -101,6 +110,231 @@ def test_public_models_are_made_from_keywords() -> None:
     assert TokenCritic(**keys)(tokens, {}).shape == (1, 6)
     with pytest.raises(UsageError, match=r"model\.grid and model\.num_codes"):
         MaskGit(dim=16)
+
+
+# --- critics --------------------------------------------------------------------------------------------------------
+
+
+def test_a_self_critic_is_trained_with_its_generator(pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    succeed(*words(pictures, run, "model.self_critic=true"))
+    assert all("generator/self_critic" in row for row in metrics(run) if "generator/loss" in row)
+    assert load_file(step_folder(run, 12) / "maskgit.safetensors")["to_score.weight"].any()
+    succeed("sample", run, "--text", "a red circle", "--num", 1, "--out", tmp_path / "out")
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Of all modules in a folder, by module and name."""
+    files = [folder / f"{name}.safetensors" for name in ("maskgit", "critic")]
+    loaded = {file.stem: load_file(file) for file in files if file.exists()}
+    return {f"{module}/{name}": tensor for module, inside in loaded.items() for name, tensor in inside.items()}
+
+
+@pytest.mark.parametrize("critic", ["loss.critic=true", "model.self_critic=true"])
+def test_only_the_critic_is_trained(critic: str, pictures: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    succeed(*words(pictures, first, critic, "loss.only=generator"))
+    succeed(*words(pictures, second, critic, "loss.only=critic", "--init", first))
+    # A new run starts from the averaged weights.
+    before, after = tensors(step_folder(first, 12) / "ema"), tensors(step_folder(second, 12))
+    changed = {name for name, tensor in after.items() if not torch.equal(before[name], tensor)}
+    assert changed
+    assert all(name.startswith(("critic/", "maskgit/to_score")) for name in changed)
+    # The generator alone leaves the critic as it began.
+    assert not before.get("maskgit/to_score.weight", torch.zeros(1)).any()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("loss.critic=true", "model.self_critic=true"), "choose one"),
+        (("loss.only=critic",), "needs a critic"),
+        (("loss.only=critic", "loss.critic=true"), "--init RUN"),
+    ],
+)
+def test_critics_that_contradict(keys: tuple[str, ...], said: str, pictures: Path, tmp_path: Path) -> None:
+    outcome = quintet(*words(pictures, tmp_path / "run", *keys))
+    assert outcome.code == 2
+    assert said in error_line(outcome.errors)
+
+
+# --- super-resolution -----------------------------------------------------------------------------------------------
+
+BASE = GOLDEN / "muse-format-1" / "hub"
+
+
+@pytest.fixture
+def enlarging(pictures: Path) -> MuseRecipe:
+    """Above a base over 4 x 4 codes, itself over 8 x 8 of another tokenizer."""
+    torch.manual_seed(0)
+    config = configs.build(
+        VQGanConfig, preset="debug", overrides={"model.image_size": 64, "model.layers": 3, "model.codebook_size": 16}
+    )
+    trained = Trained(VQGanRecipe(config), {}, None, Path("made here"), 0, [])
+    trained.nets.update(trained.recipe.modules)
+    larger = Link(trained.recipe, trained.nets, "larger", export_contents(trained, {}))
+    _, preset, *keys = TINY_MUSE
+    overrides = configs.parse_overrides([*keys, f"data.path={pictures}"])
+    made = configs.build(MuseConfig, preset=preset, overrides=overrides)
+    return MuseRecipe(made, larger, open_link(str(BASE)))
+
+
+def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlarging: MuseRecipe, pictures: Path) -> None:
+    assert enlarging.config.model.low_grid == (4, 4)
+    assert enlarging.config.model.grid == (8, 8)
+    batch = batch_of(enlarging, range(3))
+    below = make_recipe("muse", pictures, TINY_MUSE).sources().train
+    for row, name in enumerate(batch.names):
+        (item,) = (number for number in range(len(below)) if below.name(number) == name)
+        assert torch.equal(batch["low"][row], below.load(item, Draw(0, [0], [item]))["codes"])
+
+
+def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseRecipe) -> None:
+    torch.nn.init.normal_(enlarging.maskgit.to_logits.weight)
+    with looking(enlarging.modules):
+        muse = enlarging.muse(enlarging.modules)
+        assert muse(["a red circle"]).shape == (1, 3, 64, 64)
+        draw = Draw(0, [0, 0], [0, 0])
+        low = torch.stack([torch.zeros(4, 4, dtype=torch.int64), torch.ones(4, 4, dtype=torch.int64)])
+        first, second = muse.last.draw(["a red circle"] * 2, draw, low=low)
+    assert not torch.equal(first, second)
+
+
+def test_a_super_resolution_run_keeps_its_base_and_both_tokenizers(pictures: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(BASE, tmp_path / "base")
+    succeed(*words(pictures, tmp_path / "run", "--base", base))
+    shutil.rmtree(base)
+    run, hub = tmp_path / "run", tmp_path / "hub"
+    succeed("export", run, hub)
+    assert (hub / "base" / "tokenizer" / "config.json").is_file()
+    for place in (run, hub):
+        succeed("sample", place, "--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / place.name)
+    pictures_of = [(tmp_path / "out" / place / "000.png").read_bytes() for place in ("run", "hub")]
+    assert pictures_of[0] == pictures_of[1]
+    outcome = quintet(*words(pictures, tmp_path / "third", "--base", run))
+    assert outcome.code == 2
+    assert "is a super-resolution model itself" in error_line(outcome.errors)
+
+
+def test_a_base_of_another_family(pictures: Path, tmp_path: Path) -> None:
+    outcome = quintet(*words(pictures, tmp_path / "run", "--base", TOKENIZER))
+    assert outcome.code == 2
+    assert f"{TOKENIZER} is 'vqgan'" in error_line(outcome.errors)
+
+
+# --- drawing on a picture -------------------------------------------------------------------------------------------
+
+
+def canvas(tmp_path: Path, mask_size: tuple[int, int] = (16, 16)) -> tuple[Path, Path]:
+    """A picture of noise, and a mask whose right half is white."""
+    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    mask = np.zeros(mask_size, np.uint8)
+    mask[:, mask_size[1] // 2 :] = 255
+    paths = tmp_path / "given.png", tmp_path / "mask.png"
+    write_image(noise, paths[0])
+    write_image(mask, paths[1])
+    return paths
+
+
+def test_what_is_not_in_the_hole_stays_as_it_was(tmp_path: Path) -> None:
+    image, mask = canvas(tmp_path)
+    succeed(
+        *("sample", BASE, "--image", image, "--mask", mask, "--text", "a red circle"),
+        *("--num", 2, "--seed", 3, "--out", tmp_path / "out"),
+    )
+    given = np.asarray(read_image(image))
+    for number in range(2):
+        drawn = np.asarray(read_image(tmp_path / "out" / f"{number:03d}.png"))
+        assert np.array_equal(drawn[:, :8], given[:, :8])
+        assert not np.array_equal(drawn[:, 8:], given[:, 8:])
+    rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert rows[1]["mask"] == str(mask)
+
+
+def test_codes_outside_the_hole_are_those_of_the_picture(recipe: MuseRecipe) -> None:
+    picture = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
+    hole = torch.zeros(16, 16, dtype=torch.bool)
+    hole[:, 9] = True  # a line within the third column of codes
+    with looking(recipe.modules):
+        drawn = recipe.muse(recipe.modules).base.draw(["x"], Draw(0, [0], [0]), canvas=Canvas(picture, hole))
+        known = recipe.tokenizer.model.encode(Canvas(picture, hole).scaled((16, 16)).picture[None])
+    differs = (drawn != known)[0].any(0)
+    assert not differs[[0, 1, 3]].any()
+
+
+def test_what_the_hole_covers_cannot_be_guessed_from() -> None:
+    hole = torch.zeros(32, 32, dtype=torch.bool)
+    hole[8:20, 8:20] = True
+    first = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    second = torch.where(hole, 1 - first, first)
+    for size in ((32, 32), (16, 16)):
+        one, other = (Canvas(picture, hole).scaled(size) for picture in (first, second))
+        assert torch.equal(one.picture, other.picture)
+
+
+def test_a_mask_of_another_size(tmp_path: Path) -> None:
+    image, mask = canvas(tmp_path, mask_size=(16, 14))
+    outcome = quintet("sample", BASE, "--image", image, "--mask", mask, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "14 x 16 pixels" in error_line(outcome.errors)
+    assert "must be of one size" in error_line(outcome.errors)
+
+
+def test_a_picture_without_a_mask_and_a_mask_that_marks_nothing(tmp_path: Path) -> None:
+    image, mask = canvas(tmp_path)
+    outcome = quintet("sample", BASE, "--image", image, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "--image and --mask belong together" in error_line(outcome.errors)
+    write_image(np.zeros((16, 16), np.uint8), mask)
+    outcome = quintet("sample", BASE, "--image", image, "--mask", mask, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "marks nothing" in error_line(outcome.errors)
+
+
+# --- what stands for the text ---------------------------------------------------------------------------------------
+
+
+def test_classes_are_the_captions_of_the_data(pictures: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(pictures, tmp_path / "data")
+    rows = [json.loads(line) for line in (data / "metadata.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["text"] = ("cat", "dog")[number % 2]
+    (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = tmp_path / "run"
+    succeed(*words(data, run, "model.text=classes"))
+    assert read_config(run / "config.yaml").model.classes == ("cat", "dog")  # type: ignore[attr-defined]
+    succeed("sample", run, "--text", "dog", "--num", 1, "--out", tmp_path / "out")
+    outcome = quintet("sample", run, "--text", "dig", "--num", 1, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "dog" in error_line(outcome.errors)
+
+
+def test_another_tokenizer_of_the_same_shape_is_refused(pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    succeed(*words(pictures, run))
+    weights = run / "tokenizer" / "model.safetensors"
+    save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    outcome = quintet("sample", run, "--text", "a red circle", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "tokenizer_hash=" in error_line(outcome.errors)
+
+
+def test_withheld_pictures_are_judged_and_never_trained_on(recipe: MuseRecipe, finished_muse: Path) -> None:
+    sources = recipe.sources()
+    assert set(sources.others) == {"withheld"}
+    names = {sources.train.name(item) for item in range(len(sources.train))}
+    withheld = sources.others["withheld"]
+    assert names.isdisjoint(withheld.name(item) for item in range(len(withheld)))
+    figures = json.loads((finished_muse / "eval.json").read_text())
+    kinds = ("match_colour", "match_shape", "match_position", "match_withheld")
+    assert {f"{kind}{of}" for kind in kinds for of in ("", "_reconstruction")} <= figures.keys()
+
+
+@pytest.fixture
+def finished_muse(pictures: Path, tmp_path: Path) -> Path:
+    succeed(*words(pictures, tmp_path / "run"))
+    succeed("eval", tmp_path / "run")
+    return tmp_path / "run"
 
 
 # --- what a person may get wrong ------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
 
 from quintet.errors import UsageError
 from quintet.nn.conditioning import covering_places
@@ -195,10 +196,60 @@ def test_codebooks_that_cannot_be() -> None:
             model.start_from(wrong)
 
 
+# --- its own critic -----------------------------------------------------------------------------------------------
+
+
+def test_a_self_critic_starts_without_an_opinion_and_changes_no_logits() -> None:
+    model = make(self_critic=True)
+    tokens, texts = tokens_of(model), model.texts(TEXTS)
+    assert torch.equal(model.score(tokens, texts), torch.zeros(3, model.length, dtype=torch.float64))
+    assert torch.equal(model(tokens, texts), make()(tokens, texts))
+
+
+def test_scores_come_from_the_last_hidden_states_of_the_generator() -> None:
+    model = make(self_critic=True, **LOW)
+    assert model.to_score is not None
+    torch.nn.init.normal_(model.to_score.weight)
+    tokens, conditioning = tokens_of(model), {**model.texts(TEXTS), **low_of(model)}
+    scores = model.score(tokens, conditioning)
+    assert torch.equal(scores, model.to_score(model.hidden(tokens, conditioning))[..., 0])
+    where = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+    torch.testing.assert_close(model(tokens, conditioning, where=where, scores=True), scores[where])
+    assert far(model.score(tokens, {**conditioning, **model.texts(TEXTS[::-1])}), scores)
+
+
+def test_a_model_without_a_critic_has_no_scores() -> None:
+    model = make()
+    with pytest.raises(UsageError, match=r"no critic of its own \(model\.self_critic\)"):
+        model.score(tokens_of(model), model.texts(TEXTS))
+
+
+def test_a_step_of_generator_and_critic_under_ddp() -> None:
+    """Two calls and one backward pass, twice: an unused weight would stop the second."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = make(self_critic=True, self_conditioning=True, **LOW).train()
+        assert model.to_score is not None
+        torch.nn.init.normal_(model.to_score.weight)
+        # As the engine does it.
+        net = DistributedDataParallel(model, forward_sync_buffers=False)
+        tokens, conditioning = tokens_of(model), {**model.texts(TEXTS), **low_of(model)}
+        for _ in range(2):
+            model.zero_grad()
+            logits = net(tokens, conditioning, where=tokens == model.mask_id)
+            scores = net(tokens % CODES, conditioning, scores=True)
+            (logits.square().sum() + scores.square().sum()).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0, name
+    finally:
+        distributed.destroy_process_group()
+
+
 # --- exported -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keys", [{}, LOW, {"text": "none"}, {**LOW, "text": "none"}])
+@pytest.mark.parametrize("keys", [{}, LOW, {"text": "none"}, {**LOW, "text": "none"}, {"self_critic": True}])
 def test_an_exported_model_comes_back(keys: dict[str, Any], tmp_path: Path) -> None:
     model = make(**keys).float()
     model.save_pretrained(tmp_path / "out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from quintet.config import OptimConfig, PhaseOptimConfig, PictureDataConfig, RunConfig, SampleConfig, Section
 from quintet.nn.maskgit_config import MaskGitConfig
@@ -31,6 +31,9 @@ class MuseLossConfig(Section):
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Share of the target spread over all codes.")
     critic: bool = Field(False, description="Train a token critic beside it, which decides what is masked again.")
+    only: Literal["generator", "critic"] | None = Field(
+        None, description="Train only this of the two; the critic alone needs a trained generator (--init RUN)."
+    )
 
 
 class MuseSampleConfig(SampleConfig):
@@ -55,7 +58,7 @@ class MuseOptimConfig(OptimConfig):
 
 
 class MuseConfig(RunConfig):
-    LINKS: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    LINKS: ClassVar[tuple[str, ...]] = ("tokenizer", "base")
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "debug": {
             "model.dim": 32,
@@ -112,8 +115,23 @@ class MuseConfig(RunConfig):
 
     recipe: Literal["muse"] = Field("muse", description="What is trained.")
     tokenizer: str | None = Field(None, description="The trained tokenizer: RUN, RUN@step, or an exported folder.")
+    tokenizer_hash: str | None = Field(None, description="Of its weights; none: that of the tokenizer, from then on.")
+    base: str | None = Field(
+        None, description="The trained muse whose pictures this one draws larger; none: draw from nothing."
+    )
     data: MuseDataConfig = Field(default_factory=MuseDataConfig, description="The files.")
     model: MaskGitConfig = Field(default_factory=MaskGitConfig, description="The masked transformer.")
     loss: MuseLossConfig = Field(default_factory=MuseLossConfig, description="What it is trained for.")
     optim: MuseOptimConfig = Field(default_factory=MuseOptimConfig, description="Optimizer and schedule.")
     sample: MuseSampleConfig = Field(default_factory=MuseSampleConfig, description="Decoding, here and while training.")
+
+    @model_validator(mode="after")
+    def _critics_agree(self) -> MuseConfig:
+        if self.loss.critic and self.model.self_critic:
+            raise ValueError("loss.critic=true and model.self_critic=true are two critics; choose one")
+        if self.loss.only == "critic":
+            if not (self.loss.critic or self.model.self_critic):
+                raise ValueError("loss.only=critic needs a critic: loss.critic=true or model.self_critic=true")
+            if self.init is None:
+                raise ValueError("loss.only=critic needs a trained generator to judge: --init RUN")
+        return self

@@ -1,7 +1,183 @@
-"""Owns the public names of Muse's models."""
+"""Owns `Muse`: texts to pictures, by a base model and, if there is one, a super-resolution model above it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quintet.core.draw import Draw
+from quintet.errors import UsageError
+from quintet.generate import masked
+from quintet.generate.masked import Sampling
 from quintet.nn.maskgit import MaskGit, TokenCritic
 
-__all__ = ["MaskGit", "TokenCritic"]
+__all__ = ["Canvas", "MaskGit", "Muse", "Stage", "TokenCritic"]
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A picture to draw on, (channels, height, width) in [0, 1], and where it is to be drawn anew, (height, width)."""
+
+    picture: Tensor
+    hole: Tensor
+
+    def __post_init__(self) -> None:
+        if self.picture.shape[-2:] != self.hole.shape:
+            raise UsageError(
+                f"the mask is {_size(self.hole)}, but the picture is {_size(self.picture)}; they must be of one size"
+            )
+        if not self.hole.any():
+            raise UsageError("the mask marks nothing to draw anew: paint that part of it white")
+
+    def scaled(self, size: tuple[int, int]) -> Canvas:
+        """The same at another size. What the hole covered is filled evenly, so that it cannot be guessed from."""
+        hole = self.hole.to(self.picture)
+        known = (1 - hole).sum().clamp(min=1)
+        even = (self.picture * (1 - hole)).sum((-2, -1), keepdim=True) / known
+        filled = torch.where(self.hole, even, self.picture)
+        if size == tuple(self.hole.shape):
+            return Canvas(filled, self.hole)
+        small = F.interpolate(filled[None], size, mode="bilinear", antialias=True)[0].clamp(0, 1)
+        return Canvas(small, F.adaptive_max_pool2d(hole[None, None], size)[0, 0] > 0)
+
+    def kept(self, drawn: Tensor) -> Tensor:
+        """The drawn pictures in the hole, the given one around it, as it was."""
+        return torch.where(self.hole, drawn, self.picture)
+
+
+class Stage(nn.Module):
+    """A masked transformer with the tokenizer whose codes it fills in, and how it is decoded.
+
+    `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses that.
+    """
+
+    def __init__(
+        self,
+        maskgit: MaskGit,
+        tokenizer: Any,
+        settings: Sampling | None = None,
+        critic: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.maskgit = maskgit
+        self.tokenizer = tokenizer
+        self.critic = critic
+        self.settings = settings or Sampling(guidance=3.0)
+
+    def draw(
+        self,
+        texts: Sequence[str],
+        draw: Draw,
+        negative: str | None = None,
+        low: Tensor | None = None,
+        canvas: Canvas | None = None,
+        name: str = "decode",
+    ) -> Tensor:
+        """Codes, (batch, *grid). `low` are the codes of the stage below."""
+        maskgit, count = self.maskgit, len(texts)
+        given, against = self._conditioning(texts, negative)
+        if low is not None:
+            given["low"] = low.flatten(1)
+        tokens = torch.full((count, maskgit.length), maskgit.mask_id, device=maskgit.embedding.weight.device)
+        hole = torch.ones_like(tokens, dtype=torch.bool)
+        if canvas is not None:
+            tokens, hole = (one.to(tokens.device).expand(count, -1) for one in self._known(canvas))
+
+        def predict(
+            tokens: Tensor, conditioning: Mapping[str, Tensor], previous: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
+            logits = maskgit(tokens, conditioning, previous=previous)
+            return logits, logits
+
+        codes = masked.decode(
+            predict,
+            tokens,
+            hole,
+            mask_id=maskgit.mask_id,
+            draw=draw,
+            settings=self.settings,
+            conditioning=given,
+            against=against,
+            critic=self._critic(),
+            name=name,
+        )
+        return codes.view(count, *maskgit.grid)
+
+    def _conditioning(self, texts: Sequence[str], negative: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What the texts become, and what guidance leads away from: the negative text, or none at all."""
+        count = len(texts)
+        opposite = list(texts) if negative is None else [negative] * count
+        # An empty text is none.
+        keep = torch.tensor([bool(text) for text in texts] + [negative is not None] * count)
+        # In one call, so that both are padded alike.
+        both = self.maskgit.texts([*texts, *opposite], keep)
+        halves = [{name: tensor[part] for name, tensor in both.items()} for part in (slice(count), slice(count, None))]
+        return halves[0], halves[1]
+
+    def _known(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
+        """The codes of the canvas and which of them are to be drawn: those of which the hole touches any part."""
+        size, grid = self.tokenizer.config.size, self.tokenizer.config.grid
+        fitted = canvas.scaled(size)
+        codes = self.tokenizer.encode(fitted.picture[None].to(next(self.tokenizer.parameters()).device))
+        hole = F.adaptive_max_pool2d(fitted.hole.float()[None, None], grid)[0, 0] > 0
+        hole = hole.view(1, *grid, *[1] * (codes.ndim - 3)).expand(codes.shape)
+        return codes.flatten(1), hole.flatten(1)
+
+    def _critic(self) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor] | None:
+        if self.critic is not None:
+            return self.critic
+        return self.maskgit.score if self.maskgit.config.self_critic else None
+
+
+class Muse(nn.Module):
+    """Texts to pictures (Chang et al. 2023, 2301.00704).
+
+    muse = Muse(base=Stage(maskgit, tokenizer), superres=Stage(larger_maskgit, larger_tokenizer))
+    pictures = muse(["two blue squares"], seed=3)
+    """
+
+    def __init__(self, base: Stage, superres: Stage | None = None) -> None:
+        super().__init__()
+        if superres is not None:
+            given, made = superres.maskgit.config.low_grid, base.maskgit.grid
+            if given != made:
+                raise UsageError(f"the super-resolution model is given a grid of {given}, but the base draws {made}")
+        self.base = base
+        self.superres = superres
+
+    @property
+    def last(self) -> Stage:
+        return self.superres or self.base
+
+    @torch.no_grad()
+    def forward(
+        self, texts: Sequence[str], seed: int = 0, negative: str | None = None, canvas: Canvas | None = None
+    ) -> Tensor:
+        """Pictures in [0, 1], (batch, channels, height, width); the same seed gives the same ones."""
+        return self.draw(texts, Draw(seed, [0] * len(texts), range(len(texts))), negative, canvas)
+
+    def draw(
+        self, texts: Sequence[str], draw: Draw, negative: str | None = None, canvas: Canvas | None = None
+    ) -> Tensor:
+        codes = self.base.draw(texts, draw, negative, canvas=canvas)
+        if self.superres is not None:
+            codes = self.superres.draw(texts, draw, negative, low=codes, canvas=canvas, name="superres")
+        return self._pictures(codes, canvas)
+
+    def _pictures(self, codes: Tensor, canvas: Canvas | None) -> Tensor:
+        tokenizer = self.last.tokenizer
+        pictures: Tensor = tokenizer.decode(codes)
+        if canvas is None:
+            return pictures
+        if tuple(canvas.hole.shape) != tuple(tokenizer.config.size):
+            raise UsageError(f"the picture is {_size(canvas.hole)}, the model draws {_size(pictures)}")
+        return Canvas(canvas.picture.to(pictures), canvas.hole.to(pictures.device)).kept(pictures)
+
+
+def _size(tensor: Tensor) -> str:
+    return f"{tensor.shape[-1]} x {tensor.shape[-2]} pixels"

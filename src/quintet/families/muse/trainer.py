@@ -20,7 +20,8 @@ class MuseTrainer(Trainer):
 
         MuseTrainer(tokenizer=open_link("runs/tok"), data="photos/", out="runs/muse").train()
 
-    `open_link` is that of `quintet.runs`. Any configuration key goes through `config={"optim.lr": 1e-4}`.
+    `open_link` is that of `quintet.runs`. With a `base`, a trained muse, it learns to draw the base's pictures larger.
+    Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     def __init__(
@@ -28,13 +29,16 @@ class MuseTrainer(Trainer):
         maskgit: MaskGit | None = None,
         *,
         tokenizer: Link,
+        base: Link | None = None,
         data: str | Path,
         out: str | Path | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         overrides: dict[str, Any] = {"tokenizer": tokenizer.reference, "data.path": str(Path(data).resolve())}
+        if base is not None:
+            overrides["base"] = base.reference
         if maskgit is not None:
             overrides["model"] = maskgit.config.model_dump(mode="json")
         built = build(MuseConfig, overrides={**overrides, **(config or {})})
         run = Run.new(Path(out) if out is not None else next_folder("muse"))
-        super().__init__(MuseRecipe(built, tokenizer, maskgit), run)
+        super().__init__(MuseRecipe(built, tokenizer, base, maskgit), run)

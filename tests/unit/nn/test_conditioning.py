@@ -1,0 +1,243 @@
+"""What a text becomes, by bytes, classes and a frozen encoder: what all of them promise, and each one's mistakes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_pretrained_text import make_folder, no_network  # noqa: F401
+
+from quintet.config import validate
+from quintet.errors import UsageError
+from quintet.nn.conditioning import ClassTable, FrozenText, make_text_conditioning, padded_alike
+from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.nn.maskgit_config import MaskGitConfig
+from quintet.nn.pretrained_text import PretrainedText
+from quintet.nn.text import ByteTextEncoder
+
+
+SMALL: dict[str, Any] = {
+    "grid": (2, 3), "num_codes": 5, "dim": 16, "depth": 1, "heads": 2,
+    "text_dim": 16, "text_depth": 1, "text_heads": 2, "text_length": 24,
+}  # fmt: skip
+TEXTS = ["a red circle", "blue", "a blue square left"]
+KINDS = ["bytes", "classes", "hf"]
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "t5")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "quintet"
+
+
+def keys_of(kind: str, t5: Path, **keys: Any) -> dict[str, Any]:
+    own = {"bytes": {}, "classes": {"text": "classes", "classes": TEXTS}, "hf": {"text": f"hf:{t5}"}}
+    return {**SMALL, **own[kind], **keys}
+
+
+def make(kind: str, t5: Path, **keys: Any) -> MaskGit:
+    torch.manual_seed(0)
+    return MaskGit(**keys_of(kind, t5, **keys)).double().eval()
+
+
+def tokens(rows: int = len(TEXTS)) -> torch.Tensor:
+    return torch.randint(0, 6, (rows, 6), generator=torch.Generator().manual_seed(1))
+
+
+# --- what every kind promises -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_become_vectors_of_the_width_asked_for(kind: str, t5: Path) -> None:
+    encoder = make_text_conditioning(validate(MaskGitConfig, keys_of(kind, t5)))
+    assert encoder is not None
+    assert isinstance(encoder, {"bytes": ByteTextEncoder, "classes": ClassTable, "hf": FrozenText}[kind])
+    prepared = encoder.prepare(TEXTS)
+    assert prepared.keys() == {"text", "text_mask"}
+    assert all(len(part) == 3 and part.device.type == "cpu" for part in prepared.values())
+    vectors, mask = encoder(prepared["text"], prepared["text_mask"])
+    assert vectors.shape == (*mask.shape, 16)
+    assert vectors.requires_grad
+    assert mask.any(1).all()
+    assert 0.2 < vectors[mask].std() < 2, "the scale of what the transformer attends to does not depend on the kind"
+    assert len({tuple(row[there].flatten().tolist()) for row, there in zip(vectors, mask, strict=True)}) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_texts(kind: str, t5: Path) -> None:
+    prepared = make(kind, t5).texts([])
+    assert [len(part) for part in prepared.values()] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_its_neighbours(kind: str, t5: Path) -> None:
+    model = make(kind, t5)
+    together = model(tokens(), model.texts(TEXTS))
+    for row, text in enumerate(TEXTS):
+        alone = model(tokens()[row : row + 1], model.texts([text]))
+        torch.testing.assert_close(alone[0], together[row], rtol=1e-11, atol=1e-11)
+    assert (model(tokens(), model.texts(TEXTS[1:] + TEXTS[:1])) - together).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dropped_text_is_dropped_whatever_it_said(kind: str, t5: Path) -> None:
+    model = make(kind, t5)
+    dropped = torch.tensor([True, False, False])
+    first = model(tokens(), model.texts(TEXTS, dropped))
+    other = model(tokens(), model.texts([TEXTS[0], "something else", ""], dropped))
+    torch.testing.assert_close(other, first, rtol=1e-11, atol=1e-11)
+    none = model(tokens(), {})
+    torch.testing.assert_close(first[1:], none[1:], rtol=1e-11, atol=1e-11)
+    assert (first[0] - none[0]).abs().max() > 1e-6
+    if kind != "classes":
+        empty = model(tokens(), model.texts(["", "", ""]))
+        assert (empty - none).abs().max() > 1e-6, "an empty text is a text"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_comes_back_with_its_texts(kind: str, t5: Path, tmp_path: Path) -> None:
+    for model in (make(kind, t5).float(), TokenCritic(**keys_of(kind, t5)).eval()):
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder)
+        again = type(model).from_pretrained(folder)
+        assert again.config == model.config
+        assert torch.equal(again(tokens(), again.texts(TEXTS)), model(tokens(), model.texts(TEXTS)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_is_trained(kind: str, t5: Path) -> None:
+    model = make(kind, t5).train()
+    model(tokens(), model.texts(TEXTS)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_two_lengths_fit_into_one_batch(kind: str, t5: Path) -> None:
+    model = make(kind, t5, low_grid=(1, 1), low_codes=2)
+    low = {"low": torch.zeros(3, 1, dtype=torch.int64)}
+    long = [*TEXTS[:2], TEXTS[2] if kind == "classes" else "a red circle left " * 3]
+    first, second = {**model.texts([TEXTS[1]] * 3), **low}, {**model.texts(long), **low}
+    padded = padded_alike(first, second)
+    for given, made in zip((first, second), padded, strict=True):
+        torch.testing.assert_close(model(tokens(), made), model(tokens(), given), rtol=1e-11, atol=1e-11)
+    joined = {name: torch.cat([made[name] for made in padded]) for name in first}
+    assert joined["low"].shape == (6, 1)
+    assert padded_alike(low, low) == (low, low)
+
+
+def test_a_model_without_text_makes_nothing_of_texts() -> None:
+    assert make_text_conditioning(validate(MaskGitConfig, {**SMALL, "text": "none"})) is None
+    assert MaskGit(**SMALL, text="none").texts(TEXTS) == {}
+
+
+# --- bytes --------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_the_weights_of_bytes_stay(t5: Path) -> None:
+    """Runs of earlier versions hold them."""
+    names = {name for name in make("bytes", t5).state_dict() if name.startswith("text_encoder.")}
+    assert "text_encoder.embedding.weight" in names
+    assert "text_encoder.transformer.blocks.0.attention.to_out.weight" in names
+    assert names == {f"text_encoder.{name}" for name in ByteTextEncoder(16, 1, 2, 24).state_dict()}
+
+
+# --- classes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_no_class_names_the_nearest(t5: Path) -> None:
+    model = make("classes", t5)
+    with pytest.raises(UsageError, match=r"'a red circel' is not one of the 3 classes .* nearest is 'a red circle'"):
+        model.texts(["blue", "a red circel"])
+    with pytest.raises(UsageError, match="nearest is"):
+        model.texts([""])
+
+
+def test_classes_must_be_known(t5: Path) -> None:
+    with pytest.raises(UsageError, match=r"model\.text=classes needs model\.classes"):
+        MaskGit(**SMALL, text="classes")
+
+
+# --- a frozen encoder ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_layer_after_a_frozen_encoder_is_in_the_weights(t5: Path) -> None:
+    model = make("hf", t5)
+    model.texts(TEXTS)
+    names = {name: tensor.shape for name, tensor in model.state_dict().items() if name.startswith("text_encoder.")}
+    assert names == {"text_encoder.project.weight": (16, 16), "text_encoder.project.bias": (16,)}
+    assert not any("encoder.encoder" in name for name, _ in model.named_parameters())
+
+
+def test_embeddings_are_kept_in_the_users_cache_unless_told_otherwise(
+    t5: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def entries(folder: Path) -> int:
+        return len(list(folder.rglob("*.safetensors")))
+
+    make("hf", t5).texts(TEXTS)
+    assert entries(own_cache / "text") == 3
+    told = make("hf", t5)
+    told.cache_texts(tmp_path / "mine")
+    told.texts(TEXTS)
+    assert entries(tmp_path / "mine" / "text") == 3
+    nowhere = make("hf", t5)
+    nowhere.cache_texts(None)
+    nowhere.texts(["left"])
+    assert (entries(own_cache), entries(tmp_path / "mine")) == (3, 3)
+    make("bytes", t5).cache_texts(tmp_path / "mine")
+
+    monkeypatch.setattr(PretrainedText, "_encode", None)  # what is cached needs no model
+    make("hf", t5).texts(TEXTS)
+
+
+def test_copies_of_a_model_share_the_frozen_encoder(t5: Path) -> None:
+    model = make("hf", t5)
+    twin = copy.deepcopy(model)
+    assert isinstance(model.text_encoder, FrozenText)
+    assert isinstance(twin.text_encoder, FrozenText)
+    assert twin.text_encoder.encoder is model.text_encoder.encoder
+    assert twin.text_encoder.project.weight is not model.text_encoder.project.weight
+
+
+def test_an_encoder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
+        MaskGit(**SMALL, text="hf:nobody/has-this")
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["byte", "", "hf:", "hf: ", "t5", "None"])
+def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
+    with pytest.raises(UsageError, match=r"text: choose bytes, classes, none, or hf:PATH_OR_NAME \(got "):
+        validate(MaskGitConfig, {"text": text})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"text": "classes", "classes": []}, "name at least one class"),
+        ({"text": "classes", "classes": ["a", "b", "a"]}, "'a' is there twice"),
+        ({"classes": ["a"]}, "model.classes are for model.text=classes, not for model.text=bytes"),
+        ({"low_grid": (2, 2)}, "both or not at all"),
+        ({"low_codes": 8}, "both or not at all"),
+        ({"low_grid": (2, 2), "low_codes": 1}, "low_codes: "),
+        ({"low_grid": (4,), "low_codes": 8}, "low_grid: rows and columns"),
+        ({"low_grid": (2, 0), "low_codes": 8}, "low_grid: rows and columns"),
+        ({"low_grid": (2, 2), "low_codes": 8, "grid": (2, 2, 2, 2)}, "not model.grid="),
+    ],
+)
+def test_keys_that_cannot_be(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        validate(MaskGitConfig, keys)
+    assert message in str(caught.value)
