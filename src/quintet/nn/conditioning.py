@@ -1,7 +1,8 @@
 """Owns what a masked transformer is told beside its tokens: texts, and the codes of a smaller picture.
 
-What a text becomes has two halves: `prepare` makes tensors of it, batch first and on the CPU, and the module makes
-vectors of those tensors, with what is trained.
+What reads texts has two halves. `prepare(texts, keep)` makes `text` and `text_mask` of them, batch first and on the
+CPU; where `keep` is False the whole row is masked, whatever its text says. The call with these two makes vectors
+`(batch, symbols, text_dim)` of them, with what is trained, and tells which of the vectors are there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,16 +31,6 @@ LOW_DEPTH = 2
 """Blocks of the transformer over low-resolution codes."""
 
 _TEXT = {"text", "text_mask"}
-
-
-class TextConditioning(Protocol):
-    """What makes vectors of texts: a module."""
-
-    def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
-        """Texts as `text` and `text_mask`, on the CPU; where `keep` is False the whole row is masked, unread."""
-
-    def __call__(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors `(batch, symbols, text_dim)`, and which of them are there."""
 
 
 def make_text_conditioning(config: MaskGitConfig) -> TextConditioning | None:
@@ -101,6 +92,9 @@ class FrozenText(nn.Module):
         # Frozen encoders differ in the scale of what they make; the model should not.
         vectors = F.layer_norm(text.to(self.project.weight.dtype), (self.encoder.dim,))
         return self.project(vectors), text_mask
+
+
+TextConditioning = ByteTextEncoder | ClassTable | FrozenText
 
 
 def padded_alike(first: Conditioning, second: Conditioning) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

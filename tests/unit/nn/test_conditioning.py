@@ -18,7 +18,6 @@ from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder
 
-
 SMALL: dict[str, Any] = {
     "grid": (2, 3), "num_codes": 5, "dim": 16, "depth": 1, "heads": 2,
     "text_dim": 16, "text_depth": 1, "text_heads": 2, "text_length": 24,
