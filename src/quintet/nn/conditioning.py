@@ -30,8 +30,6 @@ Conditioning = Mapping[str, Tensor]
 LOW_DEPTH = 2
 """Blocks of the transformer over low-resolution codes."""
 
-_TEXT = {"text", "text_mask"}
-
 
 def make_text_conditioning(config: MaskGitConfig) -> TextConditioning | None:
     """What `config.text` names; None for a model without text."""
@@ -95,20 +93,6 @@ class FrozenText(nn.Module):
 
 
 TextConditioning = ByteTextEncoder | ClassTable | FrozenText
-
-
-def padded_alike(first: Conditioning, second: Conditioning) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Both with their texts padded to one length, so that they fit into one batch."""
-    width = max((given[name].shape[1] for given in (first, second) for name in _TEXT if name in given), default=0)
-    return _padded(first, width), _padded(second, width)
-
-
-def _padded(given: Conditioning, width: int) -> dict[str, Tensor]:
-    padded = dict(given)
-    for name in padded.keys() & _TEXT:
-        after = [0, 0] * (given[name].dim() - 2)  # `F.pad` counts axes from the last one
-        padded[name] = F.pad(given[name], (*after, 0, width - given[name].shape[1]))
-    return padded
 
 
 class LowVectors(NamedTuple):

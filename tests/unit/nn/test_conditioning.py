@@ -12,7 +12,7 @@ from test_pretrained_text import make_folder, no_network  # noqa: F401
 
 from quintet.config import validate
 from quintet.errors import UsageError
-from quintet.nn.conditioning import ClassTable, FrozenText, make_text_conditioning, padded_alike
+from quintet.nn.conditioning import ClassTable, FrozenText, make_text_conditioning
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained_text import PretrainedText
@@ -118,20 +118,6 @@ def test_every_weight_is_trained(kind: str, t5: Path) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_texts_of_two_lengths_fit_into_one_batch(kind: str, t5: Path) -> None:
-    model = make(kind, t5, low_grid=(1, 1), low_codes=2)
-    low = {"low": torch.zeros(3, 1, dtype=torch.int64)}
-    long = [*TEXTS[:2], TEXTS[2] if kind == "classes" else "a red circle left " * 3]
-    first, second = {**model.texts([TEXTS[1]] * 3), **low}, {**model.texts(long), **low}
-    padded = padded_alike(first, second)
-    for given, made in zip((first, second), padded, strict=True):
-        torch.testing.assert_close(model(tokens(), made), model(tokens(), given), rtol=1e-11, atol=1e-11)
-    joined = {name: torch.cat([made[name] for made in padded]) for name in first}
-    assert joined["low"].shape == (6, 1)
-    assert padded_alike(low, low) == (low, low)
 
 
 def test_a_model_without_text_makes_nothing_of_texts() -> None:
