@@ -47,12 +47,6 @@ class MediaSource(Source, Protocol):
     def about(self, item: int) -> Item: ...
 
 
-def default_folder() -> Path:
-    """The user's own cache folder; never the data's."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "quintet"
-
-
 @dataclass(frozen=True)
 class CacheKey:
     """What the codes of a source depend on."""

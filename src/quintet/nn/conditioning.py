@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from quintet.core.caches import default_folder
 from quintet.errors import UsageError
 from quintet.nn.maskgit_config import PRETRAINED, MaskGitConfig
-from quintet.nn.pretrained_text import PretrainedText, default_folder
+from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder, kept_rows
 from quintet.nn.transformer import LearnedPositions, Transformer
 

@@ -249,11 +249,6 @@ class PretrainedText:
         return entry
 
 
-def default_folder() -> Path:
-    """The user's own cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quintet"
-
-
 def _pack(text: str, entry: Embedding) -> bytes:
     return save(
         {"vectors": entry.vectors.contiguous(), "cut": torch.tensor([entry.cut]), "digest": _digest(text, entry)}

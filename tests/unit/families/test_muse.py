@@ -30,6 +30,7 @@ from quintet.families.vqgan.recipe import VQGanRecipe
 from quintet.media.image import read_image, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.runs import Trained, export_contents, open_link, read_config
+from text_models import make_folder
 
 TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"
 
@@ -307,6 +308,14 @@ def test_classes_are_the_captions_of_the_data(pictures: Path, tmp_path: Path) ->
     outcome = quintet("sample", run, "--text", "dig", "--num", 1, "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "dog" in error_line(outcome.errors)
+
+
+def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(pictures: Path, tmp_path: Path) -> None:
+    encoder, cache, run = make_folder(tmp_path / "t5"), tmp_path / "cache", tmp_path / "run"
+    succeed(*words(pictures, run, f"model.text=hf:{encoder}", f"data.cache={cache}"))
+    assert list((cache / "text").rglob("*.safetensors"))
+    assert not any("shared" in name for name in load_file(step_folder(run, 12) / "maskgit.safetensors"))
+    succeed("sample", run, "--text", "a red circle", "--num", 1, "--out", tmp_path / "out")
 
 
 def test_another_tokenizer_of_the_same_shape_is_refused(pictures: Path, tmp_path: Path) -> None:

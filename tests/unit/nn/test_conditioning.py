@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_pretrained_text import make_folder, no_network  # noqa: F401
+from test_pretrained_text import no_network  # noqa: F401
 
 from quintet.config import validate
 from quintet.errors import UsageError
@@ -17,6 +17,7 @@ from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder
+from text_models import make_folder
 
 SMALL: dict[str, Any] = {
     "grid": (2, 3), "num_codes": 5, "dim": 16, "depth": 1, "heads": 2,

@@ -56,6 +56,8 @@ class MuseRecipe(Recipe[MuseConfig]):
         self.tokenizer = tokenizer
         self.base = base
         self.maskgit = maskgit or _new_model(config, tokenizer)
+        if config.data.cache:
+            self.maskgit.cache_texts(Path(config.data.cache))
         self.modules = {"maskgit": self.maskgit}
         if config.loss.critic:
             self.modules["critic"] = TokenCritic(config.model)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quintet.core.batch import Item, Source, collate
+from quintet.core.caches import default_folder
 from quintet.core.draw import Draw
 from quintet.core.link import Link
 from quintet.core.recipe import Sources
-from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, default_folder
+from quintet.data.code_cache import CacheKey, CodeCache, CodeSource
 from quintet.data.folder import ImageFolder
 from quintet.data.pictures import folder_sources
 from quintet.errors import UsageError
