@@ -18,6 +18,13 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
+def vision_peer() -> str:
+    """The Python of the public image packages' own environment, which is made where it is missing."""
+    place = HERE.parent / ".peers" / "vision"
+    subprocess.run(["bash", str(HERE / "peers" / "install_vision.sh"), str(place)], check=True)
+    return str(place / "bin" / "python")
+
+
 @dataclass
 class Contender:
     """One worker: how to start it, and what it has said so far."""
@@ -76,10 +83,11 @@ def mean_cpu(contender: Contender) -> float:
     return statistics.fmean(cost["cpu"] for cost in contender.costs)
 
 
-def table(contenders: list[Contender], against: dict[str, str]) -> str:
-    """A Markdown table; `against` names the contender each is compared with."""
+def table(contenders: list[Contender], against: dict[str, str], unit: str = "step") -> str:
+    """A Markdown table; `against` names the contender each is compared with, `unit` what a step is."""
     by_name = {contender.name: contender for contender in contenders}
-    lines = ["| contender | parameters | CPU s per step (min-max) | of the peer's | peak MB |", "|---|---|---|---|---|"]
+    head = f"| contender | parameters | CPU s per {unit} (min-max) | of the peer's | peak MB |"
+    lines = [head, "|---|---|---|---|---|"]
     for contender in contenders:
         costs = [cost["cpu"] for cost in contender.costs]
         other = against.get(contender.name)
@@ -94,13 +102,18 @@ def table(contenders: list[Contender], against: dict[str, str]) -> str:
 
 def record(contenders: list[Contender], path: Path) -> None:
     """Keep everything that was measured."""
+    write_facts(path, {"contenders": {c.name: {"about": c.about, "costs": c.costs} for c in contenders}})
+
+
+def write_facts(path: Path, measured: dict[str, Any]) -> None:
+    """What was measured, with where and when."""
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": _git_commit(),
         "cpu": _cpu(),
         "load_average": os.getloadavg(),
-        "contenders": {c.name: {"about": c.about, "costs": c.costs} for c in contenders},
+        **measured,
     }
     path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 

@@ -6,17 +6,14 @@ dim 32, 4 halvings, LFQ 1024, 128 pixels, batch 4, generator and discriminator s
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
-from side_by_side import HERE, Contender, interleave, record, table
-
-PEERS = HERE.parent / ".peers" / "vision"
+from side_by_side import HERE, Contender, interleave, record, table, vision_peer
 
 
 def contenders(precisions: list[str]) -> tuple[list[Contender], dict[str, str]]:
-    peer_python = str(PEERS / "bin" / "python")
+    peer_python = vision_peer()
     chosen: list[Contender] = []
     against: dict[str, str] = {}
     for precision in precisions:
@@ -35,7 +32,6 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "vqgan.json")
     arguments = parser.parse_args()
-    subprocess.run(["bash", str(HERE / "peers" / "install_vision.sh"), str(PEERS)], check=True)
     chosen, against = contenders(arguments.precisions)
     interleave(chosen, arguments.warmup, arguments.rounds)
     record(chosen, arguments.out)

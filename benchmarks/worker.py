@@ -17,16 +17,47 @@ from typing import Any
 import torch
 
 
-def serve(step: Callable[[], Any], about: dict[str, Any], packages: tuple[str, ...]) -> None:
-    """Answer with `about` first, then with the cost of each step asked for."""
+def serve(step: Callable[[], dict[str, float] | None], about: dict[str, Any], packages: tuple[str, ...]) -> None:
+    """Answer with `about` first, then with the cost of each step asked for and what the step itself has to say."""
     torch.set_num_threads(1)
     versions = {name: metadata.version(name) for name in ("torch", *packages)}
     _say({**about, "versions": versions, "threads": torch.get_num_threads()})
     for _ in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
-        step()
+        found = step()
         costs = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
-        _say({**costs, "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024})
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        _say({**costs, "peak_megabytes": peak, **(found or {})})
+
+
+class TimedTraining:
+    """A training in slices of CPU seconds, with a measurement after each that is not counted.
+
+    `prepare` makes what a step needs, outside the time; `step` is what is timed.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        measure: Callable[[], dict[str, float]],
+        seconds: float,
+        prepare: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self.step, self.measure, self.seconds, self.prepare = step, measure, seconds, prepare
+        self.trained = 0.0
+        self.steps = 0
+        self.slices = 0
+
+    def next_slice(self) -> dict[str, float]:
+        """The first one trains nothing: it is where the curve begins."""
+        while self.trained < self.slices * self.seconds:
+            prepared = self.prepare()
+            began = time.process_time()
+            self.step(prepared)
+            self.trained += time.process_time() - began
+            self.steps += 1
+        self.slices += 1
+        return {"trained": self.trained, "steps": self.steps, **self.measure()}
 
 
 def _say(value: dict[str, Any]) -> None:

@@ -1,0 +1,234 @@
+"""quintet's masked transformer as a worker.
+
+`muse_ours.py step|sample|sample-alike PRECISION`: a training step of the recipe (masks, byte encoder, loss at masked
+places, AdamW); decoding with the recipe's own settings, or with the peer's.
+`muse_ours.py loss TOKENIZER CODES RATE SECONDS`: trains by quintet's own loop for slices of CPU seconds, and measures
+after each.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import muse_task as task
+from quintet import config, runs
+from quintet.core.batch import Batch, Item
+from quintet.core.checkpoint import Contents
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.link import Link
+from quintet.core.recipe import Sources, count_parameters
+from quintet.core.run import Run
+from quintet.core.state import TrainingState
+from quintet.core.trainer import Trainer
+from quintet.families.muse.config import MuseConfig, MuseSampleConfig
+from quintet.families.muse.recipe import MuseRecipe
+from quintet.families.vqgan.config import VQGanConfig
+from quintet.generate import masked
+from quintet.nn.maskgit import MaskGit
+from quintet.nn.text import ByteTextEncoder
+from worker import TimedTraining, serve
+
+
+def tokenizer_of(grid: int) -> Link:
+    """A tokenizer that only says how many codes there are, and where: codes are given."""
+    shape = {"model.image_size": grid * 2, "model.layers": 1, "model.dim": 8, "model.codebook_size": task.CODES}
+    recipe = runs.make_recipe(config.build(VQGanConfig, overrides=shape))
+    return Link(recipe, dict(recipe.modules), "benchmark", Contents())
+
+
+def make_recipe(tokenizer: Link, keys: Mapping[str, Any]) -> MuseRecipe:
+    own: dict[str, Any] = {
+        "model.dim": task.DIM,
+        "model.depth": task.DEPTH,
+        "model.heads": task.HEADS,
+        "loss.drop_text": task.DROP_TEXT,
+        "optim.betas": task.BETAS,
+    }
+    torch.manual_seed(0)
+    return MuseRecipe(config.build(MuseConfig, overrides={**own, **keys}), tokenizer=tokenizer)
+
+
+def timed_recipe(precision: str) -> tuple[MuseRecipe, Engine]:
+    keys = {
+        # As wide as the context that the peer's attention sees, so that ours does no less for the text.
+        "model.text_dim": task.DIM,
+        "model.text_length": task.TEXT_SYMBOLS,
+        "engine.precision": precision,
+        "train.batch_size": task.STEP_BATCH,
+        "ema.enabled": False,
+    }
+    recipe = make_recipe(tokenizer_of(task.GRID), keys)
+    engine = Engine(recipe.config.engine)
+    engine.place(recipe.modules)
+    return recipe, engine
+
+
+def about(recipe: MuseRecipe) -> dict[str, Any]:
+    encoder = recipe.maskgit.text_encoder
+    assert isinstance(encoder, ByteTextEncoder)
+    text = count_parameters(encoder)
+    return {"parameters": {"transformer": count_parameters(recipe.maskgit) - text, "byte encoder": text}}
+
+
+# --- a step -----------------------------------------------------------------------------------------------------
+
+
+def serve_step(precision: str) -> None:
+    recipe, engine = timed_recipe(precision)
+    state = TrainingState(recipe)
+    count = task.STEP_BATCH
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, task.CODES, (count, task.GRID, task.GRID), generator=generator)
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        draw = Draw(0, [number] * count, range(count))
+        batch = Batch({"codes": codes, "texts": task.texts(count)}, tuple(map(str, range(count))), draw)
+        recipe.backward([batch], recipe.modules, engine, number)
+        for phase in state.phases:
+            phase.optimizer.step()
+            phase.optimizer.zero_grad()
+        number += 1
+
+    serve(step, about(recipe), ("quintet",))
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------
+
+
+def sampling(alike: bool) -> masked.Sampling:
+    if alike:
+        # What the peer does by default: a tenth of the codes, a temperature that falls to nothing, no noise.
+        return masked.Sampling(
+            steps=task.SAMPLE_STEPS,
+            anneal_temperature=masked.linear,
+            top_k=0.1,
+            guidance=task.GUIDANCE,
+            choice_noise=0.0,
+        )
+    own = MuseSampleConfig()
+    return masked.Sampling(
+        steps=task.SAMPLE_STEPS,
+        temperature=own.temperature,
+        anneal_temperature=masked.ANNEALS[own.anneal],
+        top_k=own.top_k,
+        top_p=own.top_p,
+        guidance=task.GUIDANCE,
+        guidance_schedule=masked.GROWTHS[own.guidance_schedule],
+        choice_noise=own.choice_noise,
+    )
+
+
+def serve_sampling(precision: str, alike: bool) -> None:
+    recipe, engine = timed_recipe(precision)
+    maskgit, settings, count = recipe.maskgit.eval(), sampling(alike), task.SAMPLE_BATCH
+    shown = maskgit.texts(task.texts(count))
+    hidden = maskgit.texts(task.texts(count), torch.zeros(count, dtype=torch.bool))
+    empty = torch.full((count, maskgit.length), maskgit.mask_id)
+    number = 0
+
+    def predict(tokens: Tensor, given: Mapping[str, Tensor], previous: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        logits = maskgit(tokens, given, previous=previous)
+        return logits, logits
+
+    def step() -> None:
+        nonlocal number
+        with engine.autocast():
+            masked.decode(
+                predict,
+                empty,
+                torch.ones_like(empty, dtype=torch.bool),
+                mask_id=maskgit.mask_id,
+                draw=Draw(number, [0] * count, range(count)),
+                settings=settings,
+                conditioning=shown,
+                against=hidden,
+            )
+        number += 1
+
+    serve(step, about(recipe), ("quintet",))
+
+
+# --- training for a time ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Given:
+    """Codes with their texts as a source of items."""
+
+    codes: Tensor
+    texts: Sequence[str]
+    grid: int
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def name(self, item: int) -> str:
+        return str(item)
+
+    def load(self, item: int, draw: Draw) -> Item:
+        return {"codes": self.codes[item].view(self.grid, self.grid), "texts": self.texts[item]}
+
+
+def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None:
+    given = task.read_task(Path(folder))
+    keys = {
+        "model.text_length": task.LONGEST_TEXT,
+        "train.steps": 1_000_000,
+        "train.batch_size": task.TRAIN_BATCH,
+        "optim.lr": float(rate),
+        "optim.warmup_steps": task.WARMUP_STEPS,
+        "optim.schedule": "constant",
+        "data.workers": 0,
+        "log.trackers": [],
+    }
+    recipe = make_recipe(runs.open_link(tokenizer), keys)
+    sources = Sources(
+        Given(given.train_codes, given.train_texts, given.grid), Given(given.codes, given.texts, given.grid), "given"
+    )
+    with tempfile.TemporaryDirectory() as place:
+        trainer = Trainer(recipe, Run.new(Path(place) / "run"), sources=sources, silent=True)
+        average = trainer.state.average
+        assert average is not None
+        averaged = average.modules["maskgit"]
+        assert isinstance(averaged, MaskGit)
+
+        def measure() -> dict[str, float]:
+            return {
+                **measured(recipe.maskgit, given, (True, False)),
+                **{f"averaged {name}": value for name, value in measured(averaged, given, (True,)).items()},
+            }
+
+        training = TimedTraining(lambda _: trainer.train_step(), measure, float(seconds))
+        serve(training.next_slice, {**about(recipe), "task": given.digest}, ("quintet",))
+
+
+def measured(maskgit: MaskGit, given: task.Task, texts_shown: tuple[bool, ...]) -> dict[str, float]:
+    def predict(tokens: Tensor, texts: Sequence[str], shown: bool) -> Tensor:
+        logits: Tensor = maskgit(tokens, maskgit.texts(texts, torch.full((len(texts),), shown)))
+        return logits
+
+    return task.masked_loss(predict, given, maskgit.mask_id, texts_shown)
+
+
+WORKS: Mapping[str, Callable[..., None]] = {
+    "step": serve_step,
+    "sample": lambda precision: serve_sampling(precision, alike=False),
+    "sample-alike": lambda precision: serve_sampling(precision, alike=True),
+    "loss": serve_training,
+}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    WORKS[sys.argv[1]](*sys.argv[2:])

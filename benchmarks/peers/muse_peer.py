@@ -1,0 +1,165 @@
+"""muse-maskgit-pytorch's MaskGit as a worker, in the peer's environment.
+
+`muse_peer.py step|sample ATTENTION PRECISION`, `muse_peer.py loss ATTENTION CODES RATE SECONDS`; ATTENTION is
+`flash` or `plain`, its two ways.
+
+What is not the peer's own: text embeddings are given, because its T5 would be a download, and are not timed; sampling
+ends with codes, as its decoder is not what is timed; and it has no trainer for MaskGit, so `loss` has AdamW and a
+warm-up around its own loss.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import vqgan_peer  # noqa: F401  declares torchvision's operators, without which the peer does not import
+from muse_maskgit_pytorch import MaskGit, MaskGitTransformer, VQGanVAE, muse_maskgit_pytorch, t5
+from torch import Tensor
+
+import muse_task as task
+from worker import TimedTraining, serve
+
+PACKAGES = ("muse-maskgit-pytorch", "torchvision")
+TEXT_WIDTH = 512
+"""Of T5-small's embeddings."""
+START, END, SYMBOLS = 256, 257, 258
+
+
+def make_maskgit(grid: int, attention: str) -> Any:
+    """The peer's model on a tokenizer of its own, which only says how many codes there are, and where."""
+    torch.manual_seed(0)
+    t5.T5_CONFIGS["given"] = {"config": SimpleNamespace(d_model=TEXT_WIDTH)}
+    transformer = MaskGitTransformer(
+        num_tokens=task.CODES,
+        seq_len=grid * grid,
+        dim=task.DIM,
+        depth=task.DEPTH,
+        heads=task.HEADS,
+        dim_head=task.DIM // task.HEADS,
+        t5_name="given",
+        flash=attention == "flash",
+    )
+    vae = VQGanVAE(dim=16, codebook_size=task.CODES, use_vgg_and_gan=False)
+    return MaskGit(image_size=grid * 16, transformer=transformer, vae=vae, cond_drop_prob=task.DROP_TEXT)
+
+
+def trained(maskgit: Any) -> list[Any]:
+    return [parameter for parameter in maskgit.transformer.parameters() if parameter.requires_grad]
+
+
+def about(maskgit: Any) -> dict[str, Any]:
+    def count(module: Any) -> int:
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    text = count(maskgit.transformer.text_embed_proj)
+    # Made by its constructor whether or not it conditions on itself; without that it is never called.
+    unused = count(maskgit.transformer.self_cond_to_init_embed)
+    own = count(maskgit.transformer) - text - unused
+    return {"parameters": {"transformer": own, "text projection": text, "never called": unused}}
+
+
+def autocast(precision: str) -> Any:
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+
+
+# --- a step, and sampling -----------------------------------------------------------------------------------------
+
+
+def serve_step(attention: str, precision: str) -> None:
+    maskgit = make_maskgit(task.GRID, attention)
+    optimizer = torch.optim.AdamW(trained(maskgit), lr=3e-4, betas=task.BETAS, weight_decay=0.0)
+    codes = torch.randint(0, task.CODES, (task.STEP_BATCH, task.GRID, task.GRID))
+    texts = torch.randn(task.STEP_BATCH, task.TEXT_SYMBOLS, TEXT_WIDTH)
+
+    def step() -> None:
+        with autocast(precision):
+            loss = maskgit(codes, text_embeds=texts)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    serve(step, about(maskgit), PACKAGES)
+
+
+def serve_sampling(attention: str, precision: str) -> None:
+    maskgit = make_maskgit(task.GRID, attention)
+    texts = torch.randn(task.SAMPLE_BATCH, task.TEXT_SYMBOLS, TEXT_WIDTH)
+    maskgit.transformer.encode_text = lambda _: texts
+    maskgit.vae.decode_from_ids = lambda codes: codes
+    muse_maskgit_pytorch.tqdm = lambda steps, **_: steps
+
+    def step() -> None:
+        with autocast(precision):
+            maskgit.generate(texts=task.texts(task.SAMPLE_BATCH), timesteps=task.SAMPLE_STEPS, cond_scale=task.GUIDANCE)
+
+    serve(step, about(maskgit), PACKAGES)
+
+
+# --- training for a time ------------------------------------------------------------------------------------------
+
+
+class GivenTexts:
+    """Texts as embeddings that nobody trained: a random vector for each byte, and sines of its place."""
+
+    def __init__(self) -> None:
+        self.vectors = torch.randn(SYMBOLS, TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
+        speeds = torch.exp(-math.log(10_000) * torch.arange(0, TEXT_WIDTH, 2) / TEXT_WIDTH)
+        angles = torch.arange(task.LONGEST_TEXT)[:, None] * speeds
+        self.places = torch.cat([angles.sin(), angles.cos()], dim=1)
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """(texts, symbols, width), zero where a text is over: what the peer takes for padding."""
+        symbols = [[START, *text.encode()[: task.LONGEST_TEXT - 2], END] for text in texts]
+        embedded = torch.zeros(len(texts), max(map(len, symbols)), TEXT_WIDTH)
+        for row, each in zip(embedded, symbols, strict=True):
+            row[: len(each)] = F.embedding(torch.tensor(each), self.vectors) + self.places[: len(each)]
+        return embedded
+
+
+def serve_training(attention: str, folder: str, rate: str, seconds: str) -> None:
+    given, embed = task.read_task(Path(folder)), GivenTexts()
+    maskgit = make_maskgit(given.grid, attention)
+    optimizer = torch.optim.AdamW(trained(maskgit), lr=float(rate), betas=task.BETAS, weight_decay=0.0)
+    order: list[int] = []
+    number = 0
+
+    def prepare() -> tuple[Tensor, Tensor]:
+        if len(order) < task.TRAIN_BATCH:
+            order.extend(torch.randperm(len(given.train_codes)).tolist())
+        items = [order.pop(0) for _ in range(task.TRAIN_BATCH)]
+        return given.train_codes[items], embed([given.train_texts[item] for item in items])
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        nonlocal number
+        codes, texts = batch
+        for group in optimizer.param_groups:
+            group["lr"] = task.warmed_up(float(rate), number)
+        maskgit(codes, text_embeds=texts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        number += 1
+
+    def predict(tokens: Tensor, texts: Sequence[str], shown: bool) -> Tensor:
+        logits: Tensor = maskgit.transformer(tokens, text_embeds=embed(texts), cond_drop_prob=0.0 if shown else 1.0)
+        return logits
+
+    def measure() -> dict[str, float]:
+        return task.masked_loss(predict, given, maskgit.mask_id)
+
+    training = TimedTraining(step, measure, float(seconds), prepare)
+    serve(training.next_slice, {**about(maskgit), "task": given.digest}, PACKAGES)
+
+
+WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "sample": serve_sampling, "loss": serve_training}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    WORKS[sys.argv[1]](*sys.argv[2:])
