@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-overhead results clean
+.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-overhead results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
@@ -13,6 +13,7 @@ help:
 	@echo "make soak         an hour of training; memory and open files must stay flat"
 	@echo "make setup        the environment alone, in .venv"
 	@echo "make bench-vqgan  a training step beside muse-maskgit-pytorch's"
+	@echo "make bench-muse   masked transformers beside muse-maskgit-pytorch's: step, sampling, loss; and the code cache"
 	@echo "make bench-overhead  the loop's own share of a step"
 	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
 
@@ -52,6 +53,11 @@ soak: setup
 
 bench-vqgan: setup
 	$(BIN)/python benchmarks/vqgan.py
+
+# On the tokenizer and data of `make results`.
+bench-muse: setup
+	$(BIN)/python benchmarks/muse.py step sample loss
+	$(BIN)/python benchmarks/muse_cache.py
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py

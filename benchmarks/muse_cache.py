@@ -1,0 +1,170 @@
+"""What the code cache saves: a training step of Muse from cached codes beside one that encodes its pictures first.
+
+`muse_cache.py`, by default with tokenizer and generator of preset `base` and random weights, which cost what trained
+ones do; drawn shapes of the tokenizer's size as PNG. One thread, process CPU seconds, fp32. A step is one of training:
+gradients, their norm, AdamW, moving average. The update costs the same for any batch, so at a small batch it hides some
+of what the cache saves: the last column leaves it out, as a large batch would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quintet import config, runs
+from quintet.core.batch import Batch, Source, collate
+from quintet.core.checkpoint import Contents
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.link import Link
+from quintet.core.optim import clip_gradients, gradient_norm
+from quintet.core.recipe import count_parameters
+from quintet.core.state import TrainingState
+from quintet.data.pictures import folder_sources
+from quintet.data.shapes import make_shapes
+from quintet.families.muse.config import MuseConfig
+from quintet.families.muse.recipe import MuseRecipe
+from quintet.families.vqgan.config import VQGanConfig
+from side_by_side import HERE, write_facts
+
+PARTS = ("read", "encode", "gradients", "update")
+CACHED, ENCODED = "codes from the cache", "codes from the tokenizer"
+
+
+@dataclass
+class Clock:
+    """CPU seconds by part of a step."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    @contextmanager
+    def running(self, part: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.seconds[part] += time.process_time() - began
+
+
+class Training:
+    """Muse with its optimizer and average, and its pictures both as codes in a cache and as files."""
+
+    def __init__(self, folder: Path, pictures: int, batch: int, tokenizer_preset: str, preset: str) -> None:
+        vqgan = runs.make_recipe(config.build(VQGanConfig, preset=tokenizer_preset))
+        self.tokenizer = Link(vqgan, dict(vqgan.modules), "benchmark", Contents())
+        shape = self.tokenizer.model.config
+        make_shapes(folder / "data", num=pictures, size=shape.size[0])
+        keys: dict[str, Any] = {
+            "data.path": str(folder / "data"),
+            "data.cache": str(folder / "cache"),
+            "data.memory_megabytes": 0,
+            "train.batch_size": batch,
+            "engine.precision": "fp32",
+        }
+        settings = config.build(MuseConfig, preset=preset, overrides=keys)
+        torch.manual_seed(0)
+        self.recipe = MuseRecipe(settings, tokenizer=self.tokenizer)
+        self.batch = batch
+        self.pictures: Source = folder_sources(settings.data, shape.size, shape.channels).train
+        began = time.process_time()
+        self.codes: Source = self.recipe.sources().train
+        self.filling = (time.process_time() - began) / pictures
+        self.engine = Engine(settings.engine)
+        # The tokenizer too: encoding in every step would be done in the memory format that suits it.
+        self.engine.place({**self.recipe.modules, **self.tokenizer.nets})
+        self.state = TrainingState(self.recipe)
+
+    def step(self, number: int, cached: bool) -> dict[str, float]:
+        clock = Clock()
+        places = range(number * self.batch, (number + 1) * self.batch)
+        items = [place % len(self.codes) for place in places]
+        source = self.codes if cached else self.pictures
+        with clock.running("read"):
+            fields = collate([source.load(item, Draw(0, [number], [item])) for item in items])
+            names = tuple(source.name(item) for item in items)
+            batch = Batch(fields, names, Draw(0, [number] * self.batch, items))
+        if not cached:
+            with clock.running("encode"):
+                batch = Batch({**fields, "codes": self.tokenizer.encode(batch).long()}, names, batch.draw)
+        with clock.running("gradients"):
+            report = self.recipe.backward([batch], self.recipe.modules, self.engine, number)
+        with clock.running("update"):
+            self._update(number)
+        assert all(value.isfinite() for value in report.metrics.values())
+        return {"cpu": sum(clock.seconds.values()), **clock.seconds}
+
+    def _update(self, number: int) -> None:
+        for phase in self.state.phases:
+            norm = gradient_norm(phase.parameters)
+            if phase.phase.optim.clip is not None:
+                clip_gradients(phase.parameters, norm, phase.phase.optim.clip)
+            phase.optimizer.step()
+            phase.optimizer.zero_grad()
+        if self.state.average is not None:
+            self.state.average.update(number)
+
+
+def table(costs: dict[str, list[dict[str, float]]]) -> str:
+    means = {
+        name: {part: statistics.fmean(cost[part] for cost in rows) for part in ("cpu", *PARTS)}
+        for name, rows in costs.items()
+    }
+    lines = [
+        "| a step with | read s | encode s | gradients s | update s | whole s (min-max) | of the cached | "
+        "of the cached without update |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    cached = means[CACHED]
+    for name, mean in means.items():
+        whole = [cost["cpu"] for cost in costs[name]]
+        without = (mean["cpu"] - mean["update"]) / (cached["cpu"] - cached["update"])
+        lines.append(
+            f"| {name} | {' | '.join(f'{mean[part]:.3f}' for part in PARTS)} | {mean['cpu']:.3f} "
+            f"({min(whole):.3f}-{max(whole):.3f}) | {mean['cpu'] / cached['cpu']:.2f} | {without:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer-preset", default="base", choices=list(VQGanConfig.PRESETS))
+    parser.add_argument("--preset", default="base", choices=list(MuseConfig.PRESETS), help="of the generator")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--pictures", type=int, default=8, help="drawn and encoded once; steps go round them")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "muse-cache.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    costs: dict[str, list[dict[str, float]]] = {CACHED: [], ENCODED: []}
+    with tempfile.TemporaryDirectory() as folder:
+        training = Training(
+            Path(folder), arguments.pictures, arguments.batch, arguments.tokenizer_preset, arguments.preset
+        )
+        for number in range(arguments.warmup + arguments.rounds):
+            for name, rows in costs.items():
+                cost = training.step(number, cached=name == CACHED)
+                if number >= arguments.warmup:
+                    rows.append(cost)
+    parameters = {
+        "generator": count_parameters(training.recipe.maskgit),
+        "tokenizer": count_parameters(training.tokenizer.model),
+    }
+    sizes = {name: getattr(arguments, name) for name in ("tokenizer_preset", "preset", "batch")}
+    facts = {**sizes, "parameters": parameters, "filling_per_picture": training.filling, "costs": costs}
+    write_facts(arguments.out, facts)
+    named = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in parameters.items())
+    print(f"batch {arguments.batch}; {named} parameters; filling the cache once: {training.filling:.2f} s a picture\n")
+    print(table(costs))
+    print(f"raw figures: {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
