@@ -57,7 +57,8 @@ bench-vqgan: setup
 # On the tokenizer and data of `make results`.
 bench-muse: setup
 	$(BIN)/python benchmarks/muse.py step sample loss
-	$(BIN)/python benchmarks/muse_cache.py
+	$(BIN)/python benchmarks/muse_cache.py --preset base
+	$(BIN)/python benchmarks/muse_cache.py --preset small
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py

@@ -3,7 +3,8 @@
 `muse_cache.py`, by default with tokenizer and generator of preset `base` and random weights, which cost what trained
 ones do; drawn shapes of the tokenizer's size as PNG. One thread, process CPU seconds, fp32. A step is one of training:
 gradients, their norm, AdamW, moving average. The update costs the same for any batch, so at a small batch it hides some
-of what the cache saves: the last column leaves it out, as a large batch would.
+of what the cache saves: the last column leaves it out, as a large batch would. What is saved is the tokenizer's share
+of a step: the smaller the generator beside it, the more (`--preset small`).
 """
 
 from __future__ import annotations
@@ -140,8 +141,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--pictures", type=int, default=8, help="drawn and encoded once; steps go round them")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "muse-cache.json")
+    parser.add_argument("--out", type=Path, help="default: results/muse-cache-PRESET.json")
     arguments = parser.parse_args()
+    out = arguments.out or HERE / "results" / f"muse-cache-{arguments.preset}.json"
     torch.set_num_threads(1)
     costs: dict[str, list[dict[str, float]]] = {CACHED: [], ENCODED: []}
     with tempfile.TemporaryDirectory() as folder:
@@ -159,11 +161,11 @@ def main() -> None:
     }
     sizes = {name: getattr(arguments, name) for name in ("tokenizer_preset", "preset", "batch")}
     facts = {**sizes, "parameters": parameters, "filling_per_picture": training.filling, "costs": costs}
-    write_facts(arguments.out, facts)
+    write_facts(out, facts)
     named = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in parameters.items())
     print(f"batch {arguments.batch}; {named} parameters; filling the cache once: {training.filling:.2f} s a picture\n")
     print(table(costs))
-    print(f"raw figures: {arguments.out}")
+    print(f"raw figures: {out}")
 
 
 if __name__ == "__main__":
