@@ -23,7 +23,7 @@ from quintet.errors import UsageError
 from quintet.nn.maskgit_config import PRETRAINED, MaskGitConfig
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder, kept_rows
-from quintet.nn.transformer import LearnedPositions, Transformer
+from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
 
 Conditioning = Mapping[str, Tensor]
 """Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture."""
@@ -125,7 +125,7 @@ class LowResolution(nn.Module):
         self.embedding = nn.Embedding(self.levels * low_codes, text_dim)
         self.covering = nn.Embedding(self.levels * low_codes, dim)
         for table in (self.embedding, self.covering):
-            nn.init.normal_(table.weight, std=0.02)
+            nn.init.normal_(table.weight, std=EMBEDDING_SCALE)
         self.transformer = Transformer(
             text_dim,
             LOW_DEPTH,

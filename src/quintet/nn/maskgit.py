@@ -19,7 +19,7 @@ from quintet.errors import UsageError
 from quintet.nn.conditioning import Conditioning, FrozenText, LowResolution, TextConditioning, make_text_conditioning
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained import Pretrained
-from quintet.nn.transformer import LearnedPositions, Transformer
+from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
 
 
 class _Tokens(nn.Module):
@@ -33,7 +33,7 @@ class _Tokens(nn.Module):
         self.grid = config.grid
         self.mask_id = config.num_codes
         self.embedding = nn.Embedding(config.num_codes + 1, config.dim)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
         self.transformer = Transformer(
             config.dim,

@@ -50,7 +50,7 @@ class MaskGitConfig(Section):
         4, ge=1, description="Attention heads of the byte encoder and of the encoder of low-resolution codes."
     )
     text_length: int = Field(
-        96, ge=8, le=4096, description="Longest text, in bytes or in a frozen encoder's tokens; longer ones are cut."
+        128, ge=8, le=4096, description="Longest text, in bytes or in a frozen encoder's tokens; longer ones are cut."
     )
     self_conditioning: bool = Field(False, description="Show the model its own prediction of the step before.")
     self_critic: bool = Field(False, description="A head that scores tokens, on the generator itself.")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.transformer import Rotary, Transformer
+from quintet.nn.transformer import EMBEDDING_SCALE, Rotary, Transformer
 
 START, END, PADDING = 256, 257, 258
 NUM_SYMBOLS = 259
@@ -31,7 +31,7 @@ class ByteTextEncoder(nn.Module):
         self.dim = dim
         self.max_length = max_length
         self.embedding = nn.Embedding(NUM_SYMBOLS, dim)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         positions = Rotary((max_length,), dim // heads)
         self.transformer = Transformer(dim, depth, heads, dim // heads, dropout=dropout, positions=positions)
 

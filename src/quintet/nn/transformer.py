@@ -28,6 +28,10 @@ Turn = tuple[Tensor, Tensor]
 
 _EPSILON = 1e-6
 
+EMBEDDING_SCALE = 0.5
+"""Standard deviation of fresh embeddings and positions. Much less than what a block adds, and tokens would drown in
+the first blocks' noise until training has turned them up: measured with Muse, see docs/decisions/0008."""
+
 
 class LearnedPositions(nn.Module):
     """One learned table for each axis of a grid; a place's vector is the sum of its rows."""
@@ -35,7 +39,7 @@ class LearnedPositions(nn.Module):
     def __init__(self, shape: Sequence[int], dim: int) -> None:
         super().__init__()
         self.shape = _checked_shape(shape)
-        self.tables = nn.ParameterList(torch.randn(size, dim) * 0.02 for size in self.shape)
+        self.tables = nn.ParameterList(torch.randn(size, dim) * EMBEDDING_SCALE for size in self.shape)
 
     def forward(self, grid: Sequence[int]) -> Tensor:
         """The vectors of a grid that fits into the shape, `(tokens, dim)`, last axis fastest."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ WITHHELD = "withheld"
 """The split of pictures that show a colour and a shape never trained on together."""
 
 
-def judged(pictures: Tensor, promised: Sequence[Objects], split: str) -> dict[str, Tensor]:
+def judged(pictures: Iterable[Tensor], promised: Sequence[Objects], split: str) -> dict[str, Tensor]:
     """The figures of each picture: the share of its objects that show what the caption says of them.
 
     Of the withheld pictures one figure: the share of the withheld pairs whose colour and shape are both right.
