@@ -42,8 +42,8 @@ QUICK = ImageDemo(
     tokenizer_steps=1500,
     first_steps=1000,
     tokenizer_every=250,
-    muse_steps=600,
-    muse_every=200,
+    muse_steps=1000,
+    muse_every=250,
     judged=128,
 )
 FULL = ImageDemo(
@@ -51,7 +51,7 @@ FULL = ImageDemo(
     tokenizer_steps=5000,
     first_steps=3334,
     tokenizer_every=500,
-    muse_steps=6000,
+    muse_steps=8000,
     muse_every=1000,
     judged=500,
 )
