@@ -164,20 +164,24 @@ def test_critics_that_contradict(keys: tuple[str, ...], said: str, pictures: Pat
 BASE = GOLDEN / "muse-format-1" / "hub"
 
 
-@pytest.fixture
-def enlarging(pictures: Path) -> MuseRecipe:
-    """Above a base over 4 x 4 codes, itself over 8 x 8 of another tokenizer."""
+def muse_over(pictures: Path, base: Link | None, **model: Any) -> MuseRecipe:
+    """Over the codes of a fresh tokenizer of the given shape."""
     torch.manual_seed(0)
-    config = configs.build(
-        VQGanConfig, preset="debug", overrides={"model.image_size": 64, "model.layers": 3, "model.codebook_size": 16}
-    )
+    keys = {f"model.{key}": value for key, value in {"layers": 3, "codebook_size": 16, **model}.items()}
+    config = configs.build(VQGanConfig, preset="debug", overrides=keys)
     trained = Trained(VQGanRecipe(config), {}, None, Path("made here"), 0, [])
     trained.nets.update(trained.recipe.modules)
     larger = Link(trained.recipe, trained.nets, "larger", export_contents(trained, {}))
     _, preset, *keys = TINY_MUSE
     overrides = configs.parse_overrides([*keys, f"data.path={pictures}"])
     made = configs.build(MuseConfig, preset=preset, overrides=overrides)
-    return MuseRecipe(made, larger, open_link(str(BASE)))
+    return MuseRecipe(made, larger, base)
+
+
+@pytest.fixture
+def enlarging(pictures: Path) -> MuseRecipe:
+    """Above a base over 4 x 4 codes, itself over 8 x 8 of another tokenizer."""
+    return muse_over(pictures, open_link(str(BASE)), image_size=64)
 
 
 def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlarging: MuseRecipe, pictures: Path) -> None:
@@ -188,6 +192,23 @@ def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlargi
     for row, name in enumerate(batch.names):
         (item,) = (number for number in range(len(below)) if below.name(number) == name)
         assert torch.equal(batch["low"][row], below.load(item, Draw(0, [0], [item]))["codes"])
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_rectangular_pictures_and_levels(levels: int, pictures: Path) -> None:
+    for base in (None, open_link(str(BASE))):
+        recipe = muse_over(pictures, base, image_size=(32, 64), quantizer="vq", quantizer_levels=levels)
+        batch = batch_of(recipe, range(3))
+        assert batch["codes"].shape == ((3, 4, 8) if levels == 1 else (3, 4, 8, 2))
+        output = recipe.forward(recipe.modules, batch, step=0)
+        assert recipe.generator_loss(recipe.modules, batch, output, step=0).value.isfinite()
+        hole = torch.zeros(32, 64, dtype=torch.bool)
+        hole[:, 40:] = True
+        picture = torch.rand(3, 32, 64)
+        with looking(recipe.modules):
+            drawn = recipe.muse(recipe.modules)(["a red circle"], canvas=Canvas(picture, hole))
+        assert drawn.shape == (1, 3, 32, 64)
+        assert torch.equal(drawn[0, :, :, :40], picture[:, :, :40])
 
 
 def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseRecipe) -> None:
@@ -382,8 +403,11 @@ def test_missing_captions_are_counted_and_can_be_allowed(pictures: Path, tmp_pat
 
 
 def test_long_captions_are_cut_and_said_once(pictures: Path, tmp_path: Path) -> None:
-    outcome = succeed(*words(pictures, tmp_path / "run", "model.text_length=12"))
-    assert outcome.errors.count("are cut") == 1
+    run = tmp_path / "run"
+    assert succeed(*words(pictures, run, "model.text_length=12")).errors.count("are cut") == 1
+    for text, times in (("a red circle", 1), ("red circle", 0)):
+        outcome = succeed("sample", run, "--text", text, "--num", 2, "--out", tmp_path / "out")
+        assert outcome.errors.count("warning: cut to 10 bytes") == times
 
 
 def test_guidance_without_dropped_texts_is_said(pictures: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
-from quintet.families.muse.sources import code_sources, say
+from quintet.families.muse.sources import code_sources, say, too_long
 from quintet.generate import masked
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
@@ -204,6 +204,8 @@ class MuseRecipe(Recipe[MuseConfig]):
             raise UsageError("this model was trained without text (model.text=none); leave --text out")
         if self.config.sample.guidance != self._guidance():
             say("warning: drawn without guidance, because no text was dropped in training (loss.drop_text)")
+        if long := too_long(self.config, [*request.texts, request.negative or ""]):
+            say(f"warning: cut to {self.config.model.text_length - 2} bytes, which is all the model reads: {long[0]!r}")
         canvas, muse = self._canvas(request), self.muse(nets)
         pictures: list[Tensor] = []
         for start in range(0, len(texts), DRAWN_AT_ONCE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,14 +93,15 @@ def _check_captions(config: MuseConfig, media: Sources) -> None:
             f"{len(missing)} of {len(entries)} pictures have no caption, {missing[0]} for one; add captions, train "
             "with data.empty_captions=true, or without text (model.text=none)"
         )
-    if config.model.text == "bytes":
+    if long := too_long(config, [entry.text or "" for entry in entries]):
         most = config.model.text_length - 2
-        long = [entry.file for entry in entries if len((entry.text or "").encode()) > most]
-        if long:
-            say(
-                f"{len(long)} captions have more than {most} bytes and are cut, that of {long[0]} for one "
-                "(model.text_length)"
-            )
+        say(f"{len(long)} captions have more than {most} bytes and are cut (model.text_length), for one: {long[0]!r}")
+
+
+def too_long(config: MuseConfig, texts: Sequence[str]) -> list[str]:
+    """Those that a byte encoder cuts; a frozen encoder counts in its own tokens and tells of its own cuts."""
+    most = config.model.text_length - 2
+    return [text for text in texts if config.model.text == "bytes" and len(text.encode()) > most]
 
 
 def _named(source: CodeSource) -> dict[str, str]:
