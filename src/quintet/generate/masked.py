@@ -10,8 +10,8 @@ batch first that the model wants to be given as `previous` at the next step (sel
 `previous` is None at the first step. A model that needs to know the padding is told by its conditioning.
 
 Every random number belongs to one item, one step and one place by its index, so neither the split into batches,
-the order of rows nor the length of the padding changes what an item becomes. What decoding decides by, it compares
-in float64 on the CPU, or as integers: the numbers are few, and some devices have no float64.
+the order of rows nor the length of the padding changes what an item becomes. How a code is drawn from scores is in
+`sampling.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quintet.core.draw import Draw
-from quintet.errors import RunError, UsageError
+from quintet.errors import UsageError
+from quintet.generate.sampling import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
 
 Schedule = Callable[[Tensor], Tensor]
 """A share as a function of progress in [0, 1]; given and giving float64 on the CPU, element by element."""
@@ -36,10 +36,6 @@ Critic = Callable[[Tensor, Conditioning], Tensor]
 """(batch, places) of whole rows of tokens: the higher, the more likely a token is not the original one."""
 Observer = Callable[[int, Tensor, Tensor], None]
 """Told the step, the tokens after it, and which of them are masked."""
-
-_GREEDY_BELOW = 1e-9  # a temperature at which only the likeliest code is left, and division would overflow
-_WEIGHT_OF_THE_LIKELIEST = 2.0**40  # sums over four million codes stay within int64
-
 
 # Schedules
 
@@ -100,18 +96,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:
             raise UsageError(f"sample.steps is {self.steps}; give a whole number of at least 1.")
-        for key in ("temperature", "guidance", "choice_noise"):
-            value = getattr(self, key)
-            if not 0 <= value < math.inf:
-                raise UsageError(f"sample.{key} is {value}; give a finite number of at least 0.")
-        if isinstance(self.top_k, float) and not 0 < self.top_k <= 1:
-            raise UsageError(
-                f"sample.top_k is {self.top_k}; give a share above 0 and up to 1, or a whole number of codes."
-            )
-        if isinstance(self.top_k, int) and self.top_k < 1:
-            raise UsageError(f"sample.top_k is {self.top_k}; give at least 1 code, or leave it out.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"sample.top_p is {self.top_p}; give a number above 0 and up to 1, or leave it out.")
+        check_not_negative(temperature=self.temperature, guidance=self.guidance, choice_noise=self.choice_noise)
+        check_filters(self.top_k, self.top_p)
         named = {"schedule": SCHEDULES, "anneal_temperature": ANNEALS, "guidance_schedule": GROWTHS}
         for key, table in named.items():
             value = getattr(self, key)
@@ -157,40 +143,6 @@ def masked_counts(lengths: Tensor, steps: int, schedule: Schedule = cosine) -> T
         left = row.minimum((left - 1).clamp(min=0))
         counts.append(left)
     return torch.stack(counts).to(lengths.device)
-
-
-def filter_top_k(logits: Tensor, k: int | float) -> Tensor:
-    """Rule out all but the `k` likeliest codes (a float: that share of them); equals of the last one stay."""
-    codes = logits.shape[-1]
-    count = max(round(k * codes) if isinstance(k, float) else k, 1)
-    if count >= codes:
-        return logits
-    least = _descending(logits)[..., count - 1, None]
-    return logits.masked_fill(logits < least, -math.inf)
-
-
-def filter_top_p(logits: Tensor, p: float) -> Tensor:
-    """Rule out all but the fewest likeliest codes that together have probability `p`; equals of the last one stay."""
-    if p >= 1:
-        return logits
-    ordered = _descending(logits)
-    sums = _weights(ordered).cumsum(-1)
-    totals = sums[..., -1:]
-    limit = (totals.cpu().double() * p).ceil().long().to(logits.device).minimum(totals)
-    needed = (sums < limit).sum(-1, keepdim=True)  # the place of the first code whose sum reaches the limit
-    least = ordered.gather(-1, needed)
-    return logits.masked_fill(logits < least, -math.inf)
-
-
-def guided(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance: away from `unconditional`, through `conditional` at scale 1, and beyond it.
-
-    A code that the conditional logits rule out (-inf) stays ruled out.
-    """
-    if scale == 1:
-        return conditional
-    mixed = unconditional + scale * (conditional - unconditional)
-    return mixed.masked_fill(conditional == -math.inf, -math.inf)
 
 
 @torch.no_grad()
@@ -239,12 +191,12 @@ def decode(
         scale = settings.guidance_at(progress)
         scores, previous = _predict(logits, tokens, masked, conditioning, against, previous, scale)
         scores = _checked(scores, mask_id)
-        chances = _uniform(draw, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
-        guesses = _choose(scores, chances, settings, settings.temperature_at(progress))
+        chances = uniform(draw, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
+        guesses = choose(scores, chances, settings.temperature_at(progress), settings.top_k, settings.top_p)
         tokens = tokens.masked_scatter(masked, guesses.to(tokens.dtype))
 
         if left.any():
-            noise = _gumbel(_uniform(draw, f"{name}-choice-{step}", tokens.shape[1]))
+            noise = _gumbel(uniform(draw, f"{name}-choice-{step}", tokens.shape[1]))
             noise *= settings.choice_noise * (1 - progress)
             if critic is None:
                 trust = torch.zeros_like(noise).masked_scatter(masked.cpu(), _log_probability(scores, guesses))
@@ -273,13 +225,13 @@ def _predict(
     """The guided scores of the masked tokens alone, (masked, codes), and what the model carries to its next step."""
     if scale == 1 or against is None:
         scores, carry = logits(tokens, conditioning, _with_rows(previous, len(tokens)))
-        return _wide(scores[masked]), carry
+        return wide(scores[masked]), carry
     if unknown := against.keys() - conditioning.keys():
         raise ValueError(f"against names {sorted(unknown)}, which conditioning does not have")
     both = {key: torch.cat([value, against.get(key, value)]) for key, value in conditioning.items()}
     scores, carry = logits(torch.cat([tokens, tokens]), both, _with_rows(previous, 2 * len(tokens)))
     conditional, unconditional = scores.chunk(2)
-    return guided(_wide(conditional[masked]), _wide(unconditional[masked]), scale), carry
+    return guided(wide(conditional[masked]), wide(unconditional[masked]), scale), carry
 
 
 def _with_rows(previous: Tensor | None, rows: int) -> Tensor | None:
@@ -289,49 +241,11 @@ def _with_rows(previous: Tensor | None, rows: int) -> Tensor | None:
     return previous[:rows] if len(previous) > rows else torch.cat([previous, previous])
 
 
-def _wide(scores: Tensor) -> Tensor:
-    """At least float32, whatever precision the model ran in."""
-    return scores if scores.dtype == torch.float64 else scores.float()
-
-
 def _checked(scores: Tensor, mask_id: int) -> Tensor:
     """Never proposing the mask itself, and refused if they are no distribution."""
     if 0 <= mask_id < scores.shape[-1]:
         scores[:, mask_id] = -math.inf
-    if not scores.amax(-1).isfinite().all():
-        raise RunError("The model's logits are not finite, so nothing can be sampled; use an earlier checkpoint.")
-    return scores
-
-
-def _choose(scores: Tensor, chances: Tensor, settings: Sampling, temperature: float) -> Tensor:
-    """One code for each row of scores: the one in whose share of the distribution the row's chance falls."""
-    if temperature < _GREEDY_BELOW:
-        return scores.argmax(-1)
-    if settings.top_k is not None:
-        scores = filter_top_k(scores, settings.top_k)
-    if settings.top_p is not None:
-        scores = filter_top_p(scores, settings.top_p)
-    sums = _weights(scores, temperature).cumsum(-1)
-    totals = sums[:, -1].cpu()
-    aims = (chances * totals.double()).long().minimum(totals - 1)
-    return torch.searchsorted(sums, aims.to(sums.device)[:, None], right=True)[:, 0]
-
-
-def _weights(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Probabilities as int64 on a scale on which the likeliest code has 2^40.
-
-    Sums of integers are exact in any order, so they are the same on every device, never fall, and are allowed
-    on CUDA under deterministic algorithms, where a cumulative sum of floats is not.
-    """
-    relative = _wide(logits - logits.amax(-1, keepdim=True)) / temperature
-    return (relative.exp() * _WEIGHT_OF_THE_LIKELIEST).long()
-
-
-def _descending(logits: Tensor) -> Tensor:
-    """Sorted along the last axis. On the CPU by numpy, which sorts values alone some ten times as fast as torch."""
-    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(np.sort(logits.detach().numpy(), axis=-1)).flip(-1)
-    return logits.sort(dim=-1, descending=True).values
+    return check_scores(scores)
 
 
 def _log_probability(scores: Tensor, guesses: Tensor) -> Tensor:
@@ -347,14 +261,8 @@ def _lowest(values: Tensor, among: Tensor, counts: Tensor) -> Tensor:
     return order.argsort(dim=1) < counts[:, None]
 
 
-def _uniform(draw: Draw, name: str, places: int) -> Tensor:
-    """Float64 numbers within (0, 1), never 0 nor 1, (items, places); a longer row begins with the shorter one."""
-    words = draw.bits(name, places) >> np.uint64(12)
-    return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52)
-
-
-def _gumbel(uniform: Tensor) -> Tensor:
-    return -torch.log(-torch.log(uniform))
+def _gumbel(chances: Tensor) -> Tensor:
+    return -torch.log(-torch.log(chances))
 
 
 def _values(schedule: Schedule, progress: Tensor) -> Tensor:
