@@ -1,4 +1,4 @@
-"""Owns the transformer of all families: attention, gated feed-forward, pre-norm blocks, and positions on grids.
+"""Owns the transformer of all families: attention, gated feed-forward, pre-norm blocks, positions on grids, caches.
 
 Shapes are `(batch, tokens, dim)`. Masks are boolean, `(batch, tokens)`, true where there is something. A masked token
 cannot reach any other, even if it is NaN; what comes out in its own place has no meaning.
@@ -7,17 +7,20 @@ No softmax is ever over nothing, which would be NaN. In self-attention a query t
 them (or, causal, itself): only padding can be in that place. For cross-attention the transformer owns one learned
 context vector, `nothing`, that stands before every context and is never masked: a row whose whole context is masked,
 as a dropped caption's is, attends to it alone, and so does a transformer that is given no context.
+
+Training calls a transformer with whole rows. A causal one can also go through rows piece by piece, `step` by `step`,
+with a `Cache` from `start`; what comes out is the same.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
@@ -40,6 +43,10 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.shape = _checked_shape(shape)
         self.tables = nn.ParameterList(torch.randn(size, dim) * EMBEDDING_SCALE for size in self.shape)
+
+    def between(self, first: int, last: int) -> Tensor:
+        """The vectors of the places from `first` to before `last` on a line."""
+        return self.tables[0][_checked_part(first, last, self.shape)]
 
     def forward(self, grid: Sequence[int]) -> Tensor:
         """The vectors of a grid that fits into the shape, `(tokens, dim)`, last axis fastest."""
@@ -77,6 +84,11 @@ class Rotary(nn.Module):
         self.register_buffer("cosines", whole.cos().to(torch.get_default_dtype()), persistent=False)
         self.register_buffer("sines", whole.sin().to(torch.get_default_dtype()), persistent=False)
 
+    def between(self, first: int, last: int) -> Turn:
+        """The cosines and sines of the places from `first` to before `last` on a line."""
+        part = _checked_part(first, last, self.shape)
+        return self.cosines[part], self.sines[part]
+
     def forward(self, grid: Sequence[int]) -> Turn:
         """The cosines and sines of a grid that fits into the shape."""
         part = tuple(slice(size) for size in _checked_grid(grid, self.shape))
@@ -89,6 +101,72 @@ def turn(x: Tensor, by: Turn) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
     return turned.to(x.dtype)
+
+
+class Past:
+    """The keys and values of the tokens that one self-attention has seen, `(batch, heads, max_length, head_dim)`.
+
+    The room is taken at the first step, in the precision that the step runs in; of it, `length` places are filled.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.length = 0
+        self.has_room = False
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add `(batch, heads, new, head_dim)` and return all there is."""
+        if not self.has_room:
+            batch, heads, _, head_dim = keys.shape
+            self.keys, self.values = keys.new_empty(2, batch, heads, self.max_length, head_dim)
+            self.has_room = True
+        last = self.length + keys.shape[2]
+        self.keys[:, :, self.length : last] = keys
+        self.values[:, :, self.length : last] = values
+        self.length = last
+        return self.keys[:, :, :last], self.values[:, :, :last]
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch alone."""
+        if self.has_room:
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+@dataclass
+class Cache:
+    """What a causal transformer keeps from one `step` to the next.
+
+    `contexts` are the keys and values of every block's attention to the context, made once; `context_mask` is what
+    `attention_mask` made.
+    """
+
+    pasts: list[Past]
+    contexts: list[tuple[Tensor, Tensor]]
+    context_mask: Tensor | None
+
+    @property
+    def length(self) -> int:
+        """How many tokens were seen."""
+        return self.pasts[0].length
+
+    @property
+    def max_length(self) -> int:
+        return self.pasts[0].max_length
+
+    def rewind(self) -> None:
+        """Forget the tokens, and keep the room and the context."""
+        for past in self.pasts:
+            past.length = 0
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch alone."""
+        for past in self.pasts:
+            past.select(rows)
+        self.contexts = [(keys[rows], values[rows]) for keys, values in self.contexts]
+        self.context_mask = None if self.context_mask is None else self.context_mask[rows]
 
 
 class Attention(nn.Module):
@@ -132,11 +210,31 @@ class Attention(nn.Module):
             keys, values = self._keys_values(context)
         else:
             queries, keys, values = self._queries_keys_values(x, by)
-        return self._attend(queries, keys, values, mask)
+        causal = self.causal and mask is None  # with a mask, `attention_mask` has put both in one
+        return self._attend(queries, *_by_head(keys, values), mask, causal)
+
+    def step(self, x: Tensor, past: Past, by: Turn | None = None) -> Tensor:
+        """Causal self-attention of tokens that follow the past, which then has them too."""
+        queries, keys, values = self._queries_keys_values(x, by)
+        keys, values = past.append(*_by_head(keys, values))
+        new, before = x.shape[1], past.length - x.shape[1]
+        mask = None
+        if new > 1 and before:
+            mask = torch.ones(new, past.length, dtype=torch.bool, device=x.device).tril(before)
+        return self._attend(queries, keys, values, mask, causal=new > 1 and not before)
+
+    def to_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a context, `(batch, heads, places, head_dim)`, for `look_at`."""
+        keys, values = _by_head(*self._keys_values(context))
+        return keys.contiguous(), values.contiguous()
+
+    def look_at(self, x: Tensor, context: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """Attention to a context of which the keys and values were made before."""
+        return self._attend(self._queries(x), *context, mask)
 
     def _queries_keys_values(self, x: Tensor, by: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
         """Each `(batch, tokens, heads, head_dim)`."""
-        heads = rearrange(self.to_queries_keys_values(x), "b n (h d) -> b n h d", d=self.head_dim)
+        heads = self._heads(self.to_queries_keys_values(x))
         queries, keys, values = heads.chunk(3, dim=2)
         queries, keys = self._normalised(queries, self.query_scale), self._normalised(keys)
         if by is not None:
@@ -144,26 +242,35 @@ class Attention(nn.Module):
         return queries, keys, values
 
     def _queries(self, x: Tensor) -> Tensor:
-        heads = rearrange(self.to_queries(x), "b n (h d) -> b n h d", d=self.head_dim)
-        return self._normalised(heads, self.query_scale)
+        return self._normalised(self._heads(self.to_queries(x)), self.query_scale)
 
     def _keys_values(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        heads = rearrange(self.to_keys_values(context), "b m (h d) -> b m h d", d=self.head_dim)
-        keys, values = heads.chunk(2, dim=2)
+        keys, values = self._heads(self.to_keys_values(context)).chunk(2, dim=2)
         return self._normalised(keys), values
+
+    def _heads(self, joined: Tensor) -> Tensor:
+        """`(batch, tokens, heads, head_dim)`; by plain torch, because a cached step is short."""
+        return joined.reshape(*joined.shape[:2], -1, self.head_dim)
 
     def _normalised(self, heads: Tensor, scale: Tensor | None = None) -> Tensor:
         if self.query_scale is None:
             return heads
         return F.layer_norm(heads, (self.head_dim,), scale, eps=_EPSILON).to(heads.dtype)
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """Queries by token, keys and values by head."""
         # Views: the kernels take any order of axes, and give theirs back so that heads join without a copy.
-        queries, keys, values = (rearrange(heads, "b n h d -> b h n d") for heads in (queries, keys, values))
-        causal = self.causal and mask is None  # with a mask, `attention_mask` has put both in one
+        (queries,) = _by_head(queries)
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
-        out: Tensor = self.to_out(rearrange(attended, "b h n d -> b n (h d)"))
+        out: Tensor = self.to_out(attended.transpose(1, 2).flatten(2))
         return out
+
+
+def _by_head(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """`(batch, tokens, heads, head_dim)` to `(batch, heads, tokens, head_dim)`."""
+    return tuple(tensor.transpose(1, 2) for tensor in tensors)
 
 
 def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:
@@ -233,6 +340,21 @@ class Block(nn.Module):
         out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         return out
 
+    def step(
+        self,
+        x: Tensor,
+        past: Past,
+        context: tuple[Tensor, Tensor] | None = None,
+        context_mask: Tensor | None = None,
+        by: Turn | None = None,
+    ) -> Tensor:
+        """The same for tokens that follow the past, without dropout; the context is what `to_context` made."""
+        x = x + self.attention.step(self.attention_norm(x), past, by)
+        if context is not None:
+            x = x + self.cross_attention.look_at(self.cross_norm(x), context, context_mask)
+        out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return out
+
 
 class Transformer(nn.Module):
     """Blocks and a last norm, over tokens that lie on a grid if `positions` says so.
@@ -275,13 +397,10 @@ class Transformer(nn.Module):
         grid: Sequence[int] | None = None,
     ) -> Tensor:
         """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter."""
-        if context is not None and self.nothing is None:
-            raise UsageError("This transformer takes no context: it was made without context_dim.")
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
             mask = attention_mask(mask, self.causal)
-        if self.nothing is not None:
-            context, context_mask = self._after_nothing(self.nothing, len(x), context, context_mask)
+        context, context_mask = self._after_nothing(len(x), context, context_mask)
         by = None
         if isinstance(self.positions, LearnedPositions):
             x = x + self.positions(self._grid(x, grid))
@@ -292,11 +411,44 @@ class Transformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
+    def start(
+        self, batch: int, max_length: int, context: Tensor | None = None, context_mask: Tensor | None = None
+    ) -> Cache:
+        """What `step` begins with: room for `max_length` tokens, and the context as every block wants it."""
+        if not self.causal:
+            raise UsageError("Only a causal transformer can go step by step: earlier tokens must not see later ones.")
+        if self.positions is not None and len(self.positions.shape) != 1:
+            raise UsageError("Only tokens on a line can go step by step, not those on a grid.")
+        context, context_mask = self._after_nothing(batch, context, context_mask)
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        contexts = [] if context is None else [block.cross_attention.to_context(context) for block in blocks]
+        return Cache([Past(max_length) for _ in blocks], contexts, context_mask)
+
+    def step(self, x: Tensor, cache: Cache) -> Tensor:
+        """What `forward` gives for these tokens, `(batch, new, dim)`, after all those that the cache has seen."""
+        before, after = cache.length, cache.length + x.shape[1]
+        if after > cache.max_length:
+            raise UsageError(f"{after} tokens do not fit into a cache of {cache.max_length}.")
+        by = None
+        if isinstance(self.positions, LearnedPositions):
+            x = x + self.positions.between(before, after)
+        elif self.positions is not None:
+            by = self.positions.between(before, after)
+        for number, (block, past) in enumerate(zip(self.blocks, cache.pasts, strict=True)):
+            assert isinstance(block, Block)
+            x = block.step(x, past, cache.contexts[number] if cache.contexts else None, cache.context_mask, by)
+        out: Tensor = self.norm(x)
+        return out
+
     def _after_nothing(
-        self, nothing: Tensor, batch: int, context: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, batch: int, context: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The context behind the vector that is always there, and the mask of both, ready for attention."""
-        first = nothing.expand(batch, 1, -1)
+        if self.nothing is None:
+            if context is not None:
+                raise UsageError("This transformer takes no context: it was made without context_dim.")
+            return None, None
+        first = self.nothing.expand(batch, 1, -1)
         if context is None:
             return first, None
         if mask is None:
@@ -339,6 +491,12 @@ def _checked_grid(grid: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...
     if len(grid) != len(shape) or any(not 1 <= size <= most for size, most in zip(grid, shape, strict=True)):
         raise UsageError(f"A grid of {_times(grid)} does not fit into the positions of {_times(shape)}.")
     return tuple(grid)
+
+
+def _checked_part(first: int, last: int, shape: tuple[int, ...]) -> slice:
+    if last > shape[0]:
+        raise UsageError(f"{last} tokens do not fit into the positions of {_times(shape)}.")
+    return slice(first, last)
 
 
 def _times(grid: Sequence[int]) -> str:
