@@ -1,0 +1,277 @@
+"""Owns meshes: reading any file as a clean mesh in the unit box, their canonical order, their bins, their neighbours,
+and writing them.
+
+Vertices are float64 (n, 3) in (-1, 1), faces int64 (m, 3), counter-clockwise from outside. Axes are never turned: what
+is up in a file is up here, and y is up by glTF's rule. A mesh that cannot be used raises `UnreadableItem` with the
+reason. Importing this file imports neither torch nor trimesh.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quintet.errors import UnreadableItem, UsageError
+from quintet.media.mesh_formats import EXTENSIONS, Faces, Soup, Vertices, read_soup
+
+__all__ = [
+    "BINS",
+    "EXTENSIONS",
+    "Faces",
+    "Mesh",
+    "MeshFacts",
+    "Vertices",
+    "canonical",
+    "clean",
+    "dequantise",
+    "edge_counts",
+    "face_adjacency",
+    "normalise",
+    "probe_mesh",
+    "quantise",
+    "read_mesh",
+    "write_mesh",
+]
+
+BINS = 128
+LIMIT = 0.98
+"""Half the longest side of a mesh as read: no vertex in the outermost bin, which clamping would make a heap."""
+MAX_FACES_AN_EDGE = 16
+"""Faces on one edge that are made neighbours of each other; a thousand on one edge would give a million pairs."""
+WRITABLE = (".glb", ".obj", ".ply")
+
+# Of a bin. Halves, quarters and zero lie exactly between two bins, where rounding errors of different files would part
+# what belongs together.
+_NUDGE = 1e-6
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Mesh:
+    """Vertices (n, 3) and triangles (m, 3) of vertex numbers."""
+
+    vertices: Vertices
+    faces: Faces
+
+
+@dataclass(frozen=True, slots=True)
+class MeshFacts:
+    """What a file holds once cleaned. Edges with one face are open, those with more than two non-manifold."""
+
+    vertices: int
+    faces: int
+    format: str
+    open_edges: int
+    non_manifold_edges: int
+
+    @property
+    def watertight(self) -> bool:
+        return not self.open_edges and not self.non_manifold_edges
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def read_mesh(
+    path: str | os.PathLike[str], *, bins: int = BINS, max_faces: int | None = None, decimate: bool = False
+) -> Mesh:
+    """The mesh of a file, in the unit box, clean at the size of a bin and in canonical order.
+
+    A mesh of more than `max_faces` is reduced to that many if `decimate`, and refused otherwise.
+    """
+    return _mesh_of(read_soup(Path(path)), bins, max_faces, decimate)
+
+
+def probe_mesh(path: str | os.PathLike[str], *, bins: int = BINS) -> MeshFacts:
+    """What a file holds, after reading it as training does."""
+    soup = read_soup(Path(path))
+    mesh = _mesh_of(soup, bins, None, decimate=False)
+    counts = edge_counts(mesh.faces)
+    return MeshFacts(
+        len(mesh.vertices), len(mesh.faces), soup.format, int((counts == 1).sum()), int((counts > 2).sum())
+    )
+
+
+def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Mesh:
+    mesh = clean(normalise(Mesh(soup.vertices, soup.faces)), bins)
+    if max_faces is not None and len(mesh.faces) > max_faces:
+        if not decimate:
+            raise UnreadableItem(f"{len(mesh.faces)} faces, more than {max_faces}; reduce it, or let it be decimated")
+        mesh = _decimated(mesh, bins, max_faces)
+    if not len(mesh.faces):
+        raise UnreadableItem(f"no face of it has an area at {bins} bins a side")
+    return canonical(mesh, bins)
+
+
+def normalise(mesh: Mesh) -> Mesh:
+    """The same mesh with the centre of its box at 0 and its longest side from -LIMIT to LIMIT."""
+    used = mesh.vertices[np.unique(mesh.faces)]
+    low, high = used.min(axis=0), used.max(axis=0)
+    with np.errstate(over="ignore"):
+        extent = float((high - low).max())
+    if not np.isfinite(extent):
+        raise UnreadableItem("its coordinates are too far apart")
+    if extent == 0.0:
+        raise UnreadableItem("all of its vertices lie in one point")
+    # In this order: half the sum of two large numbers may not be one.
+    centred = mesh.vertices - (low + (high - low) / 2)
+    return Mesh(centred / extent * (2 * LIMIT), mesh.faces)
+
+
+def _decimated(mesh: Mesh, bins: int, max_faces: int) -> Mesh:
+    try:
+        import fast_simplification
+    except ImportError:
+        raise UsageError("decimation needs fast-simplification: pip install 'quintet[mesh]'") from None
+    before, wanted = len(mesh.faces), max_faces
+    # Cleaning takes faces away, and the simplifier stops where it would have to break the form: a few goes at most.
+    for _ in range(4):
+        vertices, faces = fast_simplification.simplify(
+            mesh.vertices.astype(np.float32), mesh.faces.astype(np.int32), target_count=wanted, agg=9.0
+        )
+        mesh = clean(Mesh(vertices.astype(np.float64), faces.astype(np.int64)), bins)
+        if len(mesh.faces) <= max_faces:
+            return mesh
+        wanted = int(wanted * 0.9)
+    raise UnreadableItem(f"{before} faces, and no fewer than {len(mesh.faces)} by decimation; {max_faces} are allowed")
+
+
+# --- form -------------------------------------------------------------------------------------------------------
+
+
+def quantise(vertices: Vertices, bins: int = BINS) -> Faces:
+    """The bin (0 to bins - 1) of each coordinate in (-1, 1)."""
+    places = np.floor((np.asarray(vertices, np.float64) + 1.0) * (bins / 2) + _NUDGE)
+    return np.clip(places, 0, bins - 1).astype(np.int64)
+
+
+def dequantise(places: Faces, bins: int = BINS) -> Vertices:
+    """The centres of bins."""
+    return (np.asarray(places, np.float64) + 0.5) * (2.0 / bins) - 1.0
+
+
+def clean(mesh: Mesh, bins: int = BINS) -> Mesh:
+    """One vertex a bin, at the mean of those in it; no face without area in bins, none twice, no vertex without face.
+
+    Vertices stay where they are, not at the centres of bins, so that a mesh can be scaled and cleaned again.
+    """
+    places = quantise(mesh.vertices, bins)
+    keys = (places[:, 2] * bins + places[:, 1]) * bins + places[:, 0]
+    _, first, merged = np.unique(keys, return_index=True, return_inverse=True)
+    faces = merged.reshape(-1)[mesh.faces]
+    faces = faces[_has_area(places[first][faces])]
+    faces = faces[np.sort(_first_of_each(np.sort(faces, axis=1)))]
+    return _used_only(_means(mesh.vertices, merged.reshape(-1), len(first)), faces)
+
+
+def canonical(mesh: Mesh, bins: int | None = BINS) -> Mesh:
+    """Vertices by z, then y, then x; each face from its lowest vertex, its winding kept; faces in order of vertices.
+
+    Order is by bins, as a model sees it; with `bins=None` by the numbers themselves.
+    """
+    places = mesh.vertices if bins is None else quantise(mesh.vertices, bins)
+    # Within a bin, which a clean mesh has one vertex of, the numbers decide.
+    order = np.lexsort((*mesh.vertices.T, *places.T))
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    faces = ranks[mesh.faces].reshape(-1, 3)
+    turned = (faces.argmin(axis=1)[:, None] + np.arange(3)) % 3
+    faces = np.take_along_axis(faces, turned, axis=1)
+    return Mesh(mesh.vertices[order], faces[np.lexsort(faces.T[::-1])])
+
+
+def _has_area(corners: Faces) -> Any:
+    """In whole numbers, so exactly: corners in one line have none."""
+    edges = corners[:, 1:] - corners[:, :1]
+    return np.cross(edges[:, 0], edges[:, 1]).any(axis=1)
+
+
+def _first_of_each(rows: Faces) -> Faces:
+    _, first = np.unique(rows, axis=0, return_index=True)
+    return np.asarray(first, np.int64)
+
+
+def _means(vertices: Vertices, groups: Faces, count: int) -> Vertices:
+    sizes = np.bincount(groups, minlength=count)
+    sums = [np.bincount(groups, vertices[:, axis], count) for axis in range(3)]
+    return np.stack(sums, axis=1) / sizes[:, None]
+
+
+def _used_only(vertices: Vertices, faces: Faces) -> Mesh:
+    used, places = np.unique(faces, return_inverse=True)
+    return Mesh(vertices[used], places.reshape(-1, 3).astype(np.int64))
+
+
+# --- neighbours -------------------------------------------------------------------------------------------------
+
+
+def face_adjacency(faces: Faces) -> Faces:
+    """Pairs of faces that share an edge, (2, pairs): each pair once, the lower number first, no face with itself."""
+    edges, owners = _sorted_edges(faces)
+    found = []
+    for distance in range(1, MAX_FACES_AN_EDGE):
+        same = np.flatnonzero(edges[distance:] == edges[:-distance])
+        if not len(same):
+            break
+        found.append(np.stack([owners[same], owners[same + distance]]))
+    if not found:
+        return np.empty((2, 0), np.int64)
+    pairs = np.sort(np.concatenate(found, axis=1), axis=0)
+    # Two faces on the same three vertices share three edges; one pair is enough, and none of a face with itself.
+    span = max(len(faces), 1)
+    keys = np.unique((pairs[0] * span + pairs[1])[pairs[0] != pairs[1]])
+    return np.stack([keys // span, keys % span])
+
+
+def edge_counts(faces: Faces) -> Faces:
+    """How many faces each edge has, edge by edge."""
+    edges, _ = _sorted_edges(faces)
+    _, counts = np.unique(edges, return_counts=True)
+    return np.asarray(counts, np.int64)
+
+
+def _sorted_edges(faces: Faces) -> tuple[Faces, Faces]:
+    """A number for each side of each face, equal for equal edges and sorted; and the face of each."""
+    faces = np.asarray(faces, np.int64)
+    sides = np.sort(np.stack([faces, np.roll(faces, -1, axis=1)], axis=-1), axis=-1).reshape(-1, 2)
+    keys = sides[:, 0] * (int(faces.max(initial=0)) + 1) + sides[:, 1]
+    owners = np.repeat(np.arange(len(faces)), faces.shape[1])
+    order = np.argsort(keys, kind="stable")
+    return keys[order], owners[order]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def write_mesh(mesh: Mesh, path: str | os.PathLike[str]) -> Path:
+    """Write GLB, OBJ or PLY by the path's extension, vertices shared between faces; the file appears whole or not."""
+    import trimesh
+
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in WRITABLE:
+        raise UsageError(f"cannot write {path}: '{path.suffix}' is not among {', '.join(WRITABLE)}")
+    if suffix == ".obj":
+        content = _obj_text(mesh).encode()
+    else:
+        built = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
+        options: dict[str, Any] = {"include_normals": False} if suffix == ".glb" else {"vertex_normal": False}
+        content = built.export(file_type=suffix[1:], **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Always the same name: what a killed process left is written over by the next one.
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _obj_text(mesh: Mesh) -> str:
+    lines = [f"v {x:.9g} {y:.9g} {z:.9g}\n" for x, y, z in mesh.vertices.tolist()]
+    lines += [f"f {a + 1} {b + 1} {c + 1}\n" for a, b, c in mesh.faces.tolist()]
+    return "".join(lines)
