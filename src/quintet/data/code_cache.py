@@ -4,6 +4,9 @@ A cache is a folder named by what its codes depend on: the tokenizer's weights, 
 cut. It is written shard by shard, each under a temporary name and then renamed, so that a killed encoding goes on where
 it was; a shard that is not what it was is made again. Augmentations are variants: variant v of an item is drawn as in
 epoch v, and training chooses one of them per epoch and item.
+
+The codes of items may differ in length, their first axis. Where arrays have to be of one shape, the shorter ones end in
+-1, which is no code; an item is read without it.
 """
 
 from __future__ import annotations
@@ -90,14 +93,14 @@ class CodeCache:
         items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
         self.tell(items.start, len(self.media))
         skipped: dict[int, str] = {}
-        rows: list[Codes] = []
+        rows: list[list[Codes]] = []
         for start in range(items.start, items.stop, BATCH):
             rows += self._encoded(range(start, min(start + BATCH, items.stop)), skipped)
         self.tell(items.stop, len(self.media))
         return _write_shard(place, number, rows, skipped)
 
-    def _encoded(self, items: range, skipped: dict[int, str]) -> list[Codes]:
-        """One array a readable item, (variants, *codes)."""
+    def _encoded(self, items: range, skipped: dict[int, str]) -> list[list[Codes]]:
+        """Of each readable item its variants."""
         made: dict[int, list[Codes]] = {item: [] for item in items}
         for variant in range(self.key.variants):
             read = dict(self._read([item for item in items if item not in skipped], variant, skipped))
@@ -107,7 +110,7 @@ class CodeCache:
                 codes = self.encode(Batch(self.collate(list(read.values())), names, draw))
                 for item, one in zip(read, codes.cpu().numpy().astype(np.int32), strict=True):
                     made[item].append(one)
-        return [np.stack(made[item]) for item in items if item not in skipped]
+        return [made[item] for item in items if item not in skipped]
 
     def _read(self, items: Sequence[int], variant: int, skipped: dict[int, str]) -> Iterator[tuple[int, Item]]:
         for item in items:
@@ -138,10 +141,17 @@ class CodeSource:
         if item in self.skipped:
             raise UnreadableItem(self.skipped[item])
         variant = int(draw.number("variant") * self.variants)
-        return {**self.media.about(item), "codes": torch.from_numpy(self.codes(item)[variant].astype(np.int64))}
+        codes = self.codes(item)[variant]
+        return {**self.media.about(item), "codes": torch.from_numpy(codes[: length(codes)].astype(np.int64))}
+
+    def lengths(self) -> list[int]:
+        """The length of each item, the longest of its variants; 0 where its media could not be read."""
+        return [
+            0 if item in self.skipped else max(length(codes) for codes in self.codes(item)) for item in range(len(self))
+        ]
 
     def codes(self, item: int) -> Codes:
-        """All variants of an item."""
+        """All variants of an item, padded with -1 to the length of the longest item of its file."""
         number = item // SHARD
         if number not in self._open:
             # The rows of readable items stand one after another.
@@ -157,6 +167,11 @@ class CodeSource:
         return {**self.__dict__, "_open": {}}
 
 
+def length(codes: Codes) -> int:
+    """How many rows come before the padding."""
+    return int((codes >= 0).any(axis=tuple(range(1, codes.ndim))).sum())
+
+
 # --- shards on disk -----------------------------------------------------------------------------------------------
 
 
@@ -166,17 +181,28 @@ class _Shard:
     skipped: dict[int, str]
 
 
-def _write_shard(place: Path, number: int, rows: Sequence[Codes], skipped: dict[int, str]) -> _Shard:
+def _write_shard(place: Path, number: int, rows: Sequence[Sequence[Codes]], skipped: dict[int, str]) -> _Shard:
     path = place / f"shard-{number:05d}.npy"
     temporary = path.with_suffix(".writing")
     with temporary.open("wb") as file:
-        np.save(file, np.stack(rows) if rows else np.zeros((0,), np.int32), allow_pickle=False)
+        np.save(file, _stacked(rows) if rows else np.zeros((0,), np.int32), allow_pickle=False)
     checkpoint.sync(temporary)
     os.replace(temporary, path)
     # The record comes last: a shard without one is made again.
     record = {"sha256": checkpoint.hash_file(path), "skipped": {str(item): why for item, why in skipped.items()}}
     checkpoint.replace_text(path.with_suffix(".json"), json.dumps(record))
     return _Shard(path, skipped)
+
+
+def _stacked(rows: Sequence[Sequence[Codes]]) -> Codes:
+    """(items, variants, *codes)"""
+    longest = max(len(codes) for variants in rows for codes in variants)
+    shape = (len(rows), len(rows[0]), longest, *rows[0][0].shape[1:])
+    stacked = np.full(shape, -1, np.int32)
+    for item, variants in enumerate(rows):
+        for variant, codes in enumerate(variants):
+            stacked[item, variant, : len(codes)] = codes
+    return stacked
 
 
 def _sound_shard(place: Path, number: int) -> _Shard | None:

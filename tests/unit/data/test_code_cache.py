@@ -144,6 +144,36 @@ def test_variants_are_drawn_like_epochs_and_chosen_by_epoch_and_item(tmp_path: P
     assert torch.equal(once, again)
 
 
+class Ragged:
+    """Of an item of number n, n % 5 + 1 rows in variant 0 and one more in each further one, padded within a batch."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        numbers = [int(image[0, 0]) for image in batch["images"]]
+        lengths = [number % 100 % 5 + 1 + number // 100 for number in numbers]
+        codes = torch.full((len(numbers), max(lengths), 2), -1)
+        for row, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+            codes[row, :length] = number
+        return codes
+
+
+def test_items_of_different_length_come_back_without_padding(tmp_path: Path) -> None:
+    media = Media(broken=frozenset({5}))
+    key = replace(KEY, variants=3)
+    for _ in range(2):
+        source = CodeCache(tmp_path, key, media, collate, Ragged()).open()
+        assert source.lengths() == [0 if item == 5 else item % 5 + 3 for item in range(10)]
+        shapes = set()
+        for item in (0, 3, 7, 9):
+            for epoch in range(20):
+                codes = source.load(item, Draw(0, [epoch], [item]))["codes"]
+                variant, number = divmod(int(codes[0, 0]), 100)
+                assert number == item
+                assert codes.shape == (item % 5 + 1 + variant, 2)
+                assert (codes == codes[0, 0]).all()
+                shapes.add(tuple(codes.shape))
+        assert len(shapes) > 4
+
+
 @pytest.mark.parametrize("change", [{"tokenizer": "x"}, {"data": "x"}, {"transform": "x"}, {"variants": 2}])
 def test_codes_of_something_else_are_not_used(tmp_path: Path, change: dict[str, object]) -> None:
     cache(tmp_path, Encoder()).open()

@@ -1,0 +1,1 @@
+"""Mesh autoencoder: triangle meshes to codes, a few a face, and back."""

@@ -1,0 +1,139 @@
+"""Owns how meshes are judged: whether they are valid and watertight, and how far two surfaces are from each other.
+
+Distances go from points on one surface to the other surface itself, not to points on it, so two samples of the same
+surface have the distance 0 and few points are enough.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from quintet.media.mesh import Faces, Mesh, Vertices, dequantise, edge_counts, quantise
+
+POINTS = 1024
+"""On each surface."""
+_PAIRS_AT_ONCE = 2**19
+
+
+class Closeness(NamedTuple):
+    """`chamfer`: the mean distance of either surface from the other, and of both these numbers the mean (1812.03828
+    calls it Chamfer-L1), where the longest side of the first mesh is 1. `normals`: the mean cosine, without its sign,
+    between the normals at a point and at the nearest point of the other surface."""
+
+    chamfer: float
+    normals: float
+
+
+def compare(original: Mesh, other: Mesh, points: int = POINTS, seed: int = 0) -> Closeness:
+    """How close a mesh is to the original. The same seed takes the same points."""
+    box = np.ptp(original.vertices[np.unique(original.faces)], axis=0)
+    scale = 1 / max(float(box.max()), 1e-12)
+    triangles = [corners_of(mesh) * scale for mesh in (original, other)]
+    ways = [_one_way(*pair, points, seed) for pair in (triangles, triangles[::-1])]
+    return Closeness(*np.mean(ways, axis=0).tolist())
+
+
+def _one_way(source: Vertices, target: Vertices, points: int, seed: int) -> tuple[float, float]:
+    places, owners = surface_points(source, points, seed)
+    distances, nearest = distances_to(places, target)
+    cosines = np.abs((_normals(source)[owners] * _normals(target)[nearest]).sum(-1))
+    return float(distances.mean()), float(cosines.mean())
+
+
+def surface_points(triangles: Vertices, count: int, seed: int) -> tuple[Vertices, Faces]:
+    """Points `(count, 3)` evenly over `(triangles, 3, 3)` by area, and the triangle of each."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    areas = np.linalg.norm(_crossed(triangles), axis=-1)
+    shares = areas if areas.sum() > 0 else np.ones(len(triangles))
+    # One point in each of `count` equal parts of the area: evener than independent draws.
+    parts = (np.arange(count) + generator.random(count)) / count
+    owners = np.minimum(np.searchsorted(np.cumsum(shares) / shares.sum(), parts, side="right"), len(triangles) - 1)
+    along, across = generator.random((2, count))
+    root = np.sqrt(along)
+    weights = np.stack([1 - root, root * (1 - across), root * across], axis=-1)
+    return np.einsum("pc,pcx->px", weights, triangles[owners]), owners
+
+
+def distances_to(points: Vertices, triangles: Vertices) -> tuple[Vertices, Faces]:
+    """The distance of each point from the nearest triangle, and which that is."""
+    size = max(1, _PAIRS_AT_ONCE // len(triangles))
+    squares = [_squared_distances(points[start : start + size], triangles) for start in range(0, len(points), size)]
+    nearest = np.concatenate([part.argmin(axis=1) for part in squares])
+    return np.sqrt(np.concatenate([part.min(axis=1) for part in squares])), nearest
+
+
+def _squared_distances(points: Vertices, triangles: Vertices) -> Vertices:
+    """`(points, triangles)`: to the plane where the foot is inside, else to the nearest of three sides."""
+    first, one, two = triangles[:, 0], triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]
+    one_one, one_two, two_two = (one * one).sum(-1), (one * two).sum(-1), (two * two).sum(-1)
+    along_one = points @ one.T - (first * one).sum(-1)
+    along_two = points @ two.T - (first * two).sum(-1)
+    to_first = (points**2).sum(-1)[:, None] - 2 * points @ first.T + (first**2).sum(-1)
+
+    best = np.minimum(_to_side(to_first, along_one, one_one), _to_side(to_first, along_two, two_two))
+    to_second = to_first - 2 * along_one + one_one
+    opposite = _to_side(to_second, along_two - along_one - one_two + one_one, one_one - 2 * one_two + two_two)
+    best = np.minimum(best, opposite)
+
+    size = one_one * two_two - one_two**2
+    flat = size <= 1e-18
+    scale = 1 / np.where(flat, 1, size)
+    share_one = (two_two * along_one - one_two * along_two) * scale
+    share_two = (one_one * along_two - one_two * along_one) * scale
+    inside = (share_one >= 0) & (share_two >= 0) & (share_one + share_two <= 1) & ~flat
+    to_plane = to_first - share_one * along_one - share_two * along_two
+    return np.maximum(np.where(inside, to_plane, best), 0)
+
+
+def _to_side(to_start: Vertices, along: Vertices, length: Vertices) -> Vertices:
+    share = np.clip(along / np.maximum(length, 1e-18), 0, 1)
+    return to_start - 2 * share * along + share**2 * length
+
+
+# --- what is wrong with a mesh ----------------------------------------------------------------------------------
+
+
+def merged(corners: Vertices, bins: int) -> Mesh:
+    """The mesh of faces that each bring their own corners `(faces, corners, 3)`: equal bins are one vertex, in the
+    middle of it. Nothing is left out, whatever is wrong with it."""
+    places, faces = np.unique(quantise(corners, bins).reshape(-1, 3), axis=0, return_inverse=True)
+    return Mesh(dequantise(places, bins), faces.reshape(corners.shape[:2]).astype(np.int64))
+
+
+def is_valid(mesh: Mesh) -> bool:
+    """Whether every face has distinct vertices and an area, and none is there twice."""
+    if not len(mesh.faces):
+        return False
+    ordered = np.sort(mesh.faces, axis=1)
+    distinct = (ordered[:, 1:] != ordered[:, :-1]).all()
+    once = len(np.unique(ordered, axis=0)) == len(ordered)
+    return bool(distinct and once and (np.linalg.norm(_crossed(corners_of(mesh)), axis=-1) > 1e-9).all())
+
+
+def is_watertight(mesh: Mesh) -> bool:
+    """Whether every edge has two faces."""
+    return len(mesh.faces) > 0 and bool((edge_counts(mesh.faces) == 2).all())
+
+
+def as_triangles(faces: Faces) -> Faces:
+    """Faces of any number of corners as fans of triangles."""
+    fans = [faces[:, [0, corner, corner + 1]] for corner in range(1, faces.shape[1] - 1)]
+    return np.stack(fans, axis=1).reshape(-1, 3)
+
+
+def corners_of(mesh: Mesh) -> Vertices:
+    """The triangles as coordinates, `(triangles, 3, 3)`."""
+    corners: Vertices = mesh.vertices[as_triangles(mesh.faces)]
+    return corners
+
+
+def _crossed(triangles: Vertices) -> Vertices:
+    return np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
+
+
+def _normals(triangles: Vertices) -> Vertices:
+    crossed = _crossed(triangles)
+    normals: Vertices = crossed / np.maximum(np.linalg.norm(crossed, axis=-1, keepdims=True), 1e-12)
+    return normals
