@@ -46,7 +46,8 @@ class LearnedPositions(nn.Module):
 
     def between(self, first: int, last: int) -> Tensor:
         """The vectors of the places from `first` to before `last` on a line."""
-        return self.tables[0][_checked_part(first, last, self.shape)]
+        part: Tensor = self.tables[0][_checked_part(first, last, self.shape)]
+        return part
 
     def forward(self, grid: Sequence[int]) -> Tensor:
         """The vectors of a grid that fits into the shape, `(tokens, dim)`, last axis fastest."""
@@ -211,12 +212,12 @@ class Attention(nn.Module):
         else:
             queries, keys, values = self._queries_keys_values(x, by)
         causal = self.causal and mask is None  # with a mask, `attention_mask` has put both in one
-        return self._attend(queries, *_by_head(keys, values), mask, causal)
+        return self._attend(queries, _by_head(keys), _by_head(values), mask, causal)
 
     def step(self, x: Tensor, past: Past, by: Turn | None = None) -> Tensor:
         """Causal self-attention of tokens that follow the past, which then has them too."""
         queries, keys, values = self._queries_keys_values(x, by)
-        keys, values = past.append(*_by_head(keys, values))
+        keys, values = past.append(_by_head(keys), _by_head(values))
         new, before = x.shape[1], past.length - x.shape[1]
         mask = None
         if new > 1 and before:
@@ -225,8 +226,8 @@ class Attention(nn.Module):
 
     def to_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a context, `(batch, heads, places, head_dim)`, for `look_at`."""
-        keys, values = _by_head(*self._keys_values(context))
-        return keys.contiguous(), values.contiguous()
+        keys, values = self._keys_values(context)
+        return _by_head(keys).contiguous(), _by_head(values).contiguous()
 
     def look_at(self, x: Tensor, context: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Attention to a context of which the keys and values were made before."""
@@ -262,15 +263,14 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Queries by token, keys and values by head."""
         # Views: the kernels take any order of axes, and give theirs back so that heads join without a copy.
-        (queries,) = _by_head(queries)
-        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
+        attended = F.scaled_dot_product_attention(_by_head(queries), keys, values, attn_mask=mask, is_causal=causal)
         out: Tensor = self.to_out(attended.transpose(1, 2).flatten(2))
         return out
 
 
-def _by_head(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _by_head(tensor: Tensor) -> Tensor:
     """`(batch, tokens, heads, head_dim)` to `(batch, heads, tokens, head_dim)`."""
-    return tuple(tensor.transpose(1, 2) for tensor in tensors)
+    return tensor.transpose(1, 2)
 
 
 def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:

@@ -1,0 +1,1 @@
+"""Meshes from texts: a transformer over the tokens of faces."""
