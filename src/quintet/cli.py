@@ -354,18 +354,26 @@ def _open(reference: str) -> Any:
 
 @data_app.command("make")
 def data_make(
-    name: Annotated[Literal["shapes"], typer.Argument(help="Which data set.")],
+    name: Annotated[Literal["shapes", "solids"], typer.Argument(help="Which data set: of pictures, or of meshes.")],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     num: Annotated[int, typer.Option(help="How many items.")] = 5000,
-    size: Annotated[int, typer.Option(help="Side of the pictures in pixels.")] = 64,
+    size: Annotated[int | None, typer.Option(help="Side of the pictures in pixels; 64 if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, other items.")] = 0,
 ) -> None:
     """Write an embedded data set, drawn by code, with captions."""
-    from quintet.data.shapes import make_shapes
+    if name == "shapes":
+        from quintet.data.shapes import make_shapes
 
-    make_shapes(folder, num, size, seed)
+        make_shapes(folder, num, 64 if size is None else size, seed)
+    else:
+        from quintet.data.solids import make_solids
+
+        if size is not None:
+            raise UsageError("--size is for pictures; the meshes of solids have none")
+        make_solids(folder, num, seed)
     _print(f"{num} items written: {folder}")
-    _next(f"quintet data check {folder}", f"quintet train vqgan {folder}")
+    recipe = "vqgan" if name == "shapes" else "mesh-autoencoder"
+    _next(f"quintet data check {folder}", f"quintet train {recipe} {folder}")
 
 
 @data_app.command("check")
@@ -374,7 +382,7 @@ def data_check(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Tell what is in a folder, what is broken, and what will be used."""
-    from quintet.data.check import check_folder
+    from quintet.data.check import MEDIA, check_folder
 
     report = check_folder(folder)
     if as_json:
@@ -385,7 +393,7 @@ def data_check(
     if report.usable == 0:
         raise typer.Exit(1)
     if not as_json:
-        _next(f"quintet train vqgan {folder}")
+        _next(f"quintet train {MEDIA[report.medium].recipe} {folder}")
 
 
 # --- telling ----------------------------------------------------------------------------------------------------

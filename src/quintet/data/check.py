@@ -1,7 +1,8 @@
 """Owns `quintet data check`: what is in a folder, what is broken and what will be used.
 
 A medium is a set of extensions and a probe: a function that reads one file as training would and returns its facts,
-numbers (summed up as smallest, median, largest) or words (counted). A new medium is one line in `MEDIA`.
+numbers (summed up as smallest, median, largest) or words (counted), and the recipe to go on with. Where single files
+should be named, it also brings a function from names and facts to notes. A new medium is one line in `MEDIA`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from quintet.data.folder import Entry, Scan, byte_size, printable, scan
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
+from quintet.media import mesh as meshes
 
 Facts = dict[str, float | str]
 Probe = Callable[[str], Facts]
@@ -29,6 +31,8 @@ _LISTED = 20
 _EXAMPLES = 3
 _EXAMPLE_LENGTH = 80
 _CHUNK = 256
+_MANY_FACES = 800
+"""The most that the mesh recipes take by default (`data.max_faces`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,9 @@ class Medium:
 
     extensions: frozenset[str]
     probe: Probe
+    recipe: str
+    """What to train on it first."""
+    notes: Callable[[Sequence[str], Sequence[Facts]], list[str]] = lambda files, facts: []
 
 
 def image_probe(path: str) -> Facts:
@@ -46,7 +53,34 @@ def image_probe(path: str) -> Facts:
     return {"width": facts.width, "height": facts.height, "format": kind, "mode": facts.mode}
 
 
-MEDIA: dict[str, Medium] = {"image": Medium(images.EXTENSIONS, image_probe)}
+def mesh_probe(path: str) -> Facts:
+    """Faces, vertices, format and state of a mesh."""
+    facts = meshes.probe_mesh(path)
+    surface = "watertight" if facts.watertight else "non-manifold" if facts.non_manifold_edges else "open"
+    return {"faces": facts.faces, "vertices": facts.vertices, "format": facts.format, "surface": surface}
+
+
+def mesh_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
+    """Which meshes are too large, and which have edges of more than two faces."""
+    large = [f"{file} ({row['faces']})" for file, row in zip(files, facts, strict=True) if _above(row, _MANY_FACES)]
+    odd = [file for file, row in zip(files, facts, strict=True) if row["surface"] == "non-manifold"]
+    notes = []
+    if large:
+        notes.append(f"{len(large)} meshes have more than {_MANY_FACES} faces (data.max_faces): {_some(large)}")
+    if odd:
+        notes.append(f"{len(odd)} meshes have edges of more than two faces: {_some(odd)}")
+    return notes
+
+
+def _above(row: Facts, most: int) -> bool:
+    faces = row["faces"]
+    return not isinstance(faces, str) and faces > most
+
+
+MEDIA: dict[str, Medium] = {
+    "image": Medium(images.EXTENSIONS, image_probe, "vqgan"),
+    "mesh": Medium(meshes.EXTENSIONS, mesh_probe, "mesh-autoencoder", mesh_notes),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +179,7 @@ def check_folder(
         splits=dict(Counter(entry.split for entry in good if entry.split).most_common()),
         duplicates=_duplicates(root, good),
         skipped=sorted(scanned.skipped + broken),
-        notes=scanned.notes,
+        notes=[*scanned.notes, *MEDIA[medium].notes([entry.file for entry in good], facts)],
     )
 
 
@@ -244,6 +278,10 @@ def _digest(path: Path) -> str:
 
 def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_EXAMPLES]) + (" …" if len(names) > _EXAMPLES else "")
 
 
 def _equal(group: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ so a change to either one needs a new `VERSION`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from quintet.errors import UsageError
 from quintet.media.mesh import Faces, Mesh, Vertices, write_mesh
@@ -108,7 +108,7 @@ def lathe(profile: Sequence[Point], sides: int, phase: float = 0.0) -> Mesh:
         vertices += [(radius * math.sin(angle), y, radius * math.cos(angle)) for angle in angles]
     faces = [(rings[0][0], rings[0][here + 1], rings[0][here]) for here in range(1, len(rings[0]) - 1)]
     faces += [(rings[-1][0], rings[-1][here], rings[-1][here + 1]) for here in range(1, len(rings[-1]) - 1)]
-    for below, above in zip(rings, rings[1:], strict=False):
+    for below, above in itertools.pairwise(rings):
         for here in range(sides):
             after = (here + 1) % sides
             if len(below) > 1:
@@ -248,7 +248,7 @@ def _build_stool(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
         x, z = (reach * way(2 * math.pi * corner / 3) for way in (math.sin, math.cos))
         legs.append(box((x - leg, 0, z - leg), (x + leg, top, z + leg)))
     seat = fitted(lathe([(1, 0), (1, 1)], 8, math.pi / 8), (width, height - top, depth))
-    return joined(Mesh(seat.vertices + (0, top, 0), seat.faces), *legs), ""
+    return joined(Mesh(seat.vertices + np.array([0, top, 0]), seat.faces), *legs), ""
 
 
 def _build_bench(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
@@ -271,9 +271,7 @@ def _build_shelf(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
     board = min(board, 0.45 * height / boards)
     margin = min(0.025 * max(size), 0.1 * depth)
     lowest, highest = 0.04 * max(size), height - 0.03 * max(size) - board
-    parts = [
-        box((x, 0, -depth / 2), (x + panel, height, depth / 2)) for x in (-width / 2, width / 2 - panel)
-    ]
+    parts = [box((x, 0, -depth / 2), (x + panel, height, depth / 2)) for x in (-width / 2, width / 2 - panel)]
     for place in range(boards):
         y = lowest + (highest - lowest) * place / (boards - 1)
         inner, rear = panel - width / 2, margin - depth / 2

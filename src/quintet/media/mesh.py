@@ -248,15 +248,16 @@ def _sorted_edges(faces: Faces) -> tuple[Faces, Faces]:
 
 def write_mesh(mesh: Mesh, path: str | os.PathLike[str]) -> Path:
     """Write GLB, OBJ or PLY by the path's extension, vertices shared between faces; the file appears whole or not."""
-    import trimesh
-
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in WRITABLE:
         raise UsageError(f"cannot write {path}: '{path.suffix}' is not among {', '.join(WRITABLE)}")
+    content: Any
     if suffix == ".obj":
         content = _obj_text(mesh).encode()
     else:
+        import trimesh
+
         built = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
         options: dict[str, Any] = {"include_normals": False} if suffix == ".glb" else {"vertex_normal": False}
         content = built.export(file_type=suffix[1:], **options)

@@ -88,29 +88,23 @@ def _content(path: Path) -> bytes:
 
 def _format_of(data: bytes, suffix: str) -> str:
     """By content: names lie. Only what the content leaves open is decided by the extension."""
-    if data.startswith(_GLB_MAGIC):
-        return "GLB"
-    if re.match(rb"ply\s", data):
-        return "PLY"
-    if len(data) >= _STL_HEADER and len(data) == _STL_HEADER + _STL_FACE.itemsize * _stl_count(data):
-        return "STL"
     # Binary files hold zeros, texts do not; a UTF-8 mark may stand before a text.
-    start = b"" if b"\0" in data[:1024] else data[:65536].removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start.startswith(b"{"):
-        return "glTF"
-    if re.match(rb"solid\b", start, re.IGNORECASE):
-        return "STL"
-    if re.match(rb"(#.*\s+)*(ST)?C?N?OFF\b", start):
-        return "OFF"
-    if re.search(rb"^\s*v\s+[-+.\d]", start, re.MULTILINE) or (start and suffix == ".obj" and _is_text(start)):
-        return "OBJ"
-    if suffix == ".stl" and len(data) >= _STL_HEADER:
+    text = b"" if b"\0" in data[:1024] else data[:65536].removeprefix(b"\xef\xbb\xbf").lstrip()
+    signs = {
+        "GLB": data.startswith(_GLB_MAGIC),
+        "PLY": re.match(rb"ply\s", data),
+        "STL": _is_binary_stl(data) or re.match(rb"solid\b", text, re.IGNORECASE),
+        "glTF": text.startswith(b"{"),
+        "OFF": re.match(rb"(#.*\s+)*(ST)?C?N?OFF\b", text),
+        "OBJ": re.search(rb"^\s*v\s+[-+.\d]", text, re.MULTILINE)
+        or (suffix == ".obj" and re.search(rb"^\s*(#|o |g |mtllib |v|f )", text, re.MULTILINE)),
+    }
+    found = next((name for name, sign in signs.items() if sign), None)
+    if found is not None:
+        return found
+    if suffix == ".stl" and len(data) >= _STL_HEADER and not text:
         raise UnreadableItem(f"truncated or damaged: its header promises {_stl_count(data)} faces")
     raise UnreadableItem("not a mesh: the content is of no known mesh format")
-
-
-def _is_text(data: bytes) -> bool:
-    return re.search(rb"^\s*(#|o |g |mtllib |vn |vt |f )", data, re.MULTILINE) is not None
 
 
 def _checked(vertices: Vertices, faces: Faces) -> tuple[Vertices, Faces]:
@@ -177,7 +171,9 @@ def _read_off(data: bytes, path: Path) -> tuple[Vertices, Faces]:
     body = lines[1 if lines[0][1:] else 2 :]
     vertices, faces = int(header[0]), int(header[1])
     if min(vertices, faces) < 0 or len(body) < vertices + faces:
-        raise UnreadableItem(f"truncated: {vertices} vertices and {faces} faces promised, {len(body)} lines of them there")
+        raise UnreadableItem(
+            f"truncated: {vertices} vertices and {faces} faces promised, {len(body)} lines of them there"
+        )
     polygons: dict[int, list[list[int]]] = defaultdict(list)
     for words in body[vertices : vertices + faces]:
         count = int(words[0])
@@ -192,8 +188,12 @@ def _stl_count(data: bytes) -> int:
     return int.from_bytes(data[_STL_HEADER - 4 : _STL_HEADER], "little")
 
 
+def _is_binary_stl(data: bytes) -> bool:
+    return len(data) >= _STL_HEADER and len(data) == _STL_HEADER + _STL_FACE.itemsize * _stl_count(data)
+
+
 def _read_stl(data: bytes, path: Path) -> tuple[Vertices, Faces]:
-    if len(data) == _STL_HEADER + _STL_FACE.itemsize * _stl_count(data):
+    if _is_binary_stl(data):
         corners = np.frombuffer(data, _STL_FACE, offset=_STL_HEADER)["vertices"].reshape(-1, 3).astype(np.float64)
     else:
         corners = _table(re.findall(rb"\bvertex\s+(\S+)\s+(\S+)\s+(\S+)", data, re.IGNORECASE))
@@ -232,7 +232,7 @@ def _read_ply(data: bytes, path: Path) -> tuple[Vertices, Faces]:
     body = data[end.end() :]
     columns = _ply_text(body, elements) if layout == "ascii" else _ply_binary(body, elements, layout)
     vertices = np.stack([np.asarray(columns["vertex", axis], np.float64) for axis in "xyz"], axis=1)
-    lists = next((columns["face", name] for name in _FACE_LISTS if ("face", name) in columns), [])
+    lists: Iterable[Any] = next((columns["face", name] for name in _FACE_LISTS if ("face", name) in columns), ())
     polygons: dict[int, list[Any]] = defaultdict(list)
     for corners in lists:
         polygons[len(corners)].append(corners)
@@ -298,9 +298,7 @@ def _ply_binary(body: bytes, elements: Sequence[_Element], order: str) -> dict[t
     return columns
 
 
-def _ply_lists(
-    body: bytes, start: int, element: _Element, order: str, columns: dict[tuple[str, str], Any]
-) -> int:
+def _ply_lists(body: bytes, start: int, element: _Element, order: str, columns: dict[tuple[str, str], Any]) -> int:
     """Read an element whose rows differ in length; return where it ends."""
     if element.count > len(body) - start:  # each row has at least the byte of its length
         raise UnreadableItem(f"truncated: {element.count} of {element.name} promised, the file ends before")
@@ -394,7 +392,7 @@ def _folder_only(folder: Path) -> Any:
     """What trimesh asks for a buffer that a glTF file names: files in the folder, nothing else on this machine."""
     from trimesh.resolvers import Resolver
 
-    class FolderOnly(Resolver):  # type: ignore[misc]
+    class FolderOnly(Resolver):
         def __init__(self) -> None:
             """Nothing to hold."""
 

@@ -43,7 +43,8 @@ def render(mesh: Mesh, size: int = 256, view: tuple[float, float] = VIEW) -> Pix
     colours = np.concatenate([_shades(triangles), [BACKGROUND]])[owners]  # -1, where nothing is, is the last one
     colours += edges[..., None] * (np.array(EDGE) - colours)
     smooth = colours.reshape(size, _OVERSAMPLING, size, _OVERSAMPLING, 3).mean(axis=(1, 3))
-    return np.rint(np.clip(smooth, 0, 255)).astype(np.uint8)
+    picture: Pixels = np.rint(np.clip(smooth, 0, 255)).astype(np.uint8)
+    return picture
 
 
 def contact_sheet(
