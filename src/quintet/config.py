@@ -105,6 +105,15 @@ class PictureDataConfig(DataConfig):
     memory_megabytes: int = Field(512, ge=0, description="Decoded pictures each process keeps; 0: none.")
 
 
+class MeshDataConfig(DataConfig):
+    """The data of recipes that read meshes."""
+
+    max_faces: int = Field(800, gt=0, description="Faces of the largest mesh that is used.")
+    decimate: bool = Field(False, description="Reduce meshes of more faces instead of leaving them out.")
+    augment: bool = Field(True, description="Stretch (0.75 to 1.25) and shift training meshes along each axis.")
+    memory_megabytes: int = Field(512, ge=0, description="Meshes each process keeps once read; 0: none.")
+
+
 class TrainConfig(Section):
     steps: int = Field(10_000, gt=0, description="Optimizer steps of the whole run.")
     epochs: float | None = Field(

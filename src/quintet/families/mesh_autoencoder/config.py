@@ -7,13 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import DataConfig, RunConfig, Section
+from quintet.config import MeshDataConfig, RunConfig, Section
 
 Width = Annotated[int, Field(ge=8, multiple_of=8)]
-
-
-class MeshDataConfig(DataConfig):
-    max_faces: int = Field(800, gt=0, description="Faces of the largest mesh that is used.")
 
 
 class MeshAutoencoderModelConfig(Section):

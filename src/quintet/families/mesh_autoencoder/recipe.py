@@ -61,7 +61,15 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
         model = self.config.model
         if model.vertices_per_face != 3:
             raise UsageError("files are read as triangles; a model of quads is trained on a data set in Python")
-        return mesh_folder_sources(self.config.data, model.bins)
+        data = self.config.data
+        return mesh_folder_sources(
+            data,
+            model.bins,
+            data.max_faces,
+            decimate=data.decimate,
+            augment=data.augment,
+            memory_megabytes=data.memory_megabytes,
+        )
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         # Packed, so meshes of all sizes share a batch without waste; batches of similar length would gain nothing.
@@ -158,7 +166,8 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
         """A sheet of pairs: the mesh, and what the tokenizer makes of it."""
         made = decoded(tokenizer(nets), self.encode(nets, batch))
-        pairs = [mesh for pair in zip(originals(meshes_of(batch)), made, strict=True) for mesh in pair]
+        given = [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in originals(meshes_of(batch))]
+        pairs = [mesh for pair in zip(given, made, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=SHOWN)
         about = {"columns": "input, reconstruction", "items": list(batch.names)}
         return [Artifact("reconstructions.png", partial(write_image, sheet), about, torch.from_numpy(sheet))]

@@ -1,0 +1,327 @@
+"""The mesh tokenizers: features, packed batches that do not leak, codes and back, the loss, figures, the trainer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quintet.errors import UsageError
+from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
+from quintet.families.mesh_autoencoder.features import (
+    bin_centres,
+    binned,
+    coordinate_bins,
+    corner_angles,
+    crossed_diagonals,
+    log_area,
+)
+from quintet.families.mesh_autoencoder.model import MeshAutoencoder, blurred_cross_entropy
+from quintet.families.mesh_autoencoder.packed import Meshes, neighbours, pack
+from quintet.media.mesh import Mesh, canonical, dequantise, quantise
+
+TINY: dict[str, Any] = {
+    "coordinate_dim": 4,
+    "angle_dim": 4,
+    "area_dim": 4,
+    "normal_dim": 4,
+    "encoder": (16, 16, 24),
+    "code_dim": 8,
+    "codebook_size": 256,
+    "decoder": (16, 16, 24),
+    "bins": 32,
+}
+
+CUBE = torch.tensor(
+    [[x, y, z] for z in (-0.5, 0.5) for y in (-0.5, 0.5) for x in (-0.5, 0.5)], dtype=torch.float64
+)
+CUBE_QUADS = torch.tensor([[0, 2, 3, 1], [4, 5, 7, 6], [0, 1, 5, 4], [2, 6, 7, 3], [0, 4, 6, 2], [1, 3, 7, 5]])
+CUBE_TRIANGLES = torch.cat([CUBE_QUADS[:, [0, 1, 2]], CUBE_QUADS[:, [0, 2, 3]]])
+
+
+def solid(number: int, faces: int = 12) -> tuple[Tensor, Tensor]:
+    """A cube pulled out of shape, in canonical order; the first so many of its faces."""
+    generator = torch.Generator().manual_seed(number)
+    vertices = CUBE + torch.rand(CUBE.shape, dtype=torch.float64, generator=generator) * 0.6 - 0.3
+    mesh = canonical(Mesh(vertices.numpy(), CUBE_TRIANGLES.numpy()), 32)
+    kept = mesh.faces[:faces]
+    return torch.from_numpy(mesh.vertices), torch.from_numpy(kept)
+
+
+def batch_of(*solids: tuple[Tensor, Tensor]) -> Meshes:
+    vertices, faces = zip(*solids, strict=True)
+    return pack(vertices, faces)
+
+
+def small(**changes: Any) -> MeshAutoencoder:
+    """With every layer doing something: fresh blocks are the identity."""
+    torch.manual_seed(0)
+    model = MeshAutoencoder(**{**TINY, **changes}).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("second.linear.weight"):
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+# --- features -------------------------------------------------------------------------------------------------------
+
+
+def test_bins_are_those_of_the_media() -> None:
+    values = np.concatenate([np.random.default_rng(0).uniform(-1.2, 1.2, 4000), np.arange(-64, 65) / 64])
+    values = np.concatenate([values, values - 1e-9])
+    ours = coordinate_bins(torch.from_numpy(values), 128)
+    assert torch.equal(ours, torch.from_numpy(quantise(values, 128)))
+    centres = bin_centres(torch.arange(128), 128, torch.float64)
+    assert torch.equal(centres, torch.from_numpy(dequantise(np.arange(128), 128)))
+    assert torch.equal(coordinate_bins(bin_centres(torch.arange(1024), 1024), 1024), torch.arange(1024))
+
+
+def test_what_is_no_number_is_no_index() -> None:
+    values = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 2.0, -2.0])
+    assert binned(values, -1, 1, 8).tolist() == [0, 7, 0, 4, 7, 0]
+
+
+def test_angles_are_the_faces_own() -> None:
+    corners = torch.tensor([[[0.0, 0, 0], [3, 0, 0], [0, 4, 0]]], dtype=torch.float64)
+    expected = torch.tensor([[math.pi / 2, math.atan2(4, 3), math.atan2(3, 4)]], dtype=torch.float64)
+    torch.testing.assert_close(corner_angles(corners), expected)
+    torch.testing.assert_close(corner_angles(corners + torch.tensor([5.0, -2, 9])), expected)
+    torch.testing.assert_close(corner_angles(corners * 1e-6), expected)
+    square = CUBE[CUBE_QUADS]
+    torch.testing.assert_close(corner_angles(square), torch.full((6, 4), math.pi / 2, dtype=torch.float64))
+    assert corner_angles(torch.zeros(1, 3, 3)).isfinite().all()
+
+
+def test_areas_and_normals_of_triangles_and_quads() -> None:
+    for faces, area in ((CUBE_QUADS, 1.0), (CUBE_TRIANGLES, 0.5)):
+        crossed = crossed_diagonals(CUBE[faces])
+        torch.testing.assert_close(crossed.norm(dim=-1) / 2, torch.full((len(faces),), area, dtype=torch.float64))
+        outwards = CUBE[faces].mean(1)
+        assert ((crossed * outwards).sum(-1) > 0).all()
+
+
+def test_small_faces_have_different_areas() -> None:
+    """Each a fourth of the one before, down to one that is a thousandth of a bin of 128 wide."""
+    crossed = torch.zeros(9, 3)
+    crossed[:, 0] = 0.5 ** torch.arange(0, 18, 2)
+    places = binned(log_area(crossed), 0, 1, 128).flatten()
+    assert (places[:-1] - places[1:]).min() >= 10
+    assert binned(log_area(torch.zeros(1, 3)), 0, 1, 128).item() == 0
+
+
+# --- packed batches -------------------------------------------------------------------------------------------------
+
+
+def test_neighbours_share_an_edge_and_every_face_is_its_own() -> None:
+    edges = neighbours(CUBE_TRIANGLES)
+    pairs = set(map(tuple, edges.T.tolist()))
+    assert len(pairs) == edges.shape[1] == 12 * 4
+    assert all((b, a) in pairs for a, b in pairs)
+    assert all((a, a) in pairs for a in range(12))
+    for first, second in pairs:
+        shared = set(CUBE_TRIANGLES[first].tolist()) & set(CUBE_TRIANGLES[second].tolist())
+        assert len(shared) >= 2
+    assert neighbours(CUBE_QUADS).shape[1] == 6 * 5
+
+
+def test_an_empty_mesh_is_refused() -> None:
+    with pytest.raises(UsageError, match="without a face"):
+        pack([CUBE], [CUBE_TRIANGLES[:0]])
+
+
+KINDS = [
+    {"quantizer": "lfq"},
+    {"quantizer": "vq"},
+    {"quantizer": "fsq"},
+    {"quantizer": "lfq", "quantizer_levels": 1},
+    {"quantizer": "fsq", "encoder_attention": 1, "decoder_attention": 2, "attention_window": 3, "attention_head_dim": 8},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mesh_is_the_same_alone_and_between_others(kind: dict[str, Any]) -> None:
+    model = small(**kind)
+    one = solid(1, 7)
+    alone = model(batch_of(one))
+    between = model(batch_of(solid(2), one, solid(3, 3)))
+    torch.testing.assert_close(between.logits[12:19], alone.logits, rtol=0, atol=1e-12)
+    assert torch.equal(between.codes[12:19], alone.codes)
+    others = model(batch_of(solid(5, 11), one, solid(6)))
+    torch.testing.assert_close(others.logits[11:18], alone.logits, rtol=0, atol=1e-12)
+    # Decoding codes is what the pass made of them.
+    made = model.decode_from_codes(between.codes, [12, 7, 3])
+    places = between.logits.argmax(-1).view(-1, 3, 3)
+    torch.testing.assert_close(made, bin_centres(places, model.bins, torch.float64))
+    assert torch.equal(model.decode_from_codes(alone.codes), made[12:19])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_stay_in_their_mesh_too(kind: dict[str, Any]) -> None:
+    """The decoder's: the quantizer's loss is one of the whole batch."""
+    model = small(**kind)
+    meshes = batch_of(solid(2, 5), solid(1, 7), solid(3, 3))
+    vectors = torch.randn(15, 3 * 8, dtype=torch.float64, requires_grad=True)
+    model.decoder(vectors, meshes.by_face)[5:12].square().sum().backward()
+    assert vectors.grad is not None
+    touched = vectors.grad.abs().sum(1) > 0
+    assert touched.tolist() == [False] * 5 + [True] * 7 + [False] * 3
+
+
+def test_the_decoder_sees_along_the_faces() -> None:
+    model = small()
+    meshes = batch_of(solid(1))
+    vectors = torch.randn(12, 24, dtype=torch.float64)
+    before = model.decoder(vectors, meshes.by_face)
+    vectors[5] += 1
+    moved = (model.decoder(vectors, meshes.by_face) - before).abs().amax((1, 2)) > 1e-9
+    assert moved[4:7].all()
+
+
+def test_local_attention_sees_no_further_than_its_window() -> None:
+    model = small(decoder_attention=1, attention_window=2, attention_head_dim=8)
+    faces = torch.randn(12 + 9, 24, dtype=torch.float64)
+    meshes = batch_of(solid(1), solid(2, 9))
+    attention = model.decoder.attention
+    before = attention(faces, meshes.by_face)
+    faces[5] *= -1
+    moved = (attention(faces, meshes.by_face) - before).abs().amax(1) > 1e-9
+    assert moved.nonzero().flatten().tolist() == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vertex_has_the_same_codes_in_all_its_faces(kind: dict[str, Any]) -> None:
+    model = small(**kind)
+    meshes = batch_of(solid(1), solid(2))
+    codes = model.encode(meshes).view(24, 3, -1)
+    assert codes.shape[1:] == (3, model.levels)
+    assert model.tokens_per_face == 3 * model.levels
+    assert 0 <= codes.min() <= codes.max() < model.num_codes
+    for vertex in range(len(meshes.vertices)):
+        assert len(codes[meshes.faces == vertex].unique(dim=0)) == 1
+
+
+def test_a_vertex_without_a_face_counts_nowhere() -> None:
+    model = small(quantizer="vq")
+    vertices, faces = solid(1)
+    lone = torch.cat([vertices, torch.full((1, 3), 0.9, dtype=torch.float64)])
+    with_it, without = model(batch_of((lone, faces)), want_rows=True), model(batch_of((vertices, faces)), want_rows=True)
+    torch.testing.assert_close(with_it.logits, without.logits)
+    torch.testing.assert_close(with_it.loss, without.loss)
+    assert with_it.statistics.sums["0/count"].sum() == len(vertices)
+    assert len(model.latents(batch_of((lone, faces)))) == len(vertices)
+
+
+def test_quads() -> None:
+    model = small(vertices_per_face=4)
+    meshes = batch_of((CUBE, CUBE_QUADS), (CUBE * 0.5, CUBE_QUADS[:4]))
+    result = model(meshes)
+    assert result.logits.shape == (10, 12, 32)
+    assert result.codes.shape == (10, 8)
+    assert model.decode_from_codes(result.codes, meshes.face_counts).shape == (10, 4, 3)
+    # A triangle among quads says one corner twice.
+    assert model(batch_of((CUBE, torch.tensor([[0, 1, 2, 2]])))).logits.isfinite().all()
+    with pytest.raises(UsageError, match="vertices_per_face=4"):
+        model(batch_of(solid(1)))
+
+
+def test_tokenize_takes_one_mesh_or_a_padded_batch() -> None:
+    model = small()
+    (vertices, faces), (others, few) = solid(1), solid(2, 5)
+    alone = model.tokenize(vertices, faces)
+    assert torch.equal(alone, model.encode(batch_of((vertices, faces))))
+    padded = torch.full((2, 14, 3), -1)
+    padded[0, :12], padded[1, :5] = faces, few
+    both = model.tokenize(torch.stack([vertices, others]), padded)
+    assert both.shape == (2, 14, 6)
+    assert torch.equal(both[0, :12], alone)
+    assert (both[0, 12:] == -1).all()
+    assert (both[1, 5:] == -1).all()
+
+
+def test_codes_of_another_shape_are_refused() -> None:
+    with pytest.raises(UsageError, match="12 x 6"):
+        small().decode_from_codes(torch.zeros(12, 9, dtype=torch.int64))
+
+
+def test_bf16_autocast_trains_and_encodes() -> None:
+    model = MeshAutoencoder(**TINY)
+    vertices, faces = solid(1)
+    meshes = batch_of((vertices.float(), faces), (vertices.float() * 0.7, faces[:6]))
+    with torch.autocast("cpu", torch.bfloat16):
+        result = model(meshes)
+        places = coordinate_bins(meshes.corners.flatten(1), model.bins)
+        loss = blurred_cross_entropy(result.logits, places, 0.4).mean() + result.loss
+        codes = model.encode(meshes)
+    loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert model.decode_from_codes(codes, meshes.face_counts).dtype == torch.float32
+
+
+def test_dropout_is_of_training_alone() -> None:
+    model = small(dropout=0.5)
+    meshes = batch_of(solid(1))
+    assert not torch.equal(model(meshes).logits, model(meshes).logits)
+    model.eval()
+    assert torch.equal(model(meshes).logits, model(meshes).logits)
+
+
+# --- the loss -------------------------------------------------------------------------------------------------------
+
+
+def test_blurred_targets_sum_to_one_everywhere() -> None:
+    """For uniform logits every target that sums to one costs the same."""
+    places = torch.arange(8)
+    losses = blurred_cross_entropy(torch.zeros(8, 8, dtype=torch.float64), places, 0.4)
+    torch.testing.assert_close(losses, torch.full((8,), math.log(8), dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("blur", "neighbour"), [(0.4, 0.0404), (1.0, 0.2420)])
+def test_blurred_targets_are_a_gaussian(blur: float, neighbour: float) -> None:
+    logits = torch.zeros(1, 16, dtype=torch.float64, requires_grad=True)
+    blurred_cross_entropy(logits, torch.tensor([7]), blur).sum().backward()
+    assert logits.grad is not None
+    targets = 1 / 16 - logits.grad[0]
+    assert targets[7] == targets.max()
+    assert targets[6].item() == pytest.approx(neighbour, abs=3e-3)
+    torch.testing.assert_close(targets, targets.flip(0).roll(-1))
+    assert targets.sum().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("place", [0, 5, 15])
+def test_no_blur_is_the_plain_cross_entropy(place: int) -> None:
+    logits = torch.randn(1, 16, dtype=torch.float64)
+    expected = F.cross_entropy(logits, torch.tensor([place]))
+    torch.testing.assert_close(blurred_cross_entropy(logits, torch.tensor([place]), 0.0)[0], expected)
+
+
+# --- coordinates ----------------------------------------------------------------------------------------------------
+
+
+def test_coordinates_are_exact_to_the_bin() -> None:
+    tokenizer = CoordinateTokenizer(bins=32)
+    meshes = batch_of(solid(1), solid(2, 5))
+    codes = tokenizer.encode(meshes)
+    assert (codes.shape, tokenizer.num_codes, tokenizer.tokens_per_face) == ((17, 9), 32, 9)
+    made = tokenizer.decode_from_codes(codes, meshes.face_counts)
+    assert (made - meshes.corners).abs().max() <= 1 / 32 + 1e-6
+    assert torch.equal(tokenizer.encode(pack([made.view(-1, 3)], [torch.arange(51).view(-1, 3)])), codes)
+
+
+def test_coordinates_of_a_canonical_mesh_rise() -> None:
+    codes = CoordinateTokenizer(bins=32).tokenize(*solid(1)).view(-1, 3, 3)
+    numbers = (codes[..., 0] * 32 + codes[..., 1]) * 32 + codes[..., 2]  # z, y, x
+    assert (numbers[:, :1] < numbers[:, 1:]).all()
+    assert numbers.tolist() == sorted(numbers.tolist())
+
+
+def test_coordinate_tokenizers_differ_by_what_they_hold() -> None:
+    states = [
+        {name: value.shape for name, value in CoordinateTokenizer(**keys).state_dict().items()}
+        for keys in ({}, {"bins": 64}, {"vertices_per_face": 4})
+    ]
+    assert states[0] != states[1] != states[2] != states[0]
