@@ -394,3 +394,95 @@ def test_requests_that_make_no_sense() -> None:
         Rotary((2, 2, 2), 4)
     with pytest.raises(UsageError, match="at least one place"):
         LearnedPositions((2, 0), 8)
+
+
+# --- step by step -------------------------------------------------------------------------------------------------
+
+
+def in_pieces(model: Transformer, x: Tensor, pieces: list[int], *context: Tensor) -> Tensor:
+    cache = model.start(len(x), x.shape[1], *context)
+    out = torch.cat([model.step(piece, cache) for piece in x.split(pieces, dim=1)], dim=1)
+    assert cache.length == x.shape[1]
+    return out
+
+
+@pytest.mark.usefixtures("in_fp64")
+@pytest.mark.parametrize("where", ["nowhere", "learned", "rotary"])
+@pytest.mark.parametrize("told", [False, True], ids=["alone", "with context"])
+@pytest.mark.parametrize("pieces", [[1] * 7, [7], [3, 1, 2, 1], [1, 6]], ids=str)
+def test_step_by_step_is_the_whole(where: str, told: bool, pieces: list[int]) -> None:
+    kinds = {"nowhere": None, "learned": LearnedPositions((9,), DIM), "rotary": Rotary((9,), HEAD_DIM)}
+    model = make(causal=True, context_dim=CONTEXT_DIM if told else None, positions=kinds[where])
+    x, context = random(3, 7, DIM), random(3, 4, CONTEXT_DIM, seed=1)
+    mask = torch.tensor([[True, True, False, True], [False] * 4, [True] * 4])
+    given = (context, mask) if told else ()
+    with torch.no_grad():
+        torch.testing.assert_close(in_pieces(model, x, pieces, *given), model(x, None, *given), **EXACT)
+        if told:
+            torch.testing.assert_close(in_pieces(model, x, pieces), model(x), **EXACT)
+            torch.testing.assert_close(in_pieces(model, x, pieces, context), model(x, None, context), **EXACT)
+
+
+@torch.no_grad()
+def test_rows_can_leave_and_a_cache_can_be_used_again() -> None:
+    model = make(causal=True, context_dim=CONTEXT_DIM, positions=Rotary((6,), HEAD_DIM))
+    x, context = random(3, 6, DIM), random(3, 4, CONTEXT_DIM, seed=1)
+    mask = torch.tensor([[True, True, False, True], [False] * 4, [True] * 4])
+    whole = model(x, None, context, mask)
+    cache = model.start(3, 6, context, mask)
+    cache.select(torch.tensor([2, 1, 0]))
+    cache.select(torch.tensor([2, 1, 0]))
+    first = model.step(x[:, :4], cache)
+    torch.testing.assert_close(first, whole[:, :4], **EXACT)
+    stay = torch.tensor([0, 2])
+    cache.select(stay)
+    torch.testing.assert_close(model.step(x[stay, 4:], cache), whole[stay, 4:], **EXACT)
+    cache.rewind()
+    assert cache.length == 0
+    torch.testing.assert_close(model.step(x[stay], cache), whole[stay], **EXACT)
+
+
+@torch.no_grad()
+def test_the_room_of_a_cache_is_taken_once() -> None:
+    model = make(causal=True)
+    cache = model.start(2, 5)
+    places = set()
+    for number in range(5):
+        model.step(random(2, 1, DIM, seed=number), cache)
+        assert cache.pasts[0].keys.shape == (2, HEADS, 5, HEAD_DIM)
+        places.add(tuple(past.keys.data_ptr() for past in cache.pasts))
+    assert len(places) == 1
+
+
+def test_steps_leave_nothing_to_chance() -> None:
+    model, x = make(causal=True, dropout=0.5), random(1, 4, DIM)
+    assert model.training
+    torch.testing.assert_close(in_pieces(model, x, [1] * 4), model.eval()(x), **EXACT)
+
+
+def test_bf16_autocast_keeps_the_past_in_bf16() -> None:
+    torch.manual_seed(0)
+    model = Transformer(64, 2, 4, 16, context_dim=64, causal=True, positions=Rotary((8,), 16))
+    x, context = torch.randn(2, 6, 64), torch.randn(2, 5, 64)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        cache = model.start(2, 8, context)
+        near = torch.cat([model.step(piece, cache) for piece in x.split([2, 1, 3], dim=1)], dim=1)
+        assert cache.pasts[0].keys.dtype == torch.bfloat16
+    assert near.dtype == torch.float32
+    assert (near - model(x, None, context)).abs().max() < 0.1
+
+
+def test_steps_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="causal"):
+        make().start(1, 4)
+    with pytest.raises(UsageError, match="on a line"):
+        make(causal=True, positions=Rotary((2, 2), HEAD_DIM)).start(1, 4)
+    with pytest.raises(UsageError, match="takes no context"):
+        make(causal=True).start(1, 4, random(1, 2, CONTEXT_DIM))
+    model = make(causal=True)
+    with pytest.raises(UsageError, match="5 tokens do not fit into a cache of 4"):
+        model.step(random(1, 5, DIM), model.start(1, 4))
+    for positions in (Rotary((3,), HEAD_DIM), LearnedPositions((3,), DIM)):
+        model = make(causal=True, positions=positions)
+        with pytest.raises(UsageError, match="4 tokens do not fit into the positions of 3"):
+            model.step(random(1, 4, DIM), model.start(1, 4))

@@ -1,0 +1,99 @@
+"""The grammars against all triangles there are in a small space."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.families.mesh_transformer.grammar import CanonicalCoordinates, whole_faces
+
+Face = tuple[int, ...]
+
+
+def canonical_faces(bins: int) -> list[Face]:
+    """Every triangle of positive area whose first vertex is its lowest, in order."""
+    vertices = list(product(range(bins), repeat=3))
+    faces = []
+    for first, second, third in product(vertices, repeat=3):
+        if first < second and first < third:
+            sides = np.subtract(second, first), np.subtract(third, first)
+            if np.cross(*sides).any():
+                faces.append((*first, *second, *third))
+    return sorted(faces)
+
+
+def test_an_end_comes_after_a_whole_face_alone() -> None:
+    for length in range(14):
+        legal = whole_faces(torch.zeros(2, length, dtype=torch.int64), 6, 5)
+        assert legal.shape == (2, 6)
+        assert legal[:, :5].all()
+        assert legal[:, 5].tolist() == [length in (6, 12)] * 2
+
+
+@pytest.mark.parametrize("bins", [2, 3])
+def test_what_may_come_is_what_some_triangle_goes_on_with(bins: int) -> None:
+    """Exactly: nothing legal is missing, and there is a way on from all that is allowed."""
+    faces = canonical_faces(bins)
+    grammar = CanonicalCoordinates(bins)
+    generator = np.random.default_rng(0)
+    befores: list[Face | None] = [None, *faces[:5], *faces[-12:]]
+    befores += [faces[number] for number in generator.integers(0, len(faces), 25 if bins == 2 else 12)]
+    for before in befores:
+        later = [face for face in faces if before is None or face > before]
+        for length in range(9):
+            wanted: dict[Face, set[int]] = {} if length else {(): set()}
+            for face in later:
+                wanted.setdefault(face[:length], set()).add(face[length])
+            if not wanted:
+                continue
+            rows = torch.tensor([[*(before or ()), *begun] for begun in wanted], dtype=torch.int64)
+            found = grammar(rows)
+            for begun, legal in zip(wanted, found.tolist(), strict=True):
+                allowed = {token for token in range(bins) if legal[token]}
+                assert allowed == wanted[begun], (before, begun)
+                assert legal[bins] == (before is not None and not begun)
+
+
+def test_a_random_walk_is_a_canonical_mesh() -> None:
+    bins, grammar = 16, CanonicalCoordinates(16)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.empty(8, 0, dtype=torch.int64)
+    favoured = torch.ones(bins + 1)
+    favoured[bins], favoured[0] = 0, 40  # low coordinates, so that the walk does not come to its end at once
+    for _ in range(9 * 12):
+        legal = grammar(tokens)
+        stuck = ~legal[:, :bins].any(1)
+        chances = (legal * favoured)[:, :bins] + stuck[:, None]
+        tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)], dim=1)
+        assert not stuck.any()
+    for row in tokens.view(8, 12, 9).tolist():
+        assert row == sorted(row)
+        assert len({tuple(face) for face in row}) == 12
+        for face in row:
+            first, second, third = face[:3], face[3:6], face[6:]
+            assert first < min(second, third)
+            assert np.cross(np.subtract(second, first), np.subtract(third, first)).any()
+
+
+def test_after_the_last_triangle_there_is_the_end() -> None:
+    last = torch.tensor([canonical_faces(3)[-1]])
+    assert CanonicalCoordinates(3)(last).tolist() == [[False, False, False, True]]
+
+
+def test_a_prompt_that_breaks_the_grammar_is_still_gone_on_with() -> None:
+    grammar = CanonicalCoordinates(4)
+    degenerate = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0]])
+    legal = grammar(degenerate)
+    assert legal[0].tolist() == [True] * 4 + [False]
+    assert legal[1].any()
+    backwards: Tensor = torch.tensor([[3, 3, 3, 2, 2, 2, 1, 1, 1]])
+    assert grammar(backwards)[0, 4]
+
+
+def test_one_bin_is_no_space() -> None:
+    with pytest.raises(ValueError, match="no room"):
+        CanonicalCoordinates(1)
