@@ -66,7 +66,8 @@ def mesh_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
     odd = [file for file, row in zip(files, facts, strict=True) if row["surface"] == "non-manifold"]
     notes = []
     if large:
-        notes.append(f"{len(large)} meshes have more than {_MANY_FACES} faces (data.max_faces): {_some(large)}")
+        limit = f"more than {_MANY_FACES} faces (data.max_faces; data.decimate=true reduces them)"
+        notes.append(f"{len(large)} meshes have {limit}: {_some(large)}")
     if odd:
         notes.append(f"{len(odd)} meshes have edges of more than two faces: {_some(odd)}")
     return notes

@@ -99,7 +99,8 @@ def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Me
     mesh = clean(normalise(Mesh(soup.vertices, soup.faces)), bins)
     if max_faces is not None and len(mesh.faces) > max_faces:
         if not decimate:
-            raise UnreadableItem(f"{len(mesh.faces)} faces, more than {max_faces}; reduce it, or let it be decimated")
+            count = len(mesh.faces)
+            raise UnreadableItem(f"{count} faces, more than {max_faces} (data.max_faces); data.decimate=true reduces it")
         mesh = _decimated(mesh, bins, max_faces)
     if not len(mesh.faces):
         raise UnreadableItem(f"no face of it has an area at {bins} bins a side")
@@ -116,9 +117,10 @@ def normalise(mesh: Mesh) -> Mesh:
         raise UnreadableItem("its coordinates are too far apart")
     if extent == 0.0:
         raise UnreadableItem("all of its vertices lie in one point")
-    # In this order: half the sum of two large numbers may not be one.
-    centred = mesh.vertices - (low + (high - low) / 2)
-    return Mesh(centred / extent * (2 * LIMIT), mesh.faces)
+    with np.errstate(all="ignore"):  # of vertices that no face uses
+        # In this order: half the sum of two large numbers may not be one.
+        centred = mesh.vertices - (low + (high - low) / 2)
+        return Mesh(centred / extent * (2 * LIMIT), mesh.faces)
 
 
 def _decimated(mesh: Mesh, bins: int, max_faces: int) -> Mesh:
@@ -158,6 +160,7 @@ def clean(mesh: Mesh, bins: int = BINS) -> Mesh:
 
     Vertices stay where they are, not at the centres of bins, so that a mesh can be scaled and cleaned again.
     """
+    mesh = _used_only(mesh.vertices, mesh.faces)  # before what no face needs moves a mean
     places = quantise(mesh.vertices, bins)
     keys = (places[:, 2] * bins + places[:, 1]) * bins + places[:, 0]
     _, first, merged = np.unique(keys, return_index=True, return_inverse=True)
