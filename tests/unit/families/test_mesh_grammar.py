@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates, whole_faces
+from quintet.media.mesh import Mesh, canonical, clean, quantise
 
 Face = tuple[int, ...]
 
 
 def canonical_faces(bins: int) -> list[Face]:
     """Every triangle of positive area whose first vertex is its lowest, in order."""
-    vertices = list(product(range(bins), repeat=3))
-    faces = []
-    for first, second, third in product(vertices, repeat=3):
-        if first < second and first < third:
-            sides = np.subtract(second, first), np.subtract(third, first)
-            if np.cross(*sides).any():
-                faces.append((*first, *second, *third))
-    return sorted(faces)
+    vertices = np.array(list(product(range(bins), repeat=3)))
+    first, second, third = (grid.flatten() for grid in np.meshgrid(*[np.arange(len(vertices))] * 3, indexing="ij"))
+    area = np.cross(vertices[second] - vertices[first], vertices[third] - vertices[first]).any(1)
+    chosen = area & (first < second) & (first < third)
+    faces = np.concatenate([vertices[which[chosen]] for which in (first, second, third)], axis=1)
+    return sorted(map(tuple, faces.tolist()))
 
 
 def test_an_end_comes_after_a_whole_face_alone() -> None:
@@ -77,6 +76,19 @@ def test_a_random_walk_is_a_canonical_mesh() -> None:
             first, second, third = face[:3], face[3:6], face[6:]
             assert first < min(second, third)
             assert np.cross(np.subtract(second, first), np.subtract(third, first)).any()
+
+
+def test_a_mesh_as_it_is_read_is_legal() -> None:
+    """The order of `media/mesh.py` and that of the grammar are one."""
+    bins, generator = 8, np.random.default_rng(0)
+    soup = Mesh(generator.uniform(-1, 1, (14, 3)), generator.integers(0, 14, (30, 3)))
+    mesh = canonical(clean(soup, bins), bins)
+    assert len(mesh.faces) > 20
+    tokens = torch.from_numpy(quantise(mesh.vertices, bins)[mesh.faces][..., ::-1].reshape(1, -1).copy())
+    grammar = CanonicalCoordinates(bins)
+    for length in range(tokens.shape[1]):
+        assert grammar(tokens[:, :length])[0, tokens[0, length]], length
+    assert grammar(tokens)[0, bins]
 
 
 def test_after_the_last_triangle_there_is_the_end() -> None:
