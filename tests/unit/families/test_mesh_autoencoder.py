@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet import compat
+from quintet.config import build
+from quintet.core.batch import Batch, Item
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
 from quintet.errors import UsageError
+from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
 from quintet.families.mesh_autoencoder.features import (
     bin_centres,
@@ -23,7 +30,9 @@ from quintet.families.mesh_autoencoder.features import (
 )
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder, blurred_cross_entropy
 from quintet.families.mesh_autoencoder.packed import Meshes, neighbours, pack
-from quintet.media.mesh import Mesh, canonical, dequantise, quantise
+from quintet.families.mesh_autoencoder.recipe import MeshAutoencoderRecipe
+from quintet.families.mesh_autoencoder.trainer import MeshAutoencoderTrainer
+from quintet.media.mesh import Mesh, canonical, dequantise, quantise, read_mesh
 
 TINY: dict[str, Any] = {
     "coordinate_dim": 4,
@@ -37,9 +46,7 @@ TINY: dict[str, Any] = {
     "bins": 32,
 }
 
-CUBE = torch.tensor(
-    [[x, y, z] for z in (-0.5, 0.5) for y in (-0.5, 0.5) for x in (-0.5, 0.5)], dtype=torch.float64
-)
+CUBE = torch.tensor([[x, y, z] for z in (-0.5, 0.5) for y in (-0.5, 0.5) for x in (-0.5, 0.5)], dtype=torch.float64)
 CUBE_QUADS = torch.tensor([[0, 2, 3, 1], [4, 5, 7, 6], [0, 1, 5, 4], [2, 6, 7, 3], [0, 4, 6, 2], [1, 3, 7, 5]])
 CUBE_TRIANGLES = torch.cat([CUBE_QUADS[:, [0, 1, 2]], CUBE_QUADS[:, [0, 2, 3]]])
 
@@ -139,7 +146,13 @@ KINDS = [
     {"quantizer": "vq"},
     {"quantizer": "fsq"},
     {"quantizer": "lfq", "quantizer_levels": 1},
-    {"quantizer": "fsq", "encoder_attention": 1, "decoder_attention": 2, "attention_window": 3, "attention_head_dim": 8},
+    {
+        "quantizer": "fsq",
+        "encoder_attention": 1,
+        "decoder_attention": 2,
+        "attention_window": 3,
+        "attention_head_dim": 8,
+    },
 ]
 
 
@@ -209,7 +222,7 @@ def test_a_vertex_without_a_face_counts_nowhere() -> None:
     model = small(quantizer="vq")
     vertices, faces = solid(1)
     lone = torch.cat([vertices, torch.full((1, 3), 0.9, dtype=torch.float64)])
-    with_it, without = model(batch_of((lone, faces)), want_rows=True), model(batch_of((vertices, faces)), want_rows=True)
+    with_it, without = (model(batch_of((each, faces)), want_rows=True) for each in (lone, vertices))
     torch.testing.assert_close(with_it.logits, without.logits)
     torch.testing.assert_close(with_it.loss, without.loss)
     assert with_it.statistics.sums["0/count"].sum() == len(vertices)
@@ -325,3 +338,213 @@ def test_coordinate_tokenizers_differ_by_what_they_hold() -> None:
         for keys in ({}, {"bins": 64}, {"vertices_per_face": 4})
     ]
     assert states[0] != states[1] != states[2] != states[0]
+
+
+# --- the recipe -----------------------------------------------------------------------------------------------------
+
+
+def make_recipe(**keys: Any) -> MeshAutoencoderRecipe:
+    overrides = {**{f"model.{name}": value for name, value in TINY.items()}, "engine.precision": "fp64", **keys}
+    torch.manual_seed(0)
+    recipe = MeshAutoencoderRecipe(build(MeshAutoencoderConfig, overrides=overrides))
+    Engine(recipe.config.engine).place(recipe.modules)
+    return recipe
+
+
+def items(count: int = 3) -> list[Item]:
+    return [
+        dict(zip(("vertices", "faces"), solid(number, 12 if number != 1 else 7), strict=True)) | {"texts": "a box"}
+        for number in range(count)
+    ]
+
+
+def make_batch(recipe: MeshAutoencoderRecipe, things: list[Item] | None = None) -> Batch:
+    things = things or items()
+    names = tuple(f"mesh {number}" for number in range(len(things)))
+    draw = Draw(0, [0] * len(things), range(len(things)))
+    return Batch(recipe.collate(things), names, draw, torch.float64)
+
+
+@pytest.mark.parametrize("quantizer", ["lfq", "vq", "fsq"])
+def test_a_step_reaches_every_parameter_and_changes_no_state(quantizer: str) -> None:
+    recipe = make_recipe(**{"model.quantizer": quantizer})
+    before = {name: value.clone() for name, value in recipe.autoencoder.state_dict().items()}
+    report = recipe.backward([make_batch(recipe)], recipe.modules, Engine(recipe.config.engine), 0)
+    assert all(torch.equal(value, before[name]) for name, value in recipe.autoencoder.state_dict().items())
+    assert all(parameter.grad is not None for parameter in recipe.autoencoder.parameters())
+    parts = {name.removeprefix("autoencoder/"): value for name, value in report.metrics.items()}
+    torch.testing.assert_close(parts["loss"], parts["reconstruction"] + 0.1 * parts["quantizer"])
+    recipe.after_step(report.statistics, 0)
+    changed = [name for name, value in recipe.autoencoder.state_dict().items() if not torch.equal(value, before[name])]
+    assert bool(changed) == (quantizer == "vq")
+
+
+def test_a_codebook_starts_from_the_vertices() -> None:
+    recipe = make_recipe(**{"model.quantizer": "vq", "model.codebook_size": 16})
+    recipe.initialise(recipe.modules, [make_batch(recipe)], Engine(recipe.config.engine))
+    codes = recipe.encode(recipe.modules, make_batch(recipe))
+    assert len(codes[codes[..., 0] >= 0][..., 0].unique()) > 4
+
+
+def test_a_number_that_is_none_makes_the_step_a_bad_one_and_its_mesh_a_suspect() -> None:
+    recipe = make_recipe()
+    things = items()
+    things[1]["vertices"] = things[1]["vertices"].clone()
+    things[1]["vertices"][int(things[1]["faces"][0, 0]), 2] = math.nan
+    batch = make_batch(recipe, things)
+    report = recipe.backward([batch], recipe.modules, Engine(recipe.config.engine), 0)
+    assert report.metrics["autoencoder/loss"].isnan()
+    assert batch.suspects() == ("mesh 1",)
+
+
+def test_figures_of_the_exact_tokenizer_are_perfect() -> None:
+    recipe = make_recipe(**{"model.kind": "coordinates", "model.bins": 128})
+    whole = [item for item in items(4) if len(item["faces"]) == 12]
+    figures = recipe.summarise(recipe.measure(recipe.modules, make_batch(recipe, whole)))
+    for name in ("coordinate_accuracy", "coordinate_exact", "valid", "watertight", "watertight_originals"):
+        assert figures[name] == 1, name
+    assert 0 < figures["chamfer"] < 0.01
+    assert figures["normal_consistency"] > 0.99
+    assert 0 < figures["codebook_usage"] <= 1
+
+
+def test_figures_of_an_untrained_one_are_not() -> None:
+    recipe = make_recipe()
+    statistics = recipe.measure(recipe.modules, make_batch(recipe))
+    figures = recipe.summarise(statistics + recipe.measure(recipe.modules, make_batch(recipe)))
+    assert figures == pytest.approx(recipe.summarise(statistics))
+    assert figures["coordinate_accuracy"] < 0.5
+    assert figures["valid"] == 0
+    assert figures["chamfer"] > 0.05
+    assert figures["watertight_originals"] == pytest.approx(2 / 3)
+
+
+def test_codes_are_padded_and_become_files(tmp_path: Path) -> None:
+    recipe = make_recipe(**{"model.kind": "coordinates"})
+    batch = make_batch(recipe)
+    codes = recipe.encode(recipe.modules, batch)
+    assert codes.shape == (3, 12, 9)
+    assert (codes[1, 7:] == -1).all()
+    assert (codes[1, :7] >= 0).all()
+    artifacts = recipe.decode(recipe.modules, codes, "made")
+    assert [artifact.file for artifact in artifacts] == ["made-0.glb", "made-1.glb", "made-2.glb"]
+    for artifact, faces in zip(artifacts, (12, 7, 12), strict=True):
+        artifact.write(tmp_path / artifact.file)
+        assert len(read_mesh(tmp_path / artifact.file, bins=32).faces) == faces
+    (alone,) = recipe.decode(recipe.modules, codes[1:2], "alone")
+    assert alone.file == "alone.glb"
+
+
+def test_even_a_heap_without_area_becomes_a_file(tmp_path: Path) -> None:
+    recipe = make_recipe(**{"model.kind": "coordinates"})
+    (artifact,) = recipe.decode(recipe.modules, torch.full((1, 3, 9), 5), "heap")
+    artifact.write(tmp_path / artifact.file)
+    assert (tmp_path / artifact.file).stat().st_size > 0
+
+
+def test_a_sheet_shows_both() -> None:
+    recipe = make_recipe(**{"model.kind": "coordinates"})
+    (sheet,) = recipe.sample(recipe.modules, make_batch(recipe))
+    assert sheet.file == "reconstructions.png"
+    assert sheet.tensor is not None
+    assert sheet.tensor.ndim == 3
+
+
+def test_an_exported_model_gives_the_same_codes(tmp_path: Path) -> None:
+    model = small().float()
+    model.save_pretrained(tmp_path / "hub")
+    again = MeshAutoencoder.from_pretrained(tmp_path / "hub")
+    vertices, faces = solid(1)
+    assert torch.equal(model.tokenize(vertices.float(), faces), again.tokenize(vertices.float(), faces))
+    exact = CoordinateTokenizer(bins=16)
+    exact.save_pretrained(tmp_path / "exact")
+    assert CoordinateTokenizer.from_pretrained(tmp_path / "exact").bins == 16
+
+
+# --- the trainer in Python ------------------------------------------------------------------------------------------
+
+QUICK: dict[str, Any] = {"data.workers": 0, "log.trackers": [], "eval.batches": 1, "sample.num": 2}
+
+
+class Solids:
+    """Twelve meshes in one of the forms people's data sets have."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        vertices, faces = solid(index)
+        padded = torch.cat([faces, torch.full((4, 3), -1)])
+        return {
+            "tuple": (vertices.float(), faces),
+            "captioned": (vertices.float(), faces, "a box"),
+            "padded": {"vertices": vertices.numpy(), "faces": padded.numpy()},
+            "quads": (CUBE.float(), CUBE_QUADS),
+        }[self.form]
+
+
+@pytest.mark.parametrize("form", ["tuple", "captioned", "padded", "quads"])
+def test_data_sets_of_every_form_train(tmp_path: Path, form: str) -> None:
+    torch.manual_seed(0)
+    model = MeshAutoencoder(**TINY, vertices_per_face=4 if form == "quads" else 3)
+    trainer = MeshAutoencoderTrainer(
+        model, data=Solids(form), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK
+    )
+    trainer.train()
+    trainer.close()
+    assert trainer.step == 2
+    assert trainer.ema_model is not trainer.unwrapped_model
+
+
+def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
+    with pytest.warns(compat.CompatibilityNotice) as notices:
+        trainer = MeshAutoencoderTrainer(
+            MeshAutoencoder(**TINY),
+            Solids("tuple"),
+            num_train_steps=2,
+            batch_size=4,
+            grad_accum_every=1,
+            val_dataset=Solids("tuple"),
+            val_every=1,
+            val_num_batches=1,
+            learning_rate=1e-3,
+            weight_decay=0.1,
+            max_grad_norm=1.0,
+            ema_kwargs={"beta": 0.9},
+            checkpoint_every=1,
+            checkpoint_folder=str(tmp_path / "run"),
+            data_kwargs=["vertices", "faces"],
+            warmup_steps=1,
+            use_wandb_tracking=False,
+        )
+    assert len(notices) == 1
+    settings = trainer.config
+    assert (settings.optim.lr, settings.optim.clip, settings.ema.decay) == (1e-3, 1.0, 0.9)
+    trainer.train()
+    trainer.close()
+    assert trainer.step == 2
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ((CUBE * 3, CUBE_TRIANGLES), "outside of -1 to 1"),
+        ((CUBE, CUBE_TRIANGLES[:0]), "no faces"),
+        ((CUBE[:4], CUBE_TRIANGLES), "names vertex 7 of 4"),
+        ((CUBE, CUBE_QUADS), "faces of 4 vertices"),
+        ((CUBE * torch.nan, CUBE_TRIANGLES), "not finite"),
+        ((CUBE * 0, CUBE_TRIANGLES), "no face of it has an area"),
+    ],
+)
+def test_items_that_cannot_be_used_are_named(tmp_path: Path, item: Any, reason: str) -> None:
+    class Odd(Solids):
+        def __getitem__(self, index: int) -> Any:
+            return item
+
+    with pytest.raises(UsageError, match=reason):
+        MeshAutoencoderTrainer(
+            MeshAutoencoder(**TINY), data=Odd(""), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK
+        ).train()

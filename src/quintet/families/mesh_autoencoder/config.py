@@ -121,9 +121,7 @@ class MeshAutoencoderConfig(RunConfig):
 
     recipe: Literal["mesh-autoencoder"] = Field("mesh-autoencoder", description="What is trained.")
     data: MeshDataConfig = Field(default_factory=MeshDataConfig, description="The files.")
-    model: MeshAutoencoderModelConfig = Field(
-        default_factory=MeshAutoencoderModelConfig, description="The tokenizer."
-    )
+    model: MeshAutoencoderModelConfig = Field(default_factory=MeshAutoencoderModelConfig, description="The tokenizer.")
     loss: MeshAutoencoderLossConfig = Field(
         default_factory=MeshAutoencoderLossConfig, description="What it is trained for."
     )

@@ -202,6 +202,4 @@ def originals(meshes: Meshes) -> list[Mesh]:
     vertices = meshes.by_vertex.split(meshes.vertices.double().cpu())
     starts = meshes.by_vertex.starts.cpu()
     faces = meshes.by_face.split(meshes.faces.cpu())
-    return [
-        Mesh(each.numpy(), (own - start).numpy()) for each, own, start in zip(vertices, faces, starts, strict=True)
-    ]
+    return [Mesh(each.numpy(), (own - start).numpy()) for each, own, start in zip(vertices, faces, starts, strict=True)]

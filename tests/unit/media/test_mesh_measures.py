@@ -1,0 +1,108 @@
+"""Distances between surfaces against what is known of them, and what counts as valid and watertight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quintet.media.mesh import Mesh
+from quintet.media.mesh_measures import (
+    as_triangles,
+    compare,
+    corners_of,
+    distances_to,
+    is_valid,
+    is_watertight,
+    merged,
+    surface_points,
+)
+
+VERTICES = np.array([[x, y, z] for z in (-0.5, 0.5) for y in (-0.5, 0.5) for x in (-0.5, 0.5)])
+QUADS = np.array([[0, 2, 3, 1], [4, 5, 7, 6], [0, 1, 5, 4], [2, 6, 7, 3], [0, 4, 6, 2], [1, 3, 7, 5]])
+CUBE = Mesh(VERTICES, as_triangles(QUADS))
+TRIANGLE = np.array([[[0.0, 0, 0], [1, 0, 0], [0, 1, 0]]])
+
+
+@pytest.mark.parametrize(
+    ("point", "distance"),
+    [
+        ((0.2, 0.3, 0.7), 0.7),  # above its inside
+        ((0.5, -2.0, 0.0), 2.0),  # beside its first side
+        ((-3.0, 0.5, 4.0), 5.0),  # beside its second side
+        ((1.0, 1.0, 0.0), np.sqrt(0.5)),  # beside its third side
+        ((-1.0, -1.0, 0.0), np.sqrt(2)),  # behind a corner
+        ((4.0, 0.0, 4.0), 5.0),
+        ((0.0, 0.25, 0.0), 0.0),
+    ],
+)
+def test_the_distance_of_a_point_from_a_triangle(point: tuple[float, ...], distance: float) -> None:
+    found, _ = distances_to(np.array([point]), TRIANGLE)
+    assert found[0] == pytest.approx(distance, abs=1e-7)
+    turned = np.array([[2, 0, 1]])
+    assert distances_to(np.array([point]), TRIANGLE[:, turned[0]])[0][0] == pytest.approx(distance, abs=1e-7)
+
+
+def test_distances_are_those_of_a_dense_sample() -> None:
+    generator = np.random.default_rng(0)
+    points, triangles = generator.normal(size=(50, 3)), generator.normal(size=(7, 3, 3))
+    dense, owners = surface_points(triangles, 200_000, 0)
+    apart = np.linalg.norm(points[:, None] - dense[::20], axis=-1)
+    found, nearest = distances_to(points, triangles)
+    np.testing.assert_allclose(found, apart.min(1), atol=0.06)
+    assert (found <= apart.min(1) + 1e-9).all()
+    assert (owners[::20][apart.argmin(1)] == nearest).mean() > 0.9
+
+
+def test_triangles_without_area_are_lines_and_points() -> None:
+    flat = np.array([[[0.0, 0, 0], [1, 0, 0], [2, 0, 0]], [[9.0, 9, 9]] * 3])
+    found, nearest = distances_to(np.array([[1.5, 3, 0], [9, 9, 7]]), flat)
+    assert found.tolist() == pytest.approx([3, 2])
+    assert nearest.tolist() == [0, 1]
+    assert np.isfinite(compare(CUBE, Mesh(np.zeros((1, 3)), np.zeros((2, 3), np.int64)))).all()
+
+
+def test_points_lie_on_the_surface_by_area() -> None:
+    points, owners = surface_points(corners_of(CUBE), 1200, 3)
+    assert np.abs(points).max(1) == pytest.approx(0.5)
+    assert np.bincount(owners).tolist() == pytest.approx([100] * 12, abs=1)
+    assert np.array_equal(points, surface_points(corners_of(CUBE), 1200, 3)[0])
+
+
+def test_equal_surfaces_are_close_however_they_are_cut() -> None:
+    other = Mesh(VERTICES, np.concatenate([QUADS[:, [1, 2, 3]], QUADS[:, [1, 3, 0]]])[::-1])
+    close = compare(CUBE, other)
+    assert close.chamfer == pytest.approx(0, abs=1e-7)
+    assert close.normals == pytest.approx(1)
+
+
+def test_the_distance_is_a_share_of_the_box() -> None:
+    """Two parallel sheets a tenth of their side apart."""
+    sheet = Mesh(np.array([[0.0, 0, 0], [2, 0, 0], [2, 2, 0], [0, 2, 0]]), np.array([[0, 1, 2], [0, 2, 3]]))
+    above = Mesh(sheet.vertices + np.array([0, 0, 0.2]), sheet.faces)
+    assert compare(sheet, above).chamfer == pytest.approx(0.1)
+    upright = Mesh(sheet.vertices[:, [0, 2, 1]], sheet.faces)
+    assert compare(sheet, upright).normals == pytest.approx(0, abs=1e-9)
+
+
+def test_what_is_valid_and_what_is_watertight() -> None:
+    assert is_valid(CUBE)
+    assert is_watertight(CUBE)
+    assert is_watertight(Mesh(VERTICES, QUADS))
+    for faces in (CUBE.faces[:0], [[0, 1, 1]], [[0, 1, 3], [3, 0, 1]]):
+        assert not is_valid(Mesh(VERTICES, np.array(faces, np.int64).reshape(-1, 3)))
+    on_a_line = Mesh(np.array([[0.0, 0, 0], [1, 1, 1], [2, 2, 2]]), np.array([[0, 1, 2]]))
+    assert not is_valid(on_a_line)
+    opened = Mesh(VERTICES, CUBE.faces[1:])
+    assert is_valid(opened)
+    assert not is_watertight(opened)
+    assert not is_watertight(Mesh(VERTICES, CUBE.faces[:0]))
+
+
+def test_corners_in_one_bin_are_one_vertex() -> None:
+    generator = np.random.default_rng(0)
+    corners = corners_of(Mesh(VERTICES * 0.97, CUBE.faces)) + generator.uniform(-1e-3, 1e-3, (12, 3, 3))
+    whole = merged(corners, 128)
+    assert len(whole.vertices) == 8
+    assert is_valid(whole)
+    assert is_watertight(whole)
+    assert np.abs(whole.vertices[whole.faces] - corners).max() <= 1 / 128 + 1e-9
