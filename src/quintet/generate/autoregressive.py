@@ -103,32 +103,29 @@ def decode(
     guides = settings.guidance != 1
     told, numbers = _both(conditioning, against, guides), _twice(live, len(lengths), guides)
     rows = begin({key: value[numbers] for key, value in told.items()}, len(numbers))
-    chances = uniform(draw, name, max_length)
-    place = int(lengths[live].min())
-    unseen = tokens[live, :place]
+    # Of the live rows alone, so that a step takes slices and searches nothing.
+    own, prompted, chances = tokens[live], lengths[live], uniform(draw, name, max_length)[live.cpu()]
+    place = int(prompted.min())
+    unseen = own[:, :place]
     while True:
         scores = _scores(rows, unseen, settings.guidance)
         if legal is not None:
-            scores = _restricted(scores, legal(tokens[live, :place]))
-        own_chances = chances[live.cpu(), place]
-        chosen = choose(scores, own_chances, settings.temperature, settings.top_k, settings.top_p)
-        prompted = lengths[live] > place
-        chosen = torch.where(prompted, tokens[live, place], chosen)
-        stops = ~prompted & (chosen == end_id)
-        tokens[live, place] = chosen  # the end token is what stands there anyway
+            scores = _restricted(scores, legal(own[:, :place]))
+        chosen = choose(scores, chances[:, place], settings.temperature, settings.top_k, settings.top_p)
+        free = prompted <= place
+        chosen = torch.where(free, chosen, own[:, place])
+        stops = free & (chosen == end_id)
+        own[:, place] = chosen  # the end token is what stands there anyway
         place += 1
-        ended[live] = stops
-        lengths[live] = torch.where(stops, lengths[live], lengths[live].clamp(min=place))
-        if place == max_length:
-            break
-        if stops.any():
+        if place == max_length or stops.any():
+            tokens[live], ended[live] = own, stops
+            lengths[live] = torch.where(stops, place - 1, prompted.clamp(min=place))
             on = (~stops).nonzero()[:, 0]
-            if not len(on):
-                break
+            if place == max_length or not len(on):
+                return Decoded(tokens, lengths, ended)
             rows.select(_twice(on, len(live), guides))
-            live = live[on]
-        unseen = tokens[live, place - 1 : place]
-    return Decoded(tokens, lengths, ended)
+            live, own, prompted, chances = live[on], own[on], prompted[on], chances[on.cpu()]
+        unseen = own[:, place - 1 : place]
 
 
 def _both(conditioning: Conditioning, against: Conditioning | None, guides: bool) -> Conditioning:
