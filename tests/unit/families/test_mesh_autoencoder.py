@@ -414,7 +414,6 @@ def test_figures_of_an_untrained_one_are_not() -> None:
     figures = recipe.summarise(statistics + recipe.measure(recipe.modules, make_batch(recipe)))
     assert figures == pytest.approx(recipe.summarise(statistics))
     assert figures["coordinate_accuracy"] < 0.5
-    assert figures["valid"] == 0
     assert figures["chamfer"] > 0.05
     assert figures["watertight_originals"] == pytest.approx(2 / 3)
 

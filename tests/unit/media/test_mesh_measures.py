@@ -100,7 +100,7 @@ def test_what_is_valid_and_what_is_watertight() -> None:
 
 def test_corners_in_one_bin_are_one_vertex() -> None:
     generator = np.random.default_rng(0)
-    corners = corners_of(Mesh(VERTICES * 0.97, CUBE.faces)) + generator.uniform(-1e-3, 1e-3, (12, 3, 3))
+    corners = corners_of(Mesh(VERTICES * 0.98, CUBE.faces)) + generator.uniform(-1e-3, 1e-3, (12, 3, 3))
     whole = merged(corners, 128)
     assert len(whole.vertices) == 8
     assert is_valid(whole)
