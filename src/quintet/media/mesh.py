@@ -100,7 +100,9 @@ def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Me
     if max_faces is not None and len(mesh.faces) > max_faces:
         if not decimate:
             count = len(mesh.faces)
-            raise UnreadableItem(f"{count} faces, more than {max_faces} (data.max_faces); data.decimate=true reduces it")
+            raise UnreadableItem(
+                f"{count} faces, more than {max_faces} (data.max_faces); data.decimate=true reduces it"
+            )
         mesh = _decimated(mesh, bins, max_faces)
     if not len(mesh.faces):
         raise UnreadableItem(f"no face of it has an area at {bins} bins a side")
