@@ -9,7 +9,7 @@ context vector, `nothing`, that stands before every context and is never masked:
 as a dropped caption's is, attends to it alone, and so does a transformer that is given no context.
 
 Training calls a transformer with whole rows. A causal one can also go through rows piece by piece, `step` by `step`,
-with a `Cache` from `start`; what comes out is the same.
+with a `Cache` from `start`; what comes out is the same, without gradients.
 """
 
 from __future__ import annotations
@@ -411,6 +411,7 @@ class Transformer(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
+    @torch.no_grad()
     def start(
         self, batch: int, max_length: int, context: Tensor | None = None, context_mask: Tensor | None = None
     ) -> Cache:
@@ -424,6 +425,7 @@ class Transformer(nn.Module):
         contexts = [] if context is None else [block.cross_attention.to_context(context) for block in blocks]
         return Cache([Past(max_length) for _ in blocks], contexts, context_mask)
 
+    @torch.no_grad()
     def step(self, x: Tensor, cache: Cache) -> Tensor:
         """What `forward` gives for these tokens, `(batch, new, dim)`, after all those that the cache has seen."""
         before, after = cache.length, cache.length + x.shape[1]

@@ -7,7 +7,8 @@ begin with their lowest vertex, are all different, and each comes after the one 
 (z, y, x). Written as one number, z * bins^2 + y * bins + x, vertices are a line from 0 to the last, and what may come
 next is a stretch of it; the third vertex besides must not lie on the line through the first two in space. A token
 may come if some vertex that begins with it may, and a vertex if some face that begins with it may, so that a row
-never comes to a place from which there is no way on.
+never comes to a place from which there is no way on. An earlier face does not come again wound the other way, unless
+all that is left of it is its last token and there is no other.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class CanonicalCoordinates:
             # one row of x, or so far apart in space that no third vertex is on their line.
             ends = torch.stack([firsts, (firsts + 1).minimum(lasts), lasts], dim=-1)
             fits &= ~self._on_line(vertices, ends.flatten(1)).view_as(ends).all(-1)
+        if done == COORDINATES - 1:
+            new = fits & ~self._turned_over(tokens[:, :-done], vertices, firsts)
+            fits = torch.where(new.any(1, keepdim=True), new, fits)
         # Only a prompt that breaks the grammar leaves nothing; such a row is free until its next face.
         legal[:, : self.bins] = fits | ~(fits.any(1) | legal[:, self.bins])[:, None]
         return legal
@@ -88,6 +92,12 @@ class CanonicalCoordinates:
             same = (vertices == before[:, :2]).all(1)
             after = two + 1
         return torch.where(same, lowest.maximum(after), lowest), torch.full_like(lowest, last)
+
+    def _turned_over(self, tokens: Tensor, two: Tensor, thirds: Tensor) -> Tensor:
+        """Which of `thirds` (batch, bins) would with two vertices make an earlier face, wound the other way."""
+        zero, one, last = (self._numbers(tokens)[:, at::3] for at in range(3))
+        same = (zero == two[:, :1]) & (last == two[:, 1:])
+        return (thirds[:, :, None] == one.masked_fill(~same, -1)[:, None]).any(-1)
 
     def _face_before(self, tokens: Tensor, done: int) -> Tensor | None:
         end = tokens.shape[1] - done
