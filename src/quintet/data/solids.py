@@ -51,7 +51,7 @@ class Measure:
     words: tuple[str, str]
 
     def word(self, ratio: float) -> str:
-        return self.words[ratio > self.usual]
+        return self.words[1 if ratio > self.usual else 0]
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ _PHRASES = (
     "the shape of {thing}",
     "{bare}",
 )
-_PHRASES_WITH_WORDS = ("a {noun} that is {words}", "the {noun} is {words}", "{noun}, {words}")
+_PHRASES_WITH_WORDS = ("{one} that {is_} {words}", "the {noun} {is_} {words}", "{noun}, {words}")
 
 
 def _caption(rng: np.random.Generator, kind: str, proportions: Sequence[str], detail: str) -> str:
@@ -393,12 +393,15 @@ def _caption(rng: np.random.Generator, kind: str, proportions: Sequence[str], de
     if detail and rng.random() < SAID_SHARE:
         noun = f"{kind} {detail}" if detail.startswith("with") else f"{detail} {kind}"
     phrases = _PHRASES + (_PHRASES_WITH_WORDS if adjectives else ())
-    bare = " ".join([*adjectives, noun])
-    article = "" if kind == "stairs" else "an " if bare[0] in "aeiou" else "a "
-    said = phrases[int(rng.integers(len(phrases)))].format(
-        thing=article + bare, bare=bare, noun=noun, words=" and ".join(adjectives)
-    )
-    return re.sub(r"\ba (?=[aeiou])", "an ", said).replace("a stairs", "stairs").replace("stairs is", "stairs are")
+    bare, words = " ".join([*adjectives, noun]), " and ".join(adjectives)
+    plural = kind == "stairs"
+    thing, one = (named if plural else _with_article(named) for named in (bare, noun))
+    phrase = phrases[int(rng.integers(len(phrases)))]
+    return phrase.format(thing=thing, one=one, bare=bare, noun=noun, words=words, is_="are" if plural else "is")
+
+
+def _with_article(words: str) -> str:
+    return ("an " if words[0] in "aeiou" else "a ") + words
 
 
 def draw_item(seed: int, index: int) -> SolidItem:

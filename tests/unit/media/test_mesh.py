@@ -179,7 +179,7 @@ def test_too_many_faces_are_named_or_reduced(tmp_path: Path) -> None:
 def test_what_cannot_be_reduced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_mesh(sphere(2), tmp_path / "sphere.obj")
     monkeypatch.setattr("fast_simplification.simplify", lambda vertices, faces, **_: (vertices, faces))
-    with pytest.raises(UnreadableItem, match="^320 faces, and no fewer than 320 by decimation; 100 are allowed$"):
+    with pytest.raises(UnreadableItem, match=r"^320 faces, and no fewer than 320 by decimation; 100 are allowed$"):
         read_mesh(path, max_faces=100, decimate=True)
 
 
