@@ -30,8 +30,8 @@ def compare(original: Mesh, other: Mesh, points: int = POINTS, seed: int = 0) ->
     """How close a mesh is to the original. The same seed takes the same points."""
     box = np.ptp(original.vertices[np.unique(original.faces)], axis=0)
     scale = 1 / max(float(box.max()), 1e-12)
-    triangles = [corners_of(mesh) * scale for mesh in (original, other)]
-    ways = [_one_way(*pair, points, seed) for pair in (triangles, triangles[::-1])]
+    ours, theirs = (corners_of(mesh) * scale for mesh in (original, other))
+    ways = [_one_way(ours, theirs, points, seed), _one_way(theirs, ours, points, seed)]
     return Closeness(*np.mean(ways, axis=0).tolist())
 
 

@@ -40,7 +40,7 @@ class Packing:
 
     def split(self, packed: Tensor) -> tuple[Tensor, ...]:
         """One tensor an item."""
-        return packed.split(self.lengths)
+        return torch.split(packed, list(self.lengths))
 
     # --- padded -------------------------------------------------------------------------------------------------
 

@@ -73,12 +73,13 @@ def corner_angles(corners: Tensor) -> Tensor:
 
 def crossed_diagonals(corners: Tensor) -> Tensor:
     """A vector along the normal, twice as long as the area: of two sides of a triangle, or a quad's diagonals."""
-    if corners.shape[1] == 3:
-        return torch.linalg.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    return torch.linalg.cross(corners[:, 2] - corners[:, 0], corners[:, 3] - corners[:, 1])
+    first, second = ((0, 1), (0, 2)) if corners.shape[1] == 3 else ((0, 2), (1, 3))
+    one, other = (corners[:, end] - corners[:, start] for start, end in (first, second))
+    crossed: Tensor = torch.linalg.cross(one, other)
+    return crossed
 
 
 def log_area(crossed: Tensor) -> Tensor:
     """The area `(faces, 1)` on a logarithmic scale from 0, the smallest worth telling apart, to 1, the largest."""
-    area = crossed.norm(dim=-1, keepdim=True) / 2
+    area: Tensor = torch.linalg.vector_norm(crossed, dim=-1, keepdim=True) / 2
     return (area.clamp(min=SMALLEST_AREA) / SMALLEST_AREA).log() / math.log(LARGEST_AREA / SMALLEST_AREA)

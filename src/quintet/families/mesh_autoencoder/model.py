@@ -189,7 +189,7 @@ class FaceDecoder(nn.Module):
             rows = block(rows, present)
         faces = self.attention(by_face.gather(rows), by_face)
         logits: Tensor = self.to_logits(F.silu(self.norm(faces)))
-        return logits.unflatten(-1, (-1, self.bins))
+        return logits.view(len(logits), -1, self.bins)
 
 
 class ResidualBlock(nn.Module):
