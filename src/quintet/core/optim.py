@@ -60,8 +60,6 @@ class Muon(torch.optim.AdamW):
     """
 
     MOMENTUM = 0.95
-    COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-    """Of an odd polynomial whose fifth iterate brings all singular values in (0, 1] near one."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -90,7 +88,7 @@ class Muon(torch.optim.AdamW):
         gradients = torch.stack([parameter.grad for _, parameter in matrices])  # type: ignore[misc]
         moments = [self._moment(parameter) for _, parameter in matrices]
         torch._foreach_lerp_(moments, list(gradients), 1 - self.MOMENTUM)
-        updates = orthogonal(gradients.lerp(torch.stack(moments), self.MOMENTUM), self.COEFFICIENTS)
+        updates = orthogonal(gradients.lerp(torch.stack(moments), self.MOMENTUM))
         scale = max(1.0, updates.shape[1] / updates.shape[2]) ** 0.5
         for (group, parameter), update in zip(matrices, updates, strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -104,9 +102,9 @@ class Muon(torch.optim.AdamW):
         return moment
 
 
-def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], iterations: int = 5) -> Tensor:
+def orthogonal(matrices: Tensor, iterations: int = 5) -> Tensor:
     """(batch, rows, columns) with singular values of about one and the same singular vectors."""
-    linear, cubic, quintic = coefficients
+    linear, cubic, quintic = 3.4445, -4.7750, 2.0315  # an odd polynomial that lifts all of (0, 1] towards one
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(iterations):

@@ -23,6 +23,7 @@ from quintet.core.optim import (
     make_optimizer,
     named_parameters,
     optimizer_tensors,
+    orthogonal,
     set_learning_rate,
 )
 from quintet.errors import CheckpointError
@@ -369,13 +370,24 @@ def test_matrices_inside_of_blocks_move_alike_in_all_directions() -> None:
     for name, parameter in parameters.items():
         moved = parameter.detach() - before[name]
         if ".blocks." in name and parameter.ndim == 2:
+            assert parameter.grad is not None
             scale = 0.02 * max(1.0, moved.shape[0] / moved.shape[1]) ** 0.5
-            values = torch.linalg.svdvals(moved) / scale
-            assert 0.2 < values.min() <= values.max() < 1.3, name  # of a gradient, 0.001 to 1
+            torch.testing.assert_close(moved, -scale * orthogonal(parameter.grad[None])[0], msg=name)
             assert set(optimizer.state[parameter]) == {"exp_avg"}
         else:
             assert moved.abs().max() == pytest.approx(1e-3, rel=1e-3), name  # the first step of AdamW
         assert parameter.grad is not None
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 8), (2, 8, 16)])
+def test_a_matrix_becomes_orthogonal_and_keeps_its_directions(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    made = left.mT @ orthogonal(matrices) @ right.mT
+    values = values / matrices.norm(dim=(1, 2), keepdim=True)[..., 0]
+    diagonal = made.diagonal(dim1=1, dim2=2)
+    assert (made - torch.diag_embed(diagonal)).abs().max() < 1e-9
+    assert ((diagonal > 0.6) & (diagonal < 1.25))[values > 0.05].all()
 
 
 def test_a_schedule_scales_the_rates_of_matrices_too() -> None:
