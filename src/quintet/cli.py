@@ -276,7 +276,7 @@ def sample(
         raise UsageError("--image and --mask belong together: the mask says which part of the picture is drawn anew")
     trained = _open(run)
     trained.recipe.config = _with_sample_keys(trained.recipe.config, configs.parse_overrides(overrides or []))
-    if text or image:
+    if text or image or trained.recipe.unprompted:
         artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, image, mask))
     else:
         artifacts = runs.Looker.open(trained, data).artifacts(num)

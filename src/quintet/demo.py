@@ -51,7 +51,7 @@ FULL = ImageDemo(
     tokenizer_steps=5000,
     first_steps=3334,
     tokenizer_every=500,
-    muse_steps=8000,
+    muse_steps=5000,
     muse_every=1000,
     judged=500,
 )

@@ -43,7 +43,20 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     for name in config.LINKS:
         if getattr(config, name):
             config = config.changed({name: open_trained(getattr(config, name)).reference})
-    return Trainer(make_recipe(config), run, init=init, silent=silent)
+    recipe = make_recipe(config)
+    if config.init:
+        _refuse_other_links(recipe, trained)
+    return Trainer(recipe, run, init=init, silent=silent)
+
+
+def _refuse_other_links(recipe: Recipe[Any], trained: Trained) -> None:
+    """Weights that stand on one tokenizer mean nothing on another."""
+    for name, link in recipe.links.items():
+        other = trained.recipe.links.get(name)
+        if other is not None and other.digest != link.digest:
+            raise UsageError(
+                f"--init {trained.reference} stands on another {name} ({other.reference}) than {link.reference}"
+            )
 
 
 def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = False, silent: bool = False) -> Trainer:
@@ -83,8 +96,8 @@ def make_recipe(config: RunConfig, home: Path | None = None) -> Recipe[Any]:
 def open_link(reference: str) -> Link:
     """A trained model for another one to stand on: a run, RUN@step, or an exported folder."""
     trained = open_trained(reference)
-    module = trained.recipe.exported
-    return Link(trained.recipe, {module: trained.nets[module]}, reference, export_contents(trained, {}))
+    nets = {name: trained.nets[name] for name in trained.recipe.in_use if name in trained.nets}
+    return Link(trained.recipe, nets, reference, export_contents(trained, {}))
 
 
 def _place(config: RunConfig, name: str, home: Path | None) -> str:
@@ -164,9 +177,13 @@ def _open_exported(folder: Path) -> Trained:
         raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
     schema = recipes.find(str(settings.get("recipe"))).config_class()
     recipe = make_recipe(configs.validate(schema, settings["run"]), folder)
-    module = recipe.modules[recipe.exported]
-    load_module(module, folder, pretrained.WEIGHTS)
-    return Trained(recipe, {recipe.exported: module}, None, folder, settings.get("step"), [])
+    nets = {recipe.exported: recipe.modules[recipe.exported]}
+    load_module(nets[recipe.exported], folder, pretrained.WEIGHTS)
+    for name in recipe.in_use[1:]:
+        if (folder / f"{name}.safetensors").exists():  # older exports hold nothing beside
+            nets[name] = recipe.modules[name]
+            load_module(nets[name], folder, name)
+    return Trained(recipe, nets, None, folder, settings.get("step"), [])
 
 
 def _choose_checkpoint(run: Run, which: str) -> tuple[Path, list[str]]:
@@ -263,6 +280,8 @@ def export_contents(trained: Trained, figures: Mapping[str, float]) -> Contents:
         "run": trained.recipe.config.model_dump(mode="json"),
     }
     contents = pretrained.export_contents(trained.model, about)
+    for name in trained.nets.keys() & set(trained.recipe.in_use[1:]):
+        contents.tensors[name] = trained.nets[name].state_dict()
     for name, link in trained.recipe.links.items():
         for kind in ("tensors", "json", "text"):
             inside = getattr(link.contents, kind)

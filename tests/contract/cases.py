@@ -111,7 +111,7 @@ CASES: Mapping[str, Case] = {
         additive=None,
         worlds={
             "plain": (),
-            "critic": ("loss.critic=true", "train.accumulate=2"),
+            "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
             "self-critic": ("model.self_critic=true", "train.accumulate=2"),
             "super-resolution": (f"base={GOLDEN / 'muse-format-1' / 'hub'}",),
         },
@@ -120,7 +120,7 @@ CASES: Mapping[str, Case] = {
         resumed=(
             "loss.critic=true",
             "model.self_critic=true model.self_conditioning=true",
-            "data.variants=2 data.flip=true",
+            "data.variants=2 data.flip=true optim.name=muon",
             f"base={GOLDEN / 'muse-format-1' / 'hub'}",
         ),
         faults=("loss.critic=true",),

@@ -137,7 +137,9 @@ def test_a_very_long_path_does_not_break_the_commented_yaml() -> None:
 def test_commented_yaml_tells_meaning_and_choices_of_every_key() -> None:
     lines = describe(VQGanConfig()).splitlines()
     assert all("  # " in line for line in lines)
-    assert "  name: adamw  # Optimizer; `adam` couples the decay with the gradient. | adamw, adam, lion" in lines
+    assert any(
+        line.startswith("  name: adamw  # Optimizer;") and line.endswith("| adamw, adam, lion, muon") for line in lines
+    )
 
 
 @pytest.mark.parametrize(

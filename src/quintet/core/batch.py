@@ -79,10 +79,11 @@ def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
 def collate(items: Sequence[Item]) -> dict[str, Any]:
     """Tensors of equal shape are stacked, numbers become tensors, anything else stays a list.
 
-    A recipe whose items differ in length brings its own, which pads and adds a mask.
+    What not all items have is left out. A recipe whose items differ in length brings its own, which pads and adds a
+    mask.
     """
     fields: dict[str, Any] = {}
-    for name in items[0]:
+    for name in (name for name in items[0] if all(name in item for item in items)):
         values = [item[name] for item in items]
         if all(isinstance(value, Tensor) for value in values):
             fields[name] = torch.stack(values)

@@ -15,6 +15,12 @@ SHOWN = 5
 """Loss parts shown in the bar; the rest is in metrics.jsonl."""
 
 
+def say(text: str) -> None:
+    """A line for the person, outside of any progress."""
+    with suppress(OSError):  # a console on a full disk is no reason to stop
+        sys.stderr.write(f"{text}\n")
+
+
 class Display:
     """Step, rate, time left and loss parts. A silent one (other ranks, tests) prints nothing.
 

@@ -42,7 +42,8 @@ def evaluate(
 ) -> dict[str, float]:
     """The recipe's figures over the validation items, with fixed choices, on all ranks.
 
-    From the first `generated` items of them, and of each of the `others`, a generator makes something to be judged.
+    From the first `generated` items of them, in whole batches, and of each of the `others`, a generator makes something
+    to be judged.
     """
     total = Statistics()
     with looking(nets), engine.autocast():

@@ -34,6 +34,10 @@ class Link:
     contents: Contents
     """The folder that `quintet export` would write of it."""
 
+    def __post_init__(self) -> None:
+        for net in self.nets.values():
+            net.eval().requires_grad_(False)
+
     @property
     def model(self) -> Any:
         return self.nets[self.recipe.exported]

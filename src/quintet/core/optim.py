@@ -52,6 +52,68 @@ class Lion(Optimizer):
         return moment
 
 
+class Muon(torch.optim.AdamW):
+    """Orthogonal steps for the matrices inside of blocks, AdamW for all else (Jordan et al. 2024).
+
+    The momentum of a matrix is brought to the nearest matrix whose singular values are about one, so that every
+    direction is learned at the same pace. Groups with `orthogonal` are moved so, at `rate` times the others' rate.
+    """
+
+    MOMENTUM = 0.95
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        matrices = [
+            (group, parameter)
+            for group in self.param_groups
+            if group["orthogonal"]
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        gradients = [parameter.grad for _, parameter in matrices]
+        by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+        for number, (_, parameter) in enumerate(matrices):
+            by_shape[parameter.shape].append(number)
+        for members in by_shape.values():
+            self._turn([matrices[number] for number in members])
+        # AdamW passes over what has no gradient.
+        for _, parameter in matrices:
+            parameter.grad = None
+        super().step()
+        for (_, parameter), gradient in zip(matrices, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _turn(self, matrices: list[tuple[dict[str, Any], nn.Parameter]]) -> None:
+        """One step of matrices of one shape, together."""
+        gradients = torch.stack([parameter.grad for _, parameter in matrices])  # type: ignore[misc]
+        moments = [self._moment(parameter) for _, parameter in matrices]
+        torch._foreach_lerp_(moments, list(gradients), 1 - self.MOMENTUM)
+        updates = orthogonal(gradients.lerp(torch.stack(moments), self.MOMENTUM))
+        scale = max(1.0, updates.shape[1] / updates.shape[2]) ** 0.5
+        for (group, parameter), update in zip(matrices, updates, strict=True):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(update, alpha=-group["lr"] * scale)
+
+    def _moment(self, parameter: nn.Parameter) -> Tensor:
+        state = self.state[parameter]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        moment: Tensor = state["exp_avg"]
+        return moment
+
+
+def orthogonal(matrices: Tensor, iterations: int = 5) -> Tensor:
+    """(batch, rows, columns) with singular values of about one and the same singular vectors."""
+    linear, cubic, quintic = 3.4445, -4.7750, 2.0315  # an odd polynomial that lifts all of (0, 1] towards one
+    wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
+    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(iterations):
+        square = wide @ wide.mT
+        wide = linear * wide + (cubic * square + quintic * square @ square) @ wide
+    turned: Tensor = wide if matrices.shape[1] <= matrices.shape[2] else wide.mT
+    return turned
+
+
 def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> Parameters:
     """The trainable parameters of some modules, as `module.path`."""
     return {
@@ -64,6 +126,8 @@ def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> 
 
 def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer:
     """Matrices and kernels are decayed; vectors (biases, norms, scales) never are."""
+    if config.name == "muon":
+        return _make_muon(config, parameters)
     matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
     groups = [
@@ -76,6 +140,24 @@ def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
     return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
+    """Embeddings and last layers are matrices too, but not of the kind whose directions should be learned alike."""
+    kinds: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in parameters.items():
+        kinds[".blocks." in name and parameter.ndim == 2, parameter.ndim >= 2].append(parameter)
+    groups = [
+        {
+            "params": members,
+            "orthogonal": turned,
+            "rate": config.matrix_lr / config.lr if turned else 1.0,
+            "weight_decay": config.weight_decay if decays else 0.0,
+        }
+        for (turned, decays), members in kinds.items()
+    ]
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
+    return Muon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def learning_rate(config: OptimConfig, step: int) -> float:
@@ -93,7 +175,7 @@ def learning_rate(config: OptimConfig, step: int) -> float:
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate", 1.0)
 
 
 def gradient_norm(parameters: Parameters) -> Tensor:
@@ -136,7 +218,6 @@ def _check_optimizer_tensors(
     optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor], origin: str
 ) -> None:
     """Each parameter has the whole state of this optimizer, or none."""
-    expected = {"exp_avg"} if isinstance(optimizer, Lion) else {"step", "exp_avg", "exp_avg_sq"}
     kinds: dict[str, set[str]] = defaultdict(set)
     for key, saved in tensors.items():
         kind, _, name = key.partition("/")
@@ -146,7 +227,12 @@ def _check_optimizer_tensors(
         shape = () if kind == "step" else parameters[name].shape
         if saved.shape != shape or not saved.is_floating_point():
             raise CheckpointError(f"{origin}: {key[:100]!r} is not of the shape and type of its parameter")
+    turned = {
+        id(parameter) for group in optimizer.param_groups if group.get("orthogonal") for parameter in group["params"]
+    }
     for name, found in kinds.items():
+        alone = isinstance(optimizer, Lion) or id(parameters[name]) in turned
+        expected = {"exp_avg"} if alone else {"step", "exp_avg", "exp_avg_sq"}
         if found != expected:
             raise CheckpointError(
                 f"{origin} holds {', '.join(sorted(found))[:100]} of '{name}', this optimizer needs "

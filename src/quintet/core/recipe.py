@@ -124,6 +124,8 @@ class Recipe(ABC, Generic[ConfigT]):
     """The metric that chooses the best checkpoint, and which way is better."""
     exported: ClassVar[str]
     """The module that `quintet export` writes: a `Pretrained` model that is of use without the others."""
+    exported_beside: ClassVar[tuple[str, ...]] = ()
+    """Modules that it is better with, such as a critic; an export holds those that the recipe has."""
     find_unused_parameters: ClassVar[bool] = False
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
     uncompiled: ClassVar[frozenset[str]] = frozenset()
@@ -140,6 +142,16 @@ class Recipe(ABC, Generic[ConfigT]):
     def __init__(self, config: ConfigT, **links: Link) -> None:
         self.config = config
         self.links = links
+
+    @property
+    def in_use(self) -> tuple[str, ...]:
+        """The modules that a model is used with once it is trained."""
+        return (self.exported, *(name for name in self.exported_beside if name in self.modules))
+
+    @property
+    def unprompted(self) -> bool:
+        """Whether it generates without being told what."""
+        return False
 
     @property
     def averaged(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from quintet.core.batch import Batch, Item, Source
 from quintet.core.draw import Draw
 from quintet.errors import UnreadableItem
 
-FORMAT = 1
+FORMAT = 2
 SHARD = 1024
 """Items of a file: few enough to lose little by a kill, many enough to have few files."""
 BATCH = 32
@@ -55,9 +55,9 @@ class CacheKey:
     """What the codes of a source depend on."""
 
     tokenizer: str
-    """Hash of the tokenizer's weights and configuration."""
+    """Hash of the tokenizer's weights."""
     data: str
-    """Fingerprint of the data, and which side of the split."""
+    """Which items stand at which place, and what their files are."""
     transform: str
     """How items are cut and augmented."""
     variants: int

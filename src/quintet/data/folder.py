@@ -171,7 +171,7 @@ class ImageFolder:
     def about(self, item: int) -> dict[str, Any]:
         """What is known of an item without opening its file: its caption and, in the embedded data, what is on it."""
         entry = self.entries[item]
-        known = {"objects": entry.extra["objects"]} if "objects" in entry.extra else {}
+        known = {"objects": entry.extra["objects"]} if _is_scene(entry.extra.get("objects")) else {}
         return {"texts": entry.text or "", **known}
 
     def _moved(self, item: int, draw: Draw) -> images.Pixels:
@@ -192,6 +192,15 @@ class ImageFolder:
         path = self.entries[item].path(self.root)
         side = max(self.height, self.width)
         return images.read_image(path, mode=self.mode, truncated=self.truncated, side=side)
+
+
+def _is_scene(objects: Any) -> bool:
+    """Whether this is what the embedded data says of its pictures; other data may have a column of that name."""
+    return (
+        isinstance(objects, list)
+        and 0 < len(objects) <= 2
+        and all(isinstance(one, dict) and {"colour", "shape", "position"} <= one.keys() for one in objects)
+    )
 
 
 # Walking

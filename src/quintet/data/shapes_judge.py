@@ -344,13 +344,7 @@ def _agreement(promised: Mapping[str, object], finding: Finding | None) -> dict[
 
 
 def match(objects: Sequence[Mapping[str, object]], findings: Sequence[Finding]) -> dict[str, float]:
-    """The share of the objects whose `colour`, `shape`, `position`, and colour and shape both (`pair`), were found."""
-    rows = agreements(objects, findings)
-    return {name: sum(row[name] for row in rows) / len(objects) for name in (*ATTRIBUTES, "pair")}
-
-
-def agreements(objects: Sequence[Mapping[str, object]], findings: Sequence[Finding]) -> list[dict[str, bool]]:
-    """For each object, what of it was found.
+    """The share of the objects whose `colour`, `shape` and `position` were found, and colour and shape both (`pair`).
 
     Each finding stands for at most one object; of all ways to assign them the one with most agreement counts.
     """
@@ -361,4 +355,5 @@ def agreements(objects: Sequence[Mapping[str, object]], findings: Sequence[Findi
         [_agreement(one, finding) for one, finding in zip(objects, chosen, strict=True)]
         for chosen in itertools.permutations(candidates, len(objects))
     )
-    return max(assignments, key=lambda rows: sum(sum(row.values()) for row in rows))
+    best = max(assignments, key=lambda rows: sum(sum(row.values()) for row in rows))
+    return {name: sum(row[name] for row in best) / len(objects) for name in (*ATTRIBUTES, "pair")}

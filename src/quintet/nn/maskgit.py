@@ -19,7 +19,7 @@ from quintet.errors import UsageError
 from quintet.nn.conditioning import Conditioning, FrozenText, LowResolution, TextConditioning, make_text_conditioning
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained import Pretrained
-from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
+from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Rotary, Transformer
 
 
 class _Tokens(nn.Module):
@@ -43,6 +43,7 @@ class _Tokens(nn.Module):
             context_dim=None if config.text == "none" and config.low_grid is None else config.text_dim,
             dropout=config.dropout,
             positions=LearnedPositions(config.grid, config.dim),
+            rotary=Rotary(config.grid, config.dim // config.heads, theta=100.0) if config.rotary else None,
         )
         self.low: LowResolution | None = None
         if config.low_grid is not None and config.low_codes is not None:

@@ -33,6 +33,7 @@ class MaskGitConfig(Section):
     dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Width of the transformer.")
     depth: int = Field(6, ge=1, le=256, description="Blocks of the transformer.")
     heads: int = Field(8, ge=1, description="Attention heads, among which the width is shared out.")
+    rotary: bool = Field(False, description="Let attention see distances too, by turning queries and keys.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch of a block.")
     text: str = Field(
         "bytes",

@@ -359,7 +359,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Blocks and a last norm, over tokens that lie on a grid if `positions` says so.
 
-    Learned positions are added to the input once; rotary ones turn queries and keys in every self-attention.
+    Learned positions are added to the input once; rotary ones turn queries and keys in every self-attention. `rotary`
+    does so beside learned ones: these say where a token is, turning says how far two are apart.
     `dropout` is that of each branch before it is added; attention weights have none, so that the fast kernels stay.
     """
 
@@ -375,12 +376,14 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
         causal: bool = False,
         positions: LearnedPositions | Rotary | None = None,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(dim=dim, depth=depth, heads=heads, head_dim=head_dim)
         self.dim = dim
         self.causal = causal
         self.positions = positions
+        self.rotary = rotary
         self.blocks = nn.ModuleList(
             Block(dim, heads, head_dim, context_dim, norm, multiplier, dropout, causal) for _ in range(depth)
         )
@@ -406,6 +409,8 @@ class Transformer(nn.Module):
             x = x + self.positions(self._grid(x, grid))
         elif self.positions is not None:
             by = self.positions(self._grid(x, grid))
+        if self.rotary is not None:
+            by = self.rotary(self._grid(x, grid))
         for block in self.blocks:
             x = block(x, mask, context, context_mask, by)
         out: Tensor = self.norm(x)

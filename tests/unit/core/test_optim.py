@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from quintet.config import OptimConfig, OptimizerConfig, PhaseOptimConfig
 from quintet.core.optim import (
@@ -22,6 +23,7 @@ from quintet.core.optim import (
     make_optimizer,
     named_parameters,
     optimizer_tensors,
+    orthogonal,
     set_learning_rate,
 )
 from quintet.errors import CheckpointError
@@ -329,3 +331,94 @@ def test_state_for_a_parameter_that_does_not_exist_is_refused() -> None:
     optimizer = make_optimizer(OptimizerConfig(), parameters)
     with pytest.raises(CheckpointError, match=r"'net\.old_weight', which this model does not have"):
         load_optimizer_tensors(optimizer, parameters, {"exp_avg/net.old_weight": torch.ones(2)})
+
+
+# --- muon -------------------------------------------------------------------------------------------------------------
+
+
+class Stack(nn.Module):
+    """An embedding, two matrices of one shape and one of another inside of blocks, and a last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, width) for width in (8, 8, 16))
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x).tanh()
+        made: Tensor = self.last(x)
+        return made
+
+
+def muon_of(net: nn.Module, **keys: Any) -> tuple[Optimizer, dict[str, nn.Parameter]]:
+    parameters = named_parameters({"net": net}, ["net"])
+    config = OptimizerConfig(name="muon", lr=1e-3, matrix_lr=0.02, **keys)
+    return make_optimizer(config, parameters), parameters
+
+
+def test_matrices_inside_of_blocks_move_alike_in_all_directions() -> None:
+    torch.manual_seed(0)
+    net = Stack().double()
+    optimizer, parameters = muon_of(net)
+    set_learning_rate(optimizer, 1e-3)
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    net(torch.arange(40)).square().sum().backward()
+    optimizer.step()
+    for name, parameter in parameters.items():
+        moved = parameter.detach() - before[name]
+        if ".blocks." in name and parameter.ndim == 2:
+            assert parameter.grad is not None
+            scale = 0.02 * max(1.0, moved.shape[0] / moved.shape[1]) ** 0.5
+            torch.testing.assert_close(moved, -scale * orthogonal(parameter.grad[None])[0], msg=name)
+            assert set(optimizer.state[parameter]) == {"exp_avg"}
+        else:
+            assert moved.abs().max() == pytest.approx(1e-3, rel=1e-3), name  # the first step of AdamW
+        assert parameter.grad is not None
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 8), (2, 8, 16)])
+def test_a_matrix_becomes_orthogonal_and_keeps_its_directions(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    made = left.mT @ orthogonal(matrices) @ right.mT
+    values = values / matrices.norm(dim=(1, 2), keepdim=True)[..., 0]
+    diagonal = made.diagonal(dim1=1, dim2=2)
+    assert (made - torch.diag_embed(diagonal)).abs().max() < 1e-9
+    assert ((diagonal > 0.6) & (diagonal < 1.25))[values > 0.05].all()
+
+
+def test_a_schedule_scales_the_rates_of_matrices_too() -> None:
+    optimizer, _ = muon_of(Stack())
+    set_learning_rate(optimizer, 5e-4)
+    assert {(group["orthogonal"], round(group["lr"], 9)) for group in optimizer.param_groups} == {
+        (True, 0.01),
+        (False, 5e-4),
+    }
+
+
+def test_muon_goes_on_from_its_saved_state() -> None:
+    torch.manual_seed(0)
+    first = Stack()
+    optimizer, parameters = muon_of(first, weight_decay=0.1)
+
+    def step(net: nn.Module, by: Optimizer) -> None:
+        by.zero_grad()
+        net(torch.arange(40)).square().sum().backward()
+        by.step()
+
+    for _ in range(3):
+        step(first, optimizer)
+    second = Stack()
+    second.load_state_dict(first.state_dict())
+    other, others = muon_of(second, weight_decay=0.1)
+    load_optimizer_tensors(other, others, optimizer_tensors(optimizer, parameters))
+    step(first, optimizer)
+    step(second, other)
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, others[name]), name
+    short = {key: value for key, value in optimizer_tensors(optimizer, parameters).items() if "exp_avg_sq" not in key}
+    with pytest.raises(CheckpointError):
+        load_optimizer_tensors(other, others, short)

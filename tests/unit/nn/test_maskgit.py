@@ -165,7 +165,7 @@ def test_similar_codes_start_alike_at_the_usual_scale(code_dim: int) -> None:
         torch.testing.assert_close(codes.std(), old.std(), rtol=1e-9, atol=0)
         assert codes.mean(0).abs().max() < 1e-12
     assert torch.equal(model.embedding.weight[64], before["embedding"][64]), "the mask is no code"
-    first = model.embedding.weight[:64] / 0.02
+    first = model.embedding.weight[:64]
     assert far(first, model.to_logits.weight * first.std() / model.to_logits.weight.std())
     again = make(num_codes=64)
     torch.manual_seed(4)

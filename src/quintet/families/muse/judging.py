@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.data.shapes import WITHHELD_PAIRS
-from quintet.data.shapes_judge import ATTRIBUTES, agreements, judge
+from quintet.data.shapes_judge import ATTRIBUTES, Finding, judge, match
 from quintet.media.image import to_uint8
 
 Objects = Sequence[Mapping[str, str]]
@@ -24,18 +24,14 @@ def judged(pictures: Iterable[Tensor], promised: Sequence[Objects], split: str) 
     Of the withheld pictures one figure: the share of the withheld pairs whose colour and shape are both right.
     """
     rows = [
-        _figures(objects, agreements(objects, judge(to_uint8(picture))), split)
-        for picture, objects in zip(pictures, promised, strict=True)
+        _figures(objects, judge(to_uint8(picture)), split) for picture, objects in zip(pictures, promised, strict=True)
     ]
     return {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in rows[0]}
 
 
-def _figures(objects: Objects, found: Sequence[Mapping[str, bool]], split: str) -> dict[str, float]:
+def _figures(objects: Objects, findings: Sequence[Finding], split: str) -> dict[str, float]:
     if split == WITHHELD:
-        pairs = [
-            row["pair"]
-            for one, row in zip(objects, found, strict=True)
-            if (one["colour"], one["shape"]) in WITHHELD_PAIRS
-        ]
-        return {"match_withheld": sum(pairs) / len(pairs)}
-    return {f"match_{name}": sum(row[name] for row in found) / len(found) for name in ATTRIBUTES}
+        pairs = [one for one in objects if (one["colour"], one["shape"]) in WITHHELD_PAIRS]
+        return {"match_withheld": match(pairs, findings)["pair"]}
+    found = match(objects, findings)
+    return {f"match_{name}": found[name] for name in ATTRIBUTES}

@@ -111,9 +111,9 @@ class Stage(nn.Module):
     def _conditioning(self, texts: Sequence[str], negative: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What the texts become, and what guidance leads away from: the negative text, or none at all."""
         count = len(texts)
-        opposite = list(texts) if negative is None else [negative] * count
+        opposite = [negative] * count if negative else list(texts)
         # An empty text is none.
-        keep = torch.tensor([bool(text) for text in texts] + [negative is not None] * count)
+        keep = torch.tensor([bool(text) for text in texts] + [bool(negative)] * count)
         # In one call, so that both are padded alike.
         both = self.maskgit.texts([*texts, *opposite], keep)
         halves = [{name: tensor[part] for name, tensor in both.items()} for part in (slice(count), slice(count, None))]

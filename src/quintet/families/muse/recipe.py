@@ -12,8 +12,9 @@ from torch import Tensor
 
 from quintet.core import collectives
 from quintet.core.batch import Batch
+from quintet.core.display import say
 from quintet.core.draw import Draw
-from quintet.core.engine import choose_device
+from quintet.core.engine import Place, choose_device
 from quintet.core.link import Link
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
 from quintet.core.statistics import Statistics
@@ -23,7 +24,7 @@ from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
-from quintet.families.muse.sources import code_sources, say, too_long
+from quintet.families.muse.sources import code_sources, too_long
 from quintet.generate import masked
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
@@ -41,6 +42,7 @@ class MuseRecipe(Recipe[MuseConfig]):
     name = "muse"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     exported = "maskgit"
+    exported_beside = ("critic",)
 
     def __init__(
         self,
@@ -81,12 +83,17 @@ class MuseRecipe(Recipe[MuseConfig]):
         return [generator]
 
     @property
+    def unprompted(self) -> bool:
+        return self.config.model.text == "none"
+
+    @property
     def averaged(self) -> tuple[str, ...]:
         return tuple(self.modules)
 
     def sources(self) -> Sources:
+        device = choose_device(self.config.engine.device, Place.from_environment().local_rank)
         for link in self.links.values():
-            link.to(choose_device(self.config.engine.device))
+            link.to(device)
         return code_sources(self.config, self.tokenizer, self.base.recipe.links["tokenizer"] if self.base else None)
 
     # --- training ---------------------------------------------------------------------------------------------
@@ -105,7 +112,9 @@ class MuseRecipe(Recipe[MuseConfig]):
         return Output({"codes": codes, "hidden": hidden, "logits": logits, "conditioning": conditioning})
 
     def _conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
-        conditioning = self.maskgit.texts(batch["texts"], keep)
+        # An empty caption is none, here as in drawing.
+        there = torch.tensor([bool(text) for text in batch["texts"]])
+        conditioning = self.maskgit.texts(batch["texts"], there if keep is None else keep & there)
         if self.base is not None:
             conditioning["low"] = batch["low"].flatten(1)
         return conditioning
@@ -137,9 +146,7 @@ class MuseRecipe(Recipe[MuseConfig]):
         """Is a token the original one, where the generator has made it?"""
         codes, hidden = output["codes"], output["hidden"]
         chances = batch.draw.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
-        weights = _wide(output["logits"].detach()).softmax(-1).cumsum(-1)
-        guesses = (weights < chances[:, None] * weights[:, -1:]).sum(-1).clamp(max=self.maskgit.mask_id - 1)
-        tokens = codes.masked_scatter(hidden, guesses)
+        tokens = codes.masked_scatter(hidden, masked.guesses(output["logits"].detach(), chances))
         if "critic" in nets:
             scores = nets["critic"](tokens, output["conditioning"])
         else:
@@ -200,9 +207,11 @@ class MuseRecipe(Recipe[MuseConfig]):
 
     def generate(self, nets: Nets, request: Request) -> list[Artifact]:
         texts = [text for text in request.texts for _ in range(request.num)]
-        if any(texts) and self.config.model.text == "none":
-            raise UsageError("this model was trained without text (model.text=none); leave --text out")
-        if self.config.sample.guidance != self._guidance():
+        if self.unprompted and (any(texts) or request.negative):
+            raise UsageError("this model was trained without text (model.text=none); leave --text and --negative out")
+        if request.negative and self._guidance() == 1:
+            raise UsageError("a negative text works by guidance: it needs sample.guidance above 1 and loss.drop_text")
+        if not self.unprompted and self.config.sample.guidance != self._guidance():
             say("warning: drawn without guidance, because no text was dropped in training (loss.drop_text)")
         if long := too_long(self.config, [*request.texts, request.negative or ""]):
             say(f"warning: cut to {self.config.model.text_length - 2} bytes, which is all the model reads: {long[0]!r}")
@@ -290,9 +299,17 @@ def _fitted(config: MuseConfig, tokenizer: Link, base: Link | None) -> MuseConfi
             kind = "a super-resolution model itself" if base.recipe.name == "muse" else f"'{base.recipe.name}'"
             raise UsageError(f"--base takes a run of muse that draws by itself; {base.reference} is {kind}")
         below = base.recipe.config.model
+        low, high = base.recipe.tokenizer.model.config, vae.config
+        if low.channels != high.channels or low.size[0] * high.size[1] != low.size[1] * high.size[0]:
+            raise UsageError(
+                f"the base {base.reference} draws {_shape(low)}, the tokenizer {tokenizer.reference} has "
+                f"{_shape(high)}; both need the same channels and the same ratio of height to width"
+            )
         config = _adopt(config, f"the base {base.reference}", {"low_grid": below.grid, "low_codes": below.num_codes})
     elif config.model.low_grid is not None:
         raise UsageError("this is a super-resolution model: name the run below it with --base RUN")
+    if (encoder := config.model.text.removeprefix("hf:")) != config.model.text and Path(encoder).is_dir():
+        config = config.changed({"model.text": f"hf:{Path(encoder).resolve()}"})  # type: ignore[assignment]
     if config.model.text == "classes" and config.model.classes is None:
         config = _adopt(config, "the data", {"classes": _classes(config)})
     return config
@@ -314,6 +331,10 @@ def _classes(config: MuseConfig) -> tuple[str, ...]:
     if config.data.path is None:
         raise UsageError("a model of classes needs their names (model.classes) or a folder whose captions are classes")
     return tuple(sorted({entry.text for entry in scan(Path(config.data.path), EXTENSIONS).entries if entry.text}))
+
+
+def _shape(config: Any) -> str:
+    return f"{config.size[0]} x {config.size[1]} pixels of {config.channels} channels"
 
 
 def _always(share: float, progress: Tensor) -> Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import hashlib
+import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from quintet.core.batch import Item, Source, collate
 from quintet.core.caches import default_folder
+from quintet.core.display import say
 from quintet.core.draw import Draw
 from quintet.core.link import Link
 from quintet.core.recipe import Sources
@@ -66,7 +67,7 @@ def _coded(config: MuseConfig, tokenizer: Link, media: Sources) -> Sources:
     def codes(pictures: Source, part: str, variants: int = 1) -> CodeSource:
         assert isinstance(pictures, ImageFolder)
         folder = Path(config.data.cache) if config.data.cache else default_folder()
-        key = CacheKey(tokenizer.digest, f"{media.fingerprint} {part}", _transform(config, pictures), variants)
+        key = CacheKey(tokenizer.digest, f"{part} {_identity(pictures)}", _transform(config, pictures), variants)
         return CodeCache(folder, key, pictures, collate, tokenizer.encode, _tell).open()
 
     train = codes(media.train, "train", config.data.variants)
@@ -74,6 +75,12 @@ def _coded(config: MuseConfig, tokenizer: Link, media: Sources) -> Sources:
     others = {split: codes(source, split) for split, source in media.others.items()}
     skipped = {**media.skipped, **_named(train), **_named(validation)}
     return Sources(train, validation, media.fingerprint, skipped, media.about, others)
+
+
+def _identity(pictures: ImageFolder) -> str:
+    """Which files stand at which place, and when they were changed: codes are looked up by place."""
+    rows = [[entry.file, entry.stamp] for entry in pictures.entries]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def _transform(config: MuseConfig, pictures: ImageFolder) -> str:
@@ -87,6 +94,14 @@ def _check_captions(config: MuseConfig, media: Sources) -> None:
     if config.model.text == "none":
         return
     entries = [entry for source in (media.train, media.validation) for entry in source.entries]  # type: ignore[attr-defined]
+    if config.model.text == "classes":
+        known = set(config.model.classes or ())
+        foreign = [entry for entry in entries if entry.text and entry.text not in known]
+        if foreign:
+            raise UsageError(
+                f"{len(foreign)} captions are none of the {len(known)} classes (model.classes), for one "
+                f"{foreign[0].text!r} of {foreign[0].file}"
+            )
     missing = [entry.file for entry in entries if not entry.text]
     if missing and not config.data.empty_captions:
         raise UsageError(
@@ -101,7 +116,7 @@ def _check_captions(config: MuseConfig, media: Sources) -> None:
 def too_long(config: MuseConfig, texts: Sequence[str]) -> list[str]:
     """Those that a byte encoder cuts; a frozen encoder counts in its own tokens and tells of its own cuts."""
     most = config.model.text_length - 2
-    return [text for text in texts if config.model.text == "bytes" and len(text.encode()) > most]
+    return [text for text in texts if config.model.text == "bytes" and len(text.encode(errors="replace")) > most]
 
 
 def _named(source: CodeSource) -> dict[str, str]:
@@ -110,8 +125,3 @@ def _named(source: CodeSource) -> dict[str, str]:
 
 def _tell(done: int, total: int) -> None:
     say(f"pictures encoded: {done} of {total}")
-
-
-def say(text: str) -> None:
-    with suppress(OSError):  # a console on a full disk is no reason to stop
-        sys.stderr.write(f"{text}\n")

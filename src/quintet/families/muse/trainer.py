@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quintet.config import build
 from quintet.core.link import Link
 from quintet.core.run import Run, next_folder
 from quintet.core.trainer import Trainer
+from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.recipe import MuseRecipe
 from quintet.nn.maskgit import MaskGit
@@ -40,5 +43,8 @@ class MuseTrainer(Trainer):
         if maskgit is not None:
             overrides["model"] = maskgit.config.model_dump(mode="json")
         built = build(MuseConfig, overrides={**overrides, **(config or {})})
+        if built.init:
+            raise UsageError("in Python, load the weights into the model that you hand over, instead of the key `init`")
+        torch.manual_seed(built.train.seed)
         run = Run.new(Path(out) if out is not None else next_folder("muse"))
         super().__init__(MuseRecipe(built, tokenizer, base, maskgit), run)
