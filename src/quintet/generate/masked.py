@@ -126,14 +126,6 @@ def training_mask(draw: Draw, valid: Tensor, schedule: Schedule = cosine, name: 
     return _lowest(-draw.uniform(f"{name}-places", valid.shape[1]).to(valid.device), valid, counts)
 
 
-def guesses(logits: Tensor, chances: Tensor) -> Tensor:
-    """A code for each row of logits, drawn by the row's chance in [0, 1); nothing is read from the device."""
-    sums = _weights(logits).cumsum(-1)
-    totals = sums[:, -1:]
-    aims = (chances.to(logits.device)[:, None] * totals).long().minimum(totals - 1)
-    return torch.searchsorted(sums, aims, right=True)[:, 0]
-
-
 # Decoding
 
 

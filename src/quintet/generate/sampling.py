@@ -107,6 +107,14 @@ def wide(scores: Tensor) -> Tensor:
     return scores if scores.dtype == torch.float64 else scores.float()
 
 
+def guesses(logits: Tensor, chances: Tensor) -> Tensor:
+    """A code for each row of logits, drawn by the row's chance in [0, 1); nothing is read from the device."""
+    sums = _weights(logits).cumsum(-1)
+    totals = sums[:, -1:]
+    aims = (chances.to(logits.device)[:, None] * totals).long().minimum(totals - 1)
+    return torch.searchsorted(sums, aims, right=True)[:, 0]
+
+
 def _weights(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Probabilities as int64 on a scale on which the likeliest code has 2^40.
 

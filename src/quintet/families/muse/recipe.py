@@ -25,7 +25,7 @@ from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
 from quintet.families.muse.sources import code_sources, too_long
-from quintet.generate import masked
+from quintet.generate import masked, sampling
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
 
@@ -146,7 +146,7 @@ class MuseRecipe(Recipe[MuseConfig]):
         """Is a token the original one, where the generator has made it?"""
         codes, hidden = output["codes"], output["hidden"]
         chances = batch.draw.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
-        tokens = codes.masked_scatter(hidden, masked.guesses(output["logits"].detach(), chances))
+        tokens = codes.masked_scatter(hidden, sampling.guesses(output["logits"].detach(), chances))
         if "critic" in nets:
             scores = nets["critic"](tokens, output["conditioning"])
         else:
