@@ -42,8 +42,8 @@ QUICK = ImageDemo(
     tokenizer_steps=1500,
     first_steps=1000,
     tokenizer_every=250,
-    muse_steps=1000,
-    muse_every=250,
+    muse_steps=800,
+    muse_every=200,
     judged=128,
 )
 FULL = ImageDemo(
