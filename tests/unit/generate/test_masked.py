@@ -28,6 +28,7 @@ from quintet.generate.masked import (
     decode,
     filter_top_k,
     filter_top_p,
+    guesses,
     guided,
     linear,
     linear_growth,
@@ -723,6 +724,12 @@ def test_a_schedule_that_gives_no_number_is_refused() -> None:
 
 
 @pytest.mark.gpu
+def test_a_chance_falls_on_the_code_in_whose_share_it_lies() -> None:
+    logits = torch.tensor([0.5, 0.25, 0.0, 0.25]).log().repeat(6, 1)
+    chances = torch.tensor([0.0, 0.49, 0.51, 0.74, 0.76, 1 - 2**-24])
+    assert guesses(logits, chances).tolist() == [0, 0, 1, 1, 3, 3]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_device_decodes_under_deterministic_algorithms() -> None:
     target = torch.randint(CODES, (4, 30), generator=torch.Generator().manual_seed(1)).cuda()
