@@ -47,11 +47,11 @@ QUICK = ImageDemo(
     judged=128,
 )
 FULL = ImageDemo(
-    num=20_000,
+    num=48_000,
     tokenizer_steps=5000,
     first_steps=3334,
     tokenizer_every=500,
-    muse_steps=5000,
+    muse_steps=9000,
     muse_every=1000,
     judged=500,
 )

@@ -97,16 +97,42 @@ def _moment(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
     return moment
 
 
-def orthogonal(matrices: Tensor, iterations: int = 5) -> Tensor:
+LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
+"""An odd polynomial that lifts all of (0, 1] towards one, taken ITERATIONS times."""
+ITERATIONS = 5
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
     """(batch, rows, columns) with singular values of about one and the same singular vectors."""
-    linear, cubic, quintic = 3.4445, -4.7750, 2.0315  # an odd polynomial that lifts all of (0, 1] towards one
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(iterations):
-        square = wide @ wide.mT
-        wide = linear * wide + (cubic * square + quintic * square @ square) @ wide
-    turned: Tensor = wide if matrices.shape[1] <= matrices.shape[2] else wide.mT
-    return turned
+    lifted = _lift_by_gram(wide) if wide.shape[2] >= 2 * wide.shape[1] else _lift(wide)
+    return lifted if matrices.shape[1] <= matrices.shape[2] else lifted.mT
+
+
+def _lift(wide: Tensor) -> Tensor:
+    for _ in range(ITERATIONS):
+        gram = wide @ wide.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
+        wide = torch.baddbmm(wide, factor, wide, beta=LINEAR)
+    return wide
+
+
+def _lift_by_gram(wide: Tensor) -> Tensor:
+    """The same: every factor is a polynomial in one small square matrix, so that they can be multiplied first."""
+    gram = wide @ wide.mT
+    product = factor = _factor(gram)
+    for _ in range(ITERATIONS - 1):
+        gram = factor @ gram @ factor
+        factor = _factor(gram)
+        product = factor @ product
+    return product @ wide
+
+
+def _factor(gram: Tensor) -> Tensor:
+    factor = torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
+    factor.diagonal(dim1=1, dim2=2).add_(LINEAR)
+    return factor
 
 
 def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> Parameters:
