@@ -232,13 +232,18 @@ def verify(
 @app.command("eval")
 def evaluate(
     run: ModelReference,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Keys of `eval.*` and `sample.*`.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Look at this folder instead of the run's validation items.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the figures; default eval.json in the run.")] = None,
 ) -> None:
     """Measure a model on its validation items: a table, and eval.json."""
     from quintet import runs
 
-    looker = runs.Looker.open(_open(run), data)
+    trained = _open(run)
+    trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("eval", "sample"))
+    looker = runs.Looker.open(trained, data)
     figures = looker.figures()
     target = out or looker.trained.folder / "eval.json"
     _write_json(target, figures)
@@ -275,7 +280,7 @@ def sample(
     if (image is None) != (mask is None):
         raise UsageError("--image and --mask belong together: the mask says which part of the picture is drawn anew")
     trained = _open(run)
-    trained.recipe.config = _with_sample_keys(trained.recipe.config, configs.parse_overrides(overrides or []))
+    trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("sample",))
     if text or image or trained.recipe.unprompted:
         artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, image, mask))
     else:
@@ -290,10 +295,13 @@ def sample(
     _next(f"quintet eval {run}")
 
 
-def _with_sample_keys(config: Any, changes: Mapping[str, Any]) -> Any:
+def _with_keys(config: Any, overrides: Sequence[str] | None, sections: Sequence[str]) -> Any:
+    """The configuration of a trained model, changed where that changes how it is looked at, not what it is."""
+    changes = configs.parse_overrides(overrides or [])
     for key in changes:
-        if not key.startswith("sample."):
-            raise UsageError(f"`quintet sample` takes keys of sample.*, not '{key}'")
+        if key.split(".")[0] not in sections:
+            known = " and ".join(f"{section}.*" for section in sections)
+            raise UsageError(f"a trained model takes keys of {known} here, not '{key}'")
     return config.changed(changes)
 
 

@@ -140,7 +140,7 @@ class OptimizerConfig(Section):
         "adamw", description="Optimizer; `adam` couples the decay with the gradient; `muon` is AdamW outside of blocks."
     )
     lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
-    matrix_lr: float = Field(0.02, gt=0, le=1, description="Peak rate of the matrices inside of blocks (muon).")
+    matrix_lr: float = Field(0.02, gt=0, description="Peak rate of the matrices inside of blocks (muon).")
     betas: Betas = Field((0.9, 0.99), description="Decay rates of the moments.")
     eps: float = Field(1e-8, gt=0, description="Term that keeps the division finite (Adam, AdamW).")
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices and kernels; vectors are never decayed.")

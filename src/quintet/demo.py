@@ -42,16 +42,16 @@ QUICK = ImageDemo(
     tokenizer_steps=1500,
     first_steps=1000,
     tokenizer_every=250,
-    muse_steps=1000,
-    muse_every=250,
+    muse_steps=800,
+    muse_every=200,
     judged=128,
 )
 FULL = ImageDemo(
-    num=20_000,
+    num=48_000,
     tokenizer_steps=5000,
     first_steps=3334,
     tokenizer_every=500,
-    muse_steps=5000,
+    muse_steps=9000,
     muse_every=1000,
     judged=500,
 )

@@ -62,6 +62,15 @@ RECIPES: Mapping[str, RecipeEntry] = {
         summary="text to image: a masked transformer over a tokenizer's codes",
         needs="a folder of captioned pictures, and --tokenizer",
     ),
+    "mesh-autoencoder": RecipeEntry(
+        family="mesh_autoencoder",
+        config="MeshAutoencoderConfig",
+        recipe="MeshAutoencoderRecipe",
+        models=("MeshAutoencoder",),
+        trainer="MeshAutoencoderTrainer",
+        summary="mesh tokenizer: the faces of triangle meshes to codes and back",
+        needs="a folder of meshes",
+    ),
 }
 
 

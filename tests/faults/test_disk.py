@@ -131,10 +131,11 @@ def test_training_goes_on_through_a_trouble_that_passes(
     assert any(KINDS[row] in line for line in said), said
     lost = [line for line in said if "cannot write" in line]
     assert all(KINDS[row] in line for line in lost), lost
-    # Each file's loss is said once, not at every step.
-    assert len({line.partition(" (")[0] for line in lost}) == len(lost), lost
-    for line in lost:
-        name = line.removeprefix("warning: cannot write ").partition(" (")[0]
+    # Each file's loss is said once, not at every step; again only after it could be written (a short row may still fit
+    # into the last block of a full disk).
+    names = [line.removeprefix("warning: cannot write ").partition(" (")[0] for line in lost]
+    for name in set(names):
+        assert names.count(name) <= 1 + said.count(f"{name} can be written again"), said
         assert f"{name} can be written again" in said or name in ("samples", "checkpoints/best"), said
     rows = [row["step"] for row in metrics(run)]
     assert rows == sorted(rows)

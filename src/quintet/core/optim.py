@@ -36,20 +36,13 @@ class Lion(Optimizer):
             if not parameters:
                 continue
             gradients = [parameter.grad for parameter in parameters]
-            moments = [self._moment(parameter) for parameter in parameters]
+            moments = [_moment(self, parameter) for parameter in parameters]
             fast, slow = group["betas"]
             updates = torch._foreach_lerp(moments, gradients, 1 - fast)
             torch._foreach_sign_(updates)
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(parameters, updates, alpha=-group["lr"])
             torch._foreach_lerp_(moments, gradients, 1 - slow)
-
-    def _moment(self, parameter: nn.Parameter) -> Tensor:
-        state = self.state[parameter]
-        if "exp_avg" not in state:
-            state["exp_avg"] = torch.zeros_like(parameter)
-        moment: Tensor = state["exp_avg"]
-        return moment
 
 
 class Muon(torch.optim.AdamW):
@@ -71,11 +64,11 @@ class Muon(torch.optim.AdamW):
             if parameter.grad is not None
         ]
         gradients = [parameter.grad for _, parameter in matrices]
-        by_shape: dict[torch.Size, list[int]] = defaultdict(list)
-        for number, (_, parameter) in enumerate(matrices):
-            by_shape[parameter.shape].append(number)
+        by_shape: dict[torch.Size, list[tuple[dict[str, Any], nn.Parameter]]] = defaultdict(list)
+        for group, parameter in matrices:
+            by_shape[parameter.shape].append((group, parameter))
         for members in by_shape.values():
-            self._turn([matrices[number] for number in members])
+            self._turn(members)
         # AdamW passes over what has no gradient.
         for _, parameter in matrices:
             parameter.grad = None
@@ -86,7 +79,7 @@ class Muon(torch.optim.AdamW):
     def _turn(self, matrices: list[tuple[dict[str, Any], nn.Parameter]]) -> None:
         """One step of matrices of one shape, together."""
         gradients = torch.stack([parameter.grad for _, parameter in matrices])  # type: ignore[misc]
-        moments = [self._moment(parameter) for _, parameter in matrices]
+        moments = [_moment(self, parameter) for _, parameter in matrices]
         torch._foreach_lerp_(moments, list(gradients), 1 - self.MOMENTUM)
         updates = orthogonal(gradients.lerp(torch.stack(moments), self.MOMENTUM))
         scale = max(1.0, updates.shape[1] / updates.shape[2]) ** 0.5
@@ -94,24 +87,52 @@ class Muon(torch.optim.AdamW):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(update, alpha=-group["lr"] * scale)
 
-    def _moment(self, parameter: nn.Parameter) -> Tensor:
-        state = self.state[parameter]
-        if "exp_avg" not in state:
-            state["exp_avg"] = torch.zeros_like(parameter)
-        moment: Tensor = state["exp_avg"]
-        return moment
+
+def _moment(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
+    """The momentum of a parameter, which begins at nothing."""
+    state = optimizer.state[parameter]
+    if "exp_avg" not in state:
+        state["exp_avg"] = torch.zeros_like(parameter)
+    moment: Tensor = state["exp_avg"]
+    return moment
 
 
-def orthogonal(matrices: Tensor, iterations: int = 5) -> Tensor:
+LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
+"""An odd polynomial that lifts all of (0, 1] towards one, taken ITERATIONS times."""
+ITERATIONS = 5
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
     """(batch, rows, columns) with singular values of about one and the same singular vectors."""
-    linear, cubic, quintic = 3.4445, -4.7750, 2.0315  # an odd polynomial that lifts all of (0, 1] towards one
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(iterations):
-        square = wide @ wide.mT
-        wide = linear * wide + (cubic * square + quintic * square @ square) @ wide
-    turned: Tensor = wide if matrices.shape[1] <= matrices.shape[2] else wide.mT
-    return turned
+    lifted = _lift_by_gram(wide) if wide.shape[2] >= 2 * wide.shape[1] else _lift(wide)
+    return lifted if matrices.shape[1] <= matrices.shape[2] else lifted.mT
+
+
+def _lift(wide: Tensor) -> Tensor:
+    for _ in range(ITERATIONS):
+        gram = wide @ wide.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
+        wide = torch.baddbmm(wide, factor, wide, beta=LINEAR)
+    return wide
+
+
+def _lift_by_gram(wide: Tensor) -> Tensor:
+    """The same: every factor is a polynomial in one small square matrix, so that they can be multiplied first."""
+    gram = wide @ wide.mT
+    product = factor = _factor(gram)
+    for _ in range(ITERATIONS - 1):
+        gram = factor @ gram @ factor
+        factor = _factor(gram)
+        product = factor @ product
+    return product @ wide
+
+
+def _factor(gram: Tensor) -> Tensor:
+    factor = torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
+    factor.diagonal(dim1=1, dim2=2).add_(LINEAR)
+    return factor
 
 
 def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> Parameters:

@@ -85,7 +85,7 @@ class Trainer:
         self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
-        for link in recipe.links.values():
+        for link in recipe.links.values():  # where the sources were handed over, nothing has placed them yet
             link.to(self.engine.device)
         self.nets = self.engine.wrap(recipe.modules, recipe.find_unused_parameters, recipe.uncompiled)
         self.meter = Meter()

@@ -45,3 +45,9 @@ def test_fields_that_are_not_about_single_items_are_no_trouble_for_suspects() ->
     about_none = {"scale": torch.tensor(1.0), "nothing": torch.zeros(3, 0), "table": torch.full((5, 2), float("nan"))}
     own = torch.tensor([0.0, 0.0, float("nan")])
     assert batch({**about_none, "own": own}).suspects() == ("item-2",)
+
+
+def test_a_field_that_not_all_items_have_is_left_out() -> None:
+    items = [{"number": 1, "objects": ["a"]}, {"number": 2}]
+    for order in (items, items[::-1]):
+        assert collate(order).keys() == {"number"}

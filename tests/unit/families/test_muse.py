@@ -509,6 +509,15 @@ def test_withheld_pictures_are_judged_and_never_trained_on(recipe: MuseRecipe, f
     assert {f"{kind}{of}" for kind in kinds for of in ("", "_reconstruction")} <= figures.keys()
 
 
+def test_how_it_is_drawn_can_be_changed_for_one_evaluation(finished_muse: Path, tmp_path: Path) -> None:
+    out = tmp_path / "other.json"
+    succeed("eval", finished_muse, "eval.generated=0", "sample.steps=1", "--out", out)
+    assert "match_colour" not in json.loads(out.read_text())
+    outcome = quintet("eval", finished_muse, "model.dim=32", "--out", out)
+    assert outcome.code == 2
+    assert "keys of eval.* and sample.*" in error_line(outcome.errors)
+
+
 @pytest.fixture
 def finished_muse(pictures: Path, tmp_path: Path) -> Path:
     succeed(*words(pictures, tmp_path / "run"))

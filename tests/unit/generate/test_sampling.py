@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintet.generate.sampling import filter_top_k, filter_top_p, guided
+from quintet.generate.sampling import filter_top_k, filter_top_p, guesses, guided
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
 """The same examples in every session, however busy the machine."""
@@ -91,3 +91,9 @@ def test_guidance_goes_from_one_through_the_other() -> None:
     assert guided(one, other, 1.0) is one
     assert guided(one, other, 3.0).tolist() == [2.0, 0.0]
     assert guided(torch.tensor([-math.inf, 1.0]), torch.tensor([-math.inf, 0.0]), 2.0).tolist() == [-math.inf, 2.0]
+
+
+def test_a_chance_falls_on_the_code_in_whose_share_it_lies() -> None:
+    logits = torch.tensor([0.5, 0.25, 0.0, 0.25]).log().repeat(6, 1)
+    chances = torch.tensor([0.0, 0.49, 0.51, 0.74, 0.76, 1 - 2**-24])
+    assert guesses(logits, chances).tolist() == [0, 0, 1, 1, 3, 3]

@@ -258,3 +258,16 @@ def test_an_exported_model_comes_back(keys: dict[str, Any], tmp_path: Path) -> N
     conditioning = {**model.texts(TEXTS), **(low_of(model) if model.low else {})}
     assert again.config == model.config
     assert torch.equal(again(tokens, conditioning), model(tokens, conditioning))
+
+
+def test_turning_by_place_changes_what_attention_sees_and_no_weight() -> None:
+    plain, turning = make(text="none"), make(text="none", rotary=True)
+    assert plain.state_dict().keys() == turning.state_dict().keys()
+    turning.load_state_dict(plain.state_dict())
+    tokens = tokens_of(plain)
+    assert not torch.allclose(plain(tokens, {}), turning(tokens, {}))
+    for table in turning.transformer.positions.tables:  # type: ignore[union-attr]
+        table.data.zero_()
+    # Without learned positions it is distances alone that tell one place from another.
+    moved = turning(tokens.roll(1, 1), {}).roll(-1, 1)
+    assert not torch.allclose(turning(tokens, {}), moved)
