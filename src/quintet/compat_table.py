@@ -609,7 +609,7 @@ TRAINERS: Mapping[str, OriginalTrainer] = {
         OriginalTrainer("VQGanVAETrainer", "vqgan", "muse-maskgit-pytorch", "0.3.5", 1, False, VQGAN),
         OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, True, PHENAKI),
         OriginalTrainer(
-            "MeshAutoencoderTrainer", "mesh-autoencoder", "meshgpt-pytorch", "1.8.1", 21, True, MESH_AUTOENCODER
+            "MeshAutoencoderTrainer", "mesh-autoencoder", "meshgpt-pytorch", "1.8.1", 21, False, MESH_AUTOENCODER
         ),
         OriginalTrainer(
             "MeshTransformerTrainer", "mesh-transformer", "meshgpt-pytorch", "1.8.1", 21, True, MESH_TRANSFORMER
