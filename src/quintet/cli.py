@@ -242,6 +242,8 @@ def evaluate(
     from quintet import runs
 
     trained = _open(run)
+    if trained.ready and out is None:
+        raise UsageError(f"{run} has no folder of its own; say where to write the figures with --out")
     trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("eval", "sample"))
     looker = runs.Looker.open(trained, data)
     figures = looker.figures()
@@ -250,7 +252,8 @@ def evaluate(
     width = max(len(name) for name in figures)
     for name, value in figures.items():
         _print(f"{name:<{width}}  {value:.4f}")
-    _print(f"written to {target} (step {looker.trained.step}, {len(looker.loader.source)} items)")
+    which = "" if looker.trained.step is None else f"step {looker.trained.step}, "
+    _print(f"written to {target} ({which}{len(looker.loader.source)} items)")
     _next(f"quintet sample {run} --out out/", f"quintet export {run} hub/{looker.trained.recipe.name}")
 
 
@@ -412,6 +415,8 @@ def list_recipes() -> None:
     """What can be trained, and what it needs."""
     for name, entry in recipes.RECIPES.items():
         _print(f"{name:<18} {entry.summary} (needs {entry.needs}; in Python {entry.trainer})")
+        for ready in entry.ready:
+            _print(f"{'':<18} `{ready}` is one without training, wherever a trained one can be named")
     _next("quintet config RECIPE", "quintet demo image")
 
 

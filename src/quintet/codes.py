@@ -1,4 +1,7 @@
-"""Owns codes on disk: a folder with `codes.safetensors` (one tensor, items first) and `items.jsonl` in its order."""
+"""Owns codes on disk: a folder with `codes.safetensors` (one tensor, items first) and `items.jsonl` in its order.
+
+Items may differ in length, their first axis; the shorter ones end in -1.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,20 @@ def encode_folder(trained: Trained, data: str, out: Path) -> int:
     if not codes:
         raise UsageError(f"no file of {data} can be read; `quintet data check {data}` says why")
     contents = checkpoint.Contents(
-        tensors={CODES: {CODES: torch.cat(codes)}},
+        tensors={CODES: {CODES: _joined(codes)}},
         text={ITEMS: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)},
     )
     checkpoint.write_folder(out, contents)
     return len(codes)
+
+
+def _joined(codes: Sequence[Tensor]) -> Tensor:
+    """One tensor of all items; of different lengths the shorter ones end in -1, which is no code."""
+    longest = max(each.shape[1] for each in codes)
+    joined = codes[0].new_full((sum(map(len, codes)), longest, *codes[0].shape[2:]), -1)
+    for row, each in enumerate(codes):
+        joined[row, : each.shape[1]] = each
+    return joined
 
 
 def decode_folder(trained: Trained, folder: Path, out: Path) -> int:

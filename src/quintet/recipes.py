@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from quintet import config as configs
 from quintet.config import RunConfig
 from quintet.errors import UsageError
 
 if TYPE_CHECKING:
     from quintet.core.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model of a recipe that has nothing to learn. It is named where a run or an exported folder could stand."""
+
+    keys: Mapping[str, Any]
+    """What its configuration is, beside the defaults."""
+    choice: str
+    """The key that `NAME:VALUE` sets."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class RecipeEntry:
     trainer: str
     summary: str
     needs: str
+    ready: Mapping[str, Ready] = field(default_factory=dict)
 
     def config_class(self) -> type[RunConfig]:
         """Without torch."""
@@ -66,10 +78,11 @@ RECIPES: Mapping[str, RecipeEntry] = {
         family="mesh_autoencoder",
         config="MeshAutoencoderConfig",
         recipe="MeshAutoencoderRecipe",
-        models=("MeshAutoencoder",),
+        models=("MeshAutoencoder", "CoordinateTokenizer"),
         trainer="MeshAutoencoderTrainer",
         summary="mesh tokenizer: the faces of triangle meshes to codes and back",
         needs="a folder of meshes",
+        ready={"coordinates": Ready({"model.kind": "coordinates"}, choice="model.bins")},
     ),
 }
 
@@ -82,3 +95,14 @@ def find(name: str) -> RecipeEntry:
             f"unknown recipe {name[:40]!r}; {hint}`quintet recipes` lists what can be trained: {', '.join(RECIPES)}"
         )
     return RECIPES[name]
+
+
+def find_ready(reference: str) -> RunConfig | None:
+    """The configuration of a ready model, `NAME` or `NAME:VALUE`; none if it is called nothing of the kind."""
+    name, colon, value = reference.partition(":")
+    for entry in RECIPES.values():
+        if name in entry.ready:
+            ready = entry.ready[name]
+            chosen = configs.parse_overrides([f"{ready.choice}={value}"]) if colon else {}
+            return configs.build(entry.config_class(), overrides={**ready.keys, **chosen})
+    return None

@@ -37,6 +37,8 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     init = None
     if config.init:
         trained = open_trained(config.init)
+        if trained.ready:
+            raise UsageError(f"--init {config.init}: there is nothing learned in it to start from")
         # The very checkpoint, so that a run that begins again begins from the same weights.
         config = config.changed({"init": trained.reference})
         init = initial_weights(config)
@@ -94,7 +96,7 @@ def make_recipe(config: RunConfig, home: Path | None = None) -> Recipe[Any]:
 
 
 def open_link(reference: str) -> Link:
-    """A trained model for another one to stand on: a run, RUN@step, or an exported folder."""
+    """A trained model for another one to stand on: a run, RUN@step, an exported folder, or a ready model."""
     trained = open_trained(reference)
     nets = {name: trained.nets[name] for name in trained.recipe.in_use if name in trained.nets}
     return Link(trained.recipe, nets, reference, export_contents(trained, {}))
@@ -134,10 +136,14 @@ class Trained:
     step: int | None
     problems: list[str]
     """What was wrong with newer checkpoints."""
+    ready: bool = False
+    """Whether it is a model without learning: then `folder` is its name, and there is no such folder."""
 
     @property
     def reference(self) -> str:
         """What to call it so that the same weights are found again."""
+        if self.ready:
+            return str(self.folder)
         exported = (self.folder / pretrained.CONFIG).is_file()
         return str(self.folder.resolve()) + ("" if exported else f"@{self.step}")
 
@@ -147,7 +153,14 @@ class Trained:
 
 
 def open_trained(reference: str | Path) -> Trained:
-    """`RUN`, `RUN@step`, `RUN@best`, or an exported folder."""
+    """`RUN`, `RUN@step`, `RUN@best`, an exported folder, or the name of a ready model.
+
+    A folder that is called like a ready model is `./NAME`.
+    """
+    config = recipes.find_ready(reference) if isinstance(reference, str) else None
+    if config is not None:
+        recipe = make_recipe(config)
+        return Trained(recipe, dict(recipe.modules), None, Path(reference), None, [], ready=True)
     text, which = str(reference), ""
     if "@" in text and not os.path.exists(text):  # the name of a folder may hold an @ of its own
         text, _, which = text.rpartition("@")
@@ -219,7 +232,8 @@ class Looker:
         if data is not None:
             recipe.config = recipe.config.changed({"data.path": data, "data.validation_path": data})
         elif recipe.config.data.path is None:
-            raise UsageError(f"{trained.folder} was trained on a data set in Python; name a folder with --data")
+            why = "is not trained on anything" if trained.ready else "was trained on a data set in Python"
+            raise UsageError(f"{trained.folder} {why}; name a folder with --data")
         engine = Engine(recipe.config.engine, recipe.config.train.seed)
         for nets in (trained.nets, trained.live or {}):
             engine.place(nets)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,7 @@ class Link:
 
     def encode(self, batch: Batch) -> Tensor:
         """Codes of media, wherever the model is; without gradient."""
-        device = next(self.model.parameters()).device
+        # A model may have nothing to learn and still have tables.
+        device = next(chain(self.model.parameters(), self.model.buffers())).device
         with looking(self.nets):
             return self.recipe.encode(self.nets, batch.to(device, torch.float32))

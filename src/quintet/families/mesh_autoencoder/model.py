@@ -21,12 +21,15 @@ from quintet.config import validate
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
+from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
 from quintet.families.mesh_autoencoder.features import FaceFeatures, bin_centres
 from quintet.families.mesh_autoencoder.packed import Meshes, check_codes, encode_padded
 from quintet.nn.graph import GraphConvolution, Packing, RowConvolution, counts_at, means_at, packing
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
 from quintet.nn.transformer import Block
+
+__all__ = ["CoordinateTokenizer", "FaceDecoder", "MeshAutoencoder", "Reconstruction", "blurred_cross_entropy"]
 
 
 @dataclass
