@@ -34,6 +34,12 @@ def pictures(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def meshes(shared: Path) -> Path:
+    """48 small meshes with captions. Read only."""
+    return made_once(shared, "meshes", lambda folder: succeed("data", "make", "solids", folder, "--num", 48))
+
+
+@pytest.fixture(scope="session")
 def trained(shared: Path, pictures: Path) -> Path:
     """A finished run with the checkpoints 4, 8 and 12. Read only: copy it before changing it."""
     return made_once(shared, "trained", lambda folder: train_tiny(pictures, folder))

@@ -26,6 +26,14 @@ TINY_MUSE = (
 )
 """A transformer of a few thousand weights over grids of 4 x 4 codes."""
 
+TINY_MESH_AUTOENCODER = (
+    *("--preset", "debug", "model.bins=32", "model.coordinate_dim=8", "model.angle_dim=4", "model.area_dim=4"),
+    *("model.normal_dim=4", "model.encoder=[16,16]", "model.code_dim=8", "model.codebook_size=256"),
+    *("model.decoder=[16,16]", "train.batch_size=4", "train.steps=12", "eval.every=4", "sample.every=6"),
+    *("sample.num=2", "checkpoint.every=4", "log.every=1", "log.trackers=[]"),
+)
+"""A mesh tokenizer of ten thousand weights."""
+
 Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
@@ -34,15 +42,19 @@ def spoilt_pictures(item: Item, value: float) -> Item:
     return {**item, "images": torch.full(item["images"].shape, value)}
 
 
+def spoilt_meshes(item: Item, value: float) -> Item:
+    return {**item, "vertices": torch.full(item["vertices"].shape, value)}
+
+
 def unchanged(recipe: Recipe[Any]) -> None:
     pass
 
 
 def hasten_the_death_of_codes(recipe: Recipe[Any]) -> None:
     """Codes that nothing is assigned to are dead by step 50, at which the dead are revived."""
-    quantizer = recipe.modules["vae"].quantizer
-    if isinstance(quantizer, VectorQuantizer):
-        quantizer.decay = 0.9
+    for part in recipe.modules[recipe.exported].modules():
+        if isinstance(part, VectorQuantizer):
+            part.decay = 0.9
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,27 @@ CASES: Mapping[str, Case] = {
         ),
         faults=("loss.critic=true",),
         opens_media=False,
+    ),
+    "mesh-autoencoder": Case(
+        data="meshes",
+        tiny=TINY_MESH_AUTOENCODER,
+        additive=None,
+        worlds={
+            "lfq": ("train.accumulate=2",),
+            "vq": ("model.quantizer=vq", "train.steps=52", "checkpoint.every=25", "eval.every=26"),
+            "fsq": ("model.quantizer=fsq", "model.encoder_attention=1", "model.attention_head_dim=8"),
+        },
+        brief=("train.steps=4",),
+        poison=spoilt_meshes,
+        resumed=(
+            "model.quantizer=vq",
+            "model.quantizer=fsq model.encoder_attention=1 model.decoder_attention=1 model.attention_head_dim=8",
+            "model.dropout=0.1 optim.clip=0.5",
+        ),
+        faults=("model.quantizer=vq",),
+        golden=("model.codebook_size=32",),
+        prepare=hasten_the_death_of_codes,
+        tokenizer=True,
     ),
 }
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from contract import worlds
 from contract.cases import CASES, case_of
 from helpers import executed, made_once, metrics, step_folder, steps_saved, tensor_hashes, torchrun
+from quintet import recipes
 
 EXACT = "engine.precision=fp64"
 """In fp64 the two must agree to 1e-12 in everything, in fp32 to 1e-5 in the losses."""
@@ -44,14 +45,16 @@ def two_processes(shared: Path, request: pytest.FixtureRequest) -> Path:
     return made_once(shared, "two-processes", train_all)
 
 
-def test_codes_die_and_are_revived_in_these_trainings(two_processes: Path) -> None:
-    sizes = [
-        load_file(step_folder(two_processes / "vqgan" / "vq", step) / "vae.safetensors")["quantizer.cluster_size"]
-        for step in (50, 52)
-    ]
-    dead = sizes[0] < 0.1
-    assert dead.any()
-    assert (sizes[1][dead] > 0.1).any()
+@pytest.mark.parametrize("recipe", [recipe for recipe, case in CASES.items() if "vq" in case.worlds])
+def test_codes_die_and_are_revived_in_these_trainings(recipe: str, two_processes: Path) -> None:
+    file = f"{recipes.find(recipe).recipe_class().exported}.safetensors"
+    before, after = (load_file(step_folder(two_processes / recipe / "vq", step) / file) for step in (50, 52))
+    codebooks = [name for name in before if name.endswith("cluster_size")]
+    assert codebooks
+    for name in codebooks:
+        dead = before[name] < 0.1
+        assert dead.any()
+        assert (after[name][dead] > 0.1).any()
 
 
 @pytest.mark.parametrize(("recipe", "name"), TRAININGS)
