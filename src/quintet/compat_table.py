@@ -612,7 +612,7 @@ TRAINERS: Mapping[str, OriginalTrainer] = {
             "MeshAutoencoderTrainer", "mesh-autoencoder", "meshgpt-pytorch", "1.8.1", 21, False, MESH_AUTOENCODER
         ),
         OriginalTrainer(
-            "MeshTransformerTrainer", "mesh-transformer", "meshgpt-pytorch", "1.8.1", 21, True, MESH_TRANSFORMER
+            "MeshTransformerTrainer", "mesh-transformer", "meshgpt-pytorch", "1.8.1", 21, False, MESH_TRANSFORMER
         ),
     )
 }

@@ -84,6 +84,15 @@ RECIPES: Mapping[str, RecipeEntry] = {
         needs="a folder of meshes",
         ready={"coordinates": Ready({"model.kind": "coordinates"}, choice="model.bins")},
     ),
+    "mesh-transformer": RecipeEntry(
+        family="mesh_transformer",
+        config="MeshTransformerConfig",
+        recipe="MeshTransformerRecipe",
+        models=("MeshTransformer",),
+        trainer="MeshTransformerTrainer",
+        summary="text to mesh: a transformer over the codes of faces",
+        needs="a folder of captioned meshes, and --tokenizer",
+    ),
 }
 
 

@@ -34,6 +34,14 @@ TINY_MESH_AUTOENCODER = (
 )
 """A mesh tokenizer of ten thousand weights."""
 
+TINY_MESH_TRANSFORMER = (
+    *("--preset", "debug", "tokenizer=coordinates:32", "model.dim=16", "model.depth=1", "model.text_dim=16"),
+    *("model.text_length=32", "train.batch_size=4", "train.steps=12", "eval.every=4", "eval.generated=4"),
+    *("sample.every=6", "sample.num=2", "sample.max_faces=4", "checkpoint.every=4", "log.every=1", "log.trackers=[]"),
+    "data.empty_captions=true",
+)
+"""A transformer of a few thousand weights over the coordinates of faces."""
+
 Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
@@ -158,6 +166,24 @@ CASES: Mapping[str, Case] = {
         golden=("model.codebook_size=32",),
         prepare=hasten_the_death_of_codes,
         tokenizer=True,
+    ),
+    "mesh-transformer": Case(
+        data="meshes",
+        tiny=TINY_MESH_TRANSFORMER,
+        additive=None,
+        worlds={
+            "plain": (),
+            "flat": ("model.kind=flat", "loss.window=16", "train.accumulate=2", "optim.name=muon"),
+            "window": ("loss.window=16", "data.variants=2", "train.accumulate=2"),
+        },
+        brief=("train.steps=4",),
+        poison=None,
+        resumed=(
+            "model.kind=flat loss.window=16",
+            "model.dropout=0.1 data.variants=2 optim.name=muon",
+            "model.text=none model.face_buckets=0 loss.window=16",
+        ),
+        opens_media=False,
     ),
 }
 

@@ -42,6 +42,10 @@ class Noting:
         self.seen.add((int(draw.epochs[0]), self.name(item)))
         return self.source.load(item, draw)
 
+    def __getattr__(self, name: str) -> Any:
+        """What else the source knows, such as the lengths of its items."""
+        return getattr(self.source, name)
+
 
 def make_recipe(recipe: str, data: Path | str, words: Sequence[str]) -> Recipe[Any]:
     """A recipe from the words of the command line: `--preset NAME KEY=VALUE …`."""

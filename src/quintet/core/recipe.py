@@ -90,7 +90,7 @@ class Request:
     negative: str | None = None
     """What it should not look like."""
     given: Path | None = None
-    """A file to change."""
+    """A file to change or to go on from."""
     mask: Path | None = None
     """The part of it to make anew."""
 
@@ -126,6 +126,8 @@ class Recipe(ABC, Generic[ConfigT]):
     """The module that `quintet export` writes: a `Pretrained` model that is of use without the others."""
     exported_beside: ClassVar[tuple[str, ...]] = ()
     """Modules that it is better with, such as a critic; an export holds those that the recipe has."""
+    given: ClassVar[str | None] = None
+    """The option by which `quintet sample` hands it a file beside a text; none: it takes none."""
     find_unused_parameters: ClassVar[bool] = False
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
     uncompiled: ClassVar[frozenset[str]] = frozenset()

@@ -1,12 +1,13 @@
-"""Owns the keys of `MeshTransformer`. Free of torch, so that help is quick."""
+"""Owns the keys of the recipe `mesh-transformer` and of its model. Free of torch, so that help is quick."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import Section
+from quintet.config import MeshDataConfig, RunConfig, SampleConfig, Section
 from quintet.nn.maskgit_config import MaskGitConfig
 
 
@@ -68,4 +69,149 @@ class MeshTransformerModelConfig(Section):
         if self.dim % (2 * self.heads):
             raise ValueError(f"model.heads={self.heads} does not divide model.dim={self.dim} into even parts")
         self.text_keys()
+        return self
+
+
+class MeshTransformerDataConfig(MeshDataConfig):
+    variants: int = Field(
+        8, ge=1, le=1000, description="Augmented variants of each training mesh in the code cache (data.augment)."
+    )
+    cache: str | None = Field(None, description="Folder of the code cache; none: the user's own cache folder.")
+    empty_captions: bool = Field(False, description="Train a text model although meshes without caption are there.")
+
+
+class MeshTransformerLossConfig(Section):
+    """What it is trained for."""
+
+    drop_text: float = Field(
+        0.1, ge=0, lt=1, description="Share of texts dropped, so that guidance has something to lead away from."
+    )
+    drop_faces: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of meshes whose number of faces is not told; meshes can then be made with and without.",
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all codes.")
+    window: int | None = Field(
+        None,
+        ge=2,
+        description="Faces of the stretch that is trained on of a larger mesh, drawn anew each epoch; none: whole "
+        "meshes only, and those of more than model.max_faces are left out.",
+    )
+
+
+class MeshTransformerSampleConfig(SampleConfig):
+    temperature: float = Field(1.0, ge=0, description="Of drawing a token; 0: the likeliest.")
+    top_k: int | None = Field(None, ge=1, description="Draw from so many likeliest codes.")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
+    )
+    guidance: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
+    max_faces: int | None = Field(None, ge=1, description="Faces after which a mesh is cut off; none: the model's.")
+    faces: int = Field(0, ge=0, description="Number of faces to ask for, roughly; 0: as many as it takes.")
+    grammar: Literal["none", "strict"] = Field(
+        "none",
+        description="none: any code, and the end after a whole face; strict, for the tokenizer `coordinates`: no face "
+        "without an area, out of order or twice.",
+    )
+
+
+class MeshTransformerConfig(RunConfig):
+    LINKS: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "debug": {
+            "model.dim": 32,
+            "model.depth": 2,
+            "model.fine_depth": 1,
+            "model.heads": 2,
+            "model.text_dim": 32,
+            "model.text_depth": 1,
+            "model.text_heads": 2,
+            "data.variants": 1,
+            "data.workers": 0,
+            "train.steps": 20,
+            "train.batch_size": 8,
+            "sample.max_faces": 16,
+            "eval.every": 10,
+            "eval.generated": 8,
+            "sample.every": 10,
+            "sample.num": 4,
+            "checkpoint.every": 10,
+            "log.every": 5,
+        },
+        # Two CPU cores, minutes.
+        "small": {
+            "model.dim": 192,
+            "model.depth": 6,
+            "model.fine_depth": 2,
+            "model.heads": 6,
+            "model.text_dim": 96,
+            "train.steps": 6000,
+            "train.batch_size": 16,
+            "optim.name": "muon",
+            "optim.lr": 3e-3,
+            "optim.matrix_lr": 0.01,
+            "optim.warmup_steps": 150,
+            "optim.clip": 1.0,
+            "eval.every": 500,
+            "sample.every": 1000,
+            "checkpoint.every": 500,
+            "data.workers": 0,
+        },
+        "base": {
+            "model.dim": 768,
+            "model.depth": 24,
+            "model.fine_depth": 4,
+            "model.heads": 12,
+            "model.text_dim": 512,
+            "model.text_depth": 6,
+            "model.max_faces": 800,
+            "data.variants": 32,
+            "data.workers": 4,
+            "train.steps": 200_000,
+            "train.batch_size": 64,
+            "optim.lr": 1e-4,
+            "optim.final_lr": 6e-5,
+            "optim.warmup_steps": 2000,
+            "optim.weight_decay": 0.1,
+            "optim.clip": 1.0,
+            "ema.decay": 0.9995,
+            "sample.temperature": 0.8,
+            "sample.top_p": 0.9,
+            "eval.every": 5000,
+            "sample.every": 5000,
+            "checkpoint.every": 5000,
+            "engine.precision": "bf16",
+        },
+    }
+
+    recipe: Literal["mesh-transformer"] = Field("mesh-transformer", description="What is trained.")
+    tokenizer: str | None = Field(
+        None, description="The trained tokenizer: RUN, RUN@step, an exported folder, or `coordinates`."
+    )
+    tokenizer_hash: str | None = Field(None, description="Of its weights; none: that of the tokenizer, from then on.")
+    data: MeshTransformerDataConfig = Field(default_factory=MeshTransformerDataConfig, description="The files.")
+    model: MeshTransformerModelConfig = Field(
+        default_factory=MeshTransformerModelConfig, description="The transformer over faces."
+    )
+    loss: MeshTransformerLossConfig = Field(
+        default_factory=MeshTransformerLossConfig, description="What it is trained for."
+    )
+    sample: MeshTransformerSampleConfig = Field(
+        default_factory=MeshTransformerSampleConfig, description="Decoding, here and while training."
+    )
+
+    @model_validator(mode="after")
+    def _faces_fit(self) -> MeshTransformerConfig:
+        most = self.model.max_faces
+        asked = {"loss.window": self.loss.window, "sample.max_faces": self.sample.max_faces}
+        for key, faces in {**asked, "sample.faces": self.sample.faces}.items():
+            if faces is not None and faces > most:
+                raise ValueError(f"{key}={faces} is more than model.max_faces={most}")
+        if self.sample.faces and (not self.model.face_buckets or self.loss.drop_faces == 1):
+            raise ValueError(
+                "sample.faces needs a model that is told numbers of faces: model.face_buckets above 0, "
+                "loss.drop_faces below 1"
+            )
         return self

@@ -43,6 +43,7 @@ class MuseRecipe(Recipe[MuseConfig]):
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     exported = "maskgit"
     exported_beside = ("critic",)
+    given = "image"
 
     def __init__(
         self,

@@ -1,0 +1,302 @@
+"""Owns how the mesh transformer is trained on the codes of a tokenizer, how it is measured, and what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quintet.core import collectives
+from quintet.core.batch import Batch, Item, Source
+from quintet.core.display import say
+from quintet.core.draw import Draw
+from quintet.core.engine import Place, choose_device
+from quintet.core.link import Link
+from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
+from quintet.core.statistics import Statistics
+from quintet.data.folder import scan
+from quintet.errors import UnreadableItem, UsageError
+from quintet.families.mesh_transformer import sources
+from quintet.families.mesh_transformer.config import MeshTransformerConfig
+from quintet.families.mesh_transformer.grammar import CanonicalCoordinates
+from quintet.families.mesh_transformer.judging import clouds, judged, set_figures, soundness
+from quintet.families.mesh_transformer.model import Generated, MeshTransformer
+from quintet.families.mesh_transformer.part import read_part
+from quintet.generate.autoregressive import Legal, Sampling
+from quintet.media.image import write_image
+from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
+from quintet.media.mesh_measures import as_triangles, merged
+from quintet.media.mesh_render import contact_sheet
+
+SHOWN = 192
+"""Pixels of one picture of a mesh."""
+MADE_AT_ONCE = 32
+
+
+class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
+    name = "mesh-transformer"
+    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
+    exported = "transformer"
+    given = "mesh"
+
+    def __init__(
+        self, config: MeshTransformerConfig, tokenizer: Link | None = None, transformer: MeshTransformer | None = None
+    ) -> None:
+        if tokenizer is None:
+            raise UsageError(
+                "mesh-transformer makes the codes of a tokenizer: name one with --tokenizer RUN, or take "
+                "--tokenizer coordinates"
+            )
+        config = _fitted(config, tokenizer)
+        super().__init__(config, tokenizer=tokenizer)
+        self.tokenizer = tokenizer
+        self.transformer = transformer or MeshTransformer(config.model)
+        if config.data.cache:
+            self.transformer.cache_texts(Path(config.data.cache))
+        self.modules = {"transformer": self.transformer}
+        self.phases = [Phase("transformer", ("transformer",), self.loss, config.optim.for_phase())]
+
+    @property
+    def unprompted(self) -> bool:
+        return self.config.model.text == "none"
+
+    # --- data -------------------------------------------------------------------------------------------------
+
+    def sources(self) -> Sources:
+        self.tokenizer.to(choose_device(self.config.engine.device, Place.from_environment().local_rank))
+        return sources.code_sources(self.config, self.tokenizer)
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return sources.collate(items)
+
+    def lengths(self, source: Source) -> Sequence[int] | None:
+        return source.lengths() if hasattr(source, "lengths") else None
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+        loss, draw = self.config.loss, batch.draw
+        conditioning = self._texts(batch, draw.uniform("keep text") >= loss.drop_text)
+        conditioning |= self.transformer.faces(batch["faces"], draw.uniform("keep faces") >= loss.drop_faces)
+        return Output(self._predicted(nets, batch, conditioning))
+
+    def _texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
+        # An empty caption is none, here as in generation.
+        there = torch.tensor([bool(text) for text in batch["texts"]])
+        return self.transformer.texts(batch["texts"], there if keep is None else keep & there)
+
+    def _predicted(self, nets: Nets, batch: Batch, conditioning: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits, targets = nets["transformer"](
+            batch["codes"], batch["lengths"], conditioning, batch["begins"], batch["ends"]
+        )
+        return {"logits": _wide(logits), "targets": targets}
+
+    def loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+        logits, targets = output["logits"], output["targets"]
+        each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.config.loss.label_smoothing)
+        everything = torch.ones_like(each, dtype=torch.bool)
+        right = (logits.argmax(-1) == targets).to(each.dtype)
+        parts = {"accuracy": collectives.mean_over_ranks(right, everything)}
+        return Loss(collectives.mean_over_ranks(each, everything), parts)
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+        """Of every token, given the text and no number of faces, as in generation."""
+        logits, targets = self._predicted(nets, batch, self._texts(batch)).values()
+        return Statistics(
+            {
+                "loss": F.cross_entropy(logits, targets, reduction="sum"),
+                "right": (logits.argmax(-1) == targets).sum().to(logits.dtype),
+                "tokens": torch.tensor(float(len(targets)), dtype=logits.dtype),
+            }
+        )
+
+    def measure_generated(self, nets: Nets, batch: Batch, split: str) -> Statistics:
+        """What is found in meshes that were made from captions without a grammar, and in the set of them."""
+        if split != "validation":
+            return Statistics()
+        made = self._made(nets, batch["texts"], batch.draw)
+        meshes, real = self._meshes(made), self._reconstructed(batch)
+        sums = {"made": torch.tensor(float(len(meshes)), dtype=torch.float64)}
+        sums |= soundness(meshes, made.ended.tolist())
+        if "class" in batch and "proportions" in batch:
+            sums |= judged(meshes, batch["class"], batch["proportions"])
+            sums |= judged(real, batch["class"], batch["proportions"], "_reconstruction")
+        return Statistics(sums, {"made": clouds(meshes), "real": clouds(real)})
+
+    def summarise(self, statistics: Statistics) -> dict[str, float]:
+        sums = {name: float(value) for name, value in statistics.sums.items()}
+        loss = sums["loss"] / sums["tokens"]
+        figures = {
+            "loss": loss,
+            "perplexity": float(torch.tensor(loss, dtype=torch.float64).exp()),
+            "accuracy": sums["right"] / sums["tokens"],
+        }
+        if not sums.get("made"):
+            return figures
+        shares = ("valid", "watertight", "ended", "match_class", "match_class_reconstruction")
+        figures |= {name: sums[name] / sums["made"] for name in shares if name in sums}
+        for suffix in ("", "_reconstruction"):
+            if asked := sums.get(f"proportions{suffix}"):
+                figures[f"match_proportions{suffix}"] = sums[f"match_proportions{suffix}"] / asked
+        return figures | set_figures(statistics.rows)
+
+    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+        """A sheet of pairs: the mesh as the tokenizer has it, and what is made from its caption."""
+        made = self._meshes(self._made(nets, batch["texts"], batch.draw, legal=self._grammar()))
+        pairs = [mesh for pair in zip(self._reconstructed(batch), made, strict=True) for mesh in pair]
+        sheet = contact_sheet(pairs, columns=8, size=SHOWN)
+        about = {"columns": "reconstruction, made from its caption", "texts": list(batch["texts"])}
+        return [Artifact("made.png", partial(write_image, sheet), about, torch.from_numpy(sheet))]
+
+    # --- making -----------------------------------------------------------------------------------------------
+
+    def generate(self, nets: Nets, request: Request) -> list[Artifact]:
+        texts = [text for text in request.texts for _ in range(request.num)]
+        self._check(request)
+        prompt = self._prompt(request.given)
+        meshes: list[Mesh] = []
+        ended: list[bool] = []
+        for start in range(0, len(texts), MADE_AT_ONCE):
+            part = texts[start : start + MADE_AT_ONCE]
+            draw = Draw(request.seed, [0] * len(part), range(start, start + len(part)))
+            made = self._made(nets, part, draw, request.negative, prompt, self._grammar())
+            meshes += self._meshes(made)
+            ended += made.ended.tolist()
+        settings = self.config.sample.model_dump(mode="json", exclude={"every", "num"})
+        common = {"seed": request.seed, "settings": settings}
+        known = {"negative": request.negative, "mesh": request.given}
+        common |= {name: str(value) for name, value in known.items() if value is not None}
+        sheet = contact_sheet(meshes, columns=min(8, len(meshes)), size=SHOWN)
+        artifacts = [Artifact("sheet.png", partial(write_image, sheet), {"texts": texts, **common})]
+        for number, (mesh, text) in enumerate(zip(meshes, texts, strict=True)):
+            about = {"text": text, "number": number, "faces": len(mesh.faces), "ended": ended[number], **common}
+            artifacts += [
+                Artifact(f"{number:03d}.{suffix}", partial(write_mesh, mesh), about) for suffix in ("glb", "obj")
+            ]
+        return artifacts
+
+    def _check(self, request: Request) -> None:
+        if self.unprompted and (any(request.texts) or request.negative):
+            raise UsageError("this model was trained without text (model.text=none); leave --text and --negative out")
+        if request.negative and self._guidance() == 1:
+            raise UsageError("a negative text works by guidance: it needs sample.guidance above 1 and loss.drop_text")
+        if not self.unprompted and self.config.sample.guidance != self._guidance():
+            say("warning: made without guidance, because no text was dropped in training (loss.drop_text)")
+        if long := sources.too_long(self.config, [*request.texts, request.negative or ""]):
+            say(f"warning: cut to {self.config.model.text_length - 2} bytes, which is all the model reads: {long[0]!r}")
+
+    def _made(
+        self,
+        nets: Nets,
+        texts: Sequence[str],
+        draw: Draw,
+        negative: str | None = None,
+        prompt: Tensor | None = None,
+        legal: Legal | None = None,
+    ) -> Generated:
+        transformer, config = nets["transformer"], self.config.sample
+        assert isinstance(transformer, MeshTransformer)
+        return transformer.generate(
+            [""] * len(texts) if self.unprompted else texts,
+            draw,
+            Sampling(config.temperature, config.top_k, config.top_p, self._guidance()),
+            negative=negative,
+            face_counts=[config.faces] * len(texts) if config.faces else None,
+            prompts=None if prompt is None else [prompt] * len(texts),
+            max_faces=config.max_faces,
+            legal=legal,
+        )
+
+    def _guidance(self) -> float:
+        """None for a model that knows no difference between a text and none."""
+        guides = self.config.model.text != "none" and self.config.loss.drop_text > 0
+        return self.config.sample.guidance if guides else 1.0
+
+    def _grammar(self) -> Legal | None:
+        if self.config.sample.grammar == "none":
+            return None
+        keys = self.tokenizer.model.config
+        if keys.kind != "coordinates" or keys.vertices_per_face != 3:
+            raise UsageError("sample.grammar=strict needs a model over the tokenizer `coordinates` of triangles")
+        return CanonicalCoordinates(keys.bins)
+
+    def _prompt(self, path: Path | None) -> Tensor | None:
+        """The codes of a part to go on from."""
+        if path is None:
+            return None
+        try:
+            part = read_part(path, self.tokenizer.model.bins)
+        except UnreadableItem as problem:
+            raise UsageError(f"--mesh {path}: {problem}") from None
+        most = self.config.sample.max_faces or self.config.model.max_faces
+        if len(part.faces) > most:
+            key = "sample.max_faces" if self.config.sample.max_faces else "model.max_faces"
+            raise UsageError(f"--mesh {path} has {len(part.faces)} faces, more than {key}={most}")
+        vertices = torch.from_numpy(part.vertices).float()
+        device = next(self.transformer.parameters()).device
+        codes: Tensor = self.tokenizer.model.tokenize(vertices.to(device), torch.from_numpy(part.faces).to(device))
+        return codes
+
+    def _meshes(self, made: Generated) -> list[Mesh]:
+        return self._decoded(made.codes, made.lengths)
+
+    def _reconstructed(self, batch: Batch) -> list[Mesh]:
+        """What the tokenizer makes of the codes of a batch."""
+        return self._decoded(batch["codes"], batch["lengths"])
+
+    def _decoded(self, codes: Tensor, lengths: Tensor) -> list[Mesh]:
+        """Meshes as they are, nothing left out and nothing mended."""
+        model = self.tokenizer.model
+        faces = lengths.tolist()
+        packed = torch.cat([row[:count] for row, count in zip(codes, faces, strict=True)])
+        corners = model.decode_from_codes(packed, faces).float().cpu()
+        soups = [merged(each.double().numpy(), model.bins) for each in corners.split(faces)]
+        return [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in soups]
+
+
+def _fitted(config: MeshTransformerConfig, tokenizer: Link) -> MeshTransformerConfig:
+    """The configuration with what follows from tokenizer and captions, which must not contradict it."""
+    if tokenizer.recipe.name != "mesh-autoencoder":
+        raise UsageError(
+            f"mesh-transformer needs a tokenizer of meshes; {tokenizer.reference} is of recipe "
+            f"'{tokenizer.recipe.name}'"
+        )
+    whose, model = f"the tokenizer {tokenizer.reference}", tokenizer.model
+    config = _adopt(config, whose, {"num_codes": model.num_codes, "tokens_per_face": model.tokens_per_face})
+    config = _adopt(config, whose, {"tokenizer_hash": tokenizer.digest}, section="")
+    if (encoder := config.model.text.removeprefix("hf:")) != config.model.text and Path(encoder).is_dir():
+        config = config.changed({"model.text": f"hf:{Path(encoder).resolve()}"})  # type: ignore[assignment]
+    if config.model.text == "classes" and config.model.classes is None:
+        config = _adopt(config, "the data", {"classes": _classes(config)})
+    return config
+
+
+def _adopt(
+    config: MeshTransformerConfig, whose: str, found: dict[str, Any], section: str = "model."
+) -> MeshTransformerConfig:
+    owner = config.model if section else config
+    for key, theirs in found.items():
+        own = getattr(owner, key)
+        if own is not None and own != theirs:
+            raise UsageError(f"{section}{key}={own}, but {whose} has {theirs}")
+    plain = {f"{section}{key}": list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+    fitted = config.changed(plain)
+    assert isinstance(fitted, MeshTransformerConfig)
+    return fitted
+
+
+def _classes(config: MeshTransformerConfig) -> tuple[str, ...]:
+    if config.data.path is None:
+        raise UsageError("a model of classes needs their names (model.classes) or a folder whose captions are classes")
+    return tuple(sorted({entry.text for entry in scan(Path(config.data.path), EXTENSIONS).entries if entry.text}))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

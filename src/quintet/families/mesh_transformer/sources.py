@@ -1,0 +1,176 @@
+"""Owns the transformer's data: the codes of captioned meshes, made once by a frozen tokenizer and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.core.batch import Item, Source
+from quintet.core.batch import collate as collate_equal
+from quintet.core.caches import default_folder
+from quintet.core.display import say
+from quintet.core.draw import Draw
+from quintet.core.link import Link
+from quintet.core.recipe import Sources
+from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, MediaSource
+from quintet.data.meshes import mesh_folder_sources
+from quintet.errors import UsageError
+from quintet.families.mesh_transformer.config import MeshTransformerConfig
+from quintet.families.mesh_transformer.model import PADDING
+
+AUGMENTATION = "stretched 0.75 to 1.25, shifted 0.1"
+
+
+@dataclass
+class FaceSource:
+    """The codes of those meshes that are small enough; of larger ones a stretch, where there is a window.
+
+    An item holds `codes` (faces, tokens of a face), `faces`, how many the whole mesh has, and whether the codes begin
+    and end with it.
+    """
+
+    codes: CodeSource
+    places: Sequence[int]
+    """Of the items that are used."""
+    counts: Sequence[int]
+    """Faces of each of them, in the variant that has most."""
+    window: int | None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def name(self, item: int) -> str:
+        return self.codes.name(self.places[item])
+
+    def load(self, item: int, draw: Draw) -> Item:
+        loaded = self.codes.load(self.places[item], draw)
+        codes: Tensor = loaded["codes"]
+        faces, size = len(codes), len(codes) if self.window is None else min(len(codes), self.window)
+        start = int(draw.number("window") * (faces - size + 1))
+        stretch = codes[start : start + size]
+        return {**loaded, "codes": stretch, "faces": faces, "begins": start == 0, "ends": start + size == faces}
+
+    def lengths(self) -> list[int]:
+        """Faces of what is loaded."""
+        return [min(count, self.window or count) for count in self.counts]
+
+
+def collate(items: Sequence[Item]) -> dict[str, Any]:
+    """The codes padded to those of the longest, with their `lengths`."""
+    codes = [item["codes"] for item in items]
+    fields = collate_equal([{name: value for name, value in item.items() if name != "codes"} for item in items])
+    fields["codes"] = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=PADDING)
+    fields["lengths"] = torch.tensor([len(each) for each in codes])
+    return fields
+
+
+def code_sources(config: MeshTransformerConfig, tokenizer: Link) -> Sources:
+    """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
+    data = config.data
+    if tokenizer.model.vertices_per_face != 3:
+        raise UsageError("files are read as triangles; a model of quads is trained on a data set in Python")
+    media = mesh_folder_sources(
+        data,
+        tokenizer.model.bins,
+        data.max_faces,
+        decimate=data.decimate,
+        augment=data.augment,
+        memory_megabytes=data.memory_megabytes,
+    )
+    return coded(config, tokenizer, media, Path(data.cache) if data.cache else default_folder())
+
+
+def coded(config: MeshTransformerConfig, tokenizer: Link, media: Sources, folder: Path) -> Sources:
+    """The same sources as codes, without the meshes that are too large; `folder` is that of the cache."""
+    _check_captions(config, [_media(source) for source in (media.train, media.validation)])
+    variants = config.data.variants if config.data.augment else 1
+    skipped = dict(media.skipped)
+
+    def codes(meshes: Source, part: str, variants: int = 1) -> FaceSource:
+        key = CacheKey(tokenizer.digest, f"{part} {_identity(meshes)}", _transform(config, tokenizer, part), variants)
+        source = CodeCache(folder, key, _media(meshes), tokenizer.recipe.collate, tokenizer.encode, _tell).open()
+        skipped.update({source.name(item): reason for item, reason in source.skipped.items()})
+        return _small_enough(config, source, part, skipped)
+
+    train = codes(media.train, "train", variants)
+    validation = codes(media.validation, "validation")
+    others = {split: codes(source, split) for split, source in media.others.items()}
+    return Sources(train, validation, media.fingerprint, skipped, media.about, others)
+
+
+def _small_enough(config: MeshTransformerConfig, codes: CodeSource, part: str, skipped: dict[str, str]) -> FaceSource:
+    """Without what could not be read, and without what is too large where nothing is cut; both are in `skipped`."""
+    counts, most = codes.lengths(), config.model.max_faces
+    limit = most if config.loss.window is None else max(counts, default=0)
+    large = [item for item, count in enumerate(counts) if count > limit]
+    for item in large:
+        skipped[codes.name(item)] = f"{counts[item]} faces, more than model.max_faces={most}"
+    if large:
+        say(
+            f"{len(large)} of {len(counts)} meshes ({part}) have more than model.max_faces={most} faces and are left "
+            "out; loss.window trains on stretches of them"
+        )
+    used = [item for item, count in enumerate(counts) if 0 < count <= limit]
+    if not used:
+        reasons = {skipped[codes.name(item)]: codes.name(item) for item in reversed(range(len(counts)))}
+        listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
+        raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")
+    return FaceSource(codes, used, [counts[item] for item in used], config.loss.window)
+
+
+def _check_captions(config: MeshTransformerConfig, parts: Sequence[MediaSource]) -> None:
+    if config.model.text == "none":
+        return
+    texts = {source.name(item): source.about(item)["texts"] for source in parts for item in range(len(source))}
+    if config.model.text == "classes":
+        known = {"", *(config.model.classes or ())}
+        foreign = [(text, name) for name, text in texts.items() if text not in known]
+        if foreign:
+            raise UsageError(
+                f"{len(foreign)} captions are none of the {len(known) - 1} classes (model.classes), for one "
+                f"{foreign[0][0]!r} of {foreign[0][1]}"
+            )
+    missing = [name for name, text in texts.items() if not text]
+    if missing and not config.data.empty_captions:
+        raise UsageError(
+            f"{len(missing)} of {len(texts)} meshes have no caption, {missing[0]} for one; add captions, train "
+            "with data.empty_captions=true, or without text (model.text=none)"
+        )
+    if long := too_long(config, [*texts.values()]):
+        most = config.model.text_length - 2
+        say(f"{len(long)} captions have more than {most} bytes and are cut (model.text_length), for one: {long[0]!r}")
+
+
+def too_long(config: MeshTransformerConfig, texts: Sequence[str]) -> list[str]:
+    """Those that a byte encoder cuts; a frozen encoder counts in its own tokens and tells of its own cuts."""
+    most = config.model.text_length - 2
+    return [text for text in texts if config.model.text == "bytes" and len(text.encode(errors="replace")) > most]
+
+
+def _media(source: Source) -> MediaSource:
+    assert hasattr(source, "about")
+    return source  # type: ignore[return-value]
+
+
+def _identity(meshes: Source) -> str:
+    """Which files stand at which place, and when they were changed: codes are looked up by place."""
+    rows = [[entry.file, entry.stamp] for entry in getattr(meshes, "entries", ())]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _transform(config: MeshTransformerConfig, tokenizer: Link, part: str) -> str:
+    """How meshes are read and, to train on, moved."""
+    data = config.data
+    text = f"{tokenizer.model.bins} bins, {data.max_faces} faces, decimate={data.decimate}"
+    return f"{text}, {AUGMENTATION}" if part == "train" and data.augment else text
+
+
+def _tell(done: int, total: int) -> None:
+    say(f"meshes encoded: {done} of {total}")
