@@ -271,6 +271,9 @@ def sample(
     mask: Annotated[
         Path | None, typer.Option(help="A picture as large as --image: what is white is drawn anew, black stays.")
     ] = None,
+    mesh: Annotated[
+        Path | None, typer.Option(help="A part of a mesh to go on from: its first faces along z, in the box -1 to 1.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Take the items of this folder instead of the validation items.")
     ] = None,
@@ -284,8 +287,12 @@ def sample(
         raise UsageError("--image and --mask belong together: the mask says which part of the picture is drawn anew")
     trained = _open(run)
     trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("sample",))
-    if text or image or trained.recipe.unprompted:
-        artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, image, mask))
+    for option, file in {"image": image, "mesh": mesh}.items():
+        if file is not None and trained.recipe.given != option:
+            raise UsageError(f"recipe {trained.recipe.name} takes no --{option}")
+    given = image or mesh
+    if text or given or trained.recipe.unprompted:
+        artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, given, mask))
     else:
         artifacts = runs.Looker.open(trained, data).artifacts(num)
     out.mkdir(parents=True, exist_ok=True)
@@ -443,14 +450,15 @@ def doctor() -> None:
 
 @app.command()
 def demo(
-    medium: Annotated[Literal["image"], typer.Argument(help="What to show.")] = "image",
+    medium: Annotated[Literal["image", "mesh"], typer.Argument(help="What to show.")] = "image",
     full: Annotated[bool, typer.Option("--full", help="Train to the figures in docs/results.md.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for data and runs.")] = Path("runs/demo-image"),
+    out: Annotated[Path | None, typer.Option(help="Folder for data and runs; runs/demo-MEDIUM if not given.")] = None,
 ) -> None:
     """The whole way on embedded data: make, train, resume, evaluate, look. Prints each command it runs."""
-    from quintet.demo import image_demo
+    from quintet import demos
+    from quintet.demos.script import Script
 
-    image_demo(out, full, call, _print)
+    demos.find(medium)(out or Path(f"runs/demo-{medium}"), full, Script(call, _print))
 
 
 @app.command()
