@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-overhead results clean
+.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-overhead results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
@@ -14,6 +14,7 @@ help:
 	@echo "make setup        the environment alone, in .venv"
 	@echo "make bench-vqgan  a training step beside muse-maskgit-pytorch's"
 	@echo "make bench-muse   masked transformers beside muse-maskgit-pytorch's: step, sampling, loss; and the code cache"
+	@echo "make bench-mesh   mesh models beside meshgpt-pytorch's: steps, generation, loss, adjacency (about an hour)"
 	@echo "make bench-overhead  the loop's own share of a step"
 	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
 
@@ -59,6 +60,10 @@ bench-muse: setup
 	$(BIN)/python benchmarks/muse.py step sample loss
 	$(BIN)/python benchmarks/muse_cache.py --preset base
 	$(BIN)/python benchmarks/muse_cache.py --preset small
+
+bench-mesh: setup
+	$(BIN)/python benchmarks/mesh.py step transformer generate loss adjacency
+	$(BIN)/python benchmarks/mesh.py step transformer --precision bf16 --warmup 1
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py

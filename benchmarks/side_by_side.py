@@ -20,8 +20,17 @@ HERE = Path(__file__).parent
 
 def vision_peer() -> str:
     """The Python of the public image packages' own environment, which is made where it is missing."""
-    place = HERE.parent / ".peers" / "vision"
-    subprocess.run(["bash", str(HERE / "peers" / "install_vision.sh"), str(place)], check=True)
+    return _peer("vision")
+
+
+def mesh_peer() -> str:
+    """The same of the public mesh package."""
+    return _peer("mesh")
+
+
+def _peer(kind: str) -> str:
+    place = HERE.parent / ".peers" / kind
+    subprocess.run(["bash", str(HERE / "peers" / f"install_{kind}.sh"), str(place)], check=True)
     return str(place / "bin" / "python")
 
 
@@ -38,7 +47,8 @@ class Contender:
     process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+        path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
         command = [self.python, str(HERE / self.script), *self.arguments]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

@@ -1,0 +1,208 @@
+"""quintet's mesh models as workers.
+
+`mesh_ours.py autoencoder PRECISION`: a training step of the recipe on a batch as the loader gives it.
+`mesh_ours.py transformer PRECISION`: a training step on codes.
+`mesh_ours.py generate BATCH DEPTH FINE_DEPTH`: greedy decoding by `MeshTransformer.generate`.
+`mesh_ours.py loss CODES RATE SECONDS`: trains for slices of CPU seconds, and measures after each.
+`mesh_ours.py adjacency`: edges and features of a large mesh.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mesh_task as task
+from quintet import config, runs
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.recipe import count_parameters
+from quintet.core.state import TrainingState
+from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
+from quintet.families.mesh_autoencoder.features import FaceFeatures
+from quintet.families.mesh_autoencoder.model import MeshAutoencoder
+from quintet.families.mesh_autoencoder.packed import collate, pack
+from quintet.families.mesh_transformer.model import MeshTransformer
+from quintet.generate.autoregressive import Sampling
+from worker import TimedTraining, serve
+
+AUTOENCODER: Mapping[str, Any] = {
+    "bins": task.BINS,
+    "coordinate_dim": task.COORDINATE_DIM,
+    "normal_dim": task.NORMAL_DIM,
+    "angle_dim": task.SMALL_DIM,
+    "area_dim": task.SMALL_DIM,
+    "encoder": task.ENCODER,
+    "code_dim": task.CODE_DIM,
+    "codebook_size": task.CODES,
+    "quantizer_levels": task.LEVELS,
+    "decoder": task.DECODER,
+}
+
+
+def make_transformer(
+    max_faces: int = task.MAX_FACES, depth: int = task.DEPTH, fine_depth: int = task.FINE_DEPTH
+) -> MeshTransformer:
+    """Told nothing but codes, as the peer is."""
+    torch.manual_seed(0)
+    return MeshTransformer(
+        num_codes=task.CODES,
+        tokens_per_face=task.TOKENS_PER_FACE,
+        max_faces=max_faces,
+        dim=task.DIM,
+        depth=depth,
+        fine_depth=fine_depth,
+        heads=task.HEADS,
+        face_buckets=0,
+        text="none",
+    )
+
+
+def about_transformer(model: MeshTransformer) -> dict[str, Any]:
+    layers = f"{model.config.depth} over faces, {model.config.fine_depth} within a face"
+    return {"parameters": {"transformer": count_parameters(model)}, "layers": layers}
+
+
+# --- a step -------------------------------------------------------------------------------------------------------
+
+
+def serve_autoencoder(precision: str) -> None:
+    keys: dict[str, Any] = {
+        **{f"model.{name}": value for name, value in AUTOENCODER.items()},
+        "train.batch_size": task.MESHES,
+        "engine.precision": precision,
+        "optim.name": "adam",
+    }
+    torch.manual_seed(0)
+    settings = config.build(MeshAutoencoderConfig, overrides=keys)
+    recipe = runs.make_recipe(settings)
+    engine = Engine(settings.engine)
+    engine.place(recipe.modules)
+    state = TrainingState(recipe)
+    items = [{"vertices": vertices, "faces": faces} for vertices, faces in zip(*task.meshes(), strict=True)]
+    batch = Batch(collate(items), tuple(map(str, range(task.MESHES))), Draw(0, [0] * task.MESHES, range(task.MESHES)))
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        report = recipe.backward([batch], recipe.modules, engine, number)
+        for phase in state.phases:
+            phase.optimizer.step()
+            phase.optimizer.zero_grad()
+        recipe.after_step(report.statistics, number)
+        number += 1
+
+    model = recipe.modules["autoencoder"]
+    layers = f"{len(task.ENCODER)} graph convolutions, {len(task.DECODER)} residual blocks"
+    serve(step, {"parameters": {"autoencoder": count_parameters(model)}, "layers": layers}, ("quintet",))
+
+
+def make_step(
+    model: MeshTransformer, optimizer: torch.optim.Optimizer, precision: str = "fp32"
+) -> Callable[[Tensor], None]:
+    parameters = list(model.parameters())
+
+    def step(codes: Tensor) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            predicted = model(codes, task.lengths_of(codes), {})
+        loss = F.cross_entropy(predicted.logits.float(), predicted.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(parameters, task.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def serve_transformer(precision: str) -> None:
+    model = make_transformer()
+    step = make_step(model, torch.optim.Adam(model.parameters(), lr=2e-4, betas=task.BETAS), precision)
+    codes = task.random_codes()
+    serve(lambda: step(codes), about_transformer(model), ("quintet",))
+
+
+# --- generation ---------------------------------------------------------------------------------------------------
+
+
+def serve_generation(batch: str, depth: str, fine_depth: str) -> None:
+    model = make_transformer(depth=int(depth), fine_depth=int(fine_depth)).eval()
+    count = int(batch)
+
+    def endless(tokens: Tensor) -> Tensor:
+        """So that both make the same number of tokens."""
+        return (torch.arange(task.CODES + 1) < task.CODES).expand(len(tokens), -1)
+
+    def step() -> dict[str, float]:
+        draw, greedy = Draw(0, [0] * count, range(count)), Sampling(temperature=0.0)
+        made = model.generate([""] * count, draw, greedy, max_faces=task.GENERATED_FACES, legal=endless)
+        return {"tokens": made.codes.numel()}
+
+    serve(step, about_transformer(model), ("quintet",))
+
+
+# --- training for a time ------------------------------------------------------------------------------------------
+
+
+def serve_training(path: str, rate: str, seconds: str) -> None:
+    given = task.read_task(Path(path))
+    model = make_transformer(max(given.train.shape[1], given.held_out.shape[1]))
+    optimizer = torch.optim.Adam(model.parameters(), lr=float(rate), betas=task.BETAS)
+    take, batches = make_step(model, optimizer), given.batches()
+    number = 0
+
+    def step(codes: Tensor) -> None:
+        nonlocal number
+        for group in optimizer.param_groups:
+            group["lr"] = task.warmed_up(float(rate), number)
+        take(codes)
+        number += 1
+
+    def predict(codes: Tensor) -> Tensor:
+        logits: Tensor = model(codes, task.lengths_of(codes), {}).logits
+        return logits.view(len(codes), -1, task.CODES + 1)
+
+    def measure() -> dict[str, float]:
+        model.eval()
+        figures = task.validation_loss(predict, given)
+        model.train()
+        return figures
+
+    training = TimedTraining(step, measure, float(seconds), lambda: next(batches))
+    serve(training.next_slice, {**about_transformer(model), "task": given.digest}, ("quintet",))
+
+
+# --- a large mesh -------------------------------------------------------------------------------------------------
+
+
+def serve_adjacency() -> None:
+    """Edges, and the features of every face; unlike the peer's worker with embedding and projection."""
+    model = MeshAutoencoder(**AUTOENCODER)
+    vertices, faces = task.large_mesh()
+    features: FaceFeatures = model.features
+
+    def step() -> None:
+        with torch.no_grad():
+            features(pack([vertices], [faces]).corners)
+
+    serve(step, {"parameters": {"autoencoder": count_parameters(model)}, "layers": ""}, ("quintet",))
+
+
+WORKS: Mapping[str, Callable[..., None]] = {
+    "autoencoder": serve_autoencoder,
+    "transformer": serve_transformer,
+    "generate": serve_generation,
+    "loss": serve_training,
+    "adjacency": serve_adjacency,
+}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    WORKS[sys.argv[1]](*sys.argv[2:])
