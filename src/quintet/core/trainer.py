@@ -444,6 +444,7 @@ class Trainer:
         if self.state.average is not None and self.config.eval.live:
             live = self.evaluate(self.recipe.modules, self.config.eval.batches)
             figures.update({f"validation/live/{name}": value for name, value in live.items()})
+        self._share_skipped()
         self.log(**figures)
         self.print("  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "/live/" not in name))
         self._keep_best(averaged)

@@ -1,0 +1,232 @@
+"""Mesh files as people have them: what cannot be used is named by the command, and never ends a run that has others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trimesh
+
+from contract.cases import TINY_MESH_AUTOENCODER
+from helpers import error_line, log_text, quintet, state, succeed
+
+FORMATS = ("obj", "ply", "stl", "off", "glb", "gltf")
+SOUND = 8
+SIDE = 708
+"""Squares along a side of the large mesh: two triangles each, a million in all."""
+
+CORNERS = [(x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1)]
+QUADS = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]
+MIXED = [*QUADS[:5], (1, 5, 7), (1, 7, 3)]
+
+
+# --- files of all kinds -------------------------------------------------------------------------------------------
+
+
+def export(mesh: Any, path: Path) -> None:
+    """As another program writes it."""
+    kind = path.suffix[1:]
+    content = mesh.export(file_type=kind, **({"embed_buffers": True} if kind == "gltf" else {}))
+    if isinstance(content, dict):
+        (content,) = content.values()
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def with_faces(path: Path, faces: list[tuple[int, ...]], corners: list[tuple[float, ...]] | None = None) -> None:
+    """A text file with faces of any number of corners."""
+    rows = corners or CORNERS
+    if path.suffix == ".obj":
+        lines = [f"v {x} {y} {z}" for x, y, z in rows]
+        lines += ["f " + " ".join(str(each + 1) for each in face) for face in faces]
+    else:
+        lines = ["OFF", f"{len(rows)} {len(faces)} 0"]
+        if path.suffix == ".ply":
+            lines = ["ply", "format ascii 1.0", f"element vertex {len(rows)}"]
+            lines += [f"property float {axis}" for axis in "xyz"]
+            lines += [f"element face {len(faces)}", "property list uchar int vertex_indices", "end_header"]
+        lines += [f"{x} {y} {z}" for x, y, z in rows]
+        lines += [f"{len(face)} " + " ".join(map(str, face)) for face in faces]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def glb(header: Mapping[str, Any], binary: bytes) -> bytes:
+    text = json.dumps({"asset": {"version": "2.0"}, **header}).encode()
+    text += b" " * (-len(text) % 4)
+    body = struct.pack("<I4s", len(text), b"JSON") + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary
+    return struct.pack("<4sII", b"glTF", 2, 12 + len(body)) + body
+
+
+def not_a_number(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+    vertices = np.array(mesh.vertices)
+    vertices[0, 1] = np.nan
+    return trimesh.Trimesh(vertices, mesh.faces, process=False, validate=False)
+
+
+def add_useless(folder: Path) -> dict[str, str]:
+    """Files that no training can use, and what is to be said of each."""
+    box = trimesh.creation.box()
+    said = {}
+    for extension in FORMATS:
+        (folder / f"empty.{extension}").touch()
+        said[f"empty.{extension}"] = "empty file"
+        (folder / f"words.{extension}").write_text("this is no mesh")
+        said[f"words.{extension}"] = "not a mesh"
+    for extension in ("obj", "ply", "stl", "off", "glb"):
+        export(not_a_number(box), folder / f"nan.{extension}")
+        said[f"nan.{extension}"] = "not finite numbers"
+        export(box, folder / f"cut.{extension}")
+        content = (folder / f"cut.{extension}").read_bytes()
+        (folder / f"cut.{extension}").write_bytes(content[:90])
+        said[f"cut.{extension}"] = ""
+    for extension in ("obj", "ply", "off"):
+        with_faces(folder / f"points.{extension}", [])
+        said[f"points.{extension}"] = "8 points and no faces"
+    (folder / "points.glb").write_bytes(trimesh.Scene(trimesh.PointCloud(np.eye(3))).export(file_type="glb"))
+    said["points.glb"] = "no faces in it"
+    picture = b"\x89PNG\r\n\x1a\n" + bytes(40)
+    header = {"images": [{"bufferView": 0, "mimeType": "image/png"}], "textures": [{"source": 0}]}
+    header |= {"bufferViews": [{"buffer": 0, "byteLength": 48}], "buffers": [{"byteLength": 48}]}
+    (folder / "texture.glb").write_bytes(glb(header, picture))
+    said["texture.glb"] = "a glTF file without meshes"
+    (folder / "picture.obj").write_bytes(picture)
+    said["picture.obj"] = "not a mesh"
+    with_faces(folder / "line.obj", [(0, 1, 2)], [(0, 0, 0), (1, 1, 1), (2, 2, 2)])
+    said["line.obj"] = "no face of it has an area"
+    return said
+
+
+def hills() -> trimesh.Trimesh:
+    places = np.arange(SIDE + 1) / SIDE
+    x, z = np.meshgrid(places, places, indexing="ij")
+    vertices = np.stack([x, np.sin(9 * x) * np.cos(7 * z) / 4, z], axis=-1).reshape(-1, 3)
+    corner = np.arange(SIDE * (SIDE + 1)).reshape(SIDE, SIDE + 1)[:, :-1].reshape(-1)
+    first = np.stack([corner, corner + 1, corner + SIDE + 1], axis=1)
+    second = np.stack([corner + 1, corner + SIDE + 2, corner + SIDE + 1], axis=1)
+    mesh = trimesh.Trimesh(vertices, np.concatenate([first, second]), process=False)
+    assert len(mesh.faces) > 1_000_000
+    return mesh
+
+
+def add_unusual(folder: Path) -> set[str]:
+    """Files that are used, odd as they are."""
+    box = trimesh.creation.box()
+    for extension in FORMATS:
+        export(box, folder / f"box.{extension}")
+        export(trimesh.Trimesh(np.eye(3), [[0, 1, 2]], process=False), folder / f"one-face.{extension}")
+    for extension in ("obj", "ply", "off"):
+        with_faces(folder / f"mixed.{extension}", MIXED)
+    for content, name in (("stl", "obj"), ("obj", "glb"), ("glb", "ply"), ("off", "stl")):
+        shutil.copy(folder / f"box.{content}", folder / f"{content}-called.{name}")
+    odd = {f"{name}.{extension}" for name in ("box", "one-face") for extension in FORMATS}
+    odd |= {f"mixed.{extension}" for extension in ("obj", "ply", "off")}
+    return odd | {"stl-called.obj", "obj-called.glb", "glb-called.ply", "off-called.stl"}
+
+
+@pytest.fixture
+def folder(meshes: Path, tmp_path: Path) -> Path:
+    """A few sound meshes without captions, to be joined by others."""
+    target = tmp_path / "data"
+    target.mkdir()
+    for path in sorted((meshes / "meshes").iterdir())[:SOUND]:
+        shutil.copy(path, target / f"a-{path.name}")
+    return target
+
+
+BRIEF = (
+    *(*TINY_MESH_AUTOENCODER, "train.steps=2", "eval.every=2", "ema.enabled=false"),
+    *("data.validation_fraction=0", "eval.batches=null"),
+)
+"""Two steps, and validation on everything: every file is met."""
+
+
+def skipped_in(run: Path) -> dict[str, str]:
+    record = json.loads((run / "data.json").read_text(encoding="utf-8"))
+    return {name.removeprefix("validation: "): reason for name, reason in record["skipped"].items()}
+
+
+# --- the command meets them ---------------------------------------------------------------------------------------
+
+
+def test_useless_files_are_named_unusual_ones_are_used(folder: Path, tmp_path: Path) -> None:
+    useless, unusual = add_useless(folder), add_unusual(folder)
+    run = tmp_path / "run"
+
+    checked = json.loads(succeed("data", "check", folder, "--json").output)
+    succeed("train", "mesh-autoencoder", folder, "--out", run, *BRIEF)
+
+    assert state(run)["status"] == "finished"
+    for skipped in ({each["file"]: each["reason"] for each in checked["skipped"]}, skipped_in(run)):
+        assert skipped.keys() == useless.keys()
+        for name, part in useless.items():
+            assert part in skipped[name], name
+            assert "\n" not in skipped[name]
+    assert checked["usable"] == SOUND + len(unusual)
+    record = json.loads((run / "data.json").read_text())
+    assert unusual <= {*record["train"]}
+
+
+def test_meshes_of_too_many_faces_are_skipped_with_their_count_or_reduced(folder: Path, tmp_path: Path) -> None:
+    balls = {f"ball.{extension}" for extension in FORMATS}
+    for name in balls:
+        export(trimesh.creation.icosphere(subdivisions=3), folder / name)
+    skipping, reducing = tmp_path / "skipping", tmp_path / "reducing"
+
+    checked = succeed("data", "check", folder).output
+    succeed("train", "mesh-autoencoder", folder, "--out", skipping, *BRIEF)
+    succeed("train", "mesh-autoencoder", folder, "--out", reducing, *BRIEF, "data.decimate=true")
+
+    assert f"{len(balls)} meshes have more than 800 faces (data.max_faces; data.decimate=true reduces them)" in checked
+    skipped = skipped_in(skipping)
+    assert skipped.keys() == balls
+    for name, reason in skipped.items():
+        assert reason == "1280 faces, more than 800 (data.max_faces); data.decimate=true reduces it"
+        assert f"unreadable item replaced: {name} ({reason})" in log_text(skipping)
+    assert skipped_in(reducing) == {}
+    assert state(reducing)["status"] == "finished"
+
+
+def test_a_million_faces_are_skipped_or_reduced(folder: Path, tmp_path: Path) -> None:
+    export(hills(), folder / "hills.glb")
+
+    checked = succeed("data", "check", folder).output
+    succeed("encode", "coordinates:64", folder, "--out", tmp_path / "codes")
+    succeed("train", "mesh-autoencoder", folder, "--out", tmp_path / "run", *BRIEF, "data.decimate=true")
+
+    # The faces that are left at the size of a bin, which is all that a model could see.
+    count = int(re.search(r"1 meshes have more than 800 faces .*: hills\.glb \((\d+)\)", checked)[1])  # type: ignore[index]
+    assert 10_000 < count < 1_000_000
+    rows = [json.loads(line) for line in (tmp_path / "codes" / "items.jsonl").read_text().splitlines()]
+    (skipped,) = [row for row in rows if "skipped" in row]
+    assert skipped["file"] == "hills.glb"
+    assert re.match(r"\d+ faces, more than 800 ", skipped["skipped"])
+    assert skipped_in(tmp_path / "run") == {}
+
+
+def test_codes_are_made_of_what_can_be_read(folder: Path, tmp_path: Path) -> None:
+    useless, unusual = add_useless(folder), add_unusual(folder)
+    succeed("encode", "coordinates", folder, "--out", tmp_path / "codes")
+    rows = [json.loads(line) for line in (tmp_path / "codes" / "items.jsonl").read_text().splitlines()]
+    # Empty files are left out before anything is read.
+    assert {row["file"] for row in rows if "skipped" in row} == {name for name in useless if "empty" not in name}
+    assert len([row for row in rows if "row" in row]) == SOUND + len(unusual)
+
+
+def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_path: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    add_useless(folder)
+    run = tmp_path / "run"
+
+    assert quintet("data", "check", folder).code == 1
+    outcome = quintet("train", "mesh-autoencoder", folder, "--out", run, *BRIEF)
+
+    assert outcome.code == 2
+    assert "items can be read" in error_line(outcome.errors)
+    assert not run.exists()
