@@ -7,8 +7,12 @@ import pytest
 
 from quintet.media.mesh import Mesh
 from quintet.media.mesh_measures import (
+    FloatArray,
     as_triangles,
+    chamfer_distances,
+    cloud,
     compare,
+    compare_sets,
     corners_of,
     distances_to,
     is_valid,
@@ -106,3 +110,72 @@ def test_corners_in_one_bin_are_one_vertex() -> None:
     assert is_valid(whole)
     assert is_watertight(whole)
     assert np.abs(whole.vertices[whole.faces] - corners).max() <= 1 / 128 + 1e-9
+
+
+# --- sets ---------------------------------------------------------------------------------------------------------
+
+
+def boxes(count: int, seed: int, longest: int = 0) -> FloatArray:
+    """Clouds of boxes of random proportions whose longest side is along one axis."""
+    generator = np.random.default_rng(seed)
+    corners = np.array([[x, y, z] for x in (0.0, 1) for y in (0.0, 1) for z in (0.0, 1)])
+    sides = [
+        (0, 1, 3),
+        (0, 3, 2),
+        (4, 7, 5),
+        (4, 6, 7),
+        (0, 4, 5),
+        (0, 5, 1),
+        (2, 3, 7),
+        (2, 7, 6),
+        (0, 2, 6),
+        (0, 6, 4),
+    ]
+    faces = np.array([*sides, (1, 5, 7), (1, 7, 3)])
+    sizes = generator.uniform(0.1, 0.4, (count, 3))
+    sizes[:, longest] = 1
+    return np.stack([cloud(Mesh(corners * size, faces)) for size in sizes])
+
+
+def test_a_set_against_itself_and_against_another_like_it() -> None:
+    one, other = boxes(40, 0), boxes(40, 1)
+    same = compare_sets(one, one)
+    assert same.coverage == 1
+    assert same.mmd == pytest.approx(0, abs=1e-12)
+    assert same.one_nna == 0, "the nearest of each is its copy, in the other set"
+    alike = compare_sets(one, other)
+    assert alike.one_nna == pytest.approx(0.5, abs=0.15)
+    assert alike.coverage > 0.35
+    assert 0 < alike.mmd < 0.01
+
+
+def test_sets_that_have_nothing_in_common() -> None:
+    apart = compare_sets(boxes(20, 0), boxes(20, 1, longest=2))
+    assert apart.one_nna == 1
+    assert apart.mmd > 0.05
+
+
+def test_a_set_that_holds_one_mesh_over_and_over_covers_little() -> None:
+    real = boxes(20, 0)
+    few = compare_sets(np.repeat(boxes(1, 1), 20, axis=0), real)
+    assert few.coverage == 1 / 20
+    assert few.one_nna > 0.9
+
+
+def test_chamfer_distances_are_those_of_all_pairs_of_points() -> None:
+    clouds = np.random.default_rng(0).random((5, 7, 3))
+    distances = chamfer_distances(clouds)
+    for one in range(5):
+        for other in range(5):
+            squares = ((clouds[one][:, None] - clouds[other]) ** 2).sum(-1)
+            expected = squares.min(axis=0).mean() + squares.min(axis=1).mean()
+            assert distances[one, other] == pytest.approx(expected, abs=1e-12)
+
+
+def test_clouds_do_not_depend_on_place_and_size() -> None:
+    mesh = Mesh(np.array([[0.0, 0, 0], [2, 0, 0], [0, 1, 0]]), np.array([[0, 1, 2]]))
+    moved = Mesh(mesh.vertices * 0.25 + 0.5, mesh.faces)
+    assert np.allclose(cloud(mesh), cloud(moved))
+    assert np.abs(cloud(mesh)).max() <= 0.5
+    point = Mesh(np.zeros((3, 3)), mesh.faces)
+    assert np.array_equal(cloud(point), np.zeros_like(cloud(point)))

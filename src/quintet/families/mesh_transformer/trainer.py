@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
+from weakref import finalize
 
 from torch import nn
 
@@ -72,7 +74,8 @@ class MeshTransformerTrainer(Trainer):
         sources = None
         if not is_folder:
             # Nothing tells whether two data set objects are the same: their codes are kept for this training alone.
-            self._codes = TemporaryDirectory(prefix="quintet-codes-")
+            folder = mkdtemp(prefix="quintet-codes-")
+            finalize(self, rmtree, folder, ignore_errors=True)
             tokenizer.to(choose_device(config.engine.device, Place.from_environment().local_rank))
             meshes = python_mesh_sources(
                 data,
@@ -82,7 +85,7 @@ class MeshTransformerTrainer(Trainer):
                 validation=validation,
                 declared=arguments.get("declared"),
             )
-            sources = coded(recipe.config, tokenizer, meshes, Path(self._codes.name))
+            sources = coded(recipe.config, tokenizer, meshes, Path(folder))
         super().__init__(recipe, run, sources=sources, resume=resume, lr_schedule=arguments.get("lr_schedule"))
 
     @property

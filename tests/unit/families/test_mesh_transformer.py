@@ -1,0 +1,637 @@
+"""The recipe mesh-transformer: what it is trained on, what is dropped, what it makes, and what may be wrong with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from contract.cases import GOLDEN, TINY_MESH_AUTOENCODER, TINY_MESH_TRANSFORMER
+from contract.worlds import make_recipe
+from helpers import error_line, made_once, metrics, quintet, step_folder, succeed, tree
+from quintet import config as configs
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.evaluate import looking
+from quintet.core.order import Order
+from quintet.core.recipe import Request
+from quintet.core.run import Run
+from quintet.core.statistics import Statistics
+from quintet.core.trainer import Trainer
+from quintet.data.solids import CLASSES, draw_solid
+from quintet.errors import UsageError
+from quintet.families.mesh_transformer.judging import clouds, judged, soundness
+from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
+from quintet.families.mesh_transformer.recipe import MeshTransformerRecipe
+from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer
+from quintet.media.mesh import Mesh, canonical, clean, quantise, read_mesh, write_mesh
+from quintet.media.mesh_measures import is_valid
+from quintet.runs import open_link, open_trained, read_config
+
+BINS = 32
+
+
+def words(data: Path, out: Path, *more: object) -> tuple[object, ...]:
+    return ("train", "mesh-transformer", data, "--out", out, *TINY_MESH_TRANSFORMER, *more)
+
+
+def made(data: Path, *keys: str) -> MeshTransformerRecipe:
+    recipe = make_recipe("mesh-transformer", data, (*TINY_MESH_TRANSFORMER, *keys))
+    assert isinstance(recipe, MeshTransformerRecipe)
+    return recipe
+
+
+@pytest.fixture
+def recipe(meshes: Path) -> MeshTransformerRecipe:
+    return made(meshes)
+
+
+@pytest.fixture(scope="session")
+def run(shared: Path, meshes: Path) -> Path:
+    """A finished run. Read only."""
+    return made_once(shared, "mesh-transformer-run", lambda folder: succeed(*words(meshes, folder)))
+
+
+@pytest.fixture(scope="session")
+def learned(shared: Path, meshes: Path) -> Path:
+    """A trained tokenizer. Read only."""
+
+    def train(folder: Path) -> None:
+        succeed("train", "mesh-autoencoder", meshes, "--out", folder, *TINY_MESH_AUTOENCODER)
+
+    return made_once(shared, "mesh-transformer-tokenizer", train)
+
+
+def batch_of(recipe: MeshTransformerRecipe, items: range, epoch: int = 0) -> Batch:
+    source = recipe.sources().train
+    draws = [Draw(0, [epoch], [item]) for item in items]
+    fields = recipe.collate([source.load(item, draw) for item, draw in zip(items, draws, strict=True)])
+    return Batch(fields, tuple(source.name(item) for item in items), Draw(0, [epoch] * len(items), list(items)))
+
+
+def drawn_again(batch: Batch, epoch: int) -> Batch:
+    count = len(batch)
+    return Batch(batch.fields, batch.names, Draw(0, [epoch] * count, list(range(count))))
+
+
+# --- what it is trained on ----------------------------------------------------------------------------------------
+
+
+def test_items_are_the_codes_of_their_meshes_and_padding_comes_behind(
+    recipe: MeshTransformerRecipe, meshes: Path
+) -> None:
+    sources = recipe.sources()
+    validation = sources.validation
+    items = [validation.load(item, Draw(0, [0], [item])) for item in range(len(validation))]
+    batch = recipe.collate(items)
+    longest = max(len(item["codes"]) for item in items)
+    assert len({len(item["codes"]) for item in items}) > 1
+    for item in range(len(validation)):
+        mesh = read_mesh(meshes / validation.name(item), bins=BINS)
+        corners = quantise(mesh.vertices, BINS)[mesh.faces][:, :, ::-1].reshape(len(mesh.faces), 9)
+        count = len(corners)
+        assert np.array_equal(batch["codes"][item, :count].numpy(), corners)
+        assert (batch["codes"][item, count:] == PADDING).all()
+        assert batch["lengths"][item] == batch["faces"][item] == count
+    assert batch["codes"].shape == (len(items), longest, 9)
+    assert batch["begins"].all()
+    assert batch["ends"].all()
+
+
+def test_batches_hold_meshes_of_similar_size(recipe: MeshTransformerRecipe) -> None:
+    source = recipe.sources().train
+    lengths = recipe.lengths(source)
+    assert lengths is not None
+    loaded = [len(source.load(item, Draw(0, [0], [item]))["codes"]) for item in range(len(source))]
+    assert list(lengths) == loaded
+
+    def padding(order: Order) -> int:
+        batches = [[lengths[item] for _, item in order.batch(step)] for step in range(64)]
+        return sum(max(batch) * len(batch) - sum(batch) for batch in batches)
+
+    assert padding(Order(len(source), 4, 0, lengths)) < padding(Order(len(source), 4, 0)) / 2
+
+
+def test_variants_are_augmented_and_one_of_them_is_drawn_each_epoch(meshes: Path) -> None:
+    def codes(recipe: MeshTransformerRecipe, epochs: int) -> set[bytes]:
+        source = recipe.sources().train
+        return {source.load(0, Draw(0, [epoch], [0]))["codes"].numpy().tobytes() for epoch in range(epochs)}
+
+    assert len(codes(made(meshes, "data.variants=3"), 40)) == 3
+    assert len(codes(made(meshes, "data.variants=3", "data.augment=false"), 40)) == 1
+
+
+def test_a_window_is_a_stretch_of_the_mesh_and_knows_its_ends(meshes: Path) -> None:
+    whole, cut = made(meshes).sources().train, made(meshes, "loss.window=8").sources().train
+    ends: set[tuple[bool, bool]] = set()
+    for item in range(len(whole)):
+        for epoch in range(12):
+            draw = Draw(0, [epoch], [item])
+            mesh, part = whole.load(item, draw)["codes"], cut.load(item, draw)
+            count = len(mesh)
+            assert part["faces"] == count
+            assert len(part["codes"]) == min(count, 8)
+            places = [
+                at for at in range(count - len(part["codes"]) + 1) if torch.equal(mesh[at : at + 8], part["codes"])
+            ]
+            assert places
+            first, last = part["begins"], part["ends"]
+            assert not first or places[0] == 0
+            assert not last or places[-1] + len(part["codes"]) == count
+            ends.add((first, last))
+    assert ends >= {(True, False), (False, True), (False, False)}
+    assert max(cut.lengths()) == 8  # type: ignore[attr-defined]
+
+
+def test_meshes_that_are_too_large_are_left_out_and_counted_or_cut(meshes: Path, tmp_path: Path) -> None:
+    sizes = {entry: len(read_mesh(entry, bins=BINS).faces) for entry in sorted((meshes / "meshes").iterdir())}
+    large = [f"meshes/{path.name}" for path, faces in sizes.items() if faces > 30]
+    assert 0 < len(large) < len(sizes)
+    outcome = succeed(*words(meshes, tmp_path / "run", "model.max_faces=30", "data.augment=false"))
+    record = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert set(record["skipped"]) == set(large)
+    assert "more than model.max_faces=30" in record["skipped"][large[0]]
+    assert not {*record["train"], *record["validation"]} & set(large)
+    said = [line for line in outcome.errors.splitlines() if "are left out" in line]
+    assert sum(int(line.split()[0]) for line in said) == len(large)
+    # In stretches all of them are used.
+    outcome = succeed(*words(meshes, tmp_path / "cut", "model.max_faces=30", "loss.window=30"))
+    record = json.loads((tmp_path / "cut" / "data.json").read_text())
+    assert record["skipped"] == {}
+    assert set(record["train"]) > set(record["train"]) & set(large)
+    assert "are left out" not in outcome.errors
+
+
+def test_meshes_that_are_all_too_large(meshes: Path, tmp_path: Path) -> None:
+    keys = ("model.max_faces=4", "sample.max_faces=4")
+    outcome = quintet(*words(meshes, tmp_path / "run", *keys))
+    assert outcome.code == 2
+    assert "can be used" in error_line(outcome.errors)
+    assert "model.max_faces=4" in error_line(outcome.errors)
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def test_the_shares_of_dropped_texts_and_face_counts_are_what_the_keys_say(meshes: Path) -> None:
+    recipe = made(meshes, "loss.drop_text=0.3", "loss.drop_faces=0.6")
+    batch = batch_of(recipe, range(20))
+    seen: list[dict[str, Tensor]] = []
+    hook = recipe.transformer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[2]))
+    for epoch in range(60):
+        recipe.forward(recipe.modules, drawn_again(batch, epoch), step=0)
+    hook.remove()
+    texts = torch.cat([~told["text_mask"].any(1) for told in seen]).double().mean()
+    counts = torch.cat([told["faces"] == 0 for told in seen]).double().mean()
+    assert texts.item() == pytest.approx(0.3, abs=0.04)
+    assert counts.item() == pytest.approx(0.6, abs=0.04)
+
+
+@pytest.mark.parametrize("keys", [(), ("loss.window=8",), ("model.kind=flat",)])
+def test_the_loss_is_a_mean_over_tokens_whatever_the_batch(keys: tuple[str, ...], meshes: Path) -> None:
+    recipe = made(meshes, *keys)
+    recipe.transformer.double()
+
+    def sums(items: range) -> tuple[float, int]:
+        batch = batch_of(recipe, items)
+        output = recipe.forward(recipe.modules, batch, step=0)
+        count = len(output["targets"])
+        expected = int(batch["lengths"].sum() * 9 + batch["ends"].sum() - 9 * (~batch["begins"]).sum())
+        assert count == expected
+        return recipe.loss(recipe.modules, batch, output, step=0).value.item() * count, count
+
+    together, count = sums(range(6))
+    alone = [sums(range(item, item + 1)) for item in range(6)]
+    assert count == sum(each for _, each in alone)
+    assert together == pytest.approx(sum(value for value, _ in alone), rel=1e-9)
+
+
+def test_figures_of_validation_are_means_over_all_tokens(recipe: MeshTransformerRecipe) -> None:
+    with looking(recipe.modules):
+        parts = [recipe.measure(recipe.modules, batch_of(recipe, items)) for items in (range(1), range(1, 5))]
+        whole = recipe.measure(recipe.modules, batch_of(recipe, range(5)))
+    figures = recipe.summarise(sum(parts, Statistics()))
+    for name, value in recipe.summarise(whole).items():
+        assert figures[name] == pytest.approx(value, rel=1e-5)
+    assert figures["perplexity"] == pytest.approx(np.exp(figures["loss"]))
+    assert 0 <= figures["accuracy"] <= 1
+
+
+def test_dropout_and_dropped_texts_are_on_again_after_validation(meshes: Path, tmp_path: Path) -> None:
+    recipe = made(meshes, "model.dropout=0.5", "loss.drop_text=0.5", "eval.every=2", "sample.every=2")
+    trainer = Trainer(recipe, Run.new(tmp_path / "run"), silent=True)
+    batch = batch_of(recipe, range(12))
+
+    def check(logs: dict[str, Any]) -> None:
+        assert all(part.training for part in recipe.transformer.modules()), logs["step"]
+        with torch.no_grad():
+            one, other = (recipe.forward(recipe.modules, batch, step=0)["logits"] for _ in range(2))
+        assert not torch.equal(one, other), "dropout is off"
+        seen: list[dict[str, Tensor]] = []
+        hook = recipe.transformer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[2]))
+        recipe.forward(recipe.modules, drawn_again(batch, logs["step"]), step=0)
+        hook.remove()
+        kept = seen[0]["text_mask"].any(1)
+        assert 0 < kept.sum() < len(kept)
+
+    trainer.train(log_fn=check)
+    trainer.close()
+    assert [row["step"] for row in metrics(tmp_path / "run") if "validation/loss" in row] == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize("kind", ["coarse_fine", "flat"])
+def test_bf16_trains_measures_and_samples(kind: str, meshes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    keys = (f"model.kind={kind}", "train.steps=2", "eval.every=1", "sample.every=1", "engine.precision=bf16")
+    succeed(*words(meshes, run, *keys))
+    succeed("eval", run)
+    succeed("sample", run, "sample.guidance=2", "--text", "a table", "--num", 2, "--out", tmp_path / "out")
+    figures = json.loads((run / "eval.json").read_text())
+    assert np.isfinite([*figures.values()]).all()
+
+
+# --- what is found in what it makes -------------------------------------------------------------------------------
+
+
+TETRAHEDRON = Mesh(
+    np.array([[0.0, 0, 0], [0.5, 0, 0], [0, 0.5, 0], [0, 0, 0.5]]),
+    np.array([[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]]),
+)
+
+
+def test_a_mesh_is_sound_if_it_ended_and_nothing_is_wrong_with_it() -> None:
+    vertices, faces = TETRAHEDRON.vertices, TETRAHEDRON.faces
+    turned = Mesh(vertices, np.concatenate([faces, faces[:1, ::-1]]))  # twice, once from behind
+    flat = Mesh(np.concatenate([vertices, [[0.25, 0, 0]]]), np.concatenate([faces, [[0, 4, 1]]]))
+    open_mesh = Mesh(vertices, faces[:3])
+    meshes = [TETRAHEDRON, TETRAHEDRON, turned, flat, open_mesh]
+    found = [soundness([mesh], [end]) for mesh, end in zip(meshes, [True, False, True, True, True], strict=True)]
+    assert [int(each["valid"]) for each in found] == [1, 0, 0, 0, 1]
+    assert [int(each["watertight"]) for each in found] == [1, 0, 0, 0, 0]
+    assert [int(each["ended"]) for each in found] == [1, 0, 1, 1, 1]
+    assert int(soundness(meshes, [True] * 5)["valid"]) == 3
+
+
+def test_the_judge_is_asked_for_class_and_proportions_of_the_caption() -> None:
+    generator = np.random.default_rng(0)
+    items = [draw_solid(generator, kind) for kind in CLASSES]
+    found = judged([item.mesh for item in items], [item.kind for item in items], [item.proportions for item in items])
+    assert found["match_class"] == len(items)
+    assert found["match_proportions"] == found["proportions"] == sum(len(item.proportions) for item in items)
+    kinds = [item.kind for item in items]
+    moved = judged([item.mesh for item in items], [*kinds[1:], kinds[0]], [{}] * len(items))
+    assert moved["match_class"] < len(items) / 4
+    assert moved["proportions"] == 0
+
+
+def test_figures_of_what_is_made_add_up_over_batches(recipe: MeshTransformerRecipe) -> None:
+    with looking(recipe.modules):
+        measured = recipe.measure(recipe.modules, batch_of(recipe, range(4)))
+        parts = [
+            recipe.measure_generated(recipe.modules, batch_of(recipe, part), "validation")
+            for part in (range(3), range(3, 4))
+        ]
+        whole = recipe.measure_generated(recipe.modules, batch_of(recipe, range(4)), "validation")
+        assert recipe.measure_generated(recipe.modules, batch_of(recipe, range(4)), "withheld").rows == {}
+    figures = recipe.summarise(sum(parts, measured))
+    names = {"valid", "watertight", "match_class", "match_proportions", "coverage", "mmd", "one_nna"}
+    assert names <= figures.keys()
+    assert figures["match_class_reconstruction"] == 1
+    for name, value in recipe.summarise(measured + whole).items():
+        assert figures[name] == pytest.approx(value), name
+    assert recipe.summarise(measured).keys() == {"loss", "perplexity", "accuracy"}
+
+
+def test_what_is_made_as_the_real_ones_are_is_told_so(recipe: MeshTransformerRecipe) -> None:
+    """A perfect generator: the real meshes of one half of the set against those of the other."""
+    generator = np.random.default_rng(0)
+    sets = [clouds([draw_solid(generator, kind).mesh for kind in CLASSES for _ in range(3)]) for _ in range(2)]
+    with looking(recipe.modules):
+        measured = recipe.measure(recipe.modules, batch_of(recipe, range(2)))
+    sums = {name: torch.tensor(1.0) for name in ("made", "valid", "watertight", "ended")}
+    alike = recipe.summarise(measured + Statistics(sums, {"made": sets[0], "real": sets[1]}))
+    apart = recipe.summarise(measured + Statistics(sums, {"made": sets[0][:4], "real": sets[1]}))
+    assert alike["one_nna"] == pytest.approx(0.5, abs=0.2)
+    assert alike["coverage"] > 0.4 > apart["coverage"]
+    assert alike["mmd"] < apart["mmd"]
+
+
+# --- what it makes ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_makes_the_same_files(run: Path, tmp_path: Path) -> None:
+    for out, seed in (("one", 1), ("again", 1), ("other", 2)):
+        texts = ("--text", "a tall table", "--text", "stairs")
+        succeed("sample", run, *texts, "--num", 2, "--seed", seed, "--out", tmp_path / out)
+    one, again, other = (tree(tmp_path / out) for out in ("one", "again", "other"))
+    assert one == again
+    assert one["003.obj"] != other["003.obj"]
+    expected = {f"{number:03d}.{suffix}" for number in range(4) for suffix in ("glb", "obj")}
+    assert one.keys() == expected | {"sheet.png", "samples.jsonl"}
+    rows = [json.loads(line) for line in (tmp_path / "one" / "samples.jsonl").read_text().splitlines()]
+    by_file = {row["file"]: row for row in rows}
+    assert by_file.keys() == expected | {"sheet.png"}
+    assert by_file["002.glb"]["text"] == "stairs"
+    assert by_file["002.glb"]["seed"] == 1
+    assert by_file["002.glb"]["settings"]["temperature"] == 1.0
+    for number in range(4):
+        row = by_file[f"{number:03d}.obj"]
+        content = (tmp_path / "one" / f"{number:03d}.obj").read_text().splitlines()
+        assert row["faces"] == sum(line.startswith("f ") for line in content) <= 4
+        assert row["ended"] is False or row["faces"] <= 4
+
+
+def test_meshes_of_a_text_do_not_depend_on_how_many_are_made(recipe: MeshTransformerRecipe) -> None:
+    with looking(recipe.modules):
+        few, many = (recipe.generate(recipe.modules, Request(["a table"], num=num, seed=3)) for num in (2, 5))
+    assert [artifact.about["faces"] for artifact in few[1:]] == [artifact.about["faces"] for artifact in many[1:5]]
+
+
+def test_an_export_makes_what_its_run_makes(run: Path, tmp_path: Path) -> None:
+    succeed("export", run, tmp_path / "hub")
+    for place in (run, tmp_path / "hub"):
+        succeed("sample", place, "--text", "a table", "--num", 2, "--out", tmp_path / "out" / place.name)
+    first, second = (tmp_path / "out" / place / "001.obj" for place in (run.name, "hub"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_strict_grammar_makes_nothing_but_valid_faces(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    succeed("sample", run, "sample.grammar=strict", "--text", "a table", "--num", 8, "--out", out)
+    for number in range(8):
+        made = _as_written(out / f"{number:03d}.obj")
+        assert is_valid(made)
+        ordered = canonical(made, BINS)
+        assert np.array_equal(ordered.vertices[ordered.faces], made.vertices[made.faces])
+
+
+def _as_written(path: Path) -> Mesh:
+    """The faces of an OBJ file in the order in which they stand there."""
+    rows = [line.split() for line in path.read_text().splitlines()]
+    vertices = np.array([[float(word) for word in row[1:]] for row in rows if row[0] == "v"])
+    return Mesh(vertices, np.array([[int(word) - 1 for word in row[1:]] for row in rows if row[0] == "f"]))
+
+
+def test_a_number_of_faces_can_be_asked_for(run: Path, meshes: Path, tmp_path: Path) -> None:
+    succeed("sample", run, "sample.faces=12", "--text", "a table", "--num", 1, "--out", tmp_path / "out")
+    outcome = quintet("sample", run, "sample.faces=900", "--text", "a table", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "more than model.max_faces=256" in error_line(outcome.errors)
+    outcome = quintet(*words(meshes, tmp_path / "run", "sample.faces=12", "model.face_buckets=0"))
+    assert outcome.code == 2
+    assert "model.face_buckets" in error_line(outcome.errors)
+
+
+def test_a_model_without_text_makes_meshes_by_itself(meshes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    succeed(*words(meshes, run, "model.text=none"))
+    succeed("sample", run, "--num", 2, "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "001.glb").is_file()
+    outcome = quintet("sample", run, "--text", "a table", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "trained without text" in error_line(outcome.errors)
+
+
+def test_a_negative_text_needs_guidance(run: Path, tmp_path: Path) -> None:
+    asked = ("sample", run, "--text", "a table", "--negative", "a chair", "--num", 1, "--out", tmp_path / "out")
+    outcome = quintet(*asked)
+    assert outcome.code == 2
+    assert "sample.guidance above 1" in error_line(outcome.errors)
+    succeed(*asked, "sample.guidance=2")
+
+
+def test_a_learned_tokenizer_is_used_in_the_same_way(learned: Path, meshes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    succeed(*words(meshes, run, "--tokenizer", learned))
+    model = read_config(run / "config.yaml").model
+    assert (model.num_codes, model.tokens_per_face) == (256, 6)  # type: ignore[attr-defined]
+    succeed("sample", run, "--text", "a table", "--num", 2, "--out", tmp_path / "out")
+    outcome = quintet("sample", run, "sample.grammar=strict", "--text", "a table", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "sample.grammar=strict needs" in error_line(outcome.errors)
+
+
+# --- going on from a part -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def part(meshes: Path, tmp_path: Path) -> tuple[Path, Mesh]:
+    """The first three faces of a mesh, in a file, and as they are."""
+    whole = read_mesh(meshes / "meshes" / "00000.obj", bins=BINS)
+    mesh = canonical(clean(Mesh(whole.vertices, whole.faces[:3]), BINS), BINS)
+    path = tmp_path / "part.obj"
+    write_mesh(mesh, path)
+    return path, mesh
+
+
+def test_a_mesh_goes_on_from_its_part(run: Path, part: tuple[Path, Mesh], tmp_path: Path) -> None:
+    path, mesh = part
+    out = tmp_path / "out"
+    succeed("sample", run, "--text", "a table", "--mesh", path, "--num", 3, "--out", out)
+    given = quantise(mesh.vertices, BINS)[mesh.faces]
+    for number in range(3):
+        made = _as_written(out / f"{number:03d}.obj")
+        assert np.array_equal(quantise(made.vertices, BINS)[made.faces][:3], given)
+    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert all(row["mesh"] == str(path) for row in rows)
+    # Without a text too.
+    succeed("sample", run, "--mesh", path, "--num", 1, "--out", tmp_path / "silent")
+
+
+def test_parts_that_cannot_be_gone_on_from(run: Path, part: tuple[Path, Mesh], meshes: Path, tmp_path: Path) -> None:
+    def said(path: Path, *keys: str) -> str:
+        outcome = quintet("sample", run, *keys, "--text", "a table", "--mesh", path, "--out", tmp_path / "out")
+        assert outcome.code == 2
+        return error_line(outcome.errors)
+
+    whole = meshes / "meshes" / "00000.obj"
+    faces = len(read_mesh(whole, bins=BINS).faces)
+    inside = tmp_path / "whole.obj"
+    write_mesh(read_mesh(whole, bins=BINS), inside)
+    assert f"has {faces} faces, more than sample.max_faces=4" in said(inside)
+    assert "No such file" in said(tmp_path / "none.obj")
+    (tmp_path / "broken.obj").write_text("v 0 0\nf 1 2 3\n")
+    assert str(tmp_path / "broken.obj") in said(tmp_path / "broken.obj")
+    write_mesh(Mesh(part[1].vertices * 3, part[1].faces), tmp_path / "large.obj")
+    assert "in the box from -1 to 1" in said(tmp_path / "large.obj")
+
+
+def test_a_part_for_a_recipe_that_takes_none(part: tuple[Path, Mesh], tmp_path: Path) -> None:
+    outcome = quintet("sample", GOLDEN / "muse-format-1" / "hub", "--mesh", part[0], "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "recipe muse takes no --mesh" in error_line(outcome.errors)
+
+
+def test_a_picture_for_a_recipe_of_meshes(run: Path, tmp_path: Path) -> None:
+    picture = ("--image", tmp_path / "a.png", "--mask", tmp_path / "b.png")
+    outcome = quintet("sample", run, *picture, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "recipe mesh-transformer takes no --image" in error_line(outcome.errors)
+
+
+# --- in Python ----------------------------------------------------------------------------------------------------
+
+
+class Solids:
+    """A data set object: vertices, faces and a caption."""
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        generator = np.random.default_rng(seed)
+        self.items = [draw_solid(generator) for _ in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, Tensor, str]:
+        mesh = self.items[item].mesh
+        vertices = mesh.vertices / np.abs(mesh.vertices).max() * 0.9
+        return torch.from_numpy(vertices).float(), torch.from_numpy(mesh.faces), self.items[item].caption
+
+
+def small_model(**keys: Any) -> MeshTransformer:
+    torch.manual_seed(0)
+    sizes = {"dim": 16, "depth": 1, "fine_depth": 1, "heads": 2, "text_dim": 16, "text_depth": 1, "text_heads": 2}
+    return MeshTransformer(**{"num_codes": BINS, "tokens_per_face": 9, **sizes, **keys})
+
+
+def trainer(out: Path, data: Any, **more: Any) -> MeshTransformerTrainer:
+    keys = {"log.trackers": [], "data.workers": 0, "sample.max_faces": 4, "eval.generated": 0, "optim.horizon": 4}
+    tokenizer = open_link(f"coordinates:{BINS}")
+    arguments: dict[str, Any] = {"steps": 4, "batch_size": 2, "config": keys, **more}
+    return MeshTransformerTrainer(small_model(), tokenizer=tokenizer, data=data, out=out, **arguments)
+
+
+@pytest.mark.parametrize("kind", ["folder", "data set object"])
+def test_the_trainer_for_python(kind: str, meshes: Path, tmp_path: Path) -> None:
+    def data() -> Any:
+        return meshes if kind == "folder" else Solids(12)
+
+    for out, steps in (("whole", 4), ("parts", 2)):
+        made = trainer(tmp_path / out, data(), steps=steps)
+        made.train()
+        made.close()
+    made = trainer(tmp_path / "parts", data(), resume=True)
+    made.train()
+    made.close()
+    assert made.step == 4
+    whole, parts = (load_file(step_folder(tmp_path / out, 4) / "transformer.safetensors") for out in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert isinstance(made.unwrapped_model, MeshTransformer)
+    assert isinstance(made.ema_model, MeshTransformer)
+
+
+def test_the_trainer_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs a tokenizer"):
+        MeshTransformerTrainer(small_model(), data=Solids(4), out=tmp_path / "run", steps=1)
+    with pytest.raises(UsageError, match="needs data"):
+        trainer(tmp_path / "run", None)
+    tokenizer = open_link("coordinates:64")
+    with pytest.raises(UsageError, match=r"model\.num_codes=32, but the tokenizer coordinates:64 has 64"):
+        MeshTransformerTrainer(small_model(), tokenizer=tokenizer, data=Solids(4), out=tmp_path / "run", steps=1)
+    assert not (tmp_path / "run").exists()
+
+
+# --- what a person may get wrong ----------------------------------------------------------------------------------
+
+
+def test_no_tokenizer(meshes: Path, tmp_path: Path) -> None:
+    outcome = quintet("train", "mesh-transformer", meshes, "--out", tmp_path / "run", "--preset", "debug")
+    assert outcome.code == 2
+    assert "--tokenizer coordinates" in error_line(outcome.errors)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_of_another_family(meshes: Path, tmp_path: Path) -> None:
+    other = GOLDEN / "vqgan-format-1" / "hub"
+    outcome = quintet(*words(meshes, tmp_path / "run", "--tokenizer", other))
+    assert outcome.code == 2
+    assert f"{other} is of recipe 'vqgan'" in error_line(outcome.errors)
+
+
+def test_a_tokenizer_of_another_size(meshes: Path, tmp_path: Path) -> None:
+    for key in ("model.num_codes=77", "model.tokens_per_face=6"):
+        outcome = quintet(*words(meshes, tmp_path / "run", key))
+        assert outcome.code == 2
+        assert f"{key}, but the tokenizer coordinates:32 has" in error_line(outcome.errors)
+
+
+def test_another_tokenizer_of_the_same_shape_is_refused(learned: Path, meshes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    succeed(*words(meshes, run, "--tokenizer", learned))
+    weights = run / "tokenizer" / "model.safetensors"
+    save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    outcome = quintet("sample", run, "--text", "a table", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "tokenizer_hash=" in error_line(outcome.errors)
+
+
+def test_a_moved_run_needs_neither_tokenizer_nor_cache(
+    learned: Path, meshes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = shutil.copytree(learned, tmp_path / "tokenizer")
+    succeed(*words(meshes, tmp_path / "run", "--tokenizer", tokenizer))
+    shutil.rmtree(tokenizer)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
+    run = (tmp_path / "run").rename(tmp_path / "moved")
+    succeed("resume", run, "train.steps=14")
+    assert open_trained(run).step == 14
+    succeed("sample", run, "--text", "a table", "--num", 1, "--out", tmp_path / "out")
+
+
+def with_texts(meshes: Path, folder: Path, texts: list[str]) -> Path:
+    """A copy of the data with other captions, in turn."""
+    data = shutil.copytree(meshes, folder)
+    rows = [json.loads(line) for line in (data / "metadata.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["text"] = texts[number % len(texts)]
+    (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return data
+
+
+def test_missing_captions_are_counted_and_can_be_allowed(meshes: Path, tmp_path: Path) -> None:
+    data = with_texts(meshes, tmp_path / "data", ["a table", "", "a chair"])
+    outcome = quintet(*words(data, tmp_path / "run", "data.empty_captions=false"))
+    assert outcome.code == 2
+    assert "16 of 48 meshes have no caption, meshes/" in error_line(outcome.errors)
+    succeed(*words(data, tmp_path / "run", "data.empty_captions=true"))
+    succeed(*words(data, tmp_path / "none", "model.text=none", "data.empty_captions=false"))
+
+
+def test_classes_are_the_captions_of_the_data(meshes: Path, tmp_path: Path) -> None:
+    data, run = with_texts(meshes, tmp_path / "data", ["table", "chair"]), tmp_path / "run"
+    succeed(*words(data, run, "model.text=classes"))
+    assert read_config(run / "config.yaml").model.classes == ("chair", "table")  # type: ignore[attr-defined]
+    outcome = quintet("sample", run, "--text", "chairs", "--num", 1, "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "chair" in error_line(outcome.errors)
+    outcome = quintet(*words(data, tmp_path / "other", "model.text=classes", "model.classes=[chair, stool]"))
+    assert outcome.code == 2
+    assert "24 captions are none of the 2 classes (model.classes), for one 'table'" in error_line(outcome.errors)
+
+
+def test_long_captions_and_lost_guidance_are_said(meshes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    outcome = succeed(*words(meshes, run, "model.text_length=12", "loss.drop_text=0", "sample.guidance=3"))
+    assert outcome.errors.count("are cut") == 1
+    outcome = succeed("sample", run, "--text", "a rather long text", "--num", 1, "--out", tmp_path / "out")
+    assert outcome.errors.count("warning: cut to 10 bytes") == 1
+    assert outcome.errors.count("warning: made without guidance") == 1
+
+
+def test_a_window_larger_than_the_model_is_refused(meshes: Path) -> None:
+    with pytest.raises(UsageError, match=r"loss\.window=300 is more than model\.max_faces=256"):
+        made(meshes, "loss.window=300")
+
+
+def test_every_preset_is_sound() -> None:
+    from quintet.families.mesh_transformer.config import MeshTransformerConfig
+
+    for preset in MeshTransformerConfig.PRESETS:
+        assert configs.build(MeshTransformerConfig, preset=preset).preset == preset
