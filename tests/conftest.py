@@ -35,8 +35,8 @@ def pictures(shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def meshes(shared: Path) -> Path:
-    """48 small meshes with captions. Read only."""
-    return made_once(shared, "meshes", lambda folder: succeed("data", "make", "solids", folder, "--num", 48))
+    """64 small meshes with captions. Read only."""
+    return made_once(shared, "meshes", lambda folder: succeed("data", "make", "solids", folder, "--num", 64))
 
 
 @pytest.fixture(scope="session")

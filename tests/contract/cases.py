@@ -88,6 +88,8 @@ class Case:
     """Further keys of the training that faults are tried on: those with the most state to lose."""
     golden: tuple[str, ...] = ()
     """Further keys of the golden run, which is kept in the repository and should be small."""
+    reshaped: str = "model.dim=24"
+    """A key that gives the weights another shape."""
     prepare: Callable[[Recipe[Any]], None] = unchanged
     """What is done to a fresh recipe so that rare events happen within a few steps."""
     tokenizer: bool = False
@@ -157,6 +159,7 @@ CASES: Mapping[str, Case] = {
         },
         brief=("train.steps=4",),
         poison=spoilt_meshes,
+        reshaped="model.code_dim=16",
         resumed=(
             "model.quantizer=vq",
             "model.quantizer=fsq model.encoder_attention=1 model.decoder_attention=1 model.attention_head_dim=8",

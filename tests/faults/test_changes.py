@@ -13,8 +13,6 @@ import quintet as package
 from contract.cases import Case
 from faults.conftest import Ledger
 from helpers import copied, error_line, log_text, quintet, renew_sums, state, step_folder, succeed, tensor_hashes, tree
-from quintet import config as configs
-from quintet import recipes
 
 COMMON_CHANGES = (
     *("optim.lr=0.01", "optim.name=lion", "optim.horizon=99", "optim.clip=0.5", "ema.decay=0.5", "ema.enabled=false"),
@@ -60,13 +58,9 @@ def test_force_bends_a_run_and_says_so(change: str, finished: Path, tmp_path: Pa
     ledger("changed-config", 1)
 
 
-def test_force_cannot_make_other_weights_fit(recipe: str, finished: Path, tmp_path: Path, ledger: Ledger) -> None:
-    """Each key that changes the shape of the model, as far as `model.dim` is one."""
-    schema = recipes.find(recipe).config_class()
-    if "model.dim" not in configs.keys(schema):
-        pytest.skip(f"{recipe} has no key model.dim")
+def test_force_cannot_make_other_weights_fit(case: Case, finished: Path, tmp_path: Path, ledger: Ledger) -> None:
     run = copied(finished, tmp_path / "run")
-    outcome = quintet("resume", run, "model.dim=24", "--force")
+    outcome = quintet("resume", run, case.reshaped, "--force")
 
     assert outcome.code == 1
     assert "shape" in error_line(outcome.errors)
