@@ -547,3 +547,13 @@ def test_items_that_cannot_be_used_are_named(tmp_path: Path, item: Any, reason: 
         MeshAutoencoderTrainer(
             MeshAutoencoder(**TINY), data=Odd(""), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK
         ).train()
+
+
+def test_bins_that_lie_beside_each_other_begin_alike() -> None:
+    torch.manual_seed(0)
+    model = MeshAutoencoder(bins=64, encoder=(32,), decoder=(32,), code_dim=16, codebook_size=256)
+    logits = model.decoder.to_logits.weight.view(9, 64, -1)
+    for table in (model.features.coordinates.weight, model.features.normal.weight, *logits):
+        near = torch.cosine_similarity(table[1:], table[:-1], dim=-1).mean()
+        far = torch.cosine_similarity(table[32:], table[:-32], dim=-1).mean()
+        assert near > far + 0.3

@@ -96,7 +96,7 @@ class MeshAutoencoderConfig(RunConfig):
             "model.decoder": [128, 128, 128, 128, 192, 192, 192, 192],
             "train.steps": 4000,
             "train.batch_size": 16,
-            "optim.lr": 1e-3,
+            "optim.lr": 3e-3,
             "optim.warmup_steps": 100,
             "optim.clip": 1.0,
             "eval.every": 500,

@@ -32,6 +32,9 @@ class FaceFeatures(nn.Module):
         corners = config.vertices_per_face
         total = corners * (3 * config.coordinate_dim + config.angle_dim) + config.area_dim + 3 * config.normal_dim
         self.project = nn.Linear(total, dim)
+        with torch.no_grad():
+            for table in (self.coordinates, self.angles, self.area, self.normal):
+                table.weight.copy_(waves(config.bins, table.embedding_dim))
 
     def forward(self, corners: Tensor) -> Tensor:
         with torch.no_grad():
@@ -45,6 +48,16 @@ class FaceFeatures(nn.Module):
         embedded = [table(bins).flatten(1) for table, bins in places]
         out: Tensor = self.project(torch.cat(embedded, dim=-1))
         return out
+
+
+def waves(bins: int, count: int) -> Tensor:
+    """Smooth functions of a bin's number, `(bins, count)`: cosines of no less than eight bins a wave, of power one.
+
+    What begins as these knows which bins lie beside each other, and need not learn it from the data.
+    """
+    places = (torch.arange(bins) + 0.5) / bins
+    half_waves = torch.arange(1, count + 1) * min(1.0, bins / (4 * count))
+    return math.sqrt(2) * torch.cos(math.pi * places[:, None] * half_waves)
 
 
 def binned(values: Tensor, low: float, high: float, bins: int) -> Tensor:

@@ -8,6 +8,7 @@ nothing of one mesh reaches another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,12 +23,15 @@ from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
-from quintet.families.mesh_autoencoder.features import FaceFeatures, bin_centres
+from quintet.families.mesh_autoencoder.features import FaceFeatures, bin_centres, waves
 from quintet.families.mesh_autoencoder.packed import Meshes, check_codes, encode_padded
 from quintet.nn.graph import GraphConvolution, Packing, RowConvolution, counts_at, means_at, packing
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
 from quintet.nn.transformer import Block
+
+WAVES = 32
+"""Of which the logits of neighbouring bins begin as sums."""
 
 __all__ = ["CoordinateTokenizer", "FaceDecoder", "MeshAutoencoder", "Reconstruction", "blurred_cross_entropy"]
 
@@ -184,6 +188,8 @@ class FaceDecoder(nn.Module):
         self.attention = LocalAttention(config, config.decoder[-1], config.decoder_attention)
         self.norm = nn.LayerNorm(config.decoder[-1])
         self.to_logits = nn.Linear(config.decoder[-1], config.vertices_per_face * 3 * config.bins)
+        with torch.no_grad():
+            self.to_logits.weight.copy_(_smooth_logits(config.vertices_per_face * 3, config.bins, config.decoder[-1]))
 
     def forward(self, corners: Tensor, by_face: Packing) -> Tensor:
         present = by_face.present
@@ -193,6 +199,12 @@ class FaceDecoder(nn.Module):
         faces = self.attention(by_face.gather(rows), by_face)
         logits: Tensor = self.to_logits(F.silu(self.norm(faces)))
         return logits.view(len(logits), -1, self.bins)
+
+
+def _smooth_logits(coordinates: int, bins: int, dim: int) -> Tensor:
+    """Weights `(coordinates * bins, dim)` as large as a linear layer's own, by which near bins are about as likely."""
+    mixed = torch.randn(coordinates, WAVES, dim) / math.sqrt(3 * WAVES * dim)
+    return (waves(bins, WAVES) @ mixed).flatten(0, 1)
 
 
 class ResidualBlock(nn.Module):
