@@ -159,7 +159,7 @@ CASES: Mapping[str, Case] = {
         },
         brief=("train.steps=4",),
         poison=spoilt_meshes,
-        reshaped="model.code_dim=16",
+        reshaped="model.coordinate_dim=16",
         resumed=(
             "model.quantizer=vq",
             "model.quantizer=fsq model.encoder_attention=1 model.decoder_attention=1 model.attention_head_dim=8",

@@ -1,0 +1,123 @@
+"""A model without learning is named where a trained one could be: `coordinates`, a mesh tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from contract.cases import CASES, TINY_MESH_AUTOENCODER
+from helpers import error_line, quintet, succeed, tree
+from quintet import CoordinateTokenizer
+from quintet.media.mesh import Mesh, dequantise, quantise, read_mesh
+from quintet.media.mesh_formats import read_soup
+from quintet.runs import open_trained
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where all of it happens: a name that looks like a folder may not become one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def corners(mesh: Mesh) -> set[tuple[tuple[int, ...], ...]]:
+    """The faces as bins, whatever the order of vertices and faces."""
+    places = quantise(mesh.vertices, 64)[mesh.faces]
+    return {tuple(sorted(map(tuple, face))) for face in places.tolist()}
+
+
+def test_codes_are_exact_to_the_bin_and_back(meshes: Path) -> None:
+    succeed("encode", "coordinates:64", meshes, "--out", "codes")
+    succeed("decode", "coordinates:64", "codes", "--out", "decoded")
+
+    codes = load_file("codes/codes.safetensors")["codes"]
+    rows = [json.loads(line) for line in Path("codes/items.jsonl").read_text().splitlines()]
+    files = sorted(Path("decoded").iterdir())
+    assert len(rows) == len(codes) == len(files)
+    lengths = set()
+    for row, own, file in zip(rows, codes, files, strict=True):
+        mesh = read_mesh(meshes / row["file"], bins=64)
+        lengths.add(len(mesh.faces))
+        # z, y, x of each corner; behind the last face there is nothing.
+        expected = quantise(mesh.vertices, 64)[mesh.faces][..., ::-1].reshape(-1, 9)
+        assert (own[: len(expected)].numpy() == expected).all()
+        assert (own[len(expected) :] == -1).all()
+        made = read_soup(file)
+        assert corners(Mesh(made.vertices, made.faces)) == corners(mesh)
+        assert np.allclose(dequantise(quantise(made.vertices, 64), 64), made.vertices)
+    assert max(lengths) == codes.shape[1]
+    assert len(lengths) > 1
+
+
+def test_it_is_measured_shown_and_exported_like_a_trained_one(meshes: Path) -> None:
+    succeed("eval", "coordinates", "--data", meshes, "--out", "eval.json")
+    succeed("sample", "coordinates", "--data", meshes, "--num", 2, "--out", "out")
+    succeed("export", "coordinates:16", "hub")
+    for name in ("coordinates:16", "hub"):
+        succeed("encode", name, meshes, "--out", f"codes of {name}")
+
+    figures = json.loads(Path("eval.json").read_text())
+    assert figures["coordinate_exact"] == 1
+    assert Path("out/reconstructions.png").is_file()
+    assert tree(Path("codes of hub")) == tree(Path("codes of coordinates:16"))
+    assert CoordinateTokenizer.from_pretrained("hub").bins == 16
+    assert not Path("coordinates").exists()
+
+
+def test_a_folder_of_that_name_is_another_thing() -> None:
+    succeed("export", "coordinates:16", "./coordinates")
+    assert open_trained("coordinates").model.bins == 128
+    assert open_trained("./coordinates").model.bins == 16
+    assert open_trained(Path("coordinates")).model.bins == 16
+
+
+def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
+    tiny = [word for word in CASES["mesh-transformer"].tiny if not word.startswith("tokenizer=")]
+    words = ("--tokenizer", "coordinates:24", "--out", "run", *tiny, "train.steps=2")
+    succeed("train", "mesh-transformer", meshes, *words)
+
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["tokenizer"] == "coordinates:24"
+    copy = open_trained("run/tokenizer")
+    assert isinstance(copy.model, CoordinateTokenizer)
+    assert copy.model.bins == 24
+    # What is gone on with, sampled and exported is the copy.
+    link = open_trained("run").recipe.links["tokenizer"]
+    assert link.reference == str(Path("run/tokenizer"))
+    assert torch.equal(link.model.centres, copy.model.centres)
+    succeed("resume", "run", "train.steps=3")
+    succeed("export", "run", "hub")
+    assert open_trained("hub").recipe.links["tokenizer"].digest == link.digest
+
+
+@pytest.mark.parametrize(
+    ("words", "mentions"),
+    [
+        ("eval coordinates --data {meshes}", ("coordinates has no folder", "--out")),
+        ("eval coordinates --out eval.json", ("not trained on anything", "--data")),
+        ("sample coordinates", ("not trained on anything", "--data")),
+        ("encode coordinates:many {meshes}", ("model.bins", "'many'")),
+        ("encode coordinates:1 {meshes}", ("model.bins", "2")),
+        ("encode coordinates: {meshes}", ("model.bins",)),
+        ("encode coordinate {meshes}", ("coordinate does not exist",)),
+        ("resume coordinates", ("coordinates does not exist",)),
+        ("train mesh-autoencoder {meshes} --init coordinates", ("--init coordinates", "nothing learned")),
+        ("train mesh-autoencoder {meshes} model.kind=coordinates", ("nothing to train", "--tokenizer coordinates")),
+        ("train muse {meshes} --tokenizer coordinates", ("tokenizer of pictures", "mesh-autoencoder")),
+    ],
+)
+def test_mistakes(words: str, mentions: tuple[str, ...], meshes: Path, here: Path) -> None:
+    tiny = TINY_MESH_AUTOENCODER if "train mesh" in words else ()
+    outcome = quintet(*words.replace("{meshes}", str(meshes)).split(), *tiny)
+
+    sentence = error_line(outcome.errors)
+    assert outcome.code == 2
+    for mention in mentions:
+        assert mention in sentence
+    assert "unexpected" not in sentence
+    assert tree(here) == {}
