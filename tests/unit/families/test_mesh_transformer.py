@@ -150,6 +150,19 @@ def test_a_window_is_a_stretch_of_the_mesh_and_knows_its_ends(meshes: Path) -> N
     assert max(cut.lengths()) == 8  # type: ignore[attr-defined]
 
 
+def test_what_is_made_is_compared_with_whole_meshes_where_the_model_sees_stretches(meshes: Path) -> None:
+    recipe = made(meshes, "loss.window=8")
+    source = recipe.sources().validation
+    items = range(len(source))
+    loaded = [source.load(item, Draw(0, [0], [item])) for item in items]
+    batch = Batch(recipe.collate(loaded), tuple(map(source.name, items)), Draw(0, [0] * len(items), list(items)))
+    assert int(batch["lengths"].max()) == 8 < int(batch["faces"].max())
+    with looking(recipe.modules):
+        found = recipe.measure_generated(recipe.modules, batch, "validation")
+        recipe.sample(recipe.modules, batch)
+    assert found.sums["match_class_reconstruction"] == len(items)
+
+
 def test_meshes_that_are_too_large_are_left_out_and_counted_or_cut(meshes: Path, tmp_path: Path) -> None:
     sizes = {entry: len(read_mesh(entry, bins=BINS).faces) for entry in sorted((meshes / "meshes").iterdir())}
     large = [f"meshes/{path.name}" for path, faces in sizes.items() if faces > 30]

@@ -245,20 +245,27 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
         return codes
 
     def _meshes(self, made: Generated) -> list[Mesh]:
-        return self._decoded(made.codes, made.lengths)
+        return self._decoded(_rows(made.codes, made.lengths))
 
     def _reconstructed(self, batch: Batch) -> list[Mesh]:
-        """What the tokenizer makes of the codes of a batch."""
-        return self._decoded(batch["codes"], batch["lengths"])
+        """What the tokenizer makes of the codes of a batch, whole meshes even where it holds stretches of them."""
+        device = batch["codes"].device
+        whole = batch["whole"] if "whole" in batch else _rows(batch["codes"], batch["lengths"])
+        return self._decoded([codes.to(device) for codes in whole])
 
-    def _decoded(self, codes: Tensor, lengths: Tensor) -> list[Mesh]:
+    def _decoded(self, rows: Sequence[Tensor]) -> list[Mesh]:
         """Meshes as they are, nothing left out and nothing mended."""
         model = self.tokenizer.model
-        faces = lengths.tolist()
-        packed = torch.cat([row[:count] for row, count in zip(codes, faces, strict=True)])
-        corners = model.decode_from_codes(packed, faces).float().cpu()
-        soups = [merged(each.double().numpy(), model.bins) for each in corners.split(faces)]
+        faces = [len(row) for row in rows]
+        corners = model.decode_from_codes(torch.cat([*rows]), faces).cpu()
+        parts = torch.split(corners, faces)
+        soups = [merged(part.double().numpy(), model.bins) for part in parts]
         return [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in soups]
+
+
+def _rows(codes: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Without padding."""
+    return [row[:length] for row, length in zip(codes, lengths.tolist(), strict=True)]
 
 
 def _fitted(config: MeshTransformerConfig, tokenizer: Link) -> MeshTransformerConfig:

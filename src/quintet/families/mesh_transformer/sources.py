@@ -33,7 +33,7 @@ class FaceSource:
     """The codes of those meshes that are small enough; of larger ones a stretch, where there is a window.
 
     An item holds `codes` (faces, tokens of a face), `faces`, how many the whole mesh has, and whether the codes begin
-    and end with it.
+    and end with it; where stretches are only looked at, also `whole`, all of its codes.
     """
 
     codes: CodeSource
@@ -42,6 +42,7 @@ class FaceSource:
     counts: Sequence[int]
     """Faces of each of them, in the variant that has most."""
     window: int | None
+    train: bool
 
     def __len__(self) -> int:
         return len(self.places)
@@ -54,8 +55,9 @@ class FaceSource:
         codes: Tensor = loaded["codes"]
         faces, size = len(codes), len(codes) if self.window is None else min(len(codes), self.window)
         start = int(draw.number("window") * (faces - size + 1))
-        stretch = codes[start : start + size]
-        return {**loaded, "codes": stretch, "faces": faces, "begins": start == 0, "ends": start + size == faces}
+        whole = {} if self.train or self.window is None else {"whole": codes}
+        ends = {"begins": start == 0, "ends": start + size == faces}
+        return {**loaded, **whole, **ends, "codes": codes[start : start + size], "faces": faces}
 
     def lengths(self) -> list[int]:
         """Faces of what is loaded."""
@@ -65,7 +67,10 @@ class FaceSource:
 def collate(items: Sequence[Item]) -> dict[str, Any]:
     """The codes padded to those of the longest, with their `lengths`."""
     codes = [item["codes"] for item in items]
-    fields = collate_equal([{name: value for name, value in item.items() if name != "codes"} for item in items])
+    uneven = ("codes", "whole")
+    fields = collate_equal([{name: value for name, value in item.items() if name not in uneven} for item in items])
+    if "whole" in items[0]:
+        fields["whole"] = [item["whole"] for item in items]
     fields["codes"] = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=PADDING)
     fields["lengths"] = torch.tensor([len(each) for each in codes])
     return fields
@@ -122,7 +127,7 @@ def _small_enough(config: MeshTransformerConfig, codes: CodeSource, part: str, s
         reasons = {skipped[codes.name(item)]: codes.name(item) for item in reversed(range(len(counts)))}
         listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
         raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")
-    return FaceSource(codes, used, [counts[item] for item in used], config.loss.window)
+    return FaceSource(codes, used, [counts[item] for item in used], config.loss.window, part == "train")
 
 
 def _check_captions(config: MeshTransformerConfig, parts: Sequence[MediaSource]) -> None:
