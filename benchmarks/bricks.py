@@ -1,0 +1,107 @@
+"""Meshes of real parts: `benchmarks/bricks.py FOLDER [--out FOLDER] [--minutes 12]`.
+
+Trains the learned tokenizer, and a generator on it, on parts split by their number, so that no variant of a part is on
+both sides. Prints how far unseen parts are from their reconstructions, by both tokenizers, and from the nearest part
+that was trained on: a tokenizer that has only learned its parts by heart is no better than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from quintet import cli, runs
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.evaluate import looking
+from quintet.core.recipe import Sources
+from quintet.data.meshes import MeshFolder, mesh_folder_sources
+from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
+from quintet.families.mesh_autoencoder.recipe import decoded, tokenizer
+from quintet.media.image import write_image
+from quintet.media.mesh import Mesh
+from quintet.media.mesh_measures import chamfer_distances, cloud, compare
+from quintet.media.mesh_render import contact_sheet
+
+SPLIT = ("data.validation_group=^([0-9]+)", "data.validation_fraction=0.1", "data.max_faces=400")
+NEAREST = 8
+"""Training parts that are compared exactly, the nearest by points."""
+SHOWN = 16
+TEXTS = ("Brick 2 x 4", "Plate 1 x 2", "Slope Brick 45 2 x 2", "Minifig Hat")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--out", type=Path, default=Path("runs/bricks"))
+    parser.add_argument("--minutes", type=float, default=12, help="For each of the two models.")
+    arguments = parser.parse_args()
+    learned, generator = arguments.out / "tokenizer", arguments.out / "transformer"
+    limit = f"train.minutes={arguments.minutes}"
+    call("train", "mesh-autoencoder", arguments.folder, "--out", str(learned), "--preset", "small", *SPLIT, limit)
+    call("eval", str(learned))
+    call(
+        *("train", "mesh-transformer", arguments.folder, "--out", str(generator), "--preset", "small"),
+        *("--tokenizer", str(learned), "model.max_faces=400", *SPLIT, limit),
+    )
+    call("eval", str(generator))
+    texts = [word for text in TEXTS for word in ("--text", text)]
+    call("sample", str(generator), *texts, "--num", "4", "--out", str(arguments.out / "made"))
+    report(learned, generator, arguments.out)
+
+
+def call(*words: str) -> None:
+    print("$ quintet", *words, flush=True)
+    cli.call(words)
+
+
+def report(learned: Path, generator: Path, out: Path) -> None:
+    config = runs.read_config(learned / "config.yaml")
+    assert isinstance(config, MeshAutoencoderConfig)
+    sources = mesh_folder_sources(config.data, config.model.bins, config.data.max_faces)
+    unseen, known = meshes_of(sources.validation), meshes_of(sources.train)
+    print(f"{len(known)} parts to train on, {len(unseen)} unseen; Chamfer distances, longest side 1")
+    kept = {name: reconstructions(name, sources) for name in (str(learned), f"coordinates:{config.model.bins}")}
+    for name, made in kept.items():
+        distances = [compare(one, other).chamfer for one, other in zip(unseen, made, strict=True)]
+        print(f"{Path(name).name:<24} {np.mean(distances):.5f} (median {np.median(distances):.5f})")
+    distances = nearest(unseen, known)
+    print(f"{'nearest training part':<24} {np.mean(distances):.5f} (median {np.median(distances):.5f})")
+    print(json.dumps(json.loads((generator / "eval.json").read_text(encoding="utf-8")), indent=1))
+    pairs = [mesh for pair in zip(unseen, kept[str(learned)], strict=True) for mesh in pair][: 2 * SHOWN]
+    write_image(contact_sheet(pairs, columns=8), out / "reconstructions.png")
+
+
+def meshes_of(source: object) -> list[Mesh]:
+    assert isinstance(source, MeshFolder)
+    return [source.mesh(item) for item in range(len(source))]
+
+
+def reconstructions(name: str, sources: Sources) -> list[Mesh]:
+    """What a tokenizer makes of the unseen parts."""
+    link, source = runs.open_link(name), sources.validation
+    made: list[Mesh] = []
+    for item in range(len(source)):
+        draw = Draw(0, [0], [item])
+        batch = Batch(link.recipe.collate([source.load(item, draw)]), (source.name(item),), draw)
+        with looking(link.nets):
+            made += decoded(tokenizer(link.nets), link.encode(batch))
+    return made
+
+
+def nearest(unseen: Sequence[Mesh], known: Sequence[Mesh]) -> list[float]:
+    """Of each unseen part the distance from the training part that is nearest to it."""
+    clouds = np.stack([cloud(mesh) for mesh in [*unseen, *known]])
+    distances = chamfer_distances(clouds)[: len(unseen), len(unseen) :]
+    return [
+        min(compare(mesh, known[number]).chamfer for number in np.argsort(row)[:NEAREST])
+        for mesh, row in zip(unseen, distances, strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    main()
