@@ -34,6 +34,7 @@ from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer
 from quintet.media.mesh import Mesh, canonical, clean, quantise, read_mesh, write_mesh
 from quintet.media.mesh_measures import is_valid
 from quintet.runs import open_link, open_trained, read_config
+from text_models import make_folder
 
 BINS = 32
 
@@ -627,6 +628,14 @@ def test_classes_are_the_captions_of_the_data(meshes: Path, tmp_path: Path) -> N
     outcome = quintet(*words(data, tmp_path / "other", "model.text=classes", "model.classes=[chair, stool]"))
     assert outcome.code == 2
     assert "24 captions are none of the 2 classes (model.classes), for one 'table'" in error_line(outcome.errors)
+
+
+def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(meshes: Path, tmp_path: Path) -> None:
+    encoder, cache, run = make_folder(tmp_path / "t5"), tmp_path / "cache", tmp_path / "run"
+    succeed(*words(meshes, run, f"model.text=hf:{encoder}", f"data.cache={cache}"))
+    assert list((cache / "text").rglob("*.safetensors"))
+    assert list(cache.glob("codes-*/*.npy"))
+    succeed("sample", run, "--text", "a table", "--num", 1, "--out", tmp_path / "out")
 
 
 def test_long_captions_and_lost_guidance_are_said(meshes: Path, tmp_path: Path) -> None:

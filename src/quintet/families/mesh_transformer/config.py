@@ -155,6 +155,7 @@ class MeshTransformerConfig(RunConfig):
             "optim.warmup_steps": 150,
             "optim.clip": 1.0,
             "eval.every": 500,
+            "eval.generated": 200,
             "sample.every": 1000,
             "checkpoint.every": 500,
             "data.workers": 0,
