@@ -65,7 +65,6 @@ class Decoded(NamedTuple):
     ended: Tensor
 
 
-@torch.no_grad()
 def decode(
     begin: Begin,
     prompts: Tensor,
@@ -95,26 +94,43 @@ def decode(
     tokens = prompts.new_full((len(prompts), max(max_length, prompts.shape[1])), end_id)
     given = torch.arange(prompts.shape[1], device=prompts.device) < lengths[:, None]
     tokens[:, : prompts.shape[1]] = prompts.masked_fill(~given, end_id)
-    lengths, ended = lengths.clone(), torch.zeros_like(lengths, dtype=torch.bool)
-    live = (lengths < max_length).nonzero()[:, 0]
-    if not len(live):
-        return Decoded(tokens, lengths, ended)
+    decoded = Decoded(tokens, lengths.clone(), torch.zeros_like(lengths, dtype=torch.bool))
+    if bool((lengths < max_length).any()):
+        told = _both(conditioning, against, settings.guidance != 1)
+        _grow(begin, decoded, end_id, max_length, uniform(draw, name, max_length), settings, told, legal)
+    return decoded
 
+
+@torch.inference_mode()
+def _grow(
+    begin: Begin,
+    decoded: Decoded,
+    end_id: int,
+    max_length: int,
+    chances: Tensor,
+    settings: Sampling,
+    told: Conditioning,
+    legal: Legal | None,
+) -> None:
+    """Write into `decoded` what comes behind its lengths. A step is short: what autograd keeps would be felt."""
+    tokens, lengths, ended = decoded
     guides = settings.guidance != 1
-    told, numbers = _both(conditioning, against, guides), _twice(live, len(lengths), guides)
+    live = (lengths < max_length).nonzero()[:, 0]
+    numbers = _twice(live, len(lengths), guides)
     rows = begin({key: value[numbers] for key, value in told.items()}, len(numbers))
     # Of the live rows alone, so that a step takes slices and searches nothing.
-    own, prompted, chances = tokens[live], lengths[live], uniform(draw, name, max_length)[live.cpu()]
-    place = int(prompted.min())
+    own, prompted, chances = tokens[live], lengths[live], chances[live.cpu()]
+    place, last_prompted = int(prompted.min()), int(prompted.max())
     unseen = own[:, :place]
     while True:
         scores = _scores(rows, unseen, settings.guidance)
         if legal is not None:
             scores = _restricted(scores, legal(own[:, :place]))
         chosen = choose(scores, chances[:, place], settings.temperature, settings.top_k, settings.top_p)
-        free = prompted <= place
-        chosen = torch.where(free, chosen, own[:, place])
-        stops = free & (chosen == end_id)
+        stops = chosen == end_id
+        if place < last_prompted:
+            free = prompted <= place
+            chosen, stops = torch.where(free, chosen, own[:, place]), stops & free
         own[:, place] = chosen  # the end token is what stands there anyway
         place += 1
         if place == max_length or stops.any():
@@ -122,7 +138,7 @@ def decode(
             lengths[live] = torch.where(stops, place - 1, prompted.clamp(min=place))
             on = (~stops).nonzero()[:, 0]
             if place == max_length or not len(on):
-                return Decoded(tokens, lengths, ended)
+                return
             rows.select(_twice(on, len(live), guides))
             live, own, prompted, chances = live[on], own[on], prompted[on], chances[on.cpu()]
         unseen = own[:, place - 1 : place]

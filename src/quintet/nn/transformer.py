@@ -27,7 +27,8 @@ from quintet.errors import UsageError
 
 Norm = Literal["layer", "rms"]
 Turn = tuple[Tensor, Tensor]
-"""Cosines and sines, each `(tokens, head_dim / 2)`, by which queries and keys are turned."""
+"""Cosines and sines, each `(tokens, 1, head_dim)`, by which queries and keys are turned; as a plane's first coordinate
+loses what its second one gains, the sines of first ones are negative."""
 
 _EPSILON = 1e-6
 
@@ -80,10 +81,10 @@ class Rotary(nn.Module):
             speeds = theta ** -(torch.arange(share, dtype=torch.float64) / share)
             places = torch.arange(size, dtype=torch.float64).view(-1, *[1] * (axes - axis))
             angles.append((places * speeds).expand(*self.shape, share))
-        whole = torch.cat(angles, dim=-1)
+        whole = torch.cat(angles, dim=-1)[..., None, :]
         # Not saved: they follow from the shape, and a longer grid may continue from the same weights.
-        self.register_buffer("cosines", whole.cos().to(torch.get_default_dtype()), persistent=False)
-        self.register_buffer("sines", whole.sin().to(torch.get_default_dtype()), persistent=False)
+        for name, halves in (("cosines", (whole.cos(), whole.cos())), ("sines", (-whole.sin(), whole.sin()))):
+            self.register_buffer(name, torch.cat(halves, dim=-1).to(torch.get_default_dtype()), persistent=False)
 
     def between(self, first: int, last: int) -> Turn:
         """The cosines and sines of the places from `first` to before `last` on a line."""
@@ -93,14 +94,14 @@ class Rotary(nn.Module):
     def forward(self, grid: Sequence[int]) -> Turn:
         """The cosines and sines of a grid that fits into the shape."""
         part = tuple(slice(size) for size in _checked_grid(grid, self.shape))
-        return self.cosines[part].flatten(0, -2), self.sines[part].flatten(0, -2)
+        return self.cosines[part].flatten(0, -3), self.sines[part].flatten(0, -3)
 
 
 def turn(x: Tensor, by: Turn) -> Tensor:
     """Turn `(batch, tokens, heads, head_dim)`, in the precision of the angles."""
-    cosines, sines = (table[:, None] for table in by)
-    first, second = x.chunk(2, dim=-1)
-    turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+    cosines, sines = by
+    # Half way round, every coordinate lies where the other one of its plane was.
+    turned = x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
     return turned.to(x.dtype)
 
 
