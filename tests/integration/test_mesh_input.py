@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trimesh
+from safetensors.torch import load_file
 
 from contract.cases import TINY_MESH_AUTOENCODER
 from helpers import error_line, log_text, quintet, state, succeed
@@ -230,3 +231,25 @@ def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_p
     assert outcome.code == 2
     assert "items can be read" in error_line(outcome.errors)
     assert not run.exists()
+
+
+def test_a_model_of_quads_takes_files_of_quads(folder: Path, tmp_path: Path) -> None:
+    quads = set()
+    for number, extension in enumerate(("obj", "ply", "off") * 2):
+        name = f"quads-{number}.{extension}"
+        with_faces(folder / name, QUADS, [(x, y * (number + 2) / 4, z) for x, y, z in CORNERS])
+        quads.add(name)
+    with_faces(folder / "mixed.obj", MIXED)
+    run = tmp_path / "run"
+
+    succeed("train", "mesh-autoencoder", folder, "--out", run, *BRIEF, "model.vertices_per_face=4")
+    succeed("encode", run, folder, "--out", tmp_path / "codes")
+    succeed("decode", run, tmp_path / "codes", "--out", tmp_path / "decoded")
+
+    skipped = skipped_in(run)
+    assert {path.name for path in folder.iterdir()} - quads == skipped.keys()
+    assert skipped["mixed.obj"] == "its faces have 3 and 4 vertices; model.vertices_per_face=4 takes no others"
+    assert skipped["a-00000.obj"] == "its faces have 3 vertices; model.vertices_per_face=4 takes no others"
+    # Six faces of four vertices of two codes.
+    assert load_file(tmp_path / "codes" / "codes.safetensors")["codes"].shape == (6, 6, 8)
+    assert len(list((tmp_path / "decoded").iterdir())) == 6

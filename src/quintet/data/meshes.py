@@ -1,7 +1,7 @@
 """Owns the data of mesh recipes: the meshes of a captioned folder as training items, augmented and in canonical order.
 
-An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3) int64, `texts`, and of the embedded data `class` and
-`proportions`. Vertices are distinct, faces have an area, and both are in order, at the size of a bin: also after
+An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3 or 4) int64, `texts`, and of the embedded data `class`
+and `proportions`. Vertices are distinct, faces have an area, and both are in order, at the size of a bin: also after
 augmentation.
 """
 
@@ -42,6 +42,8 @@ class MeshFolder:
     augment: bool = field(default=True, kw_only=True)
     """Stretch each axis and shift, item by item and epoch by epoch."""
     train: bool = field(default=True, kw_only=True)
+    corners: int = field(default=3, kw_only=True)
+    """Of a face: with 4 only files of quads can be used."""
     memory: int = field(default=0, kw_only=True)
     """Bytes of meshes kept by each process; what does not fit is read again."""
     _kept: dict[int, Mesh] = field(default_factory=dict, init=False, repr=False)
@@ -72,7 +74,9 @@ class MeshFolder:
         if item in self._kept:
             return self._kept[item]
         path = self.entries[item].path(self.root)
-        mesh = meshes.read_mesh(path, bins=self.bins, max_faces=self.max_faces, decimate=self.decimate)
+        mesh = meshes.read_mesh(
+            path, bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
+        )
         size = mesh.vertices.nbytes + mesh.faces.nbytes
         if self._used + size <= self.memory:
             self._kept[item] = mesh
@@ -101,6 +105,7 @@ def mesh_folder_sources(
     *,
     decimate: bool = False,
     augment: bool = True,
+    corners: int = 3,
     memory_megabytes: int = 512,
 ) -> Sources:
     """The folders that the configuration names, split for validation."""
@@ -114,6 +119,7 @@ def mesh_folder_sources(
             decimate=decimate,
             augment=augment,
             train=train,
+            corners=corners,
             memory=memory_megabytes * 2**20,
         )
 

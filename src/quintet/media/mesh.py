@@ -1,9 +1,9 @@
 """Owns meshes: reading any file as a clean mesh in the unit box, their canonical order, their bins, their neighbours,
 and writing them.
 
-Vertices are float64 (n, 3) in (-1, 1), faces int64 (m, 3), counter-clockwise from outside. Axes are never turned: what
-is up in a file is up here, and y is up by glTF's rule. A mesh that cannot be used raises `UnreadableItem` with the
-reason. Importing this file imports neither torch nor trimesh.
+Vertices are float64 (n, 3) in (-1, 1), faces int64 (m, 3), or (m, 4) where quads are asked for, counter-clockwise from
+outside. Axes are never turned: what is up in a file is up here, and y is up by glTF's rule. A mesh that cannot be used
+raises `UnreadableItem` with the reason. Importing this file imports neither torch nor trimesh.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NUDGE = 1e-6
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mesh:
-    """Vertices (n, 3) and triangles (m, 3) of vertex numbers."""
+    """Vertices (n, 3) and triangles (m, 3) or quads (m, 4) of vertex numbers."""
 
     vertices: Vertices
     faces: Faces
@@ -76,13 +76,19 @@ class MeshFacts:
 
 
 def read_mesh(
-    path: str | os.PathLike[str], *, bins: int = BINS, max_faces: int | None = None, decimate: bool = False
+    path: str | os.PathLike[str],
+    *,
+    bins: int = BINS,
+    max_faces: int | None = None,
+    decimate: bool = False,
+    corners: int = 3,
 ) -> Mesh:
     """The mesh of a file, in the unit box, clean at the size of a bin and in canonical order.
 
-    A mesh of more than `max_faces` is reduced to that many if `decimate`, and refused otherwise.
+    A mesh of more than `max_faces` is reduced to that many if `decimate`, and refused otherwise. With four `corners`
+    a file of quads stays one, and any other is refused.
     """
-    return _mesh_of(read_soup(Path(path)), bins, max_faces, decimate)
+    return _mesh_of(read_soup(Path(path), corners), bins, max_faces, decimate)
 
 
 def probe_mesh(path: str | os.PathLike[str], *, bins: int = BINS) -> MeshFacts:
@@ -98,6 +104,8 @@ def probe_mesh(path: str | os.PathLike[str], *, bins: int = BINS) -> MeshFacts:
 def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Mesh:
     mesh = clean(normalise(Mesh(soup.vertices, soup.faces)), bins)
     if max_faces is not None and len(mesh.faces) > max_faces:
+        if mesh.faces.shape[1] != 3:
+            raise UnreadableItem(f"{len(mesh.faces)} faces, more than {max_faces} (data.max_faces)")
         if not decimate:
             count = len(mesh.faces)
             raise UnreadableItem(
@@ -182,16 +190,20 @@ def canonical(mesh: Mesh, bins: int | None = BINS) -> Mesh:
     order = np.lexsort((*mesh.vertices.T, *places.T))
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
-    faces = ranks[mesh.faces].reshape(-1, 3)
-    turned = (faces.argmin(axis=1)[:, None] + np.arange(3)) % 3
+    faces = ranks[mesh.faces]
+    corners = faces.shape[1]
+    turned = (faces.argmin(axis=1)[:, None] + np.arange(corners)) % corners
     faces = np.take_along_axis(faces, turned, axis=1)
     return Mesh(mesh.vertices[order], faces[np.lexsort(faces.T[::-1])])
 
 
 def _has_area(corners: Faces) -> Any:
-    """In whole numbers, so exactly: corners in one line have none."""
+    """In whole numbers, so exactly: corners in one line have none. A quad needs one on both sides of its diagonal, and
+    is not folded onto itself."""
     edges = corners[:, 1:] - corners[:, :1]
-    return np.cross(edges[:, 0], edges[:, 1]).any(axis=1)
+    with_area = np.any(np.cross(edges[:, :-1], edges[:, 1:]), axis=2)
+    folded = (corners[:, 1] == corners[:, -1]).all(axis=1)
+    return np.all(with_area, axis=1) & ~folded
 
 
 def _first_of_each(rows: Faces) -> Faces:
@@ -207,7 +219,7 @@ def _means(vertices: Vertices, groups: Faces, count: int) -> Vertices:
 
 def _used_only(vertices: Vertices, faces: Faces) -> Mesh:
     used, places = np.unique(faces, return_inverse=True)
-    return Mesh(vertices[used], places.reshape(-1, 3).astype(np.int64))
+    return Mesh(vertices[used], places.reshape(faces.shape).astype(np.int64))
 
 
 # --- neighbours -------------------------------------------------------------------------------------------------

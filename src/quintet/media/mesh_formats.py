@@ -1,4 +1,4 @@
-"""Owns the bytes of mesh files: telling formats apart by their content, and getting triangles out of each.
+"""Owns the bytes of mesh files: telling formats apart by their content, and getting faces out of each.
 
 The text formats, PLY and STL are read here: common readers guess where a file is damaged, misread indices counted from
 the end, or fail at triangles mixed with larger faces. glTF, with its scenes and transforms, is read by trimesh, behind
@@ -29,6 +29,8 @@ from quintet.errors import UnreadableItem
 
 Vertices = npt.NDArray[np.float64]
 Faces = npt.NDArray[np.int64]
+Polygons = Iterable[npt.ArrayLike]
+"""Faces as a file has them: arrays (count, corners), one for each number of corners."""
 
 EXTENSIONS = frozenset({".obj", ".ply", ".stl", ".off", ".glb", ".gltf"})
 MAX_BYTES = 2**29
@@ -54,20 +56,24 @@ logging.getLogger("trimesh").addHandler(logging.NullHandler())
 
 @dataclass(frozen=True, slots=True)
 class Soup:
-    """What a file holds, nothing merged or checked: vertices (n, 3) and triangles (m, 3)."""
+    """What a file holds, nothing merged or checked: vertices (n, 3) and faces (m, 3) or (m, 4)."""
 
     format: str
     vertices: Vertices
     faces: Faces
 
 
-def read_soup(path: Path) -> Soup:
-    """Everything with faces in a file, in one coordinate system; `UnreadableItem` with the reason otherwise."""
+def read_soup(path: Path, corners: int = 3) -> Soup:
+    """Everything with faces in a file, in one coordinate system; `UnreadableItem` with the reason otherwise.
+
+    Larger faces are cut into triangles, unless four `corners` are wanted: then the file must have quads alone.
+    """
     try:
         data = _content(path)
         name = _format_of(data, path.suffix.lower())
         with np.errstate(all="ignore"):
-            vertices, faces = _READERS[name](data, path)
+            vertices, polygons = _READERS[name](data, path)
+            faces = _triangles(polygons) if corners == 3 else _alike(polygons, corners)
         return Soup(name, *_checked(vertices, faces))
     except UnreadableItem:
         raise
@@ -129,8 +135,18 @@ def _reason(error: Exception) -> str:
     return f"damaged: {said or type(error).__name__}"
 
 
-def _triangles(polygons: Iterable[npt.ArrayLike]) -> Faces:
-    """Polygons, each array (count, corners), as fans of triangles."""
+def _alike(polygons: Polygons, corners: int) -> Faces:
+    """The polygons of a file in which all have the same number of corners."""
+    groups = [each for group in polygons if (each := np.asarray(group, np.int64)).shape[1] > 2]  # no points, no lines
+    found = sorted({each.shape[1] for each in groups})
+    if found not in ([], [corners]):
+        numbers = " and ".join(map(str, found))
+        raise UnreadableItem(f"its faces have {numbers} vertices; model.vertices_per_face={corners} takes no others")
+    return np.concatenate(groups) if groups else np.empty((0, corners), np.int64)
+
+
+def _triangles(polygons: Polygons) -> Faces:
+    """Polygons as fans of triangles."""
     fans = [_fan(np.asarray(group, np.int64)) for group in polygons]
     return np.concatenate(fans) if fans else np.empty((0, 3), np.int64)
 
@@ -145,7 +161,7 @@ def _fan(polygons: Faces) -> Faces:
 # --- OBJ and OFF ------------------------------------------------------------------------------------------------
 
 
-def _read_obj(data: bytes, path: Path) -> tuple[Vertices, Faces]:
+def _read_obj(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
     rows: list[list[bytes]] = []
     polygons: dict[int, list[list[int]]] = defaultdict(list)
     for line in data.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ").splitlines():
@@ -158,14 +174,14 @@ def _read_obj(data: bytes, path: Path) -> tuple[Vertices, Faces]:
             corners = [int(word.partition(b"/")[0]) for word in words[1:]]
             # From 1, or, negative, backwards from the vertex read last.
             polygons[len(corners)].append([each - 1 if each > 0 else len(rows) + each for each in corners])
-    return _table(rows), _triangles(polygons.values())
+    return _table(rows), polygons.values()
 
 
 def _table(rows: Sequence[Sequence[bytes]]) -> Vertices:
     return np.array(rows, np.float64).reshape(-1, 3) if rows else np.empty((0, 3))
 
 
-def _read_off(data: bytes, path: Path) -> tuple[Vertices, Faces]:
+def _read_off(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
     lines = [words for line in data.splitlines() if (words := line.partition(b"#")[0].split())]
     header = lines[0][1:] or lines[1]
     body = lines[1 if lines[0][1:] else 2 :]
@@ -178,7 +194,7 @@ def _read_off(data: bytes, path: Path) -> tuple[Vertices, Faces]:
     for words in body[vertices : vertices + faces]:
         count = int(words[0])
         polygons[count].append([int(word) for word in words[1 : count + 1]])
-    return _table([words[:3] for words in body[:vertices]]), _triangles(polygons.values())
+    return _table([words[:3] for words in body[:vertices]]), polygons.values()
 
 
 # --- STL --------------------------------------------------------------------------------------------------------
@@ -192,14 +208,14 @@ def _is_binary_stl(data: bytes) -> bool:
     return len(data) >= _STL_HEADER and len(data) == _STL_HEADER + _STL_FACE.itemsize * _stl_count(data)
 
 
-def _read_stl(data: bytes, path: Path) -> tuple[Vertices, Faces]:
+def _read_stl(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
     if _is_binary_stl(data):
         corners = np.frombuffer(data, _STL_FACE, offset=_STL_HEADER)["vertices"].reshape(-1, 3).astype(np.float64)
     else:
         corners = _table(re.findall(rb"\bvertex\s+(\S+)\s+(\S+)\s+(\S+)", data, re.IGNORECASE))
         if not re.search(rb"endsolid\b[^\n]*\s*\Z", data, re.IGNORECASE) or len(corners) % 3:
             raise UnreadableItem("truncated: its text ends before 'endsolid'")
-    return corners, np.arange(len(corners), dtype=np.int64).reshape(-1, 3)
+    return corners, [np.arange(len(corners), dtype=np.int64).reshape(-1, 3)]
 
 
 # --- PLY --------------------------------------------------------------------------------------------------------
@@ -224,7 +240,7 @@ class _Element:
         return all(each.count_type is None for each in self.properties)
 
 
-def _read_ply(data: bytes, path: Path) -> tuple[Vertices, Faces]:
+def _read_ply(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
     end = re.search(rb"^end_header[^\n]*\n", data[:65536], re.MULTILINE)
     if end is None:
         raise UnreadableItem("truncated: its header has no end")
@@ -236,7 +252,7 @@ def _read_ply(data: bytes, path: Path) -> tuple[Vertices, Faces]:
     polygons: dict[int, list[Any]] = defaultdict(list)
     for corners in lists:
         polygons[len(corners)].append(corners)
-    return vertices, _triangles(polygons.values())
+    return vertices, polygons.values()
 
 
 def _ply_header(text: str) -> tuple[str, list[_Element]]:
@@ -321,7 +337,7 @@ def _ply_lists(body: bytes, start: int, element: _Element, order: str, columns: 
 # --- glTF -------------------------------------------------------------------------------------------------------
 
 
-def _read_gltf(data: bytes, path: Path) -> tuple[Vertices, Faces]:
+def _read_gltf(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
     import trimesh
 
     binary = data.startswith(_GLB_MAGIC)
@@ -345,10 +361,7 @@ def _read_gltf(data: bytes, path: Path) -> tuple[Vertices, Faces]:
         _checked(vertices, faces)  # before an index that is too large lands among the vertices of the next part
     return (
         np.concatenate([vertices @ at[:3, :3].T + at[:3, 3] for vertices, _, at in parts] or [np.empty((0, 3))]),
-        np.concatenate(
-            [_outwards(faces, at) + start for (_, faces, at), start in zip(parts, starts, strict=False)]
-            or [np.empty((0, 3), np.int64)]
-        ),
+        [_outwards(faces, at) + start for (_, faces, at), start in zip(parts, starts, strict=False)],
     )
 
 
@@ -421,7 +434,7 @@ def _read_beside(folder: Path, name: str) -> bytes:
     return _content(Path(target))
 
 
-_READERS: dict[str, Callable[[bytes, Path], tuple[Vertices, Faces]]] = {
+_READERS: dict[str, Callable[[bytes, Path], tuple[Vertices, Polygons]]] = {
     "OBJ": _read_obj,
     "OFF": _read_off,
     "STL": _read_stl,

@@ -20,7 +20,7 @@ class MeshAutoencoderModelConfig(Section):
         description="learned: as below; coordinates: the bins of the coordinates are the codes, and there is nothing "
         "to train.",
     )
-    vertices_per_face: Literal[3, 4] = Field(3, description="3: triangles, 4: quads.")
+    vertices_per_face: Literal[3, 4] = Field(3, description="3: triangles; 4: quads, of files that hold nothing else.")
     bins: int = Field(128, ge=2, le=1024, description="Steps of the grid along each axis; coordinates are cut to it.")
     coordinate_dim: int = Field(64, gt=0, description="Width of the embedding of one coordinate.")
     angle_dim: int = Field(16, gt=0, description="Width of the embedding of one angle.")

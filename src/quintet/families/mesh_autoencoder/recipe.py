@@ -59,8 +59,6 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
 
     def sources(self) -> Sources:
         model = self.config.model
-        if model.vertices_per_face != 3:
-            raise UsageError("files are read as triangles; a model of quads is trained on a data set in Python")
         data = self.config.data
         return mesh_folder_sources(
             data,
@@ -68,6 +66,7 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
             data.max_faces,
             decimate=data.decimate,
             augment=data.augment,
+            corners=model.vertices_per_face,
             memory_megabytes=data.memory_megabytes,
         )
 
@@ -184,6 +183,8 @@ def tokenizer(nets: Nets) -> Tokenizer:
 
 def decoded(model: Tokenizer, codes: Tensor) -> list[Mesh]:
     """The meshes of padded codes, in canonical order."""
+    if codes.ndim != 3:
+        raise UsageError(f"codes of meshes have the axes meshes, faces and tokens, not the shape {tuple(codes.shape)}")
     present = (codes >= 0).all(-1)
     rows = Packing(tuple(present.sum(1).tolist()), codes.device)
     corners = model.decode_from_codes(codes[present], rows.lengths)
