@@ -337,6 +337,25 @@ def test_what_is_made_as_the_real_ones_are_is_told_so(recipe: MeshTransformerRec
     assert alike["mmd"] < apart["mmd"]
 
 
+def test_a_model_that_knows_its_data_by_heart_makes_it_from_the_captions(tmp_path: Path) -> None:
+    data, run, generator = tmp_path / "data", tmp_path / "run", np.random.default_rng(0)
+    rows = []
+    for kind in ("cone", "stairs"):
+        solid = draw_solid(generator, kind)
+        write_mesh(solid.mesh, data / f"{kind}.obj")
+        rows.append({"file_name": f"{kind}.obj", "text": kind, "class": kind, "proportions": solid.proportions})
+    (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = ("data.augment=false", "data.validation_fraction=0", "train.batch_size=2", "train.steps=120", "model.dim=48")
+    speed = ("optim.name=muon", "optim.lr=3e-3", "ema.decay=0.8", "eval.every=120", "sample.every=120")
+    making = ("sample.temperature=0", "sample.max_faces=null", "loss.drop_text=0", "model.heads=3")
+    succeed(*words(data, run, *keys, *speed, *making, "checkpoint.every=120"))
+    succeed("eval", run)
+    figures = json.loads((run / "eval.json").read_text())
+    assert {figures[name] for name in ("valid", "watertight", "ended", "match_class", "coverage")} == {1.0}
+    assert figures["mmd"] == pytest.approx(0, abs=1e-6)
+    assert figures["perplexity"] < 1.1
+
+
 # --- what it makes ------------------------------------------------------------------------------------------------
 
 
