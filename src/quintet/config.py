@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -262,11 +262,21 @@ class RunConfig(Section):
             )
         return self
 
-    def changed(self, overrides: Mapping[str, Any]) -> RunConfig:
+    def changed(self, overrides: Mapping[str, Any]) -> Self:
         """The same configuration with dotted keys replaced, checked anew."""
         tree = self.model_dump(mode="json")
         merge_into(tree, expand(overrides))
         return validate(type(self), tree)
+
+    def adopt(self, whose: str, found: Mapping[str, Any]) -> Self:
+        """The same with keys that follow from something else, which what was asked for must not contradict."""
+        for key, theirs in found.items():
+            own: Any = self
+            for name in key.split("."):
+                own = getattr(own, name)
+            if own is not None and own != theirs:
+                raise UsageError(f"{key}={own}, but {whose} has {theirs}")
+        return self.changed({key: list(value) if isinstance(value, tuple) else value for key, value in found.items()})
 
     def to_yaml(self) -> str:
         return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -122,7 +122,7 @@ def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], star
 def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int, end: int, folder: Path) -> Trainer:
     """A trainer in a folder of its own that stands where the run stood."""
     here = {"train.steps": end, "train.minutes": None, "log.trackers": [], "engine.threads": meta["threads"]}
-    recipe = make_recipe(config.changed(here))
+    recipe = make_recipe(config.changed(here), run.folder)
     sources = recipe.sources()
     difference = changed_data(run, sources)
     if difference:

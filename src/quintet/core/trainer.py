@@ -394,18 +394,23 @@ class Trainer:
         self.display.update(step)
         if step % config.log.every == 0 or final:
             logs.update(self._log())
+        validates, samples = (
+            step % section.every == 0 or step == config.train.steps for section in (config.eval, config.sample)
+        )
+        # Not amid bad steps: the newest checkpoint is what a roll-back returns to.
+        due = step % config.checkpoint.every == 0 or self._save_postponed
+        self._save_postponed = due and self.state.progress.bad_steps_in_a_row > 0
+        saves = final or (due and not self._save_postponed)
         with self.stopwatch.paused():
-            if step % config.eval.every == 0 or step == config.train.steps:
+            # A broken tensor that no loss has met yet, a code that nobody uses for one.
+            looks = validates or samples or saves
+            if looks and broken_tensors(self.state.tensors()) and (final or not self._roll_back()):
+                self._give_up()
+            if validates:
                 logs.update(self._validate())
-            if step % config.sample.every == 0 or step == config.train.steps:
+            if samples:
                 logs.update(self._sample())
-            # Not amid bad steps: the newest checkpoint is what a roll-back returns to.
-            due = step % config.checkpoint.every == 0 or self._save_postponed
-            self._save_postponed = due and self.state.progress.bad_steps_in_a_row > 0
-            if final or (due and not self._save_postponed):
-                # A broken tensor that no loss has met yet, a code that nobody uses for one.
-                if broken_tensors(self.state.tensors()) and (final or not self._roll_back()):
-                    self._give_up()
+            if saves:
                 self.save(final)
         return logs
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from quintet.core import checkpoint
 from quintet.core.batch import Batch, Item, Source
 from quintet.core.draw import Draw
+from quintet.data.folder import Entry
 from quintet.errors import UnreadableItem
 
 FORMAT = 2
@@ -66,6 +67,12 @@ class CacheKey:
     def name(self) -> str:
         text = json.dumps([FORMAT, self.tokenizer, self.data, self.transform, self.variants])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def identity(entries: Sequence[Entry]) -> str:
+    """Which files stand at which place, and when they were changed: codes are looked up by place."""
+    rows = [[entry.file, entry.stamp] for entry in entries]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 @dataclass

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from quintet.core.caches import default_folder
 from quintet.errors import UsageError
-from quintet.nn.maskgit_config import PRETRAINED, MaskGitConfig
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder, kept_rows
+from quintet.nn.text_config import PRETRAINED, TextConfig
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
 
 Conditioning = Mapping[str, Tensor]
@@ -32,7 +32,7 @@ LOW_DEPTH = 2
 """Blocks of the transformer over low-resolution codes."""
 
 
-def make_text_conditioning(config: MaskGitConfig) -> TextConditioning | None:
+def make_text_conditioning(config: TextConfig) -> TextConditioning | None:
     """What `config.text` names; None for a model without text."""
     if config.text == "none":
         return None

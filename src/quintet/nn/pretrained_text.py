@@ -32,8 +32,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from quintet.core import checkpoint
 from quintet.errors import RunError, UsageError
-from quintet.nn.maskgit_config import PRETRAINED
 from quintet.nn.text import padded_length
+from quintet.nn.text_config import PRETRAINED
 
 _LARGEST_BATCH = 64
 _FORMAT = 1

@@ -572,7 +572,7 @@ def test_guidance_without_dropped_texts_is_said(pictures: Path, tmp_path: Path) 
     run = tmp_path / "run"
     succeed(*words(pictures, run, "loss.drop_text=0"))
     outcome = succeed("sample", run, "--text", "a red circle", "--num", 1, "--out", tmp_path / "out")
-    assert outcome.errors.count("warning: drawn without guidance") == 1
+    assert outcome.errors.count("warning: made without guidance") == 1
     assert quintet("sample", run, "model.dim=3", "--text", "x", "--out", tmp_path / "out").code == 2
 
 
@@ -599,5 +599,6 @@ def test_a_moved_run_needs_neither_tokenizer_nor_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
     run = (tmp_path / "run").rename(tmp_path / "moved")
     succeed("resume", run, "train.steps=14")
+    assert "reproduced" in succeed("verify", run).output
     succeed("sample", run, "--text", "a red circle", "--num", 2, "--out", tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"grid.png", "000.png", "001.png", "samples.jsonl"}

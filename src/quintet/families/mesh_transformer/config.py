@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import MeshDataConfig, RunConfig, SampleConfig, Section
-from quintet.nn.maskgit_config import MaskGitConfig
+from quintet.nn.text_config import TextConfig
 
 
-class MeshTransformerModelConfig(Section):
+class MeshTransformerModelConfig(TextConfig):
     """A transformer over the faces of meshes; the keyword arguments of `MeshTransformer`."""
 
     kind: Literal["coarse_fine", "flat"] = Field(
@@ -37,38 +37,12 @@ class MeshTransformerModelConfig(Section):
         le=4096,
         description="Ranges of face counts that the model can be told apart from one another; 0: it is told none.",
     )
-    text: str = Field(
-        "bytes",
-        description="What reads the text: bytes, a byte encoder trained with the model; classes, a vector for each "
-        "class; hf:PATH_OR_NAME, a frozen encoder of transformers; none, no text.",
-    )
-    classes: tuple[str, ...] | None = Field(
-        None, description="Names of the classes for text=classes; none: the captions found in the data."
-    )
-    text_dim: int = Field(128, ge=16, le=16_384, multiple_of=8, description="Width of the vectors of texts.")
-    text_depth: int = Field(2, ge=1, le=64, description="Blocks of the byte encoder.")
-    text_heads: int = Field(4, ge=1, description="Attention heads of the byte encoder.")
-    text_length: int = Field(
-        128, ge=8, le=4096, description="Longest text, in bytes or in a frozen encoder's tokens; longer ones are cut."
-    )
-
-    def text_keys(self) -> MaskGitConfig:
-        """The keys of the text, as what makes a text encoder takes them."""
-        return MaskGitConfig(
-            text=self.text,
-            classes=self.classes,
-            text_dim=self.text_dim,
-            text_depth=self.text_depth,
-            text_heads=self.text_heads,
-            text_length=self.text_length,
-        )
 
     @model_validator(mode="after")
     def _fits(self) -> MeshTransformerModelConfig:
         # Rotary positions turn pairs of numbers.
         if self.dim % (2 * self.heads):
             raise ValueError(f"model.heads={self.heads} does not divide model.dim={self.dim} into even parts")
-        self.text_keys()
         return self
 
 

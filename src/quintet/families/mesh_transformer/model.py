@@ -71,7 +71,7 @@ class MeshTransformer(Pretrained, nn.Module):
         for table in (self.embedding, self.starts, self.face_counts):
             if table is not None:
                 nn.init.normal_(table.weight, std=EMBEDDING_SCALE)
-        self.text_encoder: TextConditioning | None = make_text_conditioning(config.text_keys())
+        self.text_encoder: TextConditioning | None = make_text_conditioning(config)
         self.stages: CoarseFine | Flat = KINDS[config.kind](config, config.tokens_per_face)
         self.to_logits = nn.Linear(config.dim, config.num_codes + 1)
 

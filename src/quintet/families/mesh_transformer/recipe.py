@@ -13,13 +13,12 @@ from torch import Tensor
 
 from quintet.core import collectives
 from quintet.core.batch import Batch, Item, Source
-from quintet.core.display import say
 from quintet.core.draw import Draw
 from quintet.core.engine import Place, choose_device
 from quintet.core.link import Link
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
 from quintet.core.statistics import Statistics
-from quintet.data.folder import scan
+from quintet.data.captioned import check_request, found_keys, possible_guidance
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer import sources
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
@@ -159,7 +158,7 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
 
     def generate(self, nets: Nets, request: Request) -> list[Artifact]:
         texts = [text for text in request.texts for _ in range(request.num)]
-        self._check(request)
+        check_request(self.config.model, request, self.config.sample.guidance, self._guidance())
         prompt = self._prompt(request.given)
         meshes: list[Mesh] = []
         ended: list[bool] = []
@@ -181,16 +180,6 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
                 Artifact(f"{number:03d}.{suffix}", partial(write_mesh, mesh), about) for suffix in ("glb", "obj")
             ]
         return artifacts
-
-    def _check(self, request: Request) -> None:
-        if self.unprompted and (any(request.texts) or request.negative):
-            raise UsageError("this model was trained without text (model.text=none); leave --text and --negative out")
-        if request.negative and self._guidance() == 1:
-            raise UsageError("a negative text works by guidance: it needs sample.guidance above 1 and loss.drop_text")
-        if not self.unprompted and self.config.sample.guidance != self._guidance():
-            say("warning: made without guidance, because no text was dropped in training (loss.drop_text)")
-        if long := sources.too_long(self.config, [*request.texts, request.negative or ""]):
-            say(f"warning: cut to {self.config.model.text_length - 2} bytes, which is all the model reads: {long[0]!r}")
 
     def _made(
         self,
@@ -215,9 +204,7 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
         )
 
     def _guidance(self) -> float:
-        """None for a model that knows no difference between a text and none."""
-        guides = self.config.model.text != "none" and self.config.loss.drop_text > 0
-        return self.config.sample.guidance if guides else 1.0
+        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
 
     def _grammar(self) -> Legal | None:
         if self.config.sample.grammar == "none":
@@ -275,34 +262,10 @@ def _fitted(config: MeshTransformerConfig, tokenizer: Link) -> MeshTransformerCo
             f"mesh-transformer needs a tokenizer of meshes; {tokenizer.reference} is of recipe "
             f"'{tokenizer.recipe.name}'"
         )
-    whose, model = f"the tokenizer {tokenizer.reference}", tokenizer.model
-    config = _adopt(config, whose, {"num_codes": model.num_codes, "tokens_per_face": model.tokens_per_face})
-    config = _adopt(config, whose, {"tokenizer_hash": tokenizer.digest}, section="")
-    if (encoder := config.model.text.removeprefix("hf:")) != config.model.text and Path(encoder).is_dir():
-        config = config.changed({"model.text": f"hf:{Path(encoder).resolve()}"})  # type: ignore[assignment]
-    if config.model.text == "classes" and config.model.classes is None:
-        config = _adopt(config, "the data", {"classes": _classes(config)})
-    return config
-
-
-def _adopt(
-    config: MeshTransformerConfig, whose: str, found: dict[str, Any], section: str = "model."
-) -> MeshTransformerConfig:
-    owner = config.model if section else config
-    for key, theirs in found.items():
-        own = getattr(owner, key)
-        if own is not None and own != theirs:
-            raise UsageError(f"{section}{key}={own}, but {whose} has {theirs}")
-    plain = {f"{section}{key}": list(value) if isinstance(value, tuple) else value for key, value in found.items()}
-    fitted = config.changed(plain)
-    assert isinstance(fitted, MeshTransformerConfig)
-    return fitted
-
-
-def _classes(config: MeshTransformerConfig) -> tuple[str, ...]:
-    if config.data.path is None:
-        raise UsageError("a model of classes needs their names (model.classes) or a folder whose captions are classes")
-    return tuple(sorted({entry.text for entry in scan(Path(config.data.path), EXTENSIONS).entries if entry.text}))
+    model = tokenizer.model
+    found = {"model.num_codes": model.num_codes, "model.tokens_per_face": model.tokens_per_face}
+    config = config.adopt(f"the tokenizer {tokenizer.reference}", {**found, "tokenizer_hash": tokenizer.digest})
+    return config.changed(found_keys(config.model, config.data.path, EXTENSIONS))
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,8 @@ from quintet.core.display import say
 from quintet.core.draw import Draw
 from quintet.core.link import Link
 from quintet.core.recipe import Sources
-from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, MediaSource
+from quintet.data.captioned import check_captions
+from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, MediaSource, identity
 from quintet.data.meshes import mesh_folder_sources
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
@@ -94,12 +93,19 @@ def code_sources(config: MeshTransformerConfig, tokenizer: Link) -> Sources:
 
 def coded(config: MeshTransformerConfig, tokenizer: Link, media: Sources, folder: Path) -> Sources:
     """The same sources as codes, without the meshes that are too large; `folder` is that of the cache."""
-    _check_captions(config, [_media(source) for source in (media.train, media.validation)])
+    parts = [_media(source) for source in (media.train, media.validation)]
+    captions = [(source.name(item), source.about(item)["texts"]) for source in parts for item in range(len(source))]
+    check_captions(config.model, captions, "meshes", config.data.empty_captions)
     variants = config.data.variants if config.data.augment else 1
     skipped = dict(media.skipped)
 
     def codes(meshes: Source, part: str, variants: int = 1) -> FaceSource:
-        key = CacheKey(tokenizer.digest, f"{part} {_identity(meshes)}", _transform(config, tokenizer, part), variants)
+        key = CacheKey(
+            tokenizer.digest,
+            f"{part} {identity(getattr(meshes, 'entries', ()))}",
+            _transform(config, tokenizer, part),
+            variants,
+        )
         source = CodeCache(folder, key, _media(meshes), tokenizer.recipe.collate, tokenizer.encode, _tell).open()
         skipped.update({source.name(item): reason for item, reason in source.skipped.items()})
         return _small_enough(config, source, part, skipped)
@@ -130,44 +136,9 @@ def _small_enough(config: MeshTransformerConfig, codes: CodeSource, part: str, s
     return FaceSource(codes, used, [counts[item] for item in used], config.loss.window, part == "train")
 
 
-def _check_captions(config: MeshTransformerConfig, parts: Sequence[MediaSource]) -> None:
-    if config.model.text == "none":
-        return
-    texts = {source.name(item): source.about(item)["texts"] for source in parts for item in range(len(source))}
-    if config.model.text == "classes":
-        known = {"", *(config.model.classes or ())}
-        foreign = [(text, name) for name, text in texts.items() if text not in known]
-        if foreign:
-            raise UsageError(
-                f"{len(foreign)} captions are none of the {len(known) - 1} classes (model.classes), for one "
-                f"{foreign[0][0]!r} of {foreign[0][1]}"
-            )
-    missing = [name for name, text in texts.items() if not text]
-    if missing and not config.data.empty_captions:
-        raise UsageError(
-            f"{len(missing)} of {len(texts)} meshes have no caption, {missing[0]} for one; add captions, train "
-            "with data.empty_captions=true, or without text (model.text=none)"
-        )
-    if long := too_long(config, [*texts.values()]):
-        most = config.model.text_length - 2
-        say(f"{len(long)} captions have more than {most} bytes and are cut (model.text_length), for one: {long[0]!r}")
-
-
-def too_long(config: MeshTransformerConfig, texts: Sequence[str]) -> list[str]:
-    """Those that a byte encoder cuts; a frozen encoder counts in its own tokens and tells of its own cuts."""
-    most = config.model.text_length - 2
-    return [text for text in texts if config.model.text == "bytes" and len(text.encode(errors="replace")) > most]
-
-
 def _media(source: Source) -> MediaSource:
     assert hasattr(source, "about")
     return source  # type: ignore[return-value]
-
-
-def _identity(meshes: Source) -> str:
-    """Which files stand at which place, and when they were changed: codes are looked up by place."""
-    rows = [[entry.file, entry.stamp] for entry in getattr(meshes, "entries", ())]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def _transform(config: MeshTransformerConfig, tokenizer: Link, part: str) -> str:

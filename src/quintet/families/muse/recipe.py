@@ -12,19 +12,18 @@ from torch import Tensor
 
 from quintet.core import collectives
 from quintet.core.batch import Batch
-from quintet.core.display import say
 from quintet.core.draw import Draw
 from quintet.core.engine import Place, choose_device
 from quintet.core.link import Link
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
 from quintet.core.statistics import Statistics
-from quintet.data.folder import scan
+from quintet.data.captioned import check_request, found_keys, possible_guidance
 from quintet.data.pictures import MODES
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
-from quintet.families.muse.sources import code_sources, too_long
+from quintet.families.muse.sources import code_sources
 from quintet.generate import masked, sampling
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
@@ -208,14 +207,7 @@ class MuseRecipe(Recipe[MuseConfig]):
 
     def generate(self, nets: Nets, request: Request) -> list[Artifact]:
         texts = [text for text in request.texts for _ in range(request.num)]
-        if self.unprompted and (any(texts) or request.negative):
-            raise UsageError("this model was trained without text (model.text=none); leave --text and --negative out")
-        if request.negative and self._guidance() == 1:
-            raise UsageError("a negative text works by guidance: it needs sample.guidance above 1 and loss.drop_text")
-        if not self.unprompted and self.config.sample.guidance != self._guidance():
-            say("warning: drawn without guidance, because no text was dropped in training (loss.drop_text)")
-        if long := too_long(self.config, [*request.texts, request.negative or ""]):
-            say(f"warning: cut to {self.config.model.text_length - 2} bytes, which is all the model reads: {long[0]!r}")
+        check_request(self.config.model, request, self.config.sample.guidance, self._guidance())
         canvas, muse = self._canvas(request), self.muse(nets)
         pictures: list[Tensor] = []
         for start in range(0, len(texts), DRAWN_AT_ONCE):
@@ -257,9 +249,7 @@ class MuseRecipe(Recipe[MuseConfig]):
         return Stage(maskgit, self.tokenizer.model, settings, nets.get("critic"))
 
     def _guidance(self) -> float:
-        """None for a model that knows no difference between a text and none."""
-        guides = self.config.model.text != "none" and self.config.loss.drop_text > 0
-        return self.config.sample.guidance if guides else 1.0
+        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
 
     def _canvas(self, request: Request) -> Canvas | None:
         """The picture to draw on, cut as pictures are for training."""
@@ -293,8 +283,8 @@ def _fitted(config: MuseConfig, tokenizer: Link, base: Link | None) -> MuseConfi
             f"muse needs a tokenizer of pictures; {tokenizer.reference} is of recipe '{tokenizer.recipe.name}'"
         )
     grid = (*vae.config.grid, *([vae.quantizer.levels] if vae.quantizer.levels > 1 else []))
-    config = _adopt(config, f"the tokenizer {tokenizer.reference}", {"grid": grid, "num_codes": vae.num_codes})
-    config = _adopt(config, f"the tokenizer {tokenizer.reference}", {"tokenizer_hash": tokenizer.digest}, section="")
+    found = {"model.grid": grid, "model.num_codes": vae.num_codes, "tokenizer_hash": tokenizer.digest}
+    config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
     if base is not None:
         if not isinstance(base.recipe, MuseRecipe) or base.recipe.base is not None:
             kind = "a super-resolution model itself" if base.recipe.name == "muse" else f"'{base.recipe.name}'"
@@ -306,32 +296,11 @@ def _fitted(config: MuseConfig, tokenizer: Link, base: Link | None) -> MuseConfi
                 f"the base {base.reference} draws {_shape(low)}, the tokenizer {tokenizer.reference} has "
                 f"{_shape(high)}; both need the same channels and the same ratio of height to width"
             )
-        config = _adopt(config, f"the base {base.reference}", {"low_grid": below.grid, "low_codes": below.num_codes})
+        given = {"model.low_grid": below.grid, "model.low_codes": below.num_codes}
+        config = config.adopt(f"the base {base.reference}", given)
     elif config.model.low_grid is not None:
         raise UsageError("this is a super-resolution model: name the run below it with --base RUN")
-    if (encoder := config.model.text.removeprefix("hf:")) != config.model.text and Path(encoder).is_dir():
-        config = config.changed({"model.text": f"hf:{Path(encoder).resolve()}"})  # type: ignore[assignment]
-    if config.model.text == "classes" and config.model.classes is None:
-        config = _adopt(config, "the data", {"classes": _classes(config)})
-    return config
-
-
-def _adopt(config: MuseConfig, whose: str, found: dict[str, Any], section: str = "model.") -> MuseConfig:
-    owner = config.model if section else config
-    for key, theirs in found.items():
-        own = getattr(owner, key)
-        if own is not None and own != theirs:
-            raise UsageError(f"{section}{key}={own}, but {whose} has {theirs}")
-    plain = {f"{section}{key}": list(value) if isinstance(value, tuple) else value for key, value in found.items()}
-    fitted = config.changed(plain)
-    assert isinstance(fitted, MuseConfig)
-    return fitted
-
-
-def _classes(config: MuseConfig) -> tuple[str, ...]:
-    if config.data.path is None:
-        raise UsageError("a model of classes needs their names (model.classes) or a folder whose captions are classes")
-    return tuple(sorted({entry.text for entry in scan(Path(config.data.path), EXTENSIONS).entries if entry.text}))
+    return config.changed(found_keys(config.model, config.data.path, EXTENSIONS))
 
 
 def _shape(config: Any) -> str:

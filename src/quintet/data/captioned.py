@@ -1,0 +1,73 @@
+"""Owns what a generator from texts asks of the captions it is trained on, and of the texts it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quintet.core.display import say
+from quintet.core.recipe import Request
+from quintet.data.folder import scan
+from quintet.errors import UsageError
+from quintet.nn.text_config import PRETRAINED, TextConfig
+
+
+def found_keys(model: TextConfig, data: str | None, extensions: frozenset[str]) -> dict[str, Any]:
+    """What is known of the keys of the text once the data is: the classes, and where a frozen encoder lies."""
+    encoder = Path(model.text.removeprefix(PRETRAINED))
+    if model.text.startswith(PRETRAINED) and encoder.is_dir():
+        return {"model.text": f"{PRETRAINED}{encoder.resolve()}"}
+    if model.text == "classes" and model.classes is None:
+        if data is None:
+            raise UsageError(
+                "a model of classes needs their names (model.classes) or a folder whose captions are classes"
+            )
+        return {"model.classes": sorted({entry.text for entry in scan(Path(data), extensions).entries if entry.text})}
+    return {}
+
+
+def check_captions(model: TextConfig, captions: Sequence[tuple[str, str]], what: str, may_be_empty: bool) -> None:
+    """Of each item its name and its caption; `what` they are called together."""
+    if model.text == "none":
+        return
+    if model.text == "classes":
+        known = set(model.classes or ())
+        foreign = [(name, text) for name, text in captions if text and text not in known]
+        if foreign:
+            raise UsageError(
+                f"{len(foreign)} captions are none of the {len(known)} classes (model.classes), for one "
+                f"{foreign[0][1]!r} of {foreign[0][0]}"
+            )
+    missing = [name for name, text in captions if not text]
+    if missing and not may_be_empty:
+        raise UsageError(
+            f"{len(missing)} of {len(captions)} {what} have no caption, {missing[0]} for one; add captions, train "
+            "with data.empty_captions=true, or without text (model.text=none)"
+        )
+    if long := too_long(model, [text for _, text in captions]):
+        most = model.text_length - 2
+        say(f"{len(long)} captions have more than {most} bytes and are cut (model.text_length), for one: {long[0]!r}")
+
+
+def check_request(model: TextConfig, request: Request, asked: float, guidance: float) -> None:
+    """Of a generator that is `asked` for a guidance and can give that much."""
+    if model.text == "none" and (any(request.texts) or request.negative):
+        raise UsageError("this model was trained without text (model.text=none); leave --text and --negative out")
+    if request.negative and guidance == 1:
+        raise UsageError("a negative text works by guidance: it needs sample.guidance above 1 and loss.drop_text")
+    if model.text != "none" and asked != guidance:
+        say("warning: made without guidance, because no text was dropped in training (loss.drop_text)")
+    if long := too_long(model, [*request.texts, request.negative or ""]):
+        say(f"warning: cut to {model.text_length - 2} bytes, which is all the model reads: {long[0]!r}")
+
+
+def possible_guidance(model: TextConfig, drop_text: float, asked: float) -> float:
+    """None, which is 1, for a model that knows no difference between a text and none."""
+    return asked if model.text != "none" and drop_text > 0 else 1.0
+
+
+def too_long(model: TextConfig, texts: Iterable[str]) -> list[str]:
+    """Those that a byte encoder cuts; a frozen encoder counts in its own tokens and tells of its own cuts."""
+    most = model.text_length - 2
+    return [text for text in texts if model.text == "bytes" and len(text.encode(errors="replace")) > most]
