@@ -21,6 +21,7 @@ from quintet.core.engine import Engine, Place
 from quintet.core.evaluate import evaluate, looking, make_artifacts
 from quintet.core.link import Link
 from quintet.core.loader import Loader
+from quintet.core.prepare import open_sources, place_links
 from quintet.core.recipe import Artifact, Recipe, Request
 from quintet.core.run import Run, next_folder
 from quintet.core.state import load_module, read_meta
@@ -237,7 +238,7 @@ class Looker:
         engine = Engine(recipe.config.engine, recipe.config.train.seed)
         for nets in (trained.nets, trained.live or {}):
             engine.place(nets)
-        sources = recipe.sources()
+        sources = open_sources(recipe)
 
         def loader(source: Source) -> Loader:
             return Loader(source, recipe.config.train.seed, recipe.collate, engine, workers=0)
@@ -273,8 +274,7 @@ def generate(trained: Trained, request: Request) -> list[Artifact]:
     recipe = trained.recipe
     engine = Engine(recipe.config.engine, recipe.config.train.seed)
     engine.place(trained.nets)
-    for link in recipe.links.values():
-        link.to(engine.device)
+    place_links(recipe)
     with looking(trained.nets), engine.autocast():
         return recipe.generate(trained.nets, request)
 

@@ -18,7 +18,7 @@ import quintet
 from quintet import config as configs
 from quintet.config import RunConfig
 from quintet.core import checkpoint
-from quintet.core.prepare import changed_data
+from quintet.core.prepare import changed_data, open_sources
 from quintet.core.run import Run
 from quintet.core.state import Progress, environment, read_meta
 from quintet.core.trainer import Trainer
@@ -123,7 +123,7 @@ def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int
     """A trainer in a folder of its own that stands where the run stood."""
     here = {"train.steps": end, "train.minutes": None, "log.trackers": [], "engine.threads": meta["threads"]}
     recipe = make_recipe(config.changed(here), run.folder)
-    sources = recipe.sources()
+    sources = open_sources(recipe)
     difference = changed_data(run, sources)
     if difference:
         raise UsageError(f"the data is not what {run.folder} was trained on ({difference})")

@@ -20,6 +20,7 @@ from quintet import recipes, runs
 from quintet.core.batch import Item, Source
 from quintet.core.draw import Draw
 from quintet.core.engine import Place, exit_process
+from quintet.core.prepare import open_sources
 from quintet.core.recipe import Recipe
 from quintet.core.run import Run
 from quintet.core.trainer import Trainer
@@ -60,7 +61,7 @@ def train(recipe: str, data: str, words: Sequence[str], out: str) -> None:
     rank = Place.from_environment().rank
     made = make_recipe(recipe, data, words)
     case_of(recipe).prepare(made)
-    sources = made.sources()
+    sources = open_sources(made)
     noting = Noting(sources.train)
     run = Run.new(Path(out)) if rank == 0 else Run(Path(out))
     trainer = Trainer(made, run, sources=replace(sources, train=noting), silent=True)

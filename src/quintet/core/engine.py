@@ -59,7 +59,7 @@ class Engine:
         self.seed = seed
         place = Place.from_environment()
         self._owns_group = place.world_size > 1 and not dist.is_initialized()
-        self.device = choose_device(config.device, place.local_rank)
+        self.device = own_device(config)
         self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -172,6 +172,11 @@ class Engine:
             dist.barrier()
             dist.destroy_process_group()
             self._owns_group = False
+
+
+def own_device(config: EngineConfig) -> torch.device:
+    """The device of this process, also before it has joined the others."""
+    return choose_device(config.device, Place.from_environment().local_rank)
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:

@@ -11,9 +11,23 @@ from typing import Any
 import quintet
 from quintet.config import RunConfig
 from quintet.core import checkpoint
+from quintet.core.engine import own_device
 from quintet.core.recipe import Recipe, Sources
 from quintet.core.run import Run
 from quintet.errors import UsageError
+
+
+def open_sources(recipe: Recipe[Any]) -> Sources:
+    """The data that the configuration names. Where it has to be encoded, that is done on the device."""
+    place_links(recipe)
+    return recipe.sources()
+
+
+def place_links(recipe: Recipe[Any]) -> None:
+    """What the recipe stands on, to the device of this process."""
+    device = own_device(recipe.config.engine)
+    for link in recipe.links.values():
+        link.to(device)
 
 
 def check_sizes(recipe: Recipe[Any], sources: Sources, world_size: int) -> None:

@@ -43,7 +43,7 @@ from quintet.core.loader import Loaded, Loader
 from quintet.core.metrics import Meter, Stopwatch, Tracker, check_trackers, make_trackers
 from quintet.core.optim import Schedule, clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from quintet.core.order import Order
-from quintet.core.prepare import changed_data, check_sizes, data_record, refuse_other_version, resolve
+from quintet.core.prepare import changed_data, check_sizes, data_record, place_links, refuse_other_version, resolve
 from quintet.core.recipe import Nets, Recipe, Sources
 from quintet.core.run import Run, pickle_hint
 from quintet.core.signals import StopRequest
@@ -77,6 +77,7 @@ class Trainer:
         self.run = run
         # Before the processes join: what all of them refuse must not look like the death of one of them.
         check_trackers(config.log.trackers)
+        place_links(recipe)  # also where the sources are handed over: samples are decoded by what it stands on
         self.sources = sources or recipe.sources()
         check_sizes(recipe, self.sources, max(Place.from_environment().world_size, collectives.world_size()))
         self.engine = Engine(config.engine, config.train.seed)
@@ -85,8 +86,6 @@ class Trainer:
         self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
-        for link in recipe.links.values():  # where the sources were handed over, nothing has placed them yet
-            link.to(self.engine.device)
         self.nets = self.engine.wrap(recipe.modules, recipe.find_unused_parameters, recipe.uncompiled)
         self.meter = Meter()
         self.trackers: list[Tracker] = []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quintet.core.batch import Source
 from quintet.core.display import say
-from quintet.core.recipe import Request
+from quintet.core.recipe import Request, Sources
+from quintet.data.code_cache import MediaSource
 from quintet.data.folder import scan
 from quintet.errors import UsageError
 from quintet.nn.text_config import PRETRAINED, TextConfig
@@ -27,10 +29,11 @@ def found_keys(model: TextConfig, data: str | None, extensions: frozenset[str]) 
     return {}
 
 
-def check_captions(model: TextConfig, captions: Sequence[tuple[str, str]], what: str, may_be_empty: bool) -> None:
-    """Of each item its name and its caption; `what` they are called together."""
+def check_captions(model: TextConfig, media: Sources, what: str, may_be_empty: bool) -> None:
+    """Of what is trained on and what validates; `what` the items are called together."""
     if model.text == "none":
         return
+    captions = [caption for source in (media.train, media.validation) for caption in _captions(source)]
     if model.text == "classes":
         known = set(model.classes or ())
         foreign = [(name, text) for name, text in captions if text and text not in known]
@@ -48,6 +51,12 @@ def check_captions(model: TextConfig, captions: Sequence[tuple[str, str]], what:
     if long := too_long(model, [text for _, text in captions]):
         most = model.text_length - 2
         say(f"{len(long)} captions have more than {most} bytes and are cut (model.text_length), for one: {long[0]!r}")
+
+
+def _captions(source: Source) -> Iterator[tuple[str, str]]:
+    """Of each item its name and its caption."""
+    assert isinstance(source, MediaSource)
+    return ((source.name(item), source.about(item)["texts"]) for item in range(len(source)))
 
 
 def check_request(model: TextConfig, request: Request, asked: float, guidance: float) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from torch import Tensor
 from quintet.core import checkpoint
 from quintet.core.batch import Batch, Item, Source
 from quintet.core.draw import Draw
-from quintet.data.folder import Entry
 from quintet.errors import UnreadableItem
 
 FORMAT = 2
@@ -45,6 +44,7 @@ Tell = Callable[[int, int], None]
 """Called with the items encoded so far, and how many there are."""
 
 
+@runtime_checkable
 class MediaSource(Source, Protocol):
     """A source that can tell of an item what is known without opening its file: the caption."""
 
@@ -53,7 +53,7 @@ class MediaSource(Source, Protocol):
 
 @dataclass(frozen=True)
 class CacheKey:
-    """What the codes of a source depend on."""
+    """What the codes of a source depend on; `coded.py` makes it."""
 
     tokenizer: str
     """Hash of the tokenizer's weights."""
@@ -67,12 +67,6 @@ class CacheKey:
     def name(self) -> str:
         text = json.dumps([FORMAT, self.tokenizer, self.data, self.transform, self.variants])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def identity(entries: Sequence[Entry]) -> str:
-    """Which files stand at which place, and when they were changed: codes are looked up by place."""
-    rows = [[entry.file, entry.stamp] for entry in entries]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 @dataclass

@@ -174,6 +174,13 @@ class ImageFolder:
         known = {"objects": entry.extra["objects"]} if _is_scene(entry.extra.get("objects")) else {}
         return {"texts": entry.text or "", **known}
 
+    @property
+    def reading(self) -> str:
+        """How files become items: with the files themselves, all that the codes of items depend on."""
+        text = f"{self.height} x {self.width} {self.mode} {self.truncated}"
+        moved = self.train and (self.flip or self.random_crop)
+        return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
+
     def _moved(self, item: int, draw: Draw) -> images.Pixels:
         x, y = draw.number("crop-x"), draw.number("crop-y")
         return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)

@@ -69,6 +69,14 @@ class MeshFolder:
         entry = self.entries[item]
         return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
 
+    @property
+    def reading(self) -> str:
+        """How files become items: with the files themselves, all that the codes of items depend on."""
+        text = f"{self.bins} bins, {self.max_faces} faces, decimate={self.decimate}"
+        text += "" if self.corners == 3 else f", {self.corners} corners"
+        moved = f", stretched {SCALES[0]} to {SCALES[1]}, shifted {SHIFT}"
+        return text + moved if self.train and self.augment else text
+
     def mesh(self, item: int) -> Mesh:
         """The mesh of an item as it was read."""
         if item in self._kept:

@@ -14,7 +14,6 @@ from torch import Tensor
 from quintet.core import collectives
 from quintet.core.batch import Batch, Item, Source
 from quintet.core.draw import Draw
-from quintet.core.engine import Place, choose_device
 from quintet.core.link import Link
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
 from quintet.core.statistics import Statistics
@@ -67,7 +66,6 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
     # --- data -------------------------------------------------------------------------------------------------
 
     def sources(self) -> Sources:
-        self.tokenizer.to(choose_device(self.config.engine.device, Place.from_environment().local_rank))
         return sources.code_sources(self.config, self.tokenizer)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,19 +11,17 @@ from torch import Tensor
 
 from quintet.core.batch import Item, Source
 from quintet.core.batch import collate as collate_equal
-from quintet.core.caches import default_folder
 from quintet.core.display import say
 from quintet.core.draw import Draw
 from quintet.core.link import Link
 from quintet.core.recipe import Sources
 from quintet.data.captioned import check_captions
-from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, MediaSource, identity
+from quintet.data.code_cache import CodeSource
+from quintet.data.coded import coded_sources
 from quintet.data.meshes import mesh_folder_sources
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.model import PADDING
-
-AUGMENTATION = "stretched 0.75 to 1.25, shifted 0.1"
 
 
 @dataclass
@@ -88,32 +85,25 @@ def code_sources(config: MeshTransformerConfig, tokenizer: Link) -> Sources:
         augment=data.augment,
         memory_megabytes=data.memory_megabytes,
     )
-    return coded(config, tokenizer, media, Path(data.cache) if data.cache else default_folder())
+    return coded(config, tokenizer, media)
 
 
-def coded(config: MeshTransformerConfig, tokenizer: Link, media: Sources, folder: Path) -> Sources:
-    """The same sources as codes, without the meshes that are too large; `folder` is that of the cache."""
-    parts = [_media(source) for source in (media.train, media.validation)]
-    captions = [(source.name(item), source.about(item)["texts"]) for source in parts for item in range(len(source))]
-    check_captions(config.model, captions, "meshes", config.data.empty_captions)
+def coded(config: MeshTransformerConfig, tokenizer: Link, media: Sources) -> Sources:
+    """The same sources as codes, without the meshes that are too large."""
+    check_captions(config.model, media, "meshes", config.data.empty_captions)
     variants = config.data.variants if config.data.augment else 1
-    skipped = dict(media.skipped)
+    codes = coded_sources(tokenizer, media, "meshes", cache=config.data.cache, variants=variants)
 
-    def codes(meshes: Source, part: str, variants: int = 1) -> FaceSource:
-        key = CacheKey(
-            tokenizer.digest,
-            f"{part} {identity(getattr(meshes, 'entries', ()))}",
-            _transform(config, tokenizer, part),
-            variants,
-        )
-        source = CodeCache(folder, key, _media(meshes), tokenizer.recipe.collate, tokenizer.encode, _tell).open()
-        skipped.update({source.name(item): reason for item, reason in source.skipped.items()})
-        return _small_enough(config, source, part, skipped)
+    def small_enough(source: Source, part: str) -> FaceSource:
+        assert isinstance(source, CodeSource)
+        return _small_enough(config, source, part, codes.skipped)
 
-    train = codes(media.train, "train", variants)
-    validation = codes(media.validation, "validation")
-    others = {split: codes(source, split) for split, source in media.others.items()}
-    return Sources(train, validation, media.fingerprint, skipped, media.about, others)
+    return replace(
+        codes,
+        train=small_enough(codes.train, "train"),
+        validation=small_enough(codes.validation, "validation"),
+        others={split: small_enough(source, split) for split, source in codes.others.items()},
+    )
 
 
 def _small_enough(config: MeshTransformerConfig, codes: CodeSource, part: str, skipped: dict[str, str]) -> FaceSource:
@@ -134,19 +124,3 @@ def _small_enough(config: MeshTransformerConfig, codes: CodeSource, part: str, s
         listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
         raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")
     return FaceSource(codes, used, [counts[item] for item in used], config.loss.window, part == "train")
-
-
-def _media(source: Source) -> MediaSource:
-    assert hasattr(source, "about")
-    return source  # type: ignore[return-value]
-
-
-def _transform(config: MeshTransformerConfig, tokenizer: Link, part: str) -> str:
-    """How meshes are read and, to train on, moved."""
-    data = config.data
-    text = f"{tokenizer.model.bins} bins, {data.max_faces} faces, decimate={data.decimate}"
-    return f"{text}, {AUGMENTATION}" if part == "train" and data.augment else text
-
-
-def _tell(done: int, total: int) -> None:
-    say(f"meshes encoded: {done} of {total}")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import Any
-from weakref import finalize
 
 from torch import nn
 
 from quintet import compat
 from quintet.config import build, refuse_changes
-from quintet.core.engine import Place, choose_device
 from quintet.core.link import Link
+from quintet.core.prepare import place_links
 from quintet.core.run import Run, next_folder
 from quintet.core.trainer import Trainer
 from quintet.data.python_meshes import python_mesh_sources
@@ -73,10 +70,7 @@ class MeshTransformerTrainer(Trainer):
         recipe = MeshTransformerRecipe(config, tokenizer, model)
         sources = None
         if not is_folder:
-            # Nothing tells whether two data set objects are the same: their codes are kept for this training alone.
-            folder = mkdtemp(prefix="quintet-codes-")
-            finalize(self, rmtree, folder, ignore_errors=True)
-            tokenizer.to(choose_device(config.engine.device, Place.from_environment().local_rank))
+            place_links(recipe)
             meshes = python_mesh_sources(
                 data,
                 config.data,
@@ -85,7 +79,7 @@ class MeshTransformerTrainer(Trainer):
                 validation=validation,
                 declared=arguments.get("declared"),
             )
-            sources = coded(recipe.config, tokenizer, meshes, Path(folder))
+            sources = coded(recipe.config, tokenizer, meshes)
         super().__init__(recipe, run, sources=sources, resume=resume, lr_schedule=arguments.get("lr_schedule"))
 
     @property

@@ -13,7 +13,6 @@ from torch import Tensor
 from quintet.core import collectives
 from quintet.core.batch import Batch
 from quintet.core.draw import Draw
-from quintet.core.engine import Place, choose_device
 from quintet.core.link import Link
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
 from quintet.core.statistics import Statistics
@@ -91,9 +90,6 @@ class MuseRecipe(Recipe[MuseConfig]):
         return tuple(self.modules)
 
     def sources(self) -> Sources:
-        device = choose_device(self.config.engine.device, Place.from_environment().local_rank)
-        for link in self.links.values():
-            link.to(device)
         return code_sources(self.config, self.tokenizer, self.base.recipe.links["tokenizer"] if self.base else None)
 
     # --- training ---------------------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""Owns the way from a run's media to their codes: each source as a frozen tokenizer has it, made once and kept.
+
+What codes depend on is read off the source itself: which files stand at which place, when they were changed, and how
+they are cut. A source that cannot tell is encoded for this training alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Protocol, runtime_checkable
+from weakref import finalize
+
+from quintet.core.batch import Source
+from quintet.core.caches import default_folder
+from quintet.core.display import say
+from quintet.core.link import Link
+from quintet.core.recipe import Sources
+from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, MediaSource
+from quintet.data.folder import Entry
+
+
+@runtime_checkable
+class FileSource(MediaSource, Protocol):
+    """Media that can tell what their codes depend on."""
+
+    @property
+    def entries(self) -> Sequence[Entry]: ...
+
+    @property
+    def reading(self) -> str:
+        """How files are read, cut and augmented."""
+
+
+def coded_sources(
+    tokenizer: Link, media: Sources, what: str, *, cache: str | None = None, variants: int = 1
+) -> Sources:
+    """The same items as codes; `what` they are called together.
+
+    `cache` is the folder of the code cache, none for the user's own. Of an item to train on there are so many
+    `variants`, each augmented in its own way.
+    """
+    skipped = dict(media.skipped)
+
+    def codes(source: Source, part: str, variants: int = 1) -> CodeSource:
+        assert isinstance(source, MediaSource), "captions are asked for by `about`: media are opened only once"
+        made = _coded(tokenizer, source, part, variants, what, cache)
+        skipped.update({made.name(item): reason for item, reason in made.skipped.items()})
+        return made
+
+    train = codes(media.train, "train", variants)
+    validation = codes(media.validation, "validation")
+    others = {split: codes(source, split) for split, source in media.others.items()}
+    return replace(media, train=train, validation=validation, skipped=skipped, others=others)
+
+
+def _coded(tokenizer: Link, source: MediaSource, part: str, variants: int, what: str, cache: str | None) -> CodeSource:
+    known = isinstance(source, FileSource)
+    folder = Path(cache or default_folder()) if known else Path(mkdtemp(prefix="quintet-codes-"))
+    data, reading = (_identity(source.entries), source.reading) if isinstance(source, FileSource) else ("", "")
+    key = CacheKey(tokenizer.digest, f"{part} {data}", reading, variants)
+
+    def tell(done: int, total: int) -> None:
+        say(f"{what} encoded: {done} of {total}")
+
+    made = CodeCache(folder, key, source, tokenizer.recipe.collate, tokenizer.encode, tell).open()
+    if not known:
+        # Nothing tells whether two data set objects are the same.
+        finalize(made, _remove, folder, os.getpid())
+    return made
+
+
+def _identity(entries: Sequence[Entry]) -> str:
+    """Which files stand at which place, and when they were changed: codes are looked up by place."""
+    rows = [[entry.file, entry.stamp] for entry in entries]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Not by a data worker, which has the source too."""
+    if os.getpid() == owner:
+        rmtree(folder, ignore_errors=True)
