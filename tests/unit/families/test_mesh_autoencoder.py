@@ -557,3 +557,17 @@ def test_bins_that_lie_beside_each_other_begin_alike() -> None:
         near = torch.cosine_similarity(table[1:], table[:-1], dim=-1).mean()
         far = torch.cosine_similarity(table[32:], table[:-32], dim=-1).mean()
         assert near > far + 0.3
+
+
+def test_corners_with_the_same_codes_come_out_at_one_place() -> None:
+    """Whatever the faces around them say: a vertex has one place in all of its faces, in its own mesh alone."""
+    torch.manual_seed(0)
+    model = MeshAutoencoder(bins=64, encoder=(32,), decoder=(32, 32), code_dim=16, codebook_size=256).eval()
+    vertices = torch.randint(0, 256, (9, 2))
+    faces = torch.tensor([[0, 1, 2], [1, 3, 2], [2, 3, 4], [0, 1, 2], [5, 6, 7], [6, 8, 0]])
+    made = model.decode_from_codes(vertices[faces].flatten(1), (3, 3))
+    for mesh in (slice(0, 3), slice(3, 6)):
+        for number in faces[mesh].unique():
+            assert len(made[mesh][faces[mesh] == number].unique(dim=0)) == 1
+    assert torch.equal(made[3:], model.decode_from_codes(vertices[faces[3:]].flatten(1)))
+    assert len(made.flatten(0, 1).unique(dim=0)) > 3

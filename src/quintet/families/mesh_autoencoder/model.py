@@ -105,13 +105,22 @@ class MeshAutoencoder(Pretrained, nn.Module):
 
     @torch.no_grad()
     def decode_from_codes(self, codes: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """The corners `(faces, vertices of a face, 3)` of packed codes; `lengths` are the meshes' numbers of faces."""
+        """The corners `(faces, vertices of a face, 3)` of packed codes; `lengths` are the meshes' numbers of faces.
+
+        Corners of a mesh that have the same codes are one vertex, and what is said of them is averaged: they come out
+        at one place, and a mesh without holes stays without.
+        """
         rows = packing([len(codes)] if lengths is None else lengths, codes.device)
         check_codes(codes, len(rows), self.tokens_per_face)
         levels = (self.quantizer.levels,) if self.quantizer.code_axes else ()
         vectors = self.quantizer.codes_to_vectors(codes.view(len(codes), self.vertices_per_face, *levels))
-        logits = self.decoder(vectors.flatten(1), rows)
-        places = logits.argmax(-1).view(-1, self.vertices_per_face, 3)
+        logits = self.decoder(vectors.flatten(1), rows).float()
+        own = codes.view(len(codes) * self.vertices_per_face, -1)
+        owners = rows.items.repeat_interleave(self.vertices_per_face)[:, None]
+        alike, numbers = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
+        chances = logits.log_softmax(-1).view(len(own), -1)
+        vertices = means_at(chances, numbers, len(alike)).view(len(alike), 3, self.bins).argmax(-1)
+        places = vertices[numbers].view(-1, self.vertices_per_face, 3)
         return bin_centres(places, self.bins, torch.promote_types(vectors.dtype, torch.float32))
 
     def latents(self, meshes: Meshes) -> Tensor:
