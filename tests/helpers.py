@@ -30,23 +30,16 @@ DEADLINE = 180
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+TWELVE_STEPS = (
+    *("train.batch_size=4", "train.steps=12", "eval.every=4", "sample.every=6", "sample.num=2"),
+    *("checkpoint.every=4", "log.every=1", "log.trackers=[]"),
+)
+"""What the tests of all recipes count on: how long the smallest training is, and what it leaves on the way."""
+
 TINY = (
-    "--preset",
-    "debug",
-    "model.dim=8",
-    "model.image_size=16",
-    "model.quantizer=fsq",
-    "loss.discriminator_dim=8",
-    "loss.discriminator_start=4",
-    "loss.discriminator_ramp=4",
-    "train.batch_size=4",
-    "train.steps=12",
-    "eval.every=4",
-    "sample.every=6",
-    "sample.num=2",
-    "checkpoint.every=4",
-    "log.every=1",
-    "log.trackers=[]",
+    *("--preset", "debug", "model.dim=8", "model.image_size=16", "model.quantizer=fsq", "loss.discriminator_dim=8"),
+    *("loss.discriminator_start=4", "loss.discriminator_ramp=4"),
+    *TWELVE_STEPS,
 )
 """A VQ-GAN of a few thousand weights with an active discriminator: twelve steps in half a second."""
 

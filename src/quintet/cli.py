@@ -143,6 +143,9 @@ def train(
     folder, changes = _data_and_overrides(words)
     schema = recipes.find(recipe).config_class()
     links = {"init": init, "tokenizer": tokenizer, "base": base}
+    for name in ("tokenizer", "base"):
+        if links[name] is not None and name not in schema.LINKS:
+            raise UsageError(f"recipe {recipe} stands on no {name}: leave --{name} out")
     settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **_links(folder, links)})
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
@@ -254,7 +257,9 @@ def evaluate(
         _print(f"{name:<{width}}  {value:.4f}")
     which = "" if looker.trained.step is None else f"step {looker.trained.step}, "
     _print(f"written to {target} ({which}{len(looker.loader.source)} items)")
-    _next(f"quintet sample {run} --out out/", f"quintet export {run} hub/{looker.trained.recipe.name}")
+    recipe = looker.trained.recipe
+    asked = ' --text "…"' if recipe.prompted else ""
+    _next(f"quintet sample {run}{asked} --out out/", f"quintet export {run} hub/{recipe.name}")
 
 
 @app.command()
@@ -283,14 +288,16 @@ def sample(
     from quintet import runs
     from quintet.core.recipe import Request
 
-    if (image is None) != (mask is None):
-        raise UsageError("--image and --mask belong together: the mask says which part of the picture is drawn anew")
     trained = _open(run)
     trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("sample",))
-    for option, file in {"image": image, "mesh": mesh}.items():
-        if file is not None and trained.recipe.given != option:
+    for option, value in {"negative": negative, "image": image, "mask": mask, "mesh": mesh}.items():
+        if value is not None and option not in trained.recipe.options:
             raise UsageError(f"recipe {trained.recipe.name} takes no --{option}")
+    if (image is None) != (mask is None):
+        raise UsageError("--image and --mask belong together: the mask says which part of the picture is drawn anew")
     given = image or mesh
+    if negative is not None and not (text or given or trained.recipe.unprompted):
+        raise UsageError("--negative goes with --text: say also what it should look like")
     if text or given or trained.recipe.unprompted:
         artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, given, mask))
     else:

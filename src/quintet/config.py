@@ -238,7 +238,8 @@ class RunConfig(Section):
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named sets of keys, dotted."""
     LINKS: ClassVar[tuple[str, ...]] = ()
-    """Keys that name another trained model which this one stands on; a run keeps a copy of each in its folder."""
+    """Keys that name another trained model which this one stands on; a run keeps a copy of each in its folder. Beside
+    each stands a key NAME_hash, filled in when the run starts: later the weights must still be those."""
 
     recipe: str = Field(description="What is trained.")
     preset: str | None = Field(None, description="The preset this configuration started from.")
@@ -253,6 +254,12 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving.")
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="Devices and precision.")
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+        missing = {key for name in cls.LINKS for key in (name, f"{name}_hash")} - cls.model_fields.keys()
+        if missing:
+            raise TypeError(f"{cls.__name__} has LINKS={cls.LINKS}, so it needs the keys {', '.join(sorted(missing))}")
 
     @model_validator(mode="after")
     def _batches_divide(self) -> RunConfig:

@@ -34,7 +34,7 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     """A trainer for a new run. Nothing is written before data and configuration have been found to fit."""
     folder = out or next_folder(config.recipe)
     # Only the process that will write looks: it may make the folder before the others get here.
-    run = Run.new(folder) if Place.from_environment().rank == 0 else Run(folder)
+    run = Run.new(folder, config.LINKS) if Place.from_environment().rank == 0 else Run(folder)
     init = None
     if config.init:
         trained = open_trained(config.init)

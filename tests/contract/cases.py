@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import TINY
+from helpers import TINY, TWELVE_STEPS
 from quintet.core.batch import Item
 from quintet.core.recipe import Recipe
 from quintet.nn.quantize.vector import VectorQuantizer
@@ -20,25 +20,24 @@ GOLDEN = Path(__file__).parents[1] / "faults" / "golden"
 
 TINY_MUSE = (
     *("--preset", "debug", f"tokenizer={GOLDEN / 'vqgan-format-1' / 'hub'}"),
-    *("model.dim=16", "model.depth=1", "model.text_dim=16", "model.text_length=32", "train.batch_size=4"),
-    *("train.steps=12", "eval.every=4", "eval.generated=4", "sample.every=6", "sample.num=2", "sample.steps=2"),
-    *("checkpoint.every=4", "log.every=1", "log.trackers=[]", "data.empty_captions=true"),
+    *("model.dim=16", "model.depth=1", "model.text_dim=16", "model.text_length=32"),
+    *("eval.generated=4", "sample.steps=2", "data.empty_captions=true"),
+    *TWELVE_STEPS,
 )
 """A transformer of a few thousand weights over grids of 4 x 4 codes."""
 
 TINY_MESH_AUTOENCODER = (
     *("--preset", "debug", "model.bins=32", "model.coordinate_dim=8", "model.angle_dim=4", "model.area_dim=4"),
     *("model.normal_dim=4", "model.encoder=[16,16]", "model.code_dim=8", "model.codebook_size=256"),
-    *("model.decoder=[16,16]", "train.batch_size=4", "train.steps=12", "eval.every=4", "sample.every=6"),
-    *("sample.num=2", "checkpoint.every=4", "log.every=1", "log.trackers=[]"),
+    "model.decoder=[16,16]",
+    *TWELVE_STEPS,
 )
 """A mesh tokenizer of ten thousand weights."""
 
 TINY_MESH_TRANSFORMER = (
     *("--preset", "debug", "tokenizer=coordinates:32", "model.dim=16", "model.depth=1", "model.text_dim=16"),
-    *("model.text_length=32", "train.batch_size=4", "train.steps=12", "eval.every=4", "eval.generated=4"),
-    *("sample.every=6", "sample.num=2", "sample.max_faces=4", "checkpoint.every=4", "log.every=1", "log.trackers=[]"),
-    "data.empty_captions=true",
+    *("model.text_length=32", "eval.generated=4", "sample.max_faces=4", "data.empty_captions=true"),
+    *TWELVE_STEPS,
 )
 """A transformer of a few thousand weights over the coordinates of faces."""
 
@@ -72,7 +71,7 @@ class Case:
     data: str
     """The fixture that gives the folder to train on."""
     tiny: tuple[str, ...]
-    """Words that make the smallest training: twelve steps, checkpoints and figures in between, no dropout."""
+    """Words that make the smallest training: a preset, a small model without dropout, and `TWELVE_STEPS`."""
     additive: tuple[str, ...] | None
     """Keys that leave no term in the loss that depends on how a batch is cut into micro-batches; None: there are none,
     because the loss is a mean over tokens whose number differs from item to item."""

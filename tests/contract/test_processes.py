@@ -27,28 +27,25 @@ def arguments(recipe: str, name: str, data: Path, out: Path) -> dict[str, Any]:
     return {"recipe": recipe, "data": str(data), "words": words, "out": str(out)}
 
 
-@pytest.fixture(scope="session")
-def two_processes(shared: Path, request: pytest.FixtureRequest) -> Path:
-    """All trainings in a world of two, one after the other, each in a folder of its own."""
+@pytest.fixture
+def two_processes(recipe: str, data: Path, shared: Path) -> Path:
+    """All trainings of a recipe in a world of two, one after the other, each in a folder of its own."""
 
     def train_all(folder: Path) -> None:
         folder.mkdir()
-        plan = [
-            arguments(recipe, name, request.getfixturevalue(case_of(recipe).data), folder / recipe / name)
-            for recipe, name in TRAININGS
-        ]
-        (folder / "plan.json").write_text(json.dumps(plan))
+        names = [name for of, name in TRAININGS if of == recipe]
+        (folder / "plan.json").write_text(json.dumps([arguments(recipe, name, data, folder / name) for name in names]))
         command = torchrun(2, "-m", worlds.__name__, folder / "plan.json")
         with executed(command, folder / "said", cwd=Path(__file__).parents[1]) as process:
             assert process.end() == 0, process.seen
 
-    return made_once(shared, "two-processes", train_all)
+    return made_once(shared, f"two-processes-{recipe}", train_all)
 
 
 @pytest.mark.parametrize("recipe", [recipe for recipe, case in CASES.items() if "vq" in case.worlds])
 def test_codes_die_and_are_revived_in_these_trainings(recipe: str, two_processes: Path) -> None:
     file = f"{recipes.find(recipe).recipe_class().exported}.safetensors"
-    before, after = (load_file(step_folder(two_processes / recipe / "vq", step) / file) for step in (50, 52))
+    before, after = (load_file(step_folder(two_processes / "vq", step) / file) for step in (50, 52))
     codebooks = [name for name in before if name.endswith("cluster_size")]
     assert codebooks
     for name in codebooks:
@@ -58,11 +55,9 @@ def test_codes_die_and_are_revived_in_these_trainings(recipe: str, two_processes
 
 
 @pytest.mark.parametrize(("recipe", "name"), TRAININGS)
-def test_two_processes_equal_one(
-    recipe: str, name: str, two_processes: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    one, two = tmp_path / "one", two_processes / recipe / name
-    worlds.train(**arguments(recipe, name, request.getfixturevalue(case_of(recipe).data), one))
+def test_two_processes_equal_one(recipe: str, name: str, data: Path, two_processes: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", two_processes / name
+    worlds.train(**arguments(recipe, name, data, one))
 
     # The same items, each by one process or the other.
     seen, first, second = (

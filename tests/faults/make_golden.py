@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from contract.cases import GOLDEN, case_of
@@ -18,9 +19,20 @@ KEYS = ("train.steps=8", "train.batch_size=2", "checkpoint.every=8", "eval.every
 
 
 def make(recipe: str, data: Path) -> Path:
+    """A golden folder in its place."""
     target = GOLDEN / f"{recipe}-format-{checkpoint.FORMAT}"
     if target.exists():
         raise SystemExit(f"{target} stands, and is to stand for ever")
+    if not data.is_dir():
+        raise SystemExit(f"{data} is no folder; give one of a few small items")
+    # Beside its place, and there only once it is whole: a training may fail.
+    with tempfile.TemporaryDirectory(dir=GOLDEN.parent) as place:
+        build(recipe, data, Path(place) / target.name)
+        (Path(place) / target.name).rename(target)
+    return target
+
+
+def build(recipe: str, data: Path, target: Path) -> None:
     case = case_of(recipe)
     shutil.copytree(data, target / "data")
     succeed("train", recipe, target / "data", "--out", target / "run", *case.tiny, *case.faults, *case.golden, *KEYS)
@@ -31,15 +43,17 @@ def make(recipe: str, data: Path) -> Path:
     for spare in ("samples", "log.txt", "lock", "state.json", "curves.png", "tensorboard"):
         path = target / "run" / spare
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    forget_place(target)
-    return target
+    forget_places(target)
 
 
-def forget_place(folder: Path) -> None:
+def forget_places(folder: Path) -> None:
     """The data will lie elsewhere: no path of this machine is kept."""
     for suffix in ("yaml", "json"):
         for path in folder.rglob(f"*.{suffix}"):
-            path.write_text(path.read_text().replace(str(GOLDEN.resolve()), "golden"))
+            text = path.read_text()
+            for place in (folder.parent, GOLDEN):
+                text = text.replace(str(place.resolve()), "golden")
+            path.write_text(text)
     for manifest in folder.rglob("SHA256SUMS"):
         renew_sums(manifest.parent)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 import pytest
 import yaml
@@ -160,6 +160,14 @@ def test_every_preset_of_every_recipe_is_valid(recipe: str, preset: str | None) 
 def test_every_recipe_has_the_presets_the_command_line_offers() -> None:
     for entry in RECIPES.values():
         assert {"debug", "small", "base"} <= set(entry.config_class().PRESETS)
+
+
+def test_what_a_recipe_stands_on_has_a_key_for_its_hash() -> None:
+    with pytest.raises(TypeError, match="needs the keys tokenizer_hash"):
+
+        class Forgetful(RunConfig):
+            LINKS: ClassVar = ("tokenizer",)
+            tokenizer: str | None = None
 
 
 # --- overrides ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
-from quintet.config import OptimizerConfig, RunConfig
+from quintet.config import OptimizerConfig, RunConfig, SampleConfig
 from quintet.core import batch as batches
 from quintet.core.batch import Batch, Item, Source
+from quintet.core.draw import Draw
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 
@@ -94,6 +95,27 @@ class Request:
     mask: Path | None = None
     """The part of it to make anew."""
 
+    @property
+    def wanted(self) -> list[str]:
+        """The text of each thing to make."""
+        return [text for text in self.texts for _ in range(self.num)]
+
+    def parts(self, size: int) -> Iterator[tuple[list[str], Draw]]:
+        """`wanted` in parts of at most so many, each with its random choices, which do not depend on the size."""
+        for start in range(0, len(self.wanted), size):
+            part = self.wanted[start : start + size]
+            yield part, Draw(self.seed, [0] * len(part), range(start, start + len(part)))
+
+    def about(self, settings: SampleConfig, given: str = "given") -> dict[str, Any]:
+        """What `samples.jsonl` says of everything that is made; `given` is what the file is called there."""
+        own = settings.model_dump(mode="json", exclude=set(SampleConfig.model_fields))
+        known = {"negative": self.negative, given: self.given, "mask": self.mask}
+        return {
+            "seed": self.seed,
+            "settings": own,
+            **{name: str(value) for name, value in known.items() if value is not None},
+        }
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -126,8 +148,8 @@ class Recipe(ABC, Generic[ConfigT]):
     """The module that `quintet export` writes: a `Pretrained` model that is of use without the others."""
     exported_beside: ClassVar[tuple[str, ...]] = ()
     """Modules that it is better with, such as a critic; an export holds those that the recipe has."""
-    given: ClassVar[str | None] = None
-    """The option by which `quintet sample` hands it a file beside a text; none: it takes none."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """What it understands beside `--text`: of the options of `quintet sample` negative, image and mask, mesh."""
     find_unused_parameters: ClassVar[bool] = False
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
     uncompiled: ClassVar[frozenset[str]] = frozenset()
@@ -142,6 +164,8 @@ class Recipe(ABC, Generic[ConfigT]):
     """The trained models this one stands on, by their key."""
 
     def __init__(self, config: ConfigT, **links: Link) -> None:
+        for name, link in links.items():
+            config = config.adopt(f"the {name} {link.reference}", {f"{name}_hash": link.digest})
         self.config = config
         self.links = links
 
@@ -154,6 +178,11 @@ class Recipe(ABC, Generic[ConfigT]):
     def unprompted(self) -> bool:
         """Whether it generates without being told what."""
         return False
+
+    @property
+    def prompted(self) -> bool:
+        """Whether it generates from a text."""
+        return type(self).generate is not Recipe.generate and not self.unprompted
 
     @property
     def averaged(self) -> tuple[str, ...]:

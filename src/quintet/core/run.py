@@ -14,7 +14,7 @@ import re
 import socket
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -27,11 +27,8 @@ from quintet.errors import RunError, UsageError
 Status = Literal["running", "finished", "stopped", "failed"]
 
 
-_LINKS = ("tokenizer", "base", "condition")
-_BEGINNINGS = {"lock", "data.json", ".data.json.writing", ".config.yaml.writing"}.union(
-    _LINKS, (f".writing-{name}" for name in _LINKS)
-)
-"""What a folder may hold before it is a run: see `write_first`."""
+_BEGINNINGS = frozenset({"lock", "data.json", ".data.json.writing", ".config.yaml.writing"})
+"""What a folder may hold before it is a run, beside the copies of what the run stands on: see `write_first`."""
 
 
 class Run:
@@ -53,16 +50,19 @@ class Run:
         """Where a person is told that an observation is lost, and that it can be written again."""
 
     @classmethod
-    def new(cls, folder: Path) -> Run:
-        """A run that does not exist yet; an existing folder is refused, unless it is empty."""
+    def new(cls, folder: Path, links: Collection[str] = ()) -> Run:
+        """A run that does not exist yet; an existing folder is refused, unless it is empty.
+
+        `links` are the names of what the run will stand on (`LINKS` of its configuration)."""
         run = cls(folder)
-        run.refuse_used()
+        run.refuse_used(links)
         return run
 
-    def refuse_used(self) -> None:
+    def refuse_used(self, links: Collection[str]) -> None:
         """Refuse a folder that holds anything. What a process left that died before its first line is nothing."""
         folder = self.folder
-        used = folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - _BEGINNINGS)
+        nothing = _BEGINNINGS.union(links, (f".writing-{name}" for name in links))
+        used = folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - nothing)
         if used:
             hint = f"continue it with `quintet resume {folder}` or choose" if self.config_file.exists() else "choose"
             raise UsageError(f"{folder} exists already; {hint} another folder with --out")
@@ -111,7 +111,7 @@ class Run:
         """Make the folder a run, unless another process has done so since it was looked at."""
         self.lock()
         try:
-            self.refuse_used()
+            self.refuse_used(config.LINKS)
             self.write_first(config, data, links)
         except BaseException:
             self.close()

@@ -33,6 +33,11 @@ def test_what_a_process_left_before_there_was_a_run_is_no_obstacle(tmp_path: Pat
     for name in ("lock", "data.json", ".config.yaml.writing"):
         (tmp_path / name).touch()
     assert Run.new(tmp_path).folder == tmp_path
+    for name in ("teacher", ".writing-teacher"):
+        (tmp_path / name).mkdir()
+    assert Run.new(tmp_path, links=("teacher",)).folder == tmp_path
+    with pytest.raises(UsageError, match="exists already"):
+        Run.new(tmp_path, links=("tokenizer",))
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])

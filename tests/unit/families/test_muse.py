@@ -256,6 +256,11 @@ def test_a_super_resolution_run_keeps_its_base_and_both_tokenizers(pictures: Pat
     outcome = quintet(*words(pictures, tmp_path / "third", "--base", run))
     assert outcome.code == 2
     assert "is a super-resolution model itself" in error_line(outcome.errors)
+    weights = run / "base" / "model.safetensors"
+    save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    outcome = quintet("sample", run, "--text", "a red circle", "--out", tmp_path / "fourth")
+    assert outcome.code == 2
+    assert "base_hash=" in error_line(outcome.errors)
 
 
 def test_a_base_of_another_family(pictures: Path, tmp_path: Path) -> None:
@@ -486,6 +491,14 @@ def test_the_trainer_for_python(pictures: Path, tmp_path: Path) -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     with pytest.raises(UsageError, match="load the weights"):
         trainer("third", init=str(tmp_path / "first"))
+
+
+def test_what_an_evaluation_says_next_is_what_a_generator_needs(pictures: Path, tmp_path: Path) -> None:
+    outcome = succeed("eval", BASE, "eval.generated=0", "--data", pictures, "--out", tmp_path / "eval.json")
+    assert f'next: quintet sample {BASE} --text "…" --out out/' in outcome.output
+    outcome = quintet("sample", BASE, "--negative", "grey", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "--negative goes with --text" in error_line(outcome.errors)
 
 
 def test_another_tokenizer_of_the_same_shape_is_refused(pictures: Path, tmp_path: Path) -> None:

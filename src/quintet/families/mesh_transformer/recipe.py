@@ -40,7 +40,7 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
     name = "mesh-transformer"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     exported = "transformer"
-    given = "mesh"
+    options = ("negative", "mesh")
 
     def __init__(
         self, config: MeshTransformerConfig, tokenizer: Link | None = None, transformer: MeshTransformer | None = None
@@ -155,21 +155,15 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
     # --- making -----------------------------------------------------------------------------------------------
 
     def generate(self, nets: Nets, request: Request) -> list[Artifact]:
-        texts = [text for text in request.texts for _ in range(request.num)]
         check_request(self.config.model, request, self.config.sample.guidance, self._guidance())
         prompt = self._prompt(request.given)
         meshes: list[Mesh] = []
         ended: list[bool] = []
-        for start in range(0, len(texts), MADE_AT_ONCE):
-            part = texts[start : start + MADE_AT_ONCE]
-            draw = Draw(request.seed, [0] * len(part), range(start, start + len(part)))
+        for part, draw in request.parts(MADE_AT_ONCE):
             made = self._made(nets, part, draw, request.negative, prompt, self._grammar())
             meshes += self._meshes(made)
             ended += made.ended.tolist()
-        settings = self.config.sample.model_dump(mode="json", exclude={"every", "num"})
-        common = {"seed": request.seed, "settings": settings}
-        known = {"negative": request.negative, "mesh": request.given}
-        common |= {name: str(value) for name, value in known.items() if value is not None}
+        texts, common = request.wanted, request.about(self.config.sample, "mesh")
         sheet = contact_sheet(meshes, columns=min(8, len(meshes)), size=SHOWN)
         artifacts = [Artifact("sheet.png", partial(write_image, sheet), {"texts": texts, **common})]
         for number, (mesh, text) in enumerate(zip(meshes, texts, strict=True)):
@@ -262,7 +256,7 @@ def _fitted(config: MeshTransformerConfig, tokenizer: Link) -> MeshTransformerCo
         )
     model = tokenizer.model
     found = {"model.num_codes": model.num_codes, "model.tokens_per_face": model.tokens_per_face}
-    config = config.adopt(f"the tokenizer {tokenizer.reference}", {**found, "tokenizer_hash": tokenizer.digest})
+    config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
     return config.changed(found_keys(config.model, config.data.path, EXTENSIONS))
 
 

@@ -64,7 +64,7 @@ class MeshTransformerTrainer(Trainer):
         config = build(MeshTransformerConfig, preset=arguments.get("preset"), overrides=overrides)
         resume = bool(arguments.get("resume"))
         out = Path(arguments.get("out") or next_folder("mesh-transformer"))
-        run = Run.open(out) if resume else Run.new(out)
+        run = Run.open(out) if resume else Run.new(out, config.LINKS)
         if resume:
             config = _continued(run, config)
         recipe = MeshTransformerRecipe(config, tokenizer, model)

@@ -126,6 +126,7 @@ class MuseConfig(RunConfig):
     base: str | None = Field(
         None, description="The trained muse whose pictures this one draws larger; none: draw from nothing."
     )
+    base_hash: str | None = Field(None, description="Of its weights; none: that of the base, from then on.")
     data: MuseDataConfig = Field(default_factory=MuseDataConfig, description="The files.")
     model: MaskGitConfig = Field(default_factory=MaskGitConfig, description="The masked transformer.")
     loss: MuseLossConfig = Field(default_factory=MuseLossConfig, description="What it is trained for.")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quintet.core import collectives
 from quintet.core.batch import Batch
-from quintet.core.draw import Draw
 from quintet.core.link import Link
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
 from quintet.core.statistics import Statistics
@@ -41,7 +40,7 @@ class MuseRecipe(Recipe[MuseConfig]):
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     exported = "maskgit"
     exported_beside = ("critic",)
-    given = "image"
+    options = ("negative", "image", "mask")
 
     def __init__(
         self,
@@ -202,18 +201,12 @@ class MuseRecipe(Recipe[MuseConfig]):
     # --- drawing ----------------------------------------------------------------------------------------------
 
     def generate(self, nets: Nets, request: Request) -> list[Artifact]:
-        texts = [text for text in request.texts for _ in range(request.num)]
         check_request(self.config.model, request, self.config.sample.guidance, self._guidance())
         canvas, muse = self._canvas(request), self.muse(nets)
         pictures: list[Tensor] = []
-        for start in range(0, len(texts), DRAWN_AT_ONCE):
-            part = texts[start : start + DRAWN_AT_ONCE]
-            draw = Draw(request.seed, [0] * len(part), range(start, start + len(part)))
+        for part, draw in request.parts(DRAWN_AT_ONCE):
             pictures += muse.draw(part, draw, request.negative, canvas)
-        settings = self.config.sample.model_dump(mode="json", exclude={"every", "num"})
-        known = {"negative": request.negative, "image": request.given, "mask": request.mask}
-        common = {"seed": request.seed, "settings": settings}
-        common |= {name: str(value) for name, value in known.items() if value is not None}
+        texts, common = request.wanted, request.about(self.config.sample, "image")
         single = [
             Artifact(f"{number:03d}.png", partial(write_image, picture), {"text": text, "number": number, **common})
             for number, (picture, text) in enumerate(zip(pictures, texts, strict=True))
@@ -274,12 +267,11 @@ def _new_model(config: MuseConfig, tokenizer: Link) -> MaskGit:
 def _fitted(config: MuseConfig, tokenizer: Link, base: Link | None) -> MuseConfig:
     """The configuration with what follows from tokenizer, base and captions, which must not contradict it."""
     vae = tokenizer.model
-    if not hasattr(vae, "num_codes") or not hasattr(vae.config, "grid"):
+    if not hasattr(vae, "code_shape"):
         raise UsageError(
             f"muse needs a tokenizer of pictures; {tokenizer.reference} is of recipe '{tokenizer.recipe.name}'"
         )
-    grid = (*vae.config.grid, *([vae.quantizer.levels] if vae.quantizer.levels > 1 else []))
-    found = {"model.grid": grid, "model.num_codes": vae.num_codes, "tokenizer_hash": tokenizer.digest}
+    found = {"model.grid": vae.code_shape, "model.num_codes": vae.num_codes}
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
     if base is not None:
         if not isinstance(base.recipe, MuseRecipe) or base.recipe.base is not None:

@@ -46,5 +46,5 @@ class MuseTrainer(Trainer):
         if built.init:
             raise UsageError("in Python, load the weights into the model that you hand over, instead of the key `init`")
         torch.manual_seed(built.train.seed)
-        run = Run.new(Path(out) if out is not None else next_folder("muse"))
+        run = Run.new(Path(out) if out is not None else next_folder("muse"), built.LINKS)
         super().__init__(MuseRecipe(built, tokenizer, base, maskgit), run)

@@ -77,6 +77,12 @@ class VQGanVAE(Pretrained, nn.Module):
         """The vocabulary of each level."""
         return self.quantizer.num_codes
 
+    @property
+    def code_shape(self) -> tuple[int, ...]:
+        """Of the codes of one picture: rows, columns and, with more than one, levels."""
+        levels = self.quantizer.levels
+        return (*self.config.grid, levels) if levels > 1 else self.config.grid
+
     def forward(self, images: Tensor, want_rows: bool = False) -> Reconstruction:
         """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
         latents = self._latents(images)
