@@ -1,4 +1,4 @@
-"""What the pages say is true: the README's commands run, and the family of docs/new-family.md trains and resumes."""
+"""What the pages say is true: the README's commands run, and the families of docs/new-family.md train and resume."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import re
 import shlex
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from contract import cases
+from contract.cases import Case
+from helpers import error_line, quintet, succeed, tensor_hashes
 from quintet import cli, recipes
-from quintet.data.shapes import make_shapes
+from quintet.errors import UsageError
+from quintet.runs import open_link, open_trained
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,38 +70,77 @@ def test_relative_links_of_the_pages_lead_somewhere() -> None:
 
 
 @pytest.fixture
-def blur(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The family of docs/new-family.md, installed for one test exactly as the page writes it."""
-    blocks = dict(re.findall(r"```python\n# ([\w/.]+)\n(.*?)```", NEW_FAMILY, re.DOTALL))
-    package = types.ModuleType("quintet.families.blur")
-    package.__path__ = []
-    monkeypatch.setitem(sys.modules, "quintet.families.blur", package)
-    for part in ("config", "model", "recipe", "trainer"):
-        module = types.ModuleType(f"quintet.families.blur.{part}")
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(blocks[f"families/blur/{part}.py"], f"families/blur/{part}.py", "exec"), module.__dict__)
-    entries = eval("{" + blocks["recipes.py"] + "}", {"RecipeEntry": recipes.RecipeEntry})
-    monkeypatch.setattr(recipes, "RECIPES", {**recipes.RECIPES, **entries})
+def page(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
+    """The families of docs/new-family.md, installed for one test exactly as the page writes them; their cases."""
+    registered: dict[str, recipes.RecipeEntry] = {}
+    tried: dict[str, Case] = {}
+    for file, code in re.findall(r"```python\n# ([\w/.]+)\n(.*?)```", NEW_FAMILY, re.DOTALL):
+        if file == "recipes.py":
+            registered |= eval("{" + code + "}", vars(recipes))
+        elif file == "tests/contract/cases.py":
+            tried |= eval("{" + code + "}", vars(cases))
+        else:
+            *folders, name = file.removesuffix(".py").split("/")
+            _install(monkeypatch, ".".join(("quintet", *folders)), name, compile(code, file, "exec"))
+    monkeypatch.setattr(recipes, "RECIPES", {**recipes.RECIPES, **registered})
+    assert registered.keys() == tried.keys()
+    return tried
 
 
-@pytest.mark.usefixtures("blur")
-def test_the_family_of_the_page_trains_resumes_exactly_and_exports(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    make_shapes(data, num=30, size=32)
-    common = ["--preset", "debug", "log.trackers=[]", "optim.horizon=6"]
-    cli.call(["train", "blur", str(data), "--out", str(tmp_path / "straight"), *common])
-    cli.call(["train", "blur", str(data), "--out", str(tmp_path / "halves"), *common, "train.steps=3"])
-    cli.call(["resume", str(tmp_path / "halves"), "train.steps=6"])
-    ends = [
-        (tmp_path / run / "checkpoints" / "step-00000006" / file).read_bytes()
-        for run in ("straight", "halves")
-        for file in ("sharpener.safetensors", "ema/sharpener.safetensors", "optim/sharpener.safetensors")
-    ]
-    assert ends[:3] == ends[3:]
-    cli.call(["eval", str(tmp_path / "straight")])
-    cli.call(["export", str(tmp_path / "straight"), str(tmp_path / "hub")])
-    cli.call(["sample", str(tmp_path / "hub"), "--out", str(tmp_path / "out")])
-    assert (tmp_path / "out" / "sharpened.png").exists()
+def _install(monkeypatch: pytest.MonkeyPatch, package: str, name: str, code: types.CodeType) -> None:
+    folder = sys.modules.get(package) or types.ModuleType(package)
+    folder.__path__ = []
+    monkeypatch.setitem(sys.modules, package, folder)
+    module = types.ModuleType(f"{package}.{name}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(code, module.__dict__)
+
+
+@pytest.mark.parametrize("recipe", ["blur", "caption-palette"])
+def test_a_family_of_the_page_trains_resumes_exactly_and_exports(
+    recipe: str, page: dict[str, Case], pictures: Path, tmp_path: Path
+) -> None:
+    entry, tiny = recipes.find(recipe), page[recipe].tiny
+    assert entry.config_class().PRESETS.keys() == {"debug", "small", "base"}
+    assert entry.family == recipe.replace("-", "_")
+    straight, halves, hub = (tmp_path / name for name in ("straight", "halves", "hub"))
+    succeed("train", recipe, pictures, "--out", straight, *tiny)
+    succeed("train", recipe, pictures, "--out", halves, *tiny, "optim.horizon=12", "train.steps=4")
+    succeed("resume", halves, "train.steps=12")
+    assert tensor_hashes(straight, 12) == tensor_hashes(halves, 12)
+    next_command = succeed("eval", straight).output
+    succeed("export", straight, hub)
+    if not page[recipe].links:
+        succeed("sample", hub, "--out", tmp_path / "out")
+        assert (tmp_path / "out" / "sharpened.png").exists()
+        return
+    assert "--text" in next_command
+    for place in (straight, hub):
+        asked = ("--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / place.name)
+        succeed("sample", place, *asked)
+        assert error_line(quintet("sample", place, "--negative", "grey", *asked).errors).endswith("takes no --negative")
+    drawn = [(tmp_path / "out" / place.name / "001.png").read_bytes() for place in (straight, hub)]
+    assert drawn[0] == drawn[1]
+
+
+def test_the_trainers_of_the_page(page: dict[str, Case], pictures: Path, tmp_path: Path) -> None:
+    brief = {"train.steps": 1, "train.batch_size": 4, "data.workers": 0, "log.trackers": []}
+    blur, palette = (
+        getattr(import_module(f"quintet.families.{name.replace('-', '_')}.trainer"), recipes.find(name).trainer)
+        for name in page
+    )
+    link = open_link(str(cases.GOLDEN / "vqgan-format-1" / "hub"))
+    for trainer in (
+        blur(str(pictures), str(tmp_path / "blur"), **brief),
+        palette(link, str(pictures), str(tmp_path / "palette"), **brief),
+    ):
+        trainer.train()
+        trainer.close()
+        assert trainer.step == 1
+    weights = tmp_path / "palette" / "tokenizer" / "model.safetensors"
+    save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    with pytest.raises(UsageError, match="tokenizer_hash="):
+        open_trained(tmp_path / "palette")
 
 
 def test_the_frozen_data_generator_and_judge_are_the_ones_in_the_results() -> None:
