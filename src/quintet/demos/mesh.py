@@ -1,4 +1,8 @@
-"""Owns `quintet demo mesh`: low-poly solids; their tokenizer; the transformer, which makes meshes from captions."""
+"""Owns `quintet demo mesh`: low-poly solids; a tokenizer of them; a transformer that makes meshes from captions.
+
+The transformer is trained on plain coordinates, which is the shorter way to a generator: nothing has to be learned
+first, and its vocabulary is a thirtieth of the learned tokenizer's.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ class MeshDemo:
 
 QUICK = MeshDemo(
     num=2000,
-    tokenizer_steps=800,
+    tokenizer_steps=600,
     tokenizer_every=200,
-    transformer_steps=800,
+    transformer_steps=600,
     transformer_every=200,
     judged=64,
 )
@@ -34,8 +38,8 @@ FULL = MeshDemo(
     num=20_000,
     tokenizer_steps=6000,
     tokenizer_every=1000,
-    transformer_steps=6000,
-    transformer_every=1000,
+    transformer_steps=3600,
+    transformer_every=600,
     judged=200,
 )
 
@@ -49,9 +53,11 @@ def mesh_demo(out: Path, full: bool, script: Script) -> None:
         f"train.steps={demo.tokenizer_steps}", *every(demo.tokenizer_every),
     )  # fmt: skip
     script.run("eval", str(tokenizer))
+    # There are enough meshes, and captions name proportions, which stretching would change.
     script.train(
-        "mesh-transformer", data, transformer, demo.transformer_steps, "--tokenizer", str(tokenizer),
-        f"train.steps={demo.transformer_steps}", f"eval.generated={demo.judged}", *every(demo.transformer_every),
+        "mesh-transformer", data, transformer, demo.transformer_steps, "--tokenizer", "coordinates",
+        "data.augment=false", f"train.steps={demo.transformer_steps}", f"eval.generated={demo.judged}",
+        *every(demo.transformer_every),
     )  # fmt: skip
     script.run("eval", str(transformer))
     script.sample(transformer, CAPTIONS, 4, made)

@@ -116,12 +116,12 @@ class MeshTransformerConfig(RunConfig):
         },
         # Two CPU cores, minutes.
         "small": {
-            "model.dim": 192,
+            "model.dim": 128,
             "model.depth": 6,
             "model.fine_depth": 2,
-            "model.heads": 6,
+            "model.heads": 4,
             "model.text_dim": 96,
-            "train.steps": 6000,
+            "train.steps": 3600,
             "train.batch_size": 16,
             "optim.name": "muon",
             "optim.lr": 3e-3,
