@@ -34,18 +34,29 @@ def block_after(text: str, marker: str) -> str:
 
 def test_the_commands_and_the_python_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = block_after(README, "<!-- commands: tested -->").splitlines()
-    assert len(commands) > 8
-    for command in commands:
-        words = shlex.split(command, comments=True)
-        assert words[0] == "quintet"
-        cli.call(words[1:])
+    run_commands("<!-- commands: tested -->")
     assert len(list((tmp_path / "decoded").glob("*.png"))) == 200
     code = block_after(README, "<!-- python: tested -->").replace('out="runs/python"', 'out="runs/python", workers=0')
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)
     names["trainer"].close()
     assert names["vae"].encode(names["vae"].decode(names["vae"].encode(_grey()))).shape == (1, 8, 8)
+
+
+def test_the_mesh_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands("<!-- mesh commands: tested -->")
+    made = {"000.glb", "000.obj", "001.glb", "001.obj", "sheet.png", "samples.jsonl"}
+    assert {path.name for path in (tmp_path / "meshes").iterdir()} == made
+
+
+def run_commands(marker: str) -> None:
+    commands = block_after(README, marker).splitlines()
+    assert len(commands) > 4
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        assert words[0] == "quintet"
+        cli.call(words[1:])
 
 
 def _grey() -> Any:
