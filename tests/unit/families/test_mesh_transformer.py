@@ -632,7 +632,7 @@ def test_missing_captions_are_counted_and_can_be_allowed(meshes: Path, tmp_path:
     data = with_texts(meshes, tmp_path / "data", ["a table", "", "a chair"])
     outcome = quintet(*words(data, tmp_path / "run", "data.empty_captions=false"))
     assert outcome.code == 2
-    assert "16 of 48 meshes have no caption, meshes/" in error_line(outcome.errors)
+    assert "21 of 64 meshes have no caption, meshes/" in error_line(outcome.errors)
     succeed(*words(data, tmp_path / "run", "data.empty_captions=true"))
     succeed(*words(data, tmp_path / "none", "model.text=none", "data.empty_captions=false"))
 
@@ -646,7 +646,7 @@ def test_classes_are_the_captions_of_the_data(meshes: Path, tmp_path: Path) -> N
     assert "chair" in error_line(outcome.errors)
     outcome = quintet(*words(data, tmp_path / "other", "model.text=classes", "model.classes=[chair, stool]"))
     assert outcome.code == 2
-    assert "24 captions are none of the 2 classes (model.classes), for one 'table'" in error_line(outcome.errors)
+    assert "32 captions are none of the 2 classes (model.classes), for one 'table'" in error_line(outcome.errors)
 
 
 def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(meshes: Path, tmp_path: Path) -> None:
