@@ -253,3 +253,17 @@ def test_a_model_of_quads_takes_files_of_quads(folder: Path, tmp_path: Path) -> 
     # Six faces of four vertices of two codes.
     assert load_file(tmp_path / "codes" / "codes.safetensors")["codes"].shape == (6, 6, 8)
     assert len(list((tmp_path / "decoded").iterdir())) == 6
+
+    generator = tmp_path / "generator"
+    brief = (
+        "train.steps=2",
+        "train.batch_size=2",
+        "eval.every=2",
+        "sample.every=2",
+        "data.empty_captions=true",
+        "data.validation_fraction=0",
+    )
+    succeed("train", "mesh-transformer", folder, "--tokenizer", run, "--out", generator, "--preset", "debug", *brief)
+    assert skipped_in(generator).keys() == skipped.keys()
+    succeed("sample", generator, "--text", "a box", "--out", tmp_path / "made")
+    assert (tmp_path / "made" / "000.glb").exists()

@@ -75,8 +75,6 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
 def code_sources(config: MeshTransformerConfig, tokenizer: Link) -> Sources:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
     data = config.data
-    if tokenizer.model.vertices_per_face != 3:
-        raise UsageError("files are read as triangles; a model of quads is trained on a data set in Python")
     media = mesh_folder_sources(
         data,
         tokenizer.model.bins,
@@ -84,6 +82,7 @@ def code_sources(config: MeshTransformerConfig, tokenizer: Link) -> Sources:
         decimate=data.decimate,
         augment=data.augment,
         memory_megabytes=data.memory_megabytes,
+        corners=tokenizer.model.vertices_per_face,
     )
     return coded(config, tokenizer, media)
 
