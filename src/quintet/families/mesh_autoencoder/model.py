@@ -114,7 +114,8 @@ class MeshAutoencoder(Pretrained, nn.Module):
         check_codes(codes, len(rows), self.tokens_per_face)
         levels = (self.quantizer.levels,) if self.quantizer.code_axes else ()
         vectors = self.quantizer.codes_to_vectors(codes.view(len(codes), self.vertices_per_face, *levels))
-        logits = self.decoder(vectors.flatten(1), rows).float()
+        logits = self.decoder(vectors.flatten(1), rows)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
         own = codes.view(len(codes) * self.vertices_per_face, -1)
         owners = rows.items.repeat_interleave(self.vertices_per_face)[:, None]
         alike, numbers = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
