@@ -80,7 +80,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         recipe="MeshAutoencoderRecipe",
         models=("MeshAutoencoder", "CoordinateTokenizer"),
         trainer="MeshAutoencoderTrainer",
-        summary="mesh tokenizer: the faces of triangle meshes to codes and back",
+        summary="mesh tokenizer: the faces of meshes to codes and back",
         needs="a folder of meshes",
         ready={"coordinates": Ready({"model.kind": "coordinates"}, choice="model.bins")},
     ),

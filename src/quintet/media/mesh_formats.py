@@ -415,11 +415,12 @@ def _folder_only(folder: Path) -> Any:
         def keys(self) -> Iterable[str]:
             return ()
 
+        # The class asks for these two as well; reading calls neither.
         def write(self, name: str, data: Any) -> None:
-            raise NotImplementedError
+            raise UnreadableItem(f"asks to write {name[:80]!r}; nothing is written")
 
         def namespaced(self, namespace: str) -> Any:
-            raise NotImplementedError
+            raise UnreadableItem(f"takes its numbers from {namespace[:80]!r}, which is not followed")
 
     return FolderOnly()
 
