@@ -362,18 +362,26 @@ def _open(reference: str) -> Any:
 
 @data_app.command("make")
 def data_make(
-    name: Annotated[Literal["shapes"], typer.Argument(help="Which data set.")],
+    name: Annotated[Literal["shapes", "sounds"], typer.Argument(help="Which data set: of pictures, or of sounds.")],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     num: Annotated[int, typer.Option(help="How many items.")] = 5000,
-    size: Annotated[int, typer.Option(help="Side of the pictures in pixels.")] = 64,
+    size: Annotated[int | None, typer.Option(help="Side of the pictures in pixels; 64 if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, other items.")] = 0,
 ) -> None:
     """Write an embedded data set, drawn by code, with captions."""
-    from quintet.data.shapes import make_shapes
+    if name == "shapes":
+        from quintet.data.shapes import make_shapes
 
-    make_shapes(folder, num, size, seed)
+        make_shapes(folder, num, 64 if size is None else size, seed)
+    else:
+        from quintet.data.sounds import make_sounds
+
+        if size is not None:
+            raise UsageError("--size is for pictures; sounds have none")
+        make_sounds(folder, num, seed)
     _print(f"{num} items written: {folder}")
-    _next(f"quintet data check {folder}", f"quintet train vqgan {folder}")
+    recipe = {"shapes": "vqgan", "sounds": "mulan"}[name]
+    _next(f"quintet data check {folder}", *_train_hint(recipe, folder))
 
 
 @data_app.command("check")
@@ -382,7 +390,7 @@ def data_check(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Tell what is in a folder, what is broken, and what will be used."""
-    from quintet.data.check import check_folder
+    from quintet.data.check import MEDIA, check_folder
 
     report = check_folder(folder)
     if as_json:
@@ -393,7 +401,12 @@ def data_check(
     if report.usable == 0:
         raise typer.Exit(1)
     if not as_json:
-        _next(f"quintet train vqgan {folder}")
+        _next(*_train_hint(MEDIA[report.medium].recipe, folder))
+
+
+def _train_hint(recipe: str, folder: Path) -> tuple[str, ...]:
+    """The command that trains on a folder, if this version has the recipe; else the list of what it has."""
+    return (f"quintet train {recipe} {folder}",) if recipe in recipes.RECIPES else ("quintet recipes",)
 
 
 # --- telling ----------------------------------------------------------------------------------------------------

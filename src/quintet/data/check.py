@@ -1,7 +1,8 @@
 """Owns `quintet data check`: what is in a folder, what is broken and what will be used.
 
 A medium is a set of extensions and a probe: a function that reads one file as training would and returns its facts,
-numbers (summed up as smallest, median, largest) or words (counted). A new medium is one line in `MEDIA`.
+numbers (summed up as smallest, median, largest) or words (counted), and the recipe to go on with. Where single files
+should be named, it also brings a function from names and facts to notes. A new medium is one line in `MEDIA`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from quintet.data.folder import Entry, Scan, byte_size, printable, scan
 from quintet.errors import UnreadableItem
+from quintet.media import audio as sounds
 from quintet.media import image as images
 
 Facts = dict[str, float | str]
@@ -37,6 +39,9 @@ class Medium:
 
     extensions: frozenset[str]
     probe: Probe
+    recipe: str
+    """What to train on it first."""
+    notes: Callable[[Sequence[str], Sequence[Facts]], list[str]] = lambda files, facts: []
 
 
 def image_probe(path: str) -> Facts:
@@ -46,7 +51,27 @@ def image_probe(path: str) -> Facts:
     return {"width": facts.width, "height": facts.height, "format": kind, "mode": facts.mode}
 
 
-MEDIA: dict[str, Medium] = {"image": Medium(images.EXTENSIONS, image_probe)}
+def audio_probe(path: str) -> Facts:
+    """Length, rate, channels, format and state of a sound."""
+    facts = sounds.probe_audio(path)
+    level = "silent" if facts.silent else "clipped" if facts.clipped else "sound"
+    rate = {"rate": f"{facts.rate} Hz", "channels": f"{facts.channels} channels"}
+    return {"seconds": round(facts.seconds, 3), **rate, "format": facts.format, "level": level}
+
+
+def audio_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
+    """Which files are silent or clipped; both are used."""
+    named = {
+        level: [file for file, row in zip(files, facts, strict=True) if row["level"] == level]
+        for level in ("silent", "clipped")
+    }
+    return [f"{len(found)} files are {level}, and used: {_some(found)}" for level, found in named.items() if found]
+
+
+MEDIA: dict[str, Medium] = {
+    "image": Medium(images.EXTENSIONS, image_probe, "vqgan"),
+    "audio": Medium(sounds.EXTENSIONS, audio_probe, "mulan", audio_notes),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +170,7 @@ def check_folder(
         splits=dict(Counter(entry.split for entry in good if entry.split).most_common()),
         duplicates=_duplicates(root, good),
         skipped=sorted(scanned.skipped + broken),
-        notes=scanned.notes,
+        notes=[*scanned.notes, *MEDIA[medium].notes([entry.file for entry in good], facts)],
     )
 
 
@@ -244,6 +269,10 @@ def _digest(path: Path) -> str:
 
 def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_EXAMPLES]) + (" …" if len(names) > _EXAMPLES else "")
 
 
 def _equal(group: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,8 +15,9 @@ from quintet.config import PictureDataConfig
 from quintet.core.draw import Draw, seed_from
 from quintet.core.recipe import Sources
 from quintet.data.fields import Field, route
-from quintet.data.folder import Entry, ImageFolder, fingerprint, scan, split_entries
-from quintet.errors import UnreadableItem, UsageError
+from quintet.data.folder import Entry, ImageFolder
+from quintet.data.sources import split_folder
+from quintet.errors import UnreadableItem
 from quintet.media import image as images
 
 MODES: dict[int, images.Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -34,21 +34,6 @@ class Indexable(Protocol):
 
 def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Sources:
     """The folders that the configuration names, split for validation."""
-    root = _required(config)
-    found = scan(root, images.EXTENSIONS)
-    train, validation = split_entries(
-        found.entries, config.validation_fraction, config.split_seed, config.validation_group
-    )
-    train_entries = [found.entries[place] for place in train]
-    held_out, held_root = [found.entries[place] for place in validation], root
-    skipped = _reasons(found.skipped)
-    prints = fingerprint(root, found.entries)
-    if config.validation_path is not None:
-        other = scan(config.validation_path, images.EXTENSIONS)
-        train_entries = [*train_entries, *held_out]
-        held_out, held_root = other.entries, config.validation_path
-        skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
-        prints += fingerprint(held_root, held_out)
 
     def folder(path: str, entries: Sequence[Entry], train: bool) -> ImageFolder:
         return ImageFolder(
@@ -63,32 +48,7 @@ def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: i
             memory=config.memory_megabytes * 2**20,
         )
 
-    about = {"path": root, "captions_from": found.captions_from, "notes": found.notes}
-    used = {*train, *validation}
-    aside: dict[str, list[Entry]] = defaultdict(list)
-    for place, entry in enumerate(found.entries):
-        if place not in used:
-            aside[str(entry.split).lower()].append(entry)
-    others = {split: folder(root, entries, train=False) for split, entries in sorted(aside.items())}
-    # Without a validation set the training items are looked at, unaugmented.
-    looked_at = folder(held_root, held_out or train_entries, train=False)
-    return Sources(folder(root, train_entries, train=True), looked_at, prints, skipped, about, others)
-
-
-def _reasons(skipped: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """One text a file; a metadata file may have several lines that were left out."""
-    reasons: dict[str, str] = {}
-    for name, reason in skipped:
-        reasons[name] = f"{reasons[name]}; {reason}" if name in reasons else reason
-    return reasons
-
-
-def _required(config: PictureDataConfig) -> str:
-    if config.path is None:
-        raise UsageError(
-            "this run was given a data set in Python and can only be resumed from Python, with the same one"
-        )
-    return config.path
+    return split_folder(config, images.EXTENSIONS, folder)
 
 
 FIELDS = (

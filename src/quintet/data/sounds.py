@@ -199,10 +199,8 @@ def _draw_record(rng: np.random.Generator) -> SoundRecord:
     register = _pick(rng, tuple(REGISTERS)) if timbre in TIMBRES else None
     tempo = _pick(rng, tuple(TEMPOS)) if kind in ("repeated", "run", "rhythm") else None
     direction = _pick(rng, DIRECTIONS) if kind in ("run", "glide") or timbre == "whoosh" else None
-    return {
-        **{"kind": kind, "timbre": timbre, "register": register},
-        **{"tempo": tempo, "direction": direction, "loudness": _pick(rng, tuple(LOUDNESS))},
-    }
+    loudness = _pick(rng, tuple(LOUDNESS))
+    return SoundRecord(kind=kind, timbre=timbre, register=register, tempo=tempo, direction=direction, loudness=loudness)
 
 
 def render(rng: np.random.Generator, record: SoundRecord) -> npt.NDArray[np.float32]:
@@ -223,7 +221,9 @@ def render(rng: np.random.Generator, record: SoundRecord) -> npt.NDArray[np.floa
         else:
             root = int(rng.integers(0, OCTAVE - 6 if kind == "chord" else OCTAVE + 1))
             steps = (0, int(rng.integers(3, 5)), 7) if kind == "chord" else (0,)
-            wave = sum((play(rng, timbre, np.full(len(time), float(lowest + root + step))) for step in steps), 0.0 * time)
+            wave = np.zeros(len(time))
+            for step in steps:
+                wave += play(rng, timbre, np.full(len(time), float(lowest + root + step)))
     quiet = [np.zeros(int(rng.uniform(0.02, 0.1) * RATE)) for _ in range(2)]
     wave = np.concatenate([quiet[0], wave, quiet[1]])
     return np.asarray(wave * (rng.uniform(*LOUDNESS[record["loudness"]]) / np.abs(wave).max()), np.float32)

@@ -178,11 +178,7 @@ def _direction(powers: FloatArray, atoms: FloatArray | None) -> str | None:
     strength = powers.sum(axis=0)
     heard = strength > 1e-3 * strength.max()
     frames, strength = powers[:, heard], strength[heard]
-    shares = _shape(frames)
-    if atoms is not None:
-        shares = _weights(shares, atoms, rounds=20)
-    else:
-        shares = frames / frames.sum(axis=0)
+    shares = frames if atoms is None else _weights(_shape(frames), atoms, rounds=20)
     middle = (np.arange(len(shares))[:, None] * shares).sum(axis=0) / shares.sum(axis=0)
     weight = np.sqrt(strength)
     third = max(1, len(middle) // 3)

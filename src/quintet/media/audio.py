@@ -131,7 +131,7 @@ def _clipped(block: Samples) -> int:
 
 
 def write_audio(samples: Samples | Tensor | Sequence[float], path: str | os.PathLike[str], rate: int) -> Path:
-    """Write (frames) or (channels, frames) as 16-bit WAV or FLAC by the path's extension; the file appears whole or not.
+    """Write (frames) or (channels, frames) as 16-bit WAV or FLAC by the extension; the file appears whole or not.
 
     What is beyond full scale is clipped, what is no number is silence.
     """

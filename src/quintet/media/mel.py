@@ -1,4 +1,4 @@
-"""Owns the log-mel spectrogram, as models hear sound: the field's usual definition (Slaney's scale and areas), in torch.
+"""Owns the log-mel spectrogram, as models hear sound: the field's usual one (Slaney's scale and areas), in torch.
 
 Frame t is centred on sample t * hop, with silence beyond the ends, so a clip of n samples has n // hop + 1 frames.
 """

@@ -41,7 +41,9 @@ def input_span(start: int, count: int, source: int, target: int) -> tuple[int, i
     return start * down // up - reach, -(-(start + count - 1) * down // up) + reach + 1
 
 
-def resample(samples: Samples, source: int, target: int, *, offset: int = 0, start: int = 0, count: int = -1) -> Samples:
+def resample(
+    samples: Samples, source: int, target: int, *, offset: int = 0, start: int = 0, count: int = -1
+) -> Samples:
     """Samples (..., n) at another rate; what is beyond the ends counts as silence.
 
     For a window: `samples` begin at input sample `offset` of the whole, and `count` output samples from `start` on are
