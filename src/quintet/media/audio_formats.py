@@ -35,9 +35,9 @@ RATES = (1_000, 1_000_000)
 """Sample rates that can be meant; any other comes from a damaged header."""
 MAX_CHANNELS = 64
 
-_BLOCK = 2**16
 _UNKNOWN_LENGTH = 2**48  # frames; what libsndfile says of a stream whose header does not tell is far beyond
 _STREAMED = (0, 0xFFFFFFFF)  # sizes in a WAV whose writer could not go back to tell
+_MP3_PREROLL = 16 * 1152  # frames
 _PREROLL = Fraction(1, 5)  # seconds that FFmpeg decodes before a window, because lossy frames overlap
 _TELLING = ("mov", "matroska")  # containers of FFmpeg whose header tells how long the sound is
 
@@ -170,43 +170,44 @@ def _mp3_end(stream: IO[bytes], start: bytes) -> int:
 # --- libsndfile -------------------------------------------------------------------------------------------------
 
 
-def _sndfile_header(path: Path) -> AudioHeader | None:
-    """None where libsndfile does not know the format."""
+@contextmanager
+def _sndfile(path: Path) -> Iterator[Any]:
+    """Opened by descriptor: libsndfile would believe an extension, and complain on the terminal."""
     import soundfile
 
+    with path.open("rb") as stream, soundfile.SoundFile(stream.fileno(), closefd=False) as file:
+        yield file
+
+
+def _sndfile_header(path: Path) -> AudioHeader | None:
+    """None where libsndfile does not know the format, or would not read all of it."""
+    import soundfile
+
+    opened = False
     try:
-        with soundfile.SoundFile(str(path)) as file:
-            frames = file.frames if file.frames < _UNKNOWN_LENGTH else _counted(file)
-            if file.format == "FLAC" and frames:
-                file.seek(frames - 1)
+        with _sndfile(path) as file:
+            opened = True
+            if file.frames >= _UNKNOWN_LENGTH:  # it would lose the last block
+                return None
+            if file.format == "FLAC" and file.frames:
+                file.seek(file.frames - 1)
                 if len(file.read(1)) != 1:
                     raise UnreadableItem("truncated: the file ends too early")
-            return AudioHeader(frames, file.samplerate, file.channels, file.format, "libsndfile")
+            return AudioHeader(file.frames, file.samplerate, file.channels, file.format, "libsndfile")
     except soundfile.LibsndfileError as error:
-        if error.code > _FIRST_INTERNAL_ERROR:
+        if opened:
             raise UnreadableItem("truncated or damaged: its last frame cannot be decoded") from error
         return None
 
 
-_FIRST_INTERNAL_ERROR = 4
-"""Below are libsndfile's public codes: of files that it does not know, or cannot make sense of from their head."""
-
-
-def _counted(file: Any) -> int:
-    frames = 0
-    while count := len(file.read(_BLOCK)):
-        frames += count
-    return frames
-
-
 def _sndfile_frames(path: Path, start: int, count: int) -> Samples:
-    import soundfile
-
-    with soundfile.SoundFile(str(path)) as file:
-        if start:
-            file.seek(start)
-        frames: Samples = file.read(count, dtype="float32", always_2d=True)
-    return np.ascontiguousarray(frames.T)
+    with _sndfile(path) as file:
+        # After a jump an MP3 is silent for some frames, whose beginnings lie in the frames before.
+        preroll = min(start, _MP3_PREROLL) if file.format == "MP3" else 0
+        if start > preroll:
+            file.seek(start - preroll)
+        frames: Samples = file.read(preroll + count, dtype="float32", always_2d=True)
+    return np.ascontiguousarray(frames[preroll:].T)
 
 
 # --- FFmpeg -----------------------------------------------------------------------------------------------------
