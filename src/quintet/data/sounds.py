@@ -90,7 +90,7 @@ def _series(*strengths: float) -> tuple[tuple[float, float], ...]:
 TIMBRES: dict[str, Timbre] = {
     "flute": Timbre(_series(1.0, 0.12, 0.03), attack=0.05, breath=0.012),
     "clarinet": Timbre(_series(1.0, 0, 0.65, 0, 0.5, 0, 0.35, 0, 0.25, 0, 0.18), attack=0.025),
-    "organ": Timbre(_series(1.0, 0.9, 0, 0.7, 0, 0, 0, 0.5, *[0] * 7, 0.3), attack=0.008),
+    "organ": Timbre(_series(0.8, 1.0, 0, 1.0, 0, 0, 0, 0.9, *[0] * 7, 0.6), attack=0.008),
     "violin": Timbre(_series(*(1 / number for number in range(1, 25))), attack=0.04, vibrato=0.3),
     "trumpet": Timbre(_series(0.45, 1.0, 1.1, 0.9, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08), attack=0.03),
     "bell": Timbre(((1.0, 1.0), (2.76, 0.7), (5.4, 0.45), (8.93, 0.2)), attack=0.002, decay=0.6),

@@ -112,7 +112,7 @@ def test_another_medium_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatc
             raise UnreadableItem("no sound")
         return {"seconds": 1.5, "format": "WAV"}
 
-    monkeypatch.setitem(check.MEDIA, "audio", check.Medium(frozenset({".wav"}), probe))
+    monkeypatch.setitem(check.MEDIA, "audio", check.Medium(frozenset({".wav"}), probe, "mulan"))
     (folder / "bad.wav").write_text("x")
     (folder / "good.wav").write_text("x")
     assert check_folder(folder).medium == "image"
