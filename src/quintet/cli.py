@@ -379,7 +379,9 @@ def _open(reference: str) -> Any:
 
 @data_app.command("make")
 def data_make(
-    name: Annotated[Literal["shapes", "solids"], typer.Argument(help="Which data set: of pictures, or of meshes.")],
+    name: Annotated[
+        Literal["shapes", "solids", "sounds"], typer.Argument(help="Which data set: of pictures, meshes or sounds.")
+    ],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     num: Annotated[int, typer.Option(help="How many items.")] = 5000,
     size: Annotated[int | None, typer.Option(help="Side of the pictures in pixels; 64 if not given.")] = None,
@@ -391,13 +393,18 @@ def data_make(
 
         make_shapes(folder, num, 64 if size is None else size, seed)
     else:
-        from quintet.data.solids import make_solids
-
         if size is not None:
-            raise UsageError("--size is for pictures; the meshes of solids have none")
-        make_solids(folder, num, seed)
+            raise UsageError(f"--size is for pictures; {name} have none")
+        if name == "solids":
+            from quintet.data.solids import make_solids
+
+            make_solids(folder, num, seed)
+        else:
+            from quintet.data.sounds import make_sounds
+
+            make_sounds(folder, num, seed)
     _print(f"{num} items written: {folder}")
-    recipe = "vqgan" if name == "shapes" else "mesh-autoencoder"
+    recipe = {"shapes": "vqgan", "solids": "mesh-autoencoder", "sounds": "mulan"}[name]
     _next(f"quintet data check {folder}", f"quintet train {recipe} {folder}")
 
 

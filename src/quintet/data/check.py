@@ -19,6 +19,7 @@ from typing import Any
 
 from quintet.data.folder import Entry, Scan, byte_size, printable, scan
 from quintet.errors import UnreadableItem
+from quintet.media import audio as sounds
 from quintet.media import image as images
 from quintet.media import mesh as meshes
 
@@ -78,9 +79,27 @@ def _above(row: Facts, most: int) -> bool:
     return not isinstance(faces, str) and faces > most
 
 
+def audio_probe(path: str) -> Facts:
+    """Length, rate, channels, format and state of a sound."""
+    facts = sounds.probe_audio(path)
+    level = "silent" if facts.silent else "clipped" if facts.clipped else "sound"
+    rate = {"rate": f"{facts.rate} Hz", "channels": f"{facts.channels} channels"}
+    return {"seconds": round(facts.seconds, 3), **rate, "format": facts.format, "level": level}
+
+
+def audio_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
+    """Which files are silent or clipped; both are used."""
+    named = {
+        level: [file for file, row in zip(files, facts, strict=True) if row["level"] == level]
+        for level in ("silent", "clipped")
+    }
+    return [f"{len(found)} files are {level}, and used: {_some(found)}" for level, found in named.items() if found]
+
+
 MEDIA: dict[str, Medium] = {
     "image": Medium(images.EXTENSIONS, image_probe, "vqgan"),
     "mesh": Medium(meshes.EXTENSIONS, mesh_probe, "mesh-autoencoder", mesh_notes),
+    "audio": Medium(sounds.EXTENSIONS, audio_probe, "mulan", audio_notes),
 }
 
 

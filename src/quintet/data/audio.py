@@ -1,0 +1,159 @@
+"""Owns the data of audio recipes: the sounds of a captioned folder as training items, and padding them to batches.
+
+An item holds `wavs` (windows, samples) float32, mono at the rate of the model; `lengths` (windows) int64, the samples
+of each that are sound; `texts`; and of the embedded data `sound`, what is true of it. In training there is one window,
+at a place drawn for the item and the epoch; otherwise a long clip comes as several. A window is never padded here, and
+in a batch never cut to the shortest: `pad_windows` pads to the longest and adds a mask.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.config import AudioDataConfig
+from quintet.core.batch import Item, collate
+from quintet.core.draw import Draw
+from quintet.core.recipe import Sources
+from quintet.data.folder import Entry
+from quintet.data.sources import split_folder
+from quintet.media import audio as sounds
+from quintet.media.audio import AudioHeader, Samples
+from quintet.media.loudness import to_loudness
+
+WHOLE = 4
+"""Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
+_KNOWN = ("sound",)
+
+
+@dataclass
+class AudioFolder:
+    """Sounds of a scanned folder as training items, and their captions. With `train` false nothing is drawn."""
+
+    root: str | os.PathLike[str]
+    entries: Sequence[Entry]
+    rate: int
+    seconds: float
+    stride: float = field(default=1.0, kw_only=True)
+    """Seconds from one window to the next, outside training."""
+    max_windows: int = field(default=16, kw_only=True)
+    """Of one clip, outside training."""
+    loudness: float | None = field(default=None, kw_only=True)
+    """Of each window, in LUFS."""
+    train: bool = field(default=True, kw_only=True)
+    memory: int = field(default=0, kw_only=True)
+    """Bytes of decoded clips kept by each process; what does not fit is read again."""
+    _kept: dict[int, Samples] = field(default_factory=dict, init=False, repr=False)
+    _headers: dict[int, AudioHeader] = field(default_factory=dict, init=False, repr=False)
+    _used: int = field(default=0, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def name(self, item: int) -> str:
+        """The file of an item, as logs and summaries call it."""
+        return self.entries[item].file
+
+    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+        frames, window = self.frames(item), self.window
+        if self.train:
+            starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
+        else:
+            stride = max(1, round(self.stride * self.rate))
+            starts = sounds.window_starts(frames, window, stride, self.max_windows)
+        read = np.concatenate([self._read(item, start, min(window, frames)) for start in starts])
+        wavs = torch.from_numpy(read)
+        return {**self.about(item), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
+
+    def about(self, item: int) -> dict[str, Any]:
+        """What is known of an item without opening its file: its caption and, in the embedded data, what it is."""
+        entry = self.entries[item]
+        return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+
+    @property
+    def window(self) -> int:
+        """Samples of a window."""
+        return max(1, round(self.seconds * self.rate))
+
+    def frames(self, item: int) -> int:
+        """Samples of a whole clip at the rate of the model."""
+        header = self._header(item)
+        return sounds.resampled_length(header.frames, header.rate, self.rate)
+
+    def _header(self, item: int) -> AudioHeader:
+        path = self.entries[item].path(self.root)
+        if item not in self._headers:
+            self._headers[item] = sounds.read_header(path)
+        return self._headers[item]
+
+    def _read(self, item: int, start: int, count: int) -> Samples:
+        """One window, (1, count). How it is read depends on the file alone, so keeping clips changes no sample."""
+        if self.frames(item) <= WHOLE * self.window:
+            samples = self._whole(item)[:, start : start + count]
+        else:
+            path = self.entries[item].path(self.root)
+            samples = sounds.read_audio(path, self.rate, start=start, frames=count, header=self._header(item))
+        return samples if self.loudness is None else to_loudness(samples, self.rate, self.loudness)
+
+    def _whole(self, item: int) -> Samples:
+        if item in self._kept:
+            return self._kept[item]
+        samples = sounds.read_audio(self.entries[item].path(self.root), self.rate, header=self._header(item))
+        if self._used + samples.nbytes <= self.memory:
+            self._kept[item] = samples
+            self._used += samples.nbytes
+        return samples
+
+
+def pad_windows(items: Sequence[Item]) -> dict[str, Any]:
+    """The windows of all items one below the other, (windows, samples), padded with silence to the longest.
+
+    `mask` is true where there is sound, `owners` tells the item in the batch that each window is of; in training, one
+    window an item, row and item are the same.
+    """
+    fields = collate(
+        [{name: value for name, value in item.items() if name not in ("wavs", "lengths")} for item in items]
+    )
+    lengths = torch.cat([item["lengths"] for item in items])
+    longest = max(item["wavs"].shape[1] for item in items)
+    fields["wavs"] = torch.cat(
+        [torch.nn.functional.pad(item["wavs"], (0, longest - item["wavs"].shape[1])) for item in items]
+    )
+    counts = torch.tensor([len(item["wavs"]) for item in items])
+    fields["lengths"] = lengths
+    fields["mask"] = torch.arange(longest) < lengths[:, None]
+    fields["owners"] = torch.arange(len(items)).repeat_interleave(counts)
+    return fields
+
+
+def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
+    """What was computed for each window (windows, ...), averaged for each item (items, ...)."""
+    sums = values.new_zeros(items, *values.shape[1:]).index_add(0, owners, values)
+    counts = torch.bincount(owners, minlength=items).to(values)
+    return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def audio_folder_sources(config: AudioDataConfig, rate: int) -> Sources:
+    """The folders that the configuration names, split for validation."""
+
+    def folder(path: str, entries: Sequence[Entry], train: bool) -> AudioFolder:
+        return AudioFolder(
+            path,
+            entries,
+            rate,
+            config.seconds,
+            stride=config.stride,
+            max_windows=config.max_windows,
+            loudness=config.loudness,
+            train=train,
+            memory=config.memory_megabytes * 2**20,
+        )
+
+    return split_folder(config, sounds.EXTENSIONS, folder)

@@ -1,0 +1,86 @@
+"""Owns the log-mel spectrogram, as models hear sound: the field's usual one (Slaney's scale and areas), in torch.
+
+Frame t is centred on sample t * hop, with silence beyond the ends, so a clip of n samples has n // hop + 1 frames.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+FLOOR = 1e-5
+"""Power below which all is silence: the logarithm needs an end."""
+
+_LINEAR_STEP = 200 / 3  # Hz a mel, up to the break
+_BREAK = 1000.0
+_LOG_STEP = math.log(6.4) / 27  # a mel, above it
+
+
+def hertz_to_mel(hertz: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Slaney's scale: linear up to 1 kHz, logarithmic above."""
+    values = np.asarray(hertz, np.float64)
+    above = _BREAK / _LINEAR_STEP + np.log(np.maximum(values, _BREAK) / _BREAK) / _LOG_STEP
+    return np.where(values < _BREAK, values / _LINEAR_STEP, above)
+
+
+def mel_to_hertz(mels: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    values = np.asarray(mels, np.float64)
+    knee = _BREAK / _LINEAR_STEP
+    above = _BREAK * np.exp(_LOG_STEP * np.maximum(values - knee, 0.0))
+    return np.where(values < knee, values * _LINEAR_STEP, above)
+
+
+def mel_filters(rate: int, n_fft: int, mels: int, low: float = 0.0, high: float | None = None) -> Tensor:
+    """Triangles of area one (mels, n_fft // 2 + 1), each from the middle of the one before to that of the next."""
+    edges = mel_to_hertz(np.linspace(hertz_to_mel(low), hertz_to_mel(rate / 2 if high is None else high), mels + 2))
+    bins = np.arange(n_fft // 2 + 1) * (rate / n_fft)
+    widths = np.diff(edges)
+    rising = (bins - edges[:-2, None]) / widths[:-1, None]
+    falling = (edges[2:, None] - bins) / widths[1:, None]
+    triangles = np.maximum(0.0, np.minimum(rising, falling))
+    return torch.from_numpy((triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32))
+
+
+class LogMel(nn.Module):
+    """Waves (..., samples) to natural logarithms of mel powers (..., mels, frames). Nothing in it is trained."""
+
+    window: Tensor
+    filters: Tensor
+
+    def __init__(
+        self,
+        rate: int,
+        *,
+        n_fft: int = 1024,
+        hop: int = 160,
+        mels: int = 64,
+        low: float = 0.0,
+        high: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_fft = n_fft
+        self.hop = hop
+        # Known from the arguments, so no checkpoint needs them.
+        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
+        self.register_buffer("filters", mel_filters(rate, n_fft, mels, low, high), persistent=False)
+
+    def frames(self, samples: Tensor) -> Tensor:
+        """Frames of clips of so many samples."""
+        return samples // self.hop + 1
+
+    def power(self, waves: Tensor) -> Tensor:
+        """Mel powers, before the logarithm. In full precision: half of it has no room for quiet sounds."""
+        with torch.autocast(waves.device.type, enabled=False):
+            flat = waves.float().reshape(-1, waves.shape[-1])
+            spectrum = torch.stft(
+                flat, self.n_fft, self.hop, window=self.window.float(), pad_mode="constant", return_complex=True
+            )
+            powers = self.filters.float() @ (spectrum.real.square() + spectrum.imag.square())
+        return powers.reshape(*waves.shape[:-1], *powers.shape[-2:])
+
+    def forward(self, waves: Tensor) -> Tensor:
+        return self.power(waves).clamp(min=FLOOR).log()

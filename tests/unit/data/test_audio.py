@@ -1,0 +1,147 @@
+"""Sources of sound: windows of a folder's files as items, and batches of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from quintet.config import AudioDataConfig
+from quintet.core.draw import Draw
+from quintet.core.recipe import Sources
+from quintet.data.audio import AudioFolder, audio_folder_sources, mean_over_windows, pad_windows
+from quintet.data.check import check_folder
+from quintet.errors import UnreadableItem
+
+RATE = 8000
+
+
+def draw(item: int = 0, epoch: int = 0) -> Draw:
+    return Draw(0, [epoch], [item])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A short, a middling and a long file (0.5, 2 and 20 s) whose samples tell where they are, and one of no sound."""
+    for name, seconds in {"a": 0.5, "b": 2.0, "c": 20.0}.items():
+        count = int(seconds * RATE)
+        soundfile.write(tmp_path / f"{name}.wav", np.arange(count) / 200_000, RATE, subtype="FLOAT")
+    (tmp_path / "d.wav").write_text("no sound")
+    rows = [
+        {"file_name": "a.wav", "text": "short", "split": "train", "sound": {"timbre": "flute"}},
+        {"file_name": "b.wav", "text": "middling", "split": "train"},
+        {"file_name": "c.wav", "text": "long", "split": "train"},
+        {"file_name": "d.wav", "text": "none", "split": "validation"},
+    ]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def sources(folder: Path, rate: int = RATE, **keys: Any) -> Sources:
+    return audio_folder_sources(AudioDataConfig(path=str(folder), seconds=1.0, **keys), rate)
+
+
+def looked_at(folder: Path, **keys: Any) -> AudioFolder:
+    train = sources(folder).train
+    assert isinstance(train, AudioFolder)
+    return AudioFolder(folder, train.entries, RATE, 1.0, train=False, **keys)
+
+
+def start_of(wave: torch.Tensor) -> int:
+    return round(wave[0].item() * 200_000)
+
+
+def test_items_hold_windows_lengths_texts_and_facts(folder: Path) -> None:
+    train = sources(folder).train
+    items = [train.load(item, draw(item)) for item in range(3)]
+    assert [item["wavs"].shape for item in items] == [(1, 4000), (1, 8000), (1, 8000)]
+    assert [item["lengths"].tolist() for item in items] == [[4000], [8000], [8000]]
+    assert [item["texts"] for item in items] == ["short", "middling", "long"]
+    assert items[0]["sound"] == {"timbre": "flute"}
+    assert "sound" not in items[1]
+
+
+def test_crops_are_drawn_by_item_and_epoch_and_stay_in_the_file(folder: Path) -> None:
+    train = sources(folder).train
+    starts = [start_of(train.load(2, draw(2, epoch))["wavs"][0]) for epoch in range(40)]
+    again = [start_of(train.load(2, draw(2, epoch))["wavs"][0]) for epoch in range(40)]
+    assert starts == again
+    assert len(set(starts)) > 35
+    assert min(starts) >= 0
+    assert max(starts) <= 19 * RATE
+    assert max(starts) - min(starts) > 10 * RATE
+    window = train.load(2, draw(2))["wavs"][0]
+    torch.testing.assert_close(window, (torch.arange(8000) + start_of(window)) / 200_000, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("rate", [RATE, 16_000])
+def test_keeping_clips_changes_no_sample(folder: Path, rate: int) -> None:
+    kept, read = (sources(folder, rate, memory_megabytes=megabytes).train for megabytes in (64, 0))
+    for epoch in range(3):
+        for item in range(3):
+            one, two = (source.load(item, draw(item, epoch))["wavs"] for source in (kept, read))
+            assert torch.equal(one, two)
+    assert isinstance(kept, AudioFolder)
+    assert sorted(kept._kept) == [0, 1]  # the long one is read by windows
+    pickle.loads(pickle.dumps(kept))
+
+
+def test_a_long_clip_comes_as_several_windows_outside_training(folder: Path) -> None:
+    source = looked_at(folder, stride=0.5, max_windows=10)
+    items = [source.load(item, draw(item)) for item in range(3)]
+    assert [len(item["wavs"]) for item in items] == [1, 3, 10]
+    assert [start_of(wave) for wave in items[1]["wavs"]] == [0, 4000, 8000]
+    starts = [start_of(wave) for wave in items[2]["wavs"]]
+    assert (starts[0], starts[-1]) == (0, 19 * RATE)
+    assert torch.equal(items[2]["wavs"], source.load(2, draw(2, 5))["wavs"])
+
+
+def test_batches_are_padded_and_masked_never_cut(folder: Path) -> None:
+    source = looked_at(folder, stride=0.5)
+    items = [source.load(item, draw(item)) for item in (0, 1)]
+    batch = pad_windows(items)
+    assert batch["wavs"].shape == batch["mask"].shape == (4, 8000)
+    assert batch["lengths"].tolist() == [4000, 8000, 8000, 8000] == batch["mask"].sum(dim=1).tolist()
+    assert batch["owners"].tolist() == [0, 1, 1, 1]
+    assert batch["texts"] == ["short", "middling"]
+    assert torch.equal(batch["wavs"][0, :4000], items[0]["wavs"][0])
+    assert not batch["wavs"][~batch["mask"]].any()
+    means = mean_over_windows(torch.tensor([[1.0], [1.0], [2.0], [6.0]]), batch["owners"], 2)
+    assert means.tolist() == [[1.0], [3.0]]
+
+
+def test_windows_are_brought_to_a_loudness(folder: Path) -> None:
+    time = np.arange(2 * RATE) / RATE
+    soundfile.write(folder / "b.wav", 0.02 * np.sin(2 * np.pi * 997 * time), RATE)
+    wave = sources(folder, loudness=-20).train.load(1, draw(1))["wavs"]
+    assert wave.abs().max().item() == pytest.approx(10 ** (-16.99 / 20), rel=0.03)
+
+
+def test_an_unreadable_file_says_why(folder: Path) -> None:
+    with pytest.raises(UnreadableItem, match="no decoder"):
+        sources(folder).validation.load(0, draw())
+    train = sources(folder).train
+    train.load(0, draw())
+    soundfile.write(folder / "a.wav", np.zeros(100), RATE)
+    with pytest.raises(UnreadableItem, match="changed since"):
+        train.load(0, draw())
+
+
+def test_the_check_of_a_folder_of_sound(folder: Path) -> None:
+    soundfile.write(folder / "silent.flac", np.zeros((4000, 2)), 16_000)
+    soundfile.write(folder / "clipped.wav", np.clip(np.sin(np.arange(8000) / 9) * 3, -1, 1), RATE)
+    report = check_folder(folder)
+    assert (report.medium, report.found, report.usable) == ("audio", 6, 5)
+    assert (report.numbers["seconds"].min, report.numbers["seconds"].max) == (0.25, 20.0)
+    assert report.words["rate"] == {"8000 Hz": 4, "16000 Hz": 1}
+    assert report.words["channels"] == {"1 channels": 4, "2 channels": 1}
+    assert report.words["level"] == {"sound": 3, "clipped": 1, "silent": 1}
+    assert [file for file, _ in report.skipped] == ["d.wav"]
+    assert "1 files are silent, and used: silent.flac" in report.notes
+    assert "1 files are clipped, and used: clipped.wav" in report.notes
