@@ -257,6 +257,14 @@ class Recipe(ABC, Generic[ConfigT]):
         """What a batch of codes stands for, as files named after `name`; for tokenizers."""
         raise UsageError(f"recipe {self.name} is not a tokenizer: it cannot decode codes")
 
+    def embed(self, nets: Nets, batch: Batch) -> Tensor:
+        """One vector an item, of length one; for recipes that put media and texts into one space."""
+        raise UsageError(f"recipe {self.name} has no embeddings; `quintet recipes` lists those that have")
+
+    def embed_texts(self, nets: Nets, texts: Sequence[str]) -> Tensor:
+        """One vector a text, in the same space: the nearer to an item's, the better the text describes it."""
+        raise UsageError(f"recipe {self.name} has no embeddings; `quintet recipes` lists those that have")
+
     @abstractmethod
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
         """Things to look at: what the model makes of (or from the captions of) a validation batch."""
