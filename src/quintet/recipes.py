@@ -74,6 +74,15 @@ RECIPES: Mapping[str, RecipeEntry] = {
         summary="text to image: a masked transformer over a tokenizer's codes",
         needs="a folder of captioned pictures, and --tokenizer",
     ),
+    "mulan": RecipeEntry(
+        family="mulan",
+        config="MuLaNConfig",
+        recipe="MuLaNRecipe",
+        models=("MuLaN", "AudioSpectrogramTransformer", "TextTransformer", "MuLaNEmbedQuantizer"),
+        trainer="MuLaNTrainer",
+        summary="sound and text in one space: find clips by words",
+        needs="a folder of captioned sounds",
+    ),
     "mesh-autoencoder": RecipeEntry(
         family="mesh_autoencoder",
         config="MeshAutoencoderConfig",

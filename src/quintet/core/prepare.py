@@ -39,7 +39,14 @@ def check_sizes(recipe: Recipe[Any], sources: Sources, world_size: int) -> None:
         )
     if batch < recipe.minimum_batch:
         raise UsageError(
-            f"recipe {recipe.name} needs train.batch_size of at least {recipe.minimum_batch} (got {batch})"
+            f"recipe {recipe.name} needs train.batch_size of at least {recipe.minimum_batch} (got {batch}): it "
+            "compares the items of a batch with each other"
+        )
+    if train.accumulate > 1 and recipe.minimum_batch > 1 and type(recipe).backward is Recipe.backward:
+        raise UsageError(
+            f"recipe {recipe.name} compares the items of a batch with each other, and train.accumulate="
+            f"{train.accumulate} would leave only {batch // train.accumulate} at a time to compare with: it needs a "
+            "backward pass over the whole batch (core/whole_batch.py), or train.accumulate=1"
         )
     if batch > len(sources.train):
         raise UsageError(

@@ -72,9 +72,9 @@ class PretrainedText:
         self.notice = notice
         self.hits = self.misses = self.damaged = 0
         self._told = False
-        self.folder = _find(self.reference)
+        self.folder = find_folder(self.reference)
         with self._loading():
-            self.config: Any = _transformers().AutoConfig.from_pretrained(
+            self.config: Any = load_transformers().AutoConfig.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
             )
             self.dim = int(self.config.hidden_size)
@@ -147,14 +147,14 @@ class PretrainedText:
     @cached_property
     def _tokenizer(self) -> Any:
         with self._loading():
-            return _transformers().AutoTokenizer.from_pretrained(
+            return load_transformers().AutoTokenizer.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
             )
 
     @cached_property
     def _model(self) -> nn.Module:
         with self._loading():
-            model, report = _transformers().AutoModelForTextEncoding.from_pretrained(
+            model, report = load_transformers().AutoModelForTextEncoding.from_pretrained(
                 self.folder,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -179,7 +179,7 @@ class PretrainedText:
     @contextmanager
     def _loading(self) -> Iterator[None]:
         """What the library says about a folder it cannot use becomes one sentence; its progress bars stay away."""
-        logging = _transformers().utils.logging
+        logging = load_transformers().utils.logging
         shown = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
@@ -262,12 +262,12 @@ def _digest(text: str, entry: Embedding) -> Tensor:
     return torch.tensor(list(content.digest()), dtype=torch.uint8)
 
 
-def _find(reference: str) -> Path:
+def find_folder(reference: str) -> Path:
     """The folder a reference means: itself, or where the hub's cache holds that name."""
     folder = Path(reference).expanduser()
     if folder.is_dir():
         return folder
-    _transformers()
+    load_transformers()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -282,7 +282,7 @@ def _find(reference: str) -> Path:
         ) from None
 
 
-def _transformers() -> Any:
+def load_transformers() -> Any:
     """Imported late, because it is optional and takes seconds."""
     try:
         return import_module("transformers")

@@ -15,7 +15,7 @@ with a `Cache` from `start`; what comes out is the same, without gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,8 +27,8 @@ from quintet.errors import UsageError
 
 Norm = Literal["layer", "rms"]
 Turn = tuple[Tensor, Tensor]
-"""Cosines and sines, each `(tokens, 1, head_dim)`, by which queries and keys are turned; as a plane's first coordinate
-loses what its second one gains, the sines of first ones are negative."""
+"""Cosines and sines, each `(tokens, 1, head_dim)`, or with the batch before, by which queries and keys are turned; as
+a plane's first coordinate loses what its second one gains, the sines of first ones are negative."""
 
 _EPSILON = 1e-6
 
@@ -49,6 +49,10 @@ class LearnedPositions(nn.Module):
         """The vectors of the places from `first` to before `last` on a line."""
         part: Tensor = self.tables[0][_checked_part(first, last, self.shape)]
         return part
+
+    def at(self, places: Tensor) -> Tensor:
+        """The vectors of places that are counted over the whole shape, last axis fastest; `(..., dim)`."""
+        return F.embedding(places, self(self.shape))
 
     def forward(self, grid: Sequence[int]) -> Tensor:
         """The vectors of a grid that fits into the shape, `(tokens, dim)`, last axis fastest."""
@@ -90,6 +94,10 @@ class Rotary(nn.Module):
         """The cosines and sines of the places from `first` to before `last` on a line."""
         part = _checked_part(first, last, self.shape)
         return self.cosines[part], self.sines[part]
+
+    def at(self, places: Tensor) -> Turn:
+        """The cosines and sines of places that are counted over the whole shape, last axis fastest."""
+        return self.cosines.flatten(0, -3)[places], self.sines.flatten(0, -3)[places]
 
     def forward(self, grid: Sequence[int]) -> Turn:
         """The cosines and sines of a grid that fits into the shape."""
@@ -399,23 +407,40 @@ class Transformer(nn.Module):
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter."""
+        """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter.
+
+        `places` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape.
+        """
+        for state in self.hidden(x, mask, context, context_mask, grid, places):
+            last = state  # one at a time: the others may be forgotten
+        out: Tensor = self.norm(last)
+        return out
+
+    def hidden(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        grid: Sequence[int] | None = None,
+        places: Tensor | None = None,
+    ) -> Iterator[Tensor]:
+        """What comes out of each block in turn, before the last norm."""
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
             mask = attention_mask(mask, self.causal)
         context, context_mask = self._after_nothing(len(x), context, context_mask)
         by = None
         if isinstance(self.positions, LearnedPositions):
-            x = x + self.positions(self._grid(x, grid))
-        elif self.positions is not None:
-            by = self.positions(self._grid(x, grid))
-        if self.rotary is not None:
-            by = self.rotary(self._grid(x, grid))
+            x = x + (self.positions(self._grid(x, grid)) if places is None else self.positions.at(places))
+        turning = self.positions if isinstance(self.positions, Rotary) else self.rotary
+        if turning is not None:
+            by = turning(self._grid(x, grid)) if places is None else turning.at(places)
         for block in self.blocks:
             x = block(x, mask, context, context_mask, by)
-        out: Tensor = self.norm(x)
-        return out
+            yield x
 
     @torch.no_grad()
     def start(

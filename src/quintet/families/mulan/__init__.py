@@ -1,0 +1,1 @@
+"""MuLaN: sound and text in one space."""

@@ -1,0 +1,52 @@
+"""Owns what is hidden from the tower of sound in training: a band and a stretch of each clip, and some of its patches.
+
+All of it is drawn for each clip by itself, as numbers that travel with the batch. SpecAugment (1904.08779) silences a
+band of frequencies and a stretch of time: never more than half of either, so that there is always something to hear.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quintet.core.draw import Draw
+from quintet.families.mulan.config import AudioTowerConfig
+
+MASKS = 4
+"""Numbers that a clip's masks take: width and place of the band, and of the stretch."""
+
+
+def draw_masks(draw: Draw) -> Tensor:
+    """What `hide` takes, `(batch, 4)`."""
+    return draw.uniform("spectrogram masks", MASKS)
+
+
+def hide(spectrogram: Tensor, frames: Tensor, masks: Tensor, config: AudioTowerConfig) -> Tensor:
+    """Spectrograms `(batch, bins, windows)`, of which so many windows are sound, with a band and a stretch at zero."""
+    width, place = masks[:, 0] * config.frequency_mask, masks[:, 1]
+    bins = torch.arange(spectrogram.shape[1], device=spectrogram.device)
+    hidden = _span(bins, width, place, torch.full_like(width, spectrogram.shape[1]))[:, :, None]
+    longest = (frames / 2).clamp(max=config.time_mask)
+    windows = torch.arange(spectrogram.shape[2], device=spectrogram.device)
+    hidden = hidden | _span(windows, masks[:, 2] * longest, masks[:, 3], frames)[:, None, :]
+    return spectrogram.masked_fill(hidden, 0)
+
+
+def _span(numbers: Tensor, width: Tensor, place: Tensor, length: Tensor) -> Tensor:
+    """Which numbers are in a span of this width within the first `length`, in each row; whole numbers alone."""
+    width = width.floor()
+    start = (place * (length - width + 1)).floor()
+    return (numbers >= start[:, None]) & (numbers < (start + width)[:, None])
+
+
+def keep_patches(present: Tensor, order: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    """The numbers of the patches that stay, `(batch, kept)`, and which of them hold sound.
+
+    `present` tells which patches hold sound, `order` is a random number for each. Every clip loses a share of its own
+    patches, however long the others are.
+    """
+    counts = present.sum(1)
+    staying = counts - (counts * dropout).long()
+    longest = present.shape[1] - int(present.shape[1] * dropout)
+    kept = torch.where(present, order, order + 1).argsort(dim=1)[:, :longest]
+    return kept, torch.arange(longest, device=present.device) < staying[:, None]

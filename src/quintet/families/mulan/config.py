@@ -1,0 +1,208 @@
+"""Owns the keys of the recipe `mulan`. Imports no torch, so that help is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from quintet.config import AudioDataConfig, EvalConfig, RunConfig, Section
+from quintet.nn.text_config import PRETRAINED
+
+TOKENS = "tokens:"
+"""Before the folder of a tokenizer."""
+
+
+class TowerConfig(Section):
+    """The transformer of a tower."""
+
+    dim: int = Field(256, ge=16, multiple_of=8, description="Width.")
+    depth: int = Field(4, ge=1, le=64, description="Blocks.")
+    heads: int = Field(4, ge=1, description="Attention heads.")
+    head_dim: int = Field(64, ge=8, multiple_of=4, description="Width of a head.")
+    multiplier: float = Field(4.0, gt=0, description="Weights of a feed-forward layer, in squares of the width / 2.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch.")
+
+
+class AudioTowerConfig(TowerConfig):
+    """The tower of sound; the keyword arguments of `AudioSpectrogramTransformer`."""
+
+    rate: int = Field(16_000, ge=1000, le=384_000, description="Samples a second; files are resampled to it.")
+    n_fft: int = Field(1024, ge=16, description="Samples of a window of the spectrogram.")
+    hop: int = Field(160, gt=0, description="Samples from one window to the next.")
+    mels: int = Field(64, ge=8, description="Bins of the spectrogram, on the mel scale.")
+    patch: int = Field(16, ge=1, description="Side of a patch, in bins and in windows.")
+    max_seconds: float = Field(10.0, gt=0, description="Longest window of sound; longer clips come as several.")
+    patch_dropout: float = Field(0.25, ge=0, lt=1, description="Share of the patches left out in training.")
+    frequency_mask: int = Field(16, ge=0, description="Widest band of bins that is silenced in training; 0: none.")
+    time_mask: int = Field(32, ge=0, description="Longest stretch of windows that is silenced in training; 0: none.")
+
+    @model_validator(mode="after")
+    def _patches_fit(self) -> AudioTowerConfig:
+        if self.mels % self.patch:
+            raise ValueError(f"model.audio.mels={self.mels} is not a multiple of model.audio.patch={self.patch}")
+        if self.frequency_mask > self.mels // 2:
+            raise ValueError(
+                f"model.audio.frequency_mask={self.frequency_mask} could silence more than half of "
+                f"model.audio.mels={self.mels}"
+            )
+        return self
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches over the bins and over the longest window."""
+        frames = int(self.rate * self.max_seconds) // self.hop + 1
+        return self.mels // self.patch, -(-frames // self.patch)
+
+
+class TextTowerConfig(TowerConfig):
+    """The tower of text; the keyword arguments of `TextTransformer`."""
+
+    reads: str = Field(
+        "bytes",
+        description="What a text is read as: bytes; tokens:FOLDER, of a tokenizer of transformers; hf:PATH_OR_NAME, "
+        "what a frozen encoder of transformers makes of it.",
+    )
+    vocabulary: int | None = Field(
+        None, ge=2, description="Symbols of the text; none: those of bytes, or of the tokenizer."
+    )
+    max_length: int = Field(128, ge=8, le=4096, description="Longest text, in bytes or tokens; longer ones are cut.")
+
+    @field_validator("reads")
+    @classmethod
+    def _known_reader(cls, reads: str) -> str:
+        named = any(reads.startswith(kind) and reads.removeprefix(kind).strip() for kind in (TOKENS, PRETRAINED))
+        if reads != "bytes" and not named:
+            raise ValueError("choose bytes, tokens:FOLDER, or hf:PATH_OR_NAME")
+        return reads
+
+
+class MuLaNModelConfig(Section):
+    """Both towers and the space they share; the keyword arguments of `MuLaN`."""
+
+    audio: AudioTowerConfig = Field(default_factory=AudioTowerConfig, description="The tower of sound.")
+    text: TextTowerConfig = Field(default_factory=TextTowerConfig, description="The tower of text.")
+    latent_dim: int = Field(128, ge=2, description="Dimensions of the space both share.")
+    loss: Literal["softmax", "decoupled", "sigmoid"] = Field(
+        "softmax",
+        description="What is asked of a batch: softmax, which of all captions is a clip's, and the other way round; "
+        "decoupled, the same without the right one among the wrong; sigmoid, of every pair, whether it is one.",
+    )
+    temperature: float = Field(0.1, gt=0, le=10, description="By which similarities are divided at the start.")
+    min_temperature: float = Field(0.01, gt=0, description="The least that training may bring it to.")
+    middle_losses: int = Field(
+        0, ge=0, description="Evenly spaced blocks of both towers that the loss is asked of too, each by itself."
+    )
+    quantizer_levels: int = Field(
+        0, ge=0, le=64, description="Levels of a residual quantizer of the shared space, for generators; 0: none."
+    )
+    codebook_size: int = Field(1024, ge=2, description="Codes of each of its levels.")
+
+    @model_validator(mode="after")
+    def _middle_exists(self) -> MuLaNModelConfig:
+        shallower = min(self.audio.depth, self.text.depth)
+        if self.middle_losses >= shallower:
+            raise ValueError(
+                f"model.middle_losses={self.middle_losses} needs towers of more than that many blocks, not {shallower}"
+            )
+        return self
+
+
+class MuLaNDataConfig(AudioDataConfig):
+    """Clips and their captions."""
+
+    empty_captions: bool = Field(False, description="Train on clips without a caption too.")
+
+
+class MuLaNEvalConfig(EvalConfig):
+    """Validation: of every caption, at which place its clip is found."""
+
+    batches: int | None = Field(None, gt=0, description="Validation batches while training; none: all.")
+    distinct: int = Field(
+        0, ge=0, description="Search among the first so many clips of different captions; 0: among all clips."
+    )
+    labels: tuple[str, ...] = Field(
+        (),
+        description="Words to tell clips by, without having been trained to: a clip's own is the one in its caption.",
+    )
+    prompt: str = Field("{}", description="The text that a label stands in, such as 'the sound of a {}'.")
+
+    @field_validator("prompt")
+    @classmethod
+    def _has_a_place(cls, prompt: str) -> str:
+        if "{}" not in prompt:
+            raise ValueError("needs {}, where the label goes")
+        return prompt
+
+
+class MuLaNConfig(RunConfig):
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "debug": {
+            "model.audio.dim": 32,
+            "model.audio.depth": 2,
+            "model.audio.heads": 2,
+            "model.audio.head_dim": 16,
+            "model.text.dim": 32,
+            "model.text.depth": 2,
+            "model.text.heads": 2,
+            "model.text.head_dim": 16,
+            "model.latent_dim": 16,
+            "data.seconds": 1.0,
+            "train.steps": 20,
+            "train.batch_size": 8,
+            "eval.every": 10,
+            "sample.every": 10,
+            "sample.num": 8,
+            "checkpoint.every": 10,
+            "log.every": 5,
+            "data.workers": 0,
+        },
+        # Two CPU cores, minutes.
+        "small": {
+            "model.audio.dim": 128,
+            "model.audio.depth": 4,
+            "model.audio.head_dim": 32,
+            "model.text.dim": 128,
+            "model.text.depth": 3,
+            "model.text.head_dim": 32,
+            "data.seconds": 4.0,
+            "train.steps": 4000,
+            "train.batch_size": 64,
+            "optim.lr": 1e-3,
+            "optim.warmup_steps": 200,
+            "optim.clip": 1.0,
+            "eval.every": 500,
+            "sample.every": 500,
+            "checkpoint.every": 500,
+            "data.workers": 0,
+        },
+        "base": {
+            "model.audio.dim": 768,
+            "model.audio.depth": 12,
+            "model.audio.heads": 12,
+            "model.audio.mels": 128,
+            "model.text.dim": 768,
+            "model.text.depth": 12,
+            "model.text.heads": 12,
+            "model.text.max_length": 512,
+            "data.seconds": 10.0,
+            "train.steps": 200_000,
+            "train.batch_size": 2048,
+            "optim.lr": 5e-4,
+            "optim.warmup_steps": 2000,
+            "optim.weight_decay": 0.1,
+            "optim.clip": 1.0,
+            "ema.decay": 0.9995,
+            "eval.every": 5000,
+            "sample.every": 5000,
+            "checkpoint.every": 5000,
+            "engine.precision": "bf16",
+            "data.workers": 8,
+        },
+    }
+
+    recipe: Literal["mulan"] = Field("mulan", description="What is trained.")
+    data: MuLaNDataConfig = Field(default_factory=MuLaNDataConfig, description="The files.")
+    model: MuLaNModelConfig = Field(default_factory=MuLaNModelConfig, description="The two towers.")
+    eval: MuLaNEvalConfig = Field(default_factory=MuLaNEvalConfig, description="Validation.")

@@ -1,0 +1,110 @@
+"""Owns `MuLaN`: sound and text in one space (Huang et al. 2022, 2208.12415)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quintet.config import validate
+from quintet.errors import UsageError
+from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer, Hiding
+from quintet.families.mulan.config import MuLaNModelConfig
+from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
+from quintet.families.mulan.text_tower import Prepared, TextTransformer
+from quintet.nn.pretrained import Pretrained
+
+__all__ = ["AudioSpectrogramTransformer", "MuLaN", "MuLaNEmbedQuantizer", "TextTransformer", "Vectors"]
+
+FIRST_BIAS = -10.0
+"""Of the sigmoid loss, where nearly all pairs are wrong ones (2303.15343)."""
+
+
+class Vectors(NamedTuple):
+    """Both views of a batch, `(batch, states, latent_dim)`, of length one; the last state is the one to use.
+
+    `scale` and `bias` are those of each state's loss.
+    """
+
+    audio: Tensor
+    text: Tensor
+    scale: Tensor
+    bias: Tensor
+
+
+class MuLaN(Pretrained, nn.Module):
+    """Two towers with one space above them.
+
+    MuLaN(audio_transformer=AudioSpectrogramTransformer(dim=512), text_transformer=TextTransformer(dim=512)), or
+    keyword arguments that are the keys of `model.*`; see `MuLaNModelConfig`.
+    """
+
+    def __init__(
+        self,
+        config: MuLaNModelConfig | None = None,
+        *,
+        audio_transformer: AudioSpectrogramTransformer | None = None,
+        text_transformer: TextTransformer | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init__()
+        for name, tower in (("audio", audio_transformer), ("text", text_transformer)):
+            if tower is not None:
+                if name in keywords or config is not None:
+                    raise UsageError(f"MuLaN takes {name}_transformer, or the keys of model.{name}, not both")
+                keywords[name] = tower.config.model_dump(mode="json")
+        self.config = config = config or validate(MuLaNModelConfig, keywords)
+        self.audio = audio_transformer or AudioSpectrogramTransformer(config.audio)
+        self.text = text_transformer or TextTransformer(config.text)
+        states = config.middle_losses + 1
+        self.audio_to_latent = _projections(config.audio.dim, config.latent_dim, states)
+        self.text_to_latent = _projections(config.text.dim, config.latent_dim, states)
+        self.log_scale = nn.Parameter(torch.full((states,), -math.log(config.temperature)))
+        self.bias = nn.Parameter(torch.full((states,), FIRST_BIAS)) if config.loss == "sigmoid" else None
+
+    def forward(self, waves: Tensor, lengths: Tensor, text: Tensor, mask: Tensor, hiding: Hiding | None) -> Vectors:
+        """Both views of a batch, in training; `text` and `mask` are what `prepare` made."""
+        config = self.config
+        audio = self.audio(waves, lengths, hiding, _evenly(config.audio.depth, config.middle_losses))
+        texts = self.text(text, mask, _evenly(config.text.depth, config.middle_losses))
+        return Vectors(_latents(self.audio_to_latent, audio), _latents(self.text_to_latent, texts), *self._sharpness())
+
+    def embed_audio(self, waves: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Vectors `(batch, latent_dim)` of length one."""
+        if lengths is None:
+            lengths = torch.full((len(waves),), waves.shape[1], device=waves.device)
+        return _latents(self.audio_to_latent[-1:], self.audio(waves, lengths)[:, -1:])[:, 0]
+
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """Vectors `(batch, latent_dim)` of length one."""
+        return self.embed_prepared(self.text.prepare(texts))
+
+    def embed_prepared(self, prepared: Prepared) -> Tensor:
+        device = self.log_scale.device
+        text, mask = (tensor.to(device) for tensor in prepared)
+        return _latents(self.text_to_latent[-1:], self.text(text, mask)[:, -1:])[:, 0]
+
+    def _sharpness(self) -> tuple[Tensor, Tensor]:
+        scale = self.log_scale.exp()
+        return scale, torch.zeros_like(scale) if self.bias is None else self.bias
+
+
+def _projections(dim: int, latent_dim: int, states: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(dim, latent_dim, bias=False) for _ in range(states))
+
+
+def _latents(projections: nn.ModuleList, states: Tensor) -> Tensor:
+    """In full precision: autocast has too little for differences of directions."""
+    with torch.autocast(states.device.type, enabled=False):
+        exact = states if states.dtype == torch.float64 else states.float()
+        vectors = [project(state) for project, state in zip(projections, exact.unbind(1), strict=True)]
+        return F.normalize(torch.stack(vectors, dim=1), dim=-1)
+
+
+def _evenly(depth: int, count: int) -> tuple[int, ...]:
+    """The numbers of so many blocks, evenly spaced, the last one not among them."""
+    return tuple(depth * number // (count + 1) - 1 for number in range(1, count + 1))

@@ -1,0 +1,46 @@
+"""Owns which clips a MuLaN is trained on, and what is asked of their captions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from quintet.core.batch import Source
+from quintet.core.display import say
+from quintet.core.recipe import Sources
+from quintet.data.audio import AudioFolder, audio_folder_sources
+from quintet.errors import UsageError
+from quintet.families.mulan.config import MuLaNConfig
+
+
+def mulan_sources(config: MuLaNConfig) -> Sources:
+    sources = audio_folder_sources(config.data, config.model.audio.rate)
+    check_captions(sources, config)
+    return sources
+
+
+def check_captions(sources: Sources, config: MuLaNConfig) -> None:
+    """Without captions there is nothing to learn; what is odd about them is said."""
+    captions = [pair for source in (sources.train, sources.validation) for pair in _captions(source)]
+    missing = [name for name, text in captions if not text]
+    if missing and not config.data.empty_captions:
+        raise UsageError(
+            f"{len(missing)} of {len(captions)} clips have no caption, {missing[0]} for one; add captions, or train "
+            "with data.empty_captions=true"
+        )
+    most, reads = config.model.text.max_length, config.model.text.reads
+    long = [text for _, text in captions if reads == "bytes" and len(text.encode(errors="replace")) > most - 2]
+    if long:
+        say(
+            f"{len(long)} captions have more than {most - 2} bytes and are cut at their end (model.text.max_length), "
+            f"for one: {long[0]!r}"
+        )
+    ((text, count),) = Counter(text for _, text in captions).most_common(1)
+    if count == len(captions):
+        say(f"warning: all {count} clips have the caption {text!r}: there is nothing to tell them apart by")
+
+
+def _captions(source: Source) -> Iterator[tuple[str, str]]:
+    """Of each clip its name and its caption."""
+    assert isinstance(source, AudioFolder)
+    return ((source.name(item), source.about(item)["texts"]) for item in range(len(source)))
