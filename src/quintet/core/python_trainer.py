@@ -37,7 +37,7 @@ class PythonTrainer(Trainer):
 
     def __init__(self, model: Any = None, *positional: Any, **keywords: Any) -> None:
         links = {name: keywords.pop(name) for name in self.config_class.LINKS if keywords.get(name) is not None}
-        asked = self._translated((model, *positional), keywords)
+        asked = self._translated((model, *positional) if positional or model is not None else (), keywords)
         arguments = asked.arguments
         model = arguments.get("model")
         self._check_given(model, links)
