@@ -1,0 +1,86 @@
+"""Random windows of long files: how many of 2 s come out of 10-minute FLAC files in a CPU second of one process.
+
+`audio_windows.py`. Each file holds drawn sounds one after another, as many channels as there are, and faint noise: a
+recording has some, and FLAC decodes silence for nothing. The windows are read as a recipe at 16 kHz reads them in
+training, through `AudioFolder.load` with nothing kept: opened, sought, decoded, mixed, resampled. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from quintet.config import AudioDataConfig
+from quintet.core.draw import Draw
+from quintet.data.audio import audio_folder_sources
+from quintet.data.sounds import RATE, draw_item
+from quintet.media.audio import Samples, resample, write_audio
+from side_by_side import HERE, write_facts
+
+FILES = 2
+NOISE = 1e-3
+KINDS = ((16_000, 1), (16_000, 2), (44_100, 1), (44_100, 2), (48_000, 2))
+
+
+def write_files(folder: Path, rate: int, channels: int, seconds: float) -> None:
+    for number in range(FILES):
+        rng = np.random.default_rng([rate, channels, number])
+        samples = np.stack([_channel(seconds, rate, seed=number * channels + channel) for channel in range(channels)])
+        noise = rng.standard_normal(samples.shape, np.float32)
+        write_audio(samples + np.float32(NOISE) * noise, folder / f"{number}.flac", rate)
+
+
+def _channel(seconds: float, rate: int, seed: int) -> Samples:
+    drawn: list[Samples] = []
+    length = 0
+    while length < seconds * RATE:
+        drawn.append(draw_item(seed, len(drawn)).wave)
+        length += len(drawn[-1])
+    return resample(np.concatenate(drawn)[: int(seconds * RATE)], RATE, rate)
+
+
+def measure(folder: Path, windows: int, rounds: int) -> list[float]:
+    """Windows a CPU second, of each round."""
+    config = AudioDataConfig(path=str(folder), seconds=2.0, validation_fraction=0.0, memory_megabytes=0)
+    source = audio_folder_sources(config, RATE).train
+    for item in range(FILES):
+        source.load(item, Draw(1, [0], [item]))
+    speeds = []
+    for each in range(rounds):
+        began = time.process_time()
+        for number in range(windows):
+            item = number % FILES
+            assert source.load(item, Draw(0, [each * windows + number], [item]))["wavs"].shape == (1, 2 * RATE)
+        speeds.append(windows / (time.process_time() - began))
+    return speeds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each file")
+    parser.add_argument("--windows", type=int, default=300, help="of each round")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "audio-windows.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    print("| file | windows a CPU second (min-max) |\n|---|---|")
+    for rate, channels in KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            write_files(Path(folder), rate, channels, 60 * arguments.minutes)
+            speeds = measure(Path(folder), arguments.windows, arguments.rounds)
+        rows.append({"rate": rate, "channels": channels, "windows_per_cpu_second": speeds})
+        name = f"{rate / 1000:g} kHz, {('mono', 'stereo')[channels - 1]}"
+        print(f"| {name} | {statistics.fmean(speeds):.0f} ({min(speeds):.0f}-{max(speeds):.0f}) |")
+    write_facts(arguments.out, {"minutes": arguments.minutes, "window_seconds": 2.0, "files": rows})
+    print(f"raw figures: {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
