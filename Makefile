@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-overhead results clean
+.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-mulan bench-overhead results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-vqgan  a training step beside muse-maskgit-pytorch's"
 	@echo "make bench-muse   masked transformers beside muse-maskgit-pytorch's: step, sampling, loss; and the code cache"
 	@echo "make bench-mesh   mesh models beside meshgpt-pytorch's: steps, generation, loss, adjacency (about an hour)"
+	@echo "make bench-mulan  sound and text beside musiclm-pytorch's: step, loss and retrieval (about an hour)"
 	@echo "make bench-overhead  the loop's own share of a step"
 	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
 
@@ -64,6 +65,10 @@ bench-muse: setup
 bench-mesh: setup
 	$(BIN)/python benchmarks/mesh.py step transformer generate loss adjacency
 	$(BIN)/python benchmarks/mesh.py step transformer --precision bf16 --warmup 1
+
+bench-mulan: setup
+	$(BIN)/python benchmarks/mulan.py step loss
+	$(BIN)/python benchmarks/mulan.py step --precision bf16 --warmup 1
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py

@@ -28,6 +28,11 @@ def mesh_peer() -> str:
     return _peer("mesh")
 
 
+def audio_peer() -> str:
+    """The same of the public audio packages."""
+    return _peer("audio")
+
+
 def _peer(kind: str) -> str:
     place = HERE.parent / ".peers" / kind
     subprocess.run(["bash", str(HERE / "peers" / f"install_{kind}.sh"), str(place)], check=True)

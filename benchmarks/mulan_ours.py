@@ -1,0 +1,157 @@
+"""quintet's MuLaN as a worker.
+
+`mulan_ours.py step PRECISION`: a training step of the recipe (spectrogram, masks, both towers, loss, clipping, AdamW).
+`mulan_ours.py loss SOUNDS RATE SECONDS`: trains for slices of CPU seconds, and measures after each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mulan_task as task
+from quintet import config
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.optim import clip_gradients, gradient_norm, set_learning_rate
+from quintet.core.recipe import count_parameters
+from quintet.core.state import TrainingState
+from quintet.families.mulan.config import MuLaNConfig
+from quintet.families.mulan.model import MuLaN
+from quintet.families.mulan.recipe import MuLaNRecipe
+from worker import TimedTraining, serve
+
+TOWER = {"dim": task.DIM, "depth": task.DEPTH, "heads": task.HEADS, "head_dim": task.HEAD_DIM}
+HOP = 168
+"""With 160, 2 s would be 13 columns of patches; the peer crops its spectrogram to 12."""
+LONGEST_TEXT = 96
+LEVEL_BATCHES = 16
+"""From which the level of the data is taken."""
+
+
+def make_recipe(keys: Mapping[str, Any]) -> MuLaNRecipe:
+    audio = {
+        **TOWER,
+        "rate": task.RATE,
+        "hop": HOP,
+        "mels": task.ROWS * task.PATCH,
+        "patch": task.PATCH,
+        "max_seconds": task.SAMPLES / task.RATE,
+        "patch_dropout": task.PATCH_DROPOUT,
+        "frequency_mask": task.BAND_MASK,
+        "time_mask": task.TIME_MASK,
+    }
+    own: dict[str, Any] = {
+        **{f"model.audio.{name}": value for name, value in audio.items()},
+        **{f"model.text.{name}": value for name, value in TOWER.items()},
+        "model.text.max_length": LONGEST_TEXT,
+        "model.latent_dim": task.LATENT_DIM,
+        "model.temperature": 1 / task.SCALE,
+        "model.loss": "decoupled",
+        "optim.betas": task.BETAS,
+        "optim.clip": task.CLIP,
+    }
+    torch.manual_seed(0)
+    return MuLaNRecipe(config.build(MuLaNConfig, overrides={**own, **keys}))
+
+
+def about(model: MuLaN) -> dict[str, Any]:
+    towers = (model.audio.transformer, model.text.transformer)
+    positions = sum(count_parameters(tower.positions) for tower in towers if tower.positions is not None)
+    trunk = sum(map(count_parameters, towers)) - positions
+    embedding = count_parameters(model.text.embedding)
+    others = count_parameters(model) - trunk - embedding
+    parameters = {"trunk": trunk, "token embedding": embedding, "positions, patches, projections": others}
+    rows, columns = model.audio.config.grid
+    return {"parameters": parameters, "patches": rows * columns}
+
+
+class Training:
+    """The steps of a recipe, one batch each."""
+
+    def __init__(self, recipe: MuLaNRecipe) -> None:
+        self.recipe = recipe
+        self.engine = Engine(recipe.config.engine)
+        self.engine.place(recipe.modules)
+        (self.phase,) = TrainingState(recipe).phases
+        self.number = 0
+
+    def step(self, batch: Batch, rate: float) -> None:
+        report = self.recipe.backward([batch], self.recipe.modules, self.engine, self.number)
+        clip_gradients(self.phase.parameters, gradient_norm(self.phase.parameters), task.CLIP)
+        set_learning_rate(self.phase.optimizer, rate)
+        self.phase.optimizer.step()
+        self.phase.optimizer.zero_grad()
+        self.recipe.after_step(report.statistics, self.number)
+        self.number += 1
+
+
+def make_batch(waves: Tensor, lengths: Tensor, texts: Sequence[str], items: Sequence[int], number: int) -> Batch:
+    fields = {"wavs": waves, "lengths": lengths, "texts": list(texts), "owners": torch.arange(len(texts))}
+    return Batch(fields, tuple(map(str, items)), Draw(0, [number] * len(items), items))
+
+
+# --- a step -------------------------------------------------------------------------------------------------------
+
+
+def serve_step(precision: str) -> None:
+    recipe = make_recipe({"engine.precision": precision, "train.batch_size": task.STEP_BATCH})
+    training = Training(recipe)
+    count = task.STEP_BATCH
+    waves, texts = task.windows(count), task.texts(count)
+    lengths = torch.full((count,), task.SAMPLES)
+
+    def step() -> None:
+        training.step(make_batch(waves, lengths, texts, range(count), training.number), task.STEP_RATE)
+
+    serve(step, about(recipe.mulan), ("quintet",))
+
+
+# --- training for a time ------------------------------------------------------------------------------------------
+
+
+def serve_training(folder: str, rate: str, seconds: str) -> None:
+    given = task.read_task(Path(folder))
+    recipe = make_recipe({"train.batch_size": task.TRAIN_BATCH})
+    training, mulan = Training(recipe), recipe.mulan
+
+    def batches_of(chosen: tuple[list[int], list[int]], number: int) -> Batch:
+        items, starts = chosen
+        return make_batch(*given.train.at(items, starts), [given.train.texts[item] for item in items], items, number)
+
+    drawn = given.batches()
+    level = [batches_of(next(drawn), 0) for _ in range(LEVEL_BATCHES)]
+    recipe.initialise(recipe.modules, level, training.engine)
+    drawn = given.batches()
+
+    def prepare() -> Batch:
+        return batches_of(next(drawn), training.number)
+
+    def step(batch: Batch) -> None:
+        training.step(batch, task.warmed_up(float(rate), training.number))
+
+    def embed(waves: Tensor, lengths: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return mulan.embed_audio(waves, lengths), mulan.embed_texts(texts)
+
+    def measure() -> dict[str, float]:
+        mulan.eval()
+        figures = task.measured(embed, given.held_out, mulan.log_scale[-1].exp().item())
+        mulan.train()
+        return figures
+
+    timed = TimedTraining(step, measure, float(seconds), prepare)
+    serve(timed.next_slice, {**about(mulan), "task": given.digest}, ("quintet",))
+
+
+WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "loss": serve_training}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    WORKS[sys.argv[1]](*sys.argv[2:])

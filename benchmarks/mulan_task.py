@@ -1,0 +1,156 @@
+"""What both sides of the MuLaN benchmarks must agree on: sizes, sounds, captions, and how embeddings are measured.
+
+Imported by workers in several environments, so it needs nothing but torch and safetensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+RATE = 16_000
+SAMPLES = 2 * RATE
+"""Of a window."""
+DIM, DEPTH, HEADS, HEAD_DIM = 256, 4, 4, 64
+"""Of both towers."""
+LATENT_DIM = 128
+PATCH = 16
+ROWS, COLUMNS = 8, 12
+"""Patches over frequencies and over time, before some are left out."""
+PATCH_DROPOUT = 0.25
+BAND_MASK, TIME_MASK = 32, 32
+"""Widest of SpecAugment."""
+SCALE = 10.0
+"""By which similarities are multiplied at first."""
+CLIP = 0.5
+BETAS = (0.9, 0.99)
+
+# One training step
+STEP_BATCH = 8
+STEP_RATE = 3e-4
+TEXT_SYMBOLS = 32
+TEXTS = ("a slow rising run of quiet flute notes", "one deep note on a powerful violin", "a loud snare drum beat, fast")
+
+# Training for a time
+TRAIN_BATCH = 16
+WARMUP_STEPS = 20
+HELD_OUT = 200
+MEASURED_TOGETHER = 25
+FOUND_AMONG = (1, 5, 10)
+SCALES = tuple(10 ** (number / 20) for number in range(41))
+"""From 1 to 100. The loss is told at the one that suits the embeddings best, so that no temperature is a merit."""
+
+Embed = Callable[[Tensor, Tensor, Sequence[str]], tuple[Tensor, Tensor]]
+"""Windows (batch, samples), how many samples of each are sound, their captions: rows of length one for both."""
+
+
+def texts(count: int) -> list[str]:
+    """Texts that fill all of `TEXT_SYMBOLS`, a start and an end among them."""
+    repeated = [" ".join([TEXTS[number % len(TEXTS)]] * 2) for number in range(count)]
+    return [text[: TEXT_SYMBOLS - 2] for text in repeated]
+
+
+def windows(count: int) -> Tensor:
+    return torch.randn(count, SAMPLES, generator=torch.Generator().manual_seed(0)) / 10
+
+
+# --- training for a time --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Whole clips (items, samples) in 16 bits with silence behind, how many samples of each are sound, captions."""
+
+    waves: Tensor
+    lengths: Tensor
+    texts: list[str]
+
+    def at(self, items: Sequence[int], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A window of each of these items, and how much of it is sound."""
+        rows = [self.waves[item, start : start + SAMPLES] for item, start in zip(items, starts, strict=True)]
+        left = self.lengths[list(items)] - torch.tensor(starts)
+        return torch.stack(rows).float() / 2**15, left.clamp(max=SAMPLES)
+
+
+@dataclass(frozen=True)
+class Task:
+    train: Clips
+    held_out: Clips
+
+    @property
+    def digest(self) -> str:
+        """Equal on both sides, or they were not measured alike."""
+        parts = [json.dumps([self.train.texts, self.held_out.texts]).encode()]
+        for clips in (self.train, self.held_out):
+            parts += [clips.waves.numpy().tobytes(), clips.lengths.numpy().tobytes()]
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+    def batches(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Items and where their windows start: the same for both, without end."""
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            order = torch.randperm(len(self.train.texts), generator=generator)
+            places = torch.rand(len(order), generator=generator)
+            for items in torch.split(order, TRAIN_BATCH):
+                if len(items) == TRAIN_BATCH:
+                    room = (self.train.lengths[items] - SAMPLES).clamp(min=0) + 1
+                    yield items.tolist(), (places[items] * room).long().tolist()
+
+
+def read_task(folder: Path) -> Task:
+    """What `mulan.py` wrote."""
+    found = load_file(folder / "sounds.safetensors")
+    spoken = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+    train, held_out = (
+        Clips(found[f"{split}.waves"], found[f"{split}.lengths"], spoken[split]) for split in ("train", "held_out")
+    )
+    return Task(train, held_out)
+
+
+@torch.no_grad()
+def measured(embed: Embed, clips: Clips, scale: float) -> dict[str, float]:
+    """How well captions and clips find each other; `scale` is what the model itself multiplies similarities by."""
+    parts = []
+    for items in torch.split(torch.arange(len(clips.texts)), MEASURED_TOGETHER):
+        numbers = items.tolist()
+        waves, lengths = clips.at(numbers, [0] * len(numbers))
+        parts.append(embed(waves, lengths, [clips.texts[number] for number in numbers]))
+    audio, text = (torch.cat(view).float() for view in zip(*parts, strict=True))
+    similarities = text @ audio.T
+    best = min(SCALES, key=lambda each: _loss(similarities, each))
+    figures = {
+        "loss": _loss(similarities, best),
+        "best scale": best,
+        "loss at its own scale": _loss(similarities, scale),
+        "own scale": scale,
+    }
+    ranks = (similarities > similarities.diagonal()[:, None]).sum(1)
+    for count in FOUND_AMONG:
+        figures[f"R@{count}"] = (ranks < count).float().mean().item()
+    figures["median rank"] = ranks.float().median().item() + 1
+    return figures
+
+
+def _loss(similarities: Tensor, scale: float) -> float:
+    """Softmax over all held-out items, asked both ways, averaged; ln(items) by chance."""
+    right = torch.arange(len(similarities))
+    both = [F.cross_entropy(scale * view, right) for view in (similarities, similarities.T)]
+    return (sum(both) / 2).item()  # type: ignore[union-attr]
+
+
+def chance() -> float:
+    return math.log(HELD_OUT)
+
+
+def warmed_up(rate: float, step: int) -> float:
+    """The learning rate of a step: linear to `rate`, then constant."""
+    return rate * min(1.0, (step + 1) / (WARMUP_STEPS + 1))
