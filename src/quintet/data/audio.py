@@ -23,6 +23,7 @@ from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
 from quintet.data.folder import Entry
 from quintet.data.sources import split_folder
+from quintet.errors import UsageError
 from quintet.media import audio as sounds
 from quintet.media.audio import AudioHeader, Samples
 from quintet.media.loudness import to_loudness
@@ -30,6 +31,8 @@ from quintet.media.loudness import to_loudness
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
 _KNOWN = ("sound",)
+_OWN_LENGTH = ("wavs", "lengths", "token_ids")
+"""Fields that `pad_windows` puts together itself, since items differ in length."""
 
 
 @dataclass
@@ -116,11 +119,9 @@ def pad_windows(items: Sequence[Item]) -> dict[str, Any]:
     """The windows of all items one below the other, (windows, samples), padded with silence to the longest.
 
     `mask` is true where there is sound, `owners` tells the item in the batch that each window is of; in training, one
-    window an item, row and item are the same.
+    window an item, row and item are the same. `token_ids`, of data sets whose texts come as ids, stay a list.
     """
-    fields = collate(
-        [{name: value for name, value in item.items() if name not in ("wavs", "lengths")} for item in items]
-    )
+    fields = collate([{name: value for name, value in item.items() if name not in _OWN_LENGTH} for item in items])
     lengths = torch.cat([item["lengths"] for item in items])
     longest = max(item["wavs"].shape[1] for item in items)
     fields["wavs"] = torch.cat(
@@ -128,9 +129,19 @@ def pad_windows(items: Sequence[Item]) -> dict[str, Any]:
     )
     counts = torch.tensor([len(item["wavs"]) for item in items])
     fields["lengths"] = lengths
+    if any("token_ids" in item for item in items):
+        fields["token_ids"] = _all_token_ids(items)
     fields["mask"] = torch.arange(longest) < lengths[:, None]
     fields["owners"] = torch.arange(len(items)).repeat_interleave(counts)
     return fields
+
+
+def _all_token_ids(items: Sequence[Item]) -> list[Tensor]:
+    if not all("token_ids" in item for item in items):
+        raise UsageError(
+            "some items of the data set have a text in words, others have one of ids; give all in one form"
+        )
+    return [item["token_ids"] for item in items]
 
 
 def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,24 +12,17 @@ from PIL import Image
 from torch import Tensor
 
 from quintet.config import PictureDataConfig
-from quintet.core.draw import Draw, seed_from
+from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
 from quintet.data.fields import Field, route
 from quintet.data.folder import Entry, ImageFolder
+from quintet.data.python_sets import Indexable, split_object
 from quintet.data.sources import split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
 
 MODES: dict[int, images.Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels to Pillow's name."""
-
-
-class Indexable(Protocol):
-    """A torch or Hugging Face data set."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
 
 
 def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Sources:
@@ -111,33 +104,8 @@ def python_sources(
     declared: Sequence[str] | None = None,
 ) -> Sources:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
-    declared = declared or getattr(dataset, "data_kwargs", None)
-    everything = range(len(dataset))
-    held_out = [] if validation is not None else _held_out(everything, config.validation_fraction, config.split_seed)
-    chosen = set(held_out)
-    train = [place for place in everything if place not in chosen]
-    looked_at: Indexable = dataset if validation is None else validation
-    places = range(len(looked_at)) if validation is not None else held_out or train
 
-    def pictures(items: Indexable, numbers: Sequence[int], flip: bool) -> PythonPictures:
-        return PythonPictures(items, numbers, *size, channels, flip, declared)
+    def pictures(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonPictures:
+        return PythonPictures(items, places, *size, channels, config.flip and train, names)
 
-    return Sources(
-        pictures(dataset, train, config.flip),
-        pictures(looked_at, places, flip=False),
-        f"python: {len(dataset)} items",
-        about={"path": None, "dataset": type(dataset).__name__},
-    )
-
-
-def _held_out(places: Sequence[int], fraction: float, seed: int) -> list[int]:
-    """By hash, but neither side empty where two items can be had."""
-    if not fraction or len(places) < 2:
-        return []
-    ordered = sorted(places, key=lambda place: _hash(seed, place))
-    count = sum(_hash(seed, place) < fraction for place in places)
-    return sorted(ordered[: min(max(count, 1), len(places) - 1)])
-
-
-def _hash(seed: int, place: int) -> float:
-    return seed_from(seed, place, "validation") / 2**63
+    return split_object(dataset, config, pictures, validation, declared)

@@ -15,7 +15,7 @@ from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
 from quintet.data.fields import Field, route
 from quintet.data.meshes import augmented
-from quintet.data.pictures import Indexable, _held_out
+from quintet.data.python_sets import Indexable, split_object
 from quintet.errors import UnreadableItem
 from quintet.media.mesh import Mesh, canonical, clean
 
@@ -118,20 +118,8 @@ def python_mesh_sources(
     declared: Sequence[str] | None = None,
 ) -> Sources:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
-    declared = declared or getattr(dataset, "data_kwargs", None)
-    everything = range(len(dataset))
-    held_out = [] if validation is not None else _held_out(everything, config.validation_fraction, config.split_seed)
-    chosen = set(held_out)
-    train = [place for place in everything if place not in chosen]
-    looked_at: Indexable = dataset if validation is None else validation
-    places = range(len(looked_at)) if validation is not None else held_out or train
 
-    def meshes(items: Indexable, numbers: Sequence[int], augment: bool) -> PythonMeshes:
-        return PythonMeshes(items, numbers, corners, bins, config.max_faces, augment, declared)
+    def meshes(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonMeshes:
+        return PythonMeshes(items, places, corners, bins, config.max_faces, config.augment and train, names)
 
-    return Sources(
-        meshes(dataset, train, config.augment),
-        meshes(looked_at, places, augment=False),
-        f"python: {len(dataset)} items",
-        about={"path": None, "dataset": type(dataset).__name__},
-    )
+    return split_object(dataset, config, meshes, validation, declared)

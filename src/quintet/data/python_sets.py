@@ -1,0 +1,59 @@
+"""Owns the way from a data set handed over in Python to the sources of a run, whatever its items are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from quintet.config import DataConfig
+from quintet.core.batch import Source
+from quintet.core.draw import seed_from
+from quintet.core.recipe import Sources
+
+
+class Indexable(Protocol):
+    """A torch or Hugging Face data set."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+MakeSource = Callable[[Indexable, Sequence[int], Sequence[str] | None, bool], Source]
+"""Items of a data set by their places, with the names of the values in its tuples; and whether to train on them."""
+
+
+def split_object(
+    dataset: Indexable,
+    config: DataConfig,
+    make: MakeSource,
+    validation: Indexable | None = None,
+    declared: Sequence[str] | None = None,
+) -> Sources:
+    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    declared = declared or getattr(dataset, "data_kwargs", None)
+    everything = range(len(dataset))
+    held_out = [] if validation is not None else _held_out(everything, config.validation_fraction, config.split_seed)
+    chosen = set(held_out)
+    train = [place for place in everything if place not in chosen]
+    looked_at: Indexable = dataset if validation is None else validation
+    places = range(len(looked_at)) if validation is not None else held_out or train
+    return Sources(
+        make(dataset, train, declared, True),
+        make(looked_at, places, declared, False),
+        f"python: {len(dataset)} items",
+        about={"path": None, "dataset": type(dataset).__name__},
+    )
+
+
+def _held_out(places: Sequence[int], fraction: float, seed: int) -> list[int]:
+    """By hash, but neither side empty where two items can be had."""
+    if not fraction or len(places) < 2:
+        return []
+    ordered = sorted(places, key=lambda place: _hash(seed, place))
+    count = sum(_hash(seed, place) < fraction for place in places)
+    return sorted(ordered[: min(max(count, 1), len(places) - 1)])
+
+
+def _hash(seed: int, place: int) -> float:
+    return seed_from(seed, place, "validation") / 2**63
