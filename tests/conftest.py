@@ -40,6 +40,12 @@ def meshes(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sounds(shared: Path) -> Path:
+    """48 sounds of one to four seconds with captions. Read only."""
+    return made_once(shared, "sounds", lambda folder: succeed("data", "make", "sounds", folder, "--num", 48))
+
+
+@pytest.fixture(scope="session")
 def trained(shared: Path, pictures: Path) -> Path:
     """A finished run with the checkpoints 4, 8 and 12. Read only: copy it before changing it."""
     return made_once(shared, "trained", lambda folder: train_tiny(pictures, folder))

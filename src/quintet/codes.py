@@ -30,14 +30,15 @@ def encode_folder(trained: Trained, data: str, out: Path) -> int:
     source, recipe = looker.loader.source, trained.recipe
     rows: list[dict[str, Any]] = []
     codes: list[Tensor] = []
-    with looking(trained.nets), looker.engine.autocast():
+    with looking(trained.nets):
         for item in range(len(source)):
             try:
                 batch = looker.loader.single(item).to(looker.engine.device, looker.engine.dtype)
             except UnreadableItem as problem:
                 rows.append({"file": source.name(item), "skipped": str(problem)})
                 continue
-            codes.append(recipe.encode(trained.nets, batch).cpu().to(torch.int32))
+            with looker.engine.autocast():
+                codes.append(recipe.encode(trained.nets, batch).cpu().to(torch.int32))
             rows.append({"file": source.name(item), "row": len(codes) - 1})
     if not codes:
         raise UsageError(f"no file of {data} can be read; `quintet data check {data}` says why")

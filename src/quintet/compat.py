@@ -316,6 +316,8 @@ CHANGES = """\
 - **A file that cannot be read is replaced and named in `data.json`.** `data.truncated=use` takes pictures that end too
   early as far as they go, as `VQGanVAETrainer` did. A batch larger than the data set is an error instead of an endless
   loop.
+- **Sounds of different lengths are padded, and the padding is not heard.** `MuLaNTrainer` cut a whole batch to its
+  shortest sound. What is longer than `data.seconds` is cropped at a place drawn for each item and epoch.
 - **Mixed precision is bf16**; fp16 is not offered.
 """
 

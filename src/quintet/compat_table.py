@@ -446,7 +446,7 @@ MULAN: tuple[Rule, ...] = (
     data_set(REQUIRED),
     steps("num_train_steps", None, "Optimizer steps of the run; the original took as many as there are items."),
     batch_size(kind=CONTRASTIVE),
-    to_argument("data_max_length", None, "max_samples", "`data.max_seconds`, by the model's sample rate.", STEPS),
+    to_argument("data_max_length", None, "max_samples", "Becomes `data.seconds`, by the model's rate.", STEPS),
     no_effect("folder", None, (), "the original never read it; a folder can be given as `data`"),
     rate("lr", 3e-4),
     accumulation(1),
@@ -604,7 +604,7 @@ MESH_TRANSFORMER: tuple[Rule, ...] = (
 TRAINERS: Mapping[str, OriginalTrainer] = {
     trainer.name: trainer
     for trainer in (
-        OriginalTrainer("MuLaNTrainer", "mulan", "musiclm-pytorch", "0.2.8", 2, True, MULAN),
+        OriginalTrainer("MuLaNTrainer", "mulan", "musiclm-pytorch", "0.2.8", 2, False, MULAN),
         OriginalTrainer("SoundStormTrainer", "soundstorm", "soundstorm-pytorch", "0.6.1", 1, True, SOUNDSTORM),
         OriginalTrainer("VQGanVAETrainer", "vqgan", "muse-maskgit-pytorch", "0.3.5", 1, False, VQGAN),
         OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, True, PHENAKI),

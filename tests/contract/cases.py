@@ -41,6 +41,15 @@ TINY_MESH_TRANSFORMER = (
 )
 """A transformer of a few thousand weights over the coordinates of faces."""
 
+TINY_MULAN = (
+    *("--preset", "debug", "data.seconds=0.5", "model.audio.rate=8000", "model.audio.n_fft=256", "model.audio.hop=80"),
+    *("model.audio.mels=16", "model.audio.patch=8", "model.audio.frequency_mask=8"),
+    *("model.audio.dim=16", "model.audio.head_dim=8", "model.text.dim=16", "model.text.head_dim=8"),
+    *("model.latent_dim=8", "data.max_windows=2", 'eval.labels=["flute","violin","kick drum"]'),
+    *TWELVE_STEPS,
+)
+"""Two towers of some thousand weights each."""
+
 Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
@@ -51,6 +60,10 @@ def spoilt_pictures(item: Item, value: float) -> Item:
 
 def spoilt_meshes(item: Item, value: float) -> Item:
     return {**item, "vertices": torch.full(item["vertices"].shape, value)}
+
+
+def spoilt_sounds(item: Item, value: float) -> Item:
+    return {**item, "wavs": torch.full(item["wavs"].shape, value)}
 
 
 def unchanged(recipe: Recipe[Any]) -> None:
@@ -146,6 +159,24 @@ CASES: Mapping[str, Case] = {
         ),
         faults=("loss.critic=true",),
         opens_media=False,
+    ),
+    "mulan": Case(
+        data="sounds",
+        tiny=TINY_MULAN,
+        additive=(),
+        worlds={
+            "softmax": (),
+            "accumulated": ("train.accumulate=2", "model.quantizer_levels=2", "model.codebook_size=8"),
+            "sigmoid": ("model.loss=sigmoid", "model.middle_losses=1", "optim.name=lion"),
+        },
+        brief=("train.steps=4",),
+        poison=spoilt_sounds,
+        reshaped="model.latent_dim=24",
+        resumed=(
+            "model.quantizer_levels=2 model.codebook_size=8 train.accumulate=2",
+            "model.loss=decoupled model.audio.dropout=0.1 model.text.dropout=0.1",
+        ),
+        faults=("model.quantizer_levels=2", "model.codebook_size=8"),
     ),
     "mesh-autoencoder": Case(
         data="meshes",

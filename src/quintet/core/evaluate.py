@@ -46,13 +46,16 @@ def evaluate(
     to be judged.
     """
     total = Statistics()
-    with looking(nets), engine.autocast():
+    with looking(nets):
+        # Autocast is for the models alone: readers of media compute too.
         for loaded, counts in loader.validation(batch_size, batches):
-            measured = recipe.measure(nets, loaded.batch.to(engine.device, engine.dtype))
+            with engine.autocast():
+                measured = recipe.measure(nets, loaded.batch.to(engine.device, engine.dtype))
             total = total + (measured if counts else measured.emptied())
         for split, items in {"validation": loader, **(others or {})}.items():
             for loaded, counts in items.validation(batch_size, -(-generated // batch_size)):
-                measured = recipe.measure_generated(nets, loaded.batch.to(engine.device, engine.dtype), split)
+                with engine.autocast():
+                    measured = recipe.measure_generated(nets, loaded.batch.to(engine.device, engine.dtype), split)
                 total = total + (measured if counts else measured.emptied())
     return recipe.summarise(total.over_ranks())
 

@@ -43,6 +43,7 @@ def whole_batch_backward(
     with engine.autocast():
         loss = phase.loss(nets, micro_batches[-1], Output({"rows": whole, "shared": shared}), step)
     loss.value.backward()  # type: ignore[no-untyped-call]
+    statistics = loss.statistics
     for number, batch in enumerate(micro_batches):
         last = number == len(micro_batches) - 1
         with engine.micro_batch(nets, step, number, synchronise=last):
@@ -52,8 +53,9 @@ def whole_batch_backward(
             if last:  # once a step
                 pairs += _gradients(output["shared"], shared)
             torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+        statistics = statistics + output.statistics
     metrics = {f"{phase.name}/{name}": value.detach() for name, value in {"loss": loss.value, **loss.parts}.items()}
-    return Report(metrics, loss.statistics)
+    return Report(metrics, statistics)
 
 
 def _leaves(tensors: Tensors) -> dict[str, Tensor]:

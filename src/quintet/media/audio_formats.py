@@ -7,6 +7,7 @@ frames asked for are decoded, and a few before them. A file that cannot be used 
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import struct
@@ -34,12 +35,21 @@ EXTENSIONS = frozenset(
 RATES = (1_000, 1_000_000)
 """Sample rates that can be meant; any other comes from a damaged header."""
 MAX_CHANNELS = 64
+LOUDEST = 64.0
+"""Of full scale. Files of numbers may go somewhat beyond it; further, they were written on another scale."""
 
 _UNKNOWN_LENGTH = 2**48  # frames; what libsndfile says of a stream whose header does not tell is far beyond
 _STREAMED = (0, 0xFFFFFFFF)  # sizes in a WAV whose writer could not go back to tell
 _MP3_PREROLL = 16 * 1152  # frames
 _PREROLL = Fraction(1, 5)  # seconds that FFmpeg decodes before a window, because lossy frames overlap
 _TELLING = ("mov", "matroska")  # containers of FFmpeg whose header tells how long the sound is
+# Containers of sound alone: some others are lists of files or addresses, which FFmpeg would open.
+_CONTAINERS = "aac,aiff,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav"
+# Kilobits a second of MPEG 1 and of MPEG 2 and 2.5, layer III, by number in the header of a frame.
+_MP3_BITRATES = (
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +93,11 @@ def read_frames(path: str | os.PathLike[str], header: AudioHeader, start: int, c
         samples = read(Path(path), start, count)
     if samples.shape != (header.channels, count):
         raise UnreadableItem("truncated: the file ends too early")
-    if not np.isfinite(samples).all():
+    peak = max(float(samples.max()), -float(samples.min()))
+    if not math.isfinite(peak):
         raise UnreadableItem("holds samples that are no numbers")
+    if peak > LOUDEST:
+        raise UnreadableItem(f"holds samples of {peak:.3g}, where 1 is full scale")
     return samples
 
 
@@ -117,7 +130,7 @@ def _check_whole(stream: IO[bytes]) -> None:
     elif start[:4] == b"OggS":
         promised = _ogg_end(stream, size)
     elif start[:3] == b"ID3" or (len(start) > 1 and start[0] == 0xFF and start[1] & 0xE0 == 0xE0):
-        promised = _mp3_end(stream, start)
+        promised = _mp3_length(stream)[1]
     else:
         return
     if promised > size:
@@ -151,20 +164,32 @@ def _ogg_end(stream: IO[bytes], size: int) -> int:
     return tail_start + place + 27 + len(segments) + sum(segments) + missing
 
 
-def _mp3_end(stream: IO[bytes], start: bytes) -> int:
-    """Where an MP3 should end by its Xing or Info tag; 0 where there is none."""
-    begin = 0
-    if start[:3] == b"ID3":
+def _mp3_length(stream: IO[bytes]) -> tuple[int, int]:
+    """How many frames of MPEG an MP3 has and where it should end, by its Xing or Info tag; 0 for what it does not tell."""
+    stream.seek(0)
+    start, begin = stream.read(10), 0
+    if start[:3] == b"ID3" and len(start) == 10:
         begin = 10 + sum(part << shift for part, shift in zip(start[6:10], (21, 14, 7, 0), strict=True))
     stream.seek(begin)
     head = stream.read(4096)
     places = [place for tag in (b"Xing", b"Info") if (place := head.find(tag, 0, 256)) >= 0]
     if not places or len(head) < places[0] + 16:
+        return 0, 0
+    flags, first, second = struct.unpack_from(">3I", head, places[0] + 4)  # frames, then bytes, if the flags say so
+    if flags & 3 == 3:
+        return first, begin + second
+    return (first, 0) if flags & 1 else (0, 0)
+
+
+def _mp3_frame_end(frame: bytes) -> int:
+    """Bytes of a frame of MPEG, by its header; 0 for what is none of layer III."""
+    if len(frame) < 4 or frame[0] != 0xFF or frame[1] & 0xE6 != 0xE2:
         return 0
-    flags = int.from_bytes(head[places[0] + 4 : places[0] + 8], "big")
-    if flags & 3 != 3:  # frames, then bytes
-        return 0
-    return begin + int.from_bytes(head[places[0] + 12 : places[0] + 16], "big")
+    version = frame[1] >> 3 & 3  # 3: MPEG 1, 2: MPEG 2, 0: MPEG 2.5
+    rates = (44_100, 48_000, 32_000, 0)
+    rate = rates[frame[2] >> 2 & 3] >> {3: 0, 2: 1}.get(version, 2)
+    bits = _MP3_BITRATES[version != 3][frame[2] >> 4] * 1000
+    return (144 if version == 3 else 72) * bits // rate + (frame[2] >> 1 & 1) if bits and rate else 0
 
 
 # --- libsndfile -------------------------------------------------------------------------------------------------
@@ -189,6 +214,8 @@ def _sndfile_header(path: Path) -> AudioHeader | None:
             opened = True
             if file.frames >= _UNKNOWN_LENGTH:  # it would lose the last block
                 return None
+            if file.format == "MP3" and not _tells_length(path):  # it would guess, and lose what is beyond its guess
+                return None
             if file.format == "FLAC" and file.frames:
                 file.seek(file.frames - 1)
                 if len(file.read(1)) != 1:
@@ -198,6 +225,11 @@ def _sndfile_header(path: Path) -> AudioHeader | None:
         if opened:
             raise UnreadableItem("truncated or damaged: its last frame cannot be decoded") from error
         return None
+
+
+def _tells_length(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return _mp3_length(stream)[0] > 0
 
 
 def _sndfile_frames(path: Path, start: int, count: int) -> Samples:
@@ -213,34 +245,48 @@ def _sndfile_frames(path: Path, start: int, count: int) -> Samples:
 # --- FFmpeg -----------------------------------------------------------------------------------------------------
 
 
-def _ffmpeg_header(path: Path) -> AudioHeader:
+@contextmanager
+def _ffmpeg(path: Path) -> Iterator[Any]:
+    """Opened by descriptor: FFmpeg would believe an extension. It opens nothing else."""
     import av
 
-    with av.open(str(path)) as container:
+    with open(os.open(path, os.O_RDONLY), "rb") as stream:
+        options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
+        with av.open(stream, options=options) as container:
+            yield container
+
+
+def _ffmpeg_header(path: Path) -> AudioHeader:
+    with _ffmpeg(path) as container:
         if not container.streams.audio:
             raise UnreadableItem("not a sound file: no sound in it")
         stream = container.streams.audio[0]
         rate, base = int(stream.rate), Fraction(stream.time_base or 0)
-        ends = [packet.pts + (packet.duration or 0) for packet in container.demux(stream) if packet.pts is not None]
-        end = max(ends, default=0) - (stream.start_time or 0)
-        told = stream.duration if container.format.name.startswith(_TELLING) else None
+        end, last = 0, b""
+        for packet in container.demux(stream):
+            if packet.pts is not None:
+                end = max(end, packet.pts + (packet.duration or 0))
+                last = bytes(packet)
+        end -= stream.start_time or 0
+        name = container.format.name.split(",")[0]
+        if name == "mp3" and len(last) < _mp3_frame_end(last):
+            raise UnreadableItem(f"truncated: its last frame has {len(last)} of {_mp3_frame_end(last)} bytes")
+        told = stream.duration if name.startswith(_TELLING) else None
         if told is not None:
             if (told - end) * base > _PREROLL:
                 raise UnreadableItem(f"truncated: {float(told * base):.1f} s promised, {float(end * base):.1f} s there")
             end = min(end, told)
-        frames = int(end * base * rate)
-        return AudioHeader(frames, rate, int(stream.channels), container.format.name.split(",")[0], "ffmpeg")
+        return AudioHeader(int(end * base * rate), rate, int(stream.channels), name, "ffmpeg")
 
 
 def _ffmpeg_frames(path: Path, start: int, count: int) -> Samples:
-    import av
-
-    with av.open(str(path)) as container:
+    with _ffmpeg(path) as container:
         stream = container.streams.audio[0]
         rate, base, origin = int(stream.rate), Fraction(stream.time_base or 0), stream.start_time or 0
         window = np.zeros((int(stream.channels), count), np.float32)
         if start:
-            container.seek(int(max(Fraction(start, rate) - _PREROLL, Fraction(0)) / base) + origin, stream=stream)
+            preroll = Fraction(_MP3_PREROLL, rate) if container.format.name == "mp3" else _PREROLL
+            container.seek(int(max(Fraction(start, rate) - preroll, Fraction(0)) / base) + origin, stream=stream)
         place = filled = 0
         for frame in container.decode(stream):
             samples = _floats(frame)

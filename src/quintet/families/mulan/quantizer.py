@@ -68,7 +68,7 @@ class MuLaNEmbedQuantizer(nn.Module):
         told: Tensor = self.tables[namespace](codes + shift)
         return told
 
-    def forward(self, vectors: Tensor, want_rows: bool) -> Statistics:
-        """What a step's vectors add to the codebooks."""
-        statistics: Statistics = self.quantizer(vectors[None], want_rows=want_rows).statistics
+    def forward(self, views: Tensor, want_rows: bool) -> Statistics:
+        """What the views of a batch, `(batch, views, latent_dim)`, add to the codebooks."""
+        statistics: Statistics = self.quantizer(views, want_rows=want_rows).statistics
         return statistics

@@ -77,16 +77,19 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         self.mulan.audio.adjust(sum(levels, Statistics()).over_ranks().sums["level"])
         if self.config.model.quantizer_levels:
             with torch.no_grad():
-                rows = [Statistics(rows={"vectors": self._views(nets, batch)}) for batch in held]
-            vectors = sum(rows, Statistics()).over_ranks().rows["vectors"]
+                views = [Statistics(rows={"views": _views(self._vectors(nets, batch))}) for batch in held]
+            vectors = sum(views, Statistics()).over_ranks().rows["views"].flatten(0, 1)
             self.quantizer.quantizer.initialise(vectors, seed_from(self.config.train.seed, "codebook"))
 
     def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
-        waves = batch["wavs"]
-        hiding = self.mulan.audio.hiding(batch.draw).to(waves.device)
-        vectors: Vectors = nets["mulan"](waves, batch["lengths"], *self._texts(batch), hiding)
+        vectors = self._vectors(nets, batch)
+        statistics = Statistics()
+        if self.config.model.quantizer_levels:
+            # The codebooks follow the vectors, and the vectors know nothing of them.
+            counted = self.quantizer(_views(vectors).detach(), want_rows=step % REVIVE_EVERY == 0)
+            statistics = counted.named("quantizer")
         rows = {"audio": vectors.audio, "text": vectors.text}
-        return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}})
+        return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}}, statistics)
 
     def backward(self, micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int) -> Report:
         return whole_batch_backward(self, micro_batches, nets, engine, step)
@@ -101,12 +104,8 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         ]
         best = similarities(audio[-1], text[-1]).detach().argmax(1)
         accuracy = (best == torch.arange(len(best), device=best.device)).float().mean()
-        statistics = Statistics()
-        if self.config.model.quantizer_levels:
-            own = torch.cat([rows["audio"][:, -1], rows["text"][:, -1]]).detach()
-            statistics = self.quantizer(own, want_rows=step % REVIVE_EVERY == 0).named("quantizer")
         parts = {"accuracy": accuracy, "temperature": 1 / shared["scale"][-1]}
-        return Loss(torch.stack(losses).sum(), parts, statistics)
+        return Loss(torch.stack(losses).sum(), parts)
 
     @torch.no_grad()
     def after_step(self, statistics: Statistics, step: int) -> None:
@@ -176,10 +175,11 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
 
-    def _views(self, nets: Nets, batch: Batch) -> Tensor:
-        """The vectors of a batch's clips and captions."""
-        output = self.forward(nets, batch, 0)
-        return torch.cat([output["rows"]["audio"][:, -1], output["rows"]["text"][:, -1]])
+    def _vectors(self, nets: Nets, batch: Batch) -> Vectors:
+        """A batch as training sees it."""
+        hiding = self.mulan.audio.hiding(batch.draw).to(batch["wavs"].device)
+        vectors: Vectors = nets["mulan"](batch["wavs"], batch["lengths"], *self._texts(batch), hiding)
+        return vectors
 
     def _loss_of_all(self, audio: Tensor, text: Tensor) -> float:
         """The softmax loss over all that is compared, at the model's own temperature; guessing gives its logarithm."""
@@ -192,6 +192,11 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
                 f"{guessing:.3f}: the vectors tell nothing apart; lower optim.lr, or look at the captions"
             )
         return loss
+
+
+def _views(vectors: Vectors) -> Tensor:
+    """The clip's vector and the caption's of each item, `(batch, 2, latent_dim)`."""
+    return torch.stack([vectors.audio[:, -1], vectors.text[:, -1]], dim=1)
 
 
 def _mulan(nets: Nets) -> MuLaN:

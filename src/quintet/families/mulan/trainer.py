@@ -1,0 +1,42 @@
+"""Owns `MuLaNTrainer`: the loop bound to the recipe `mulan`, for use in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quintet.core.python_trainer import PythonTrainer
+from quintet.core.recipe import Recipe, Sources
+from quintet.data.python_audio import python_audio_sources
+from quintet.families.mulan.config import MuLaNConfig
+from quintet.families.mulan.model import MuLaN
+from quintet.families.mulan.recipe import MuLaNRecipe
+from quintet.families.mulan.sources import check_captions
+
+
+class MuLaNTrainer(PythonTrainer):
+    """Train a `MuLaN` on a folder of captioned sounds or a data set object.
+
+        MuLaNTrainer(MuLaN(latent_dim=128), data="sounds/", out="runs/mulan", steps=10_000, batch_size=64).train()
+
+    Items of a data set hold `wavs`, samples at the model's rate, and `texts`, a caption or ids of a vocabulary. Any
+    configuration key goes through `config={"optim.lr": 1e-4}`. The keywords of the trainer in musiclm-pytorch are
+    accepted too; docs/migration.md says what becomes of each.
+    """
+
+    config_class = MuLaNConfig
+    recipe_class = MuLaNRecipe
+    model_class = MuLaN
+
+    @classmethod
+    def keys_of(cls, model: MuLaN, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        longest = arguments.get("max_samples")
+        return {} if longest is None else {"data.seconds": longest / model.config.audio.rate}
+
+    @classmethod
+    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+        config: MuLaNConfig = recipe.config
+        rate = config.model.audio.rate
+        sources = python_audio_sources(data, config.data, rate, validation=validation, declared=declared)
+        check_captions(sources, config)
+        return sources
