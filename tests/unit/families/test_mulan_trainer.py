@@ -129,8 +129,6 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
     trainer.close()
     assert [log["step"] for log in logs] == [1, 2]
 
-    return Draw(0, [0], [item])
-
 
 @pytest.mark.parametrize(
     ("change", "words"),
@@ -160,8 +158,12 @@ def test_captions_of_a_data_set_are_looked_at(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_ids_beyond_the_vocabulary_are_an_error(tmp_path: Path) -> None:
+    trainer = MuLaNTrainer(
+        small_mulan(vocabulary=5), data=Sounds("ids"), out=tmp_path / "run", steps=1, batch_size=4, config=QUICK
+    )
     with pytest.raises(UsageError, match=r"model\.text\.vocabulary"):
-        trained(tmp_path / "run", "ids", small_mulan(vocabulary=5))
+        trainer.train()
+    trainer.close()
 
 
 def test_the_readme_form_gives_no_notice(tmp_path: Path) -> None:
