@@ -83,8 +83,9 @@ def audio_probe(path: str) -> Facts:
     """Length, rate, channels, format and state of a sound."""
     facts = sounds.probe_audio(path)
     level = "silent" if facts.silent else "clipped" if facts.clipped else "sound"
-    rate = {"rate": f"{facts.rate} Hz", "channels": f"{facts.channels} channels"}
-    return {"seconds": round(facts.seconds, 3), **rate, "format": facts.format, "level": level}
+    channels = {1: "mono", 2: "stereo"}.get(facts.channels, f"{facts.channels} channels")
+    words: Facts = {"rate": f"{facts.rate} Hz", "channels": channels, "format": facts.format, "level": level}
+    return {"seconds": round(facts.seconds, 3), **words}
 
 
 def audio_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:

@@ -165,7 +165,7 @@ def _ogg_end(stream: IO[bytes], size: int) -> int:
 
 
 def _mp3_length(stream: IO[bytes]) -> tuple[int, int]:
-    """How many frames of MPEG an MP3 has and where it should end, by its Xing or Info tag; 0 for what it does not tell."""
+    """Frames of MPEG in an MP3, and where it should end, by its Xing or Info tag; 0 for what that does not tell."""
     stream.seek(0)
     start, begin = stream.read(10), 0
     if start[:3] == b"ID3" and len(start) == 10:
@@ -276,7 +276,7 @@ def _ffmpeg_header(path: Path) -> AudioHeader:
             if (told - end) * base > _PREROLL:
                 raise UnreadableItem(f"truncated: {float(told * base):.1f} s promised, {float(end * base):.1f} s there")
             end = min(end, told)
-        return AudioHeader(int(end * base * rate), rate, int(stream.channels), name, "ffmpeg")
+        return AudioHeader(int(end * base * rate), rate, int(stream.channels), name.upper(), "ffmpeg")
 
 
 def _ffmpeg_frames(path: Path, start: int, count: int) -> Samples:

@@ -140,7 +140,7 @@ def test_the_check_of_a_folder_of_sound(folder: Path) -> None:
     assert (report.medium, report.found, report.usable) == ("audio", 6, 5)
     assert (report.numbers["seconds"].min, report.numbers["seconds"].max) == (0.25, 20.0)
     assert report.words["rate"] == {"8000 Hz": 4, "16000 Hz": 1}
-    assert report.words["channels"] == {"1 channels": 4, "2 channels": 1}
+    assert report.words["channels"] == {"mono": 4, "stereo": 1}
     assert report.words["level"] == {"sound": 3, "clipped": 1, "silent": 1}
     assert [file for file, _ in report.skipped] == ["d.wav"]
     assert "1 files are silent, and used: silent.flac" in report.notes

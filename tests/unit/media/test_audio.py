@@ -45,6 +45,21 @@ def write_m4a(path: Path, samples: Samples, rate: int = RATE, movflags: str = ""
     return path
 
 
+def write_mp3(path: Path, samples: Samples, rate: int = RATE, *, constant: bool) -> Path:
+    """As a stream comes: nothing in it tells how long it is."""
+    with av.open(str(path), "w", format="mp3", options={"write_xing": "0"}) as container:
+        stream: Any = container.add_stream("mp3", rate=rate, layout="mono")
+        if not constant:
+            stream.codec_context.qscale = True
+            stream.codec_context.global_quality = 4 * 118
+        for start in range(0, samples.shape[1], 1152):
+            frame = av.AudioFrame.from_ndarray(samples[:, start : start + 1152].copy(), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = rate, start
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
 def cut(path: Path, share: float = 0.5) -> Path:
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
@@ -134,6 +149,24 @@ def test_a_truncated_m4a_is_refused(tmp_path: Path) -> None:
         read_header(cut(write_m4a(tmp_path / "b.m4a", sweep(6)), 0.6))  # its table of contents was at the end
 
 
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+def test_an_mp3_that_does_not_tell_its_length_is_read_to_its_end(tmp_path: Path, constant: bool, rate: int) -> None:
+    # Silence first: whoever guesses a length from the first frames is wrong about the rest.
+    samples = np.concatenate([np.zeros((1, 4 * rate), np.float32), sweep(8, rate)], axis=1)
+    path = write_mp3(tmp_path / "a.mp3", samples, rate, constant=constant)
+    header = read_header(path)
+    assert 12 <= header.seconds < 12.2
+    whole = read_audio(path)
+    assert np.abs(whole[:, -2 * rate :]).max() > 0.4
+    for start in (0, 7, 5 * rate + 1, header.frames - 1000):
+        np.testing.assert_allclose(
+            read_audio(path, start=start, frames=1000), whole[:, start : start + 1000], atol=1e-6
+        )
+    with pytest.raises(UnreadableItem, match="truncated"):
+        read_header(cut(path, 0.501))
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -143,7 +176,7 @@ def test_a_truncated_m4a_is_refused(tmp_path: Path) -> None:
         (b"RIFF\x24\x00\x00\x00WAVEfmt ", "no decoder|damaged|zero"),
     ],
 )
-@pytest.mark.parametrize("kind", ["wav", "mp3", "m4a"])
+@pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "m4a"])
 def test_what_is_no_sound_is_refused_with_the_reason(tmp_path: Path, kind: str, content: bytes, reason: str) -> None:
     path = tmp_path / f"a.{kind}"
     path.write_bytes(content)
@@ -155,6 +188,14 @@ def test_the_content_decides_not_the_extension(tmp_path: Path) -> None:
     path = write(tmp_path / "a.flac", sweep(1)).rename(tmp_path / "a.mp3")
     assert read_header(path).format == "FLAC"
     assert read_audio(path).shape == (1, RATE)
+
+
+@pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "m4a"])
+def test_a_list_of_other_files_is_no_sound(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "private.mp3", sweep(1))
+    (tmp_path / f"list.{kind}").write_text("ffconcat version 1.0\nfile private.mp3\n")
+    with pytest.raises(UnreadableItem, match="not a sound file"):
+        read_header(tmp_path / f"list.{kind}")
 
 
 def test_a_header_without_sound_is_refused(tmp_path: Path) -> None:
@@ -176,6 +217,15 @@ def test_samples_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableItem, match="no numbers"):
         read_audio(path)
     assert read_audio(path, start=1000, frames=10).shape == (1, 10)
+
+
+def test_samples_on_another_scale_are_refused(tmp_path: Path) -> None:
+    loud = write(tmp_path / "loud.wav", 4 * sweep(1), subtype="FLOAT")
+    assert np.abs(read_audio(loud)).max() > 1.9
+    for scale in (32_767, 1e38):
+        path = write(tmp_path / "a.wav", (sweep(1) * scale).astype(np.float32), subtype="FLOAT")
+        with pytest.raises(UnreadableItem, match="where 1 is full scale"):
+            read_audio(path)
 
 
 def test_a_hole_in_the_middle_is_found_when_it_is_read(tmp_path: Path) -> None:
