@@ -63,7 +63,7 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         self.phases = [Phase("mulan", ("mulan",), self.loss, config.optim.for_phase())]
 
     def sources(self) -> Sources:
-        return mulan_sources(self.config)
+        return mulan_sources(self.config, self.mulan.text)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return pad_windows(items)
@@ -122,6 +122,8 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         return F.normalize(mean_over_windows(windows, batch["owners"], len(batch)), dim=-1)
 
     def embed_texts(self, nets: Nets, texts: Sequence[str]) -> Tensor:
+        if long := self.mulan.text.too_long(texts):
+            say(f"warning: cut at its end, the model reads no more (model.text.max_length): {long[0]!r}")
         return _mulan(nets).embed_texts(texts)
 
     def measure(self, nets: Nets, batch: Batch) -> Statistics:
@@ -131,9 +133,8 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         if self.config.eval.labels:
             own = [label_in(each, self.config.eval.labels) for each in _texts_of(batch)]
             named = [place for place, label in enumerate(own) if label is not None]
-            prompts = self.embed_texts(
-                nets, [self.config.eval.prompt.replace("{}", each) for each in self.config.eval.labels]
-            )
+            labels = [self.config.eval.prompt.replace("{}", each) for each in self.config.eval.labels]
+            prompts = _mulan(nets).embed_texts(labels)
             guesses = similarities(audio[named], prompts).argmax(1).tolist()
             right = sum(guess == own[place] for guess, place in zip(guesses, named, strict=True))
             sums = {"labelled": torch.tensor(float(len(named))), "told_right": torch.tensor(float(right))}

@@ -12,18 +12,19 @@ from quintet.data.audio import AudioFolder, audio_folder_sources
 from quintet.data.python_audio import PythonAudio
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
+from quintet.families.mulan.text_tower import TextTransformer
 
 LOOKED_AT = 100
 """Items of a data set in Python whose captions are looked at before training."""
 
 
-def mulan_sources(config: MuLaNConfig) -> Sources:
+def mulan_sources(config: MuLaNConfig, tower: TextTransformer) -> Sources:
     sources = audio_folder_sources(config.data, config.model.audio.rate)
-    check_captions(sources, config)
+    check_captions(sources, config, tower)
     return sources
 
 
-def check_captions(sources: Sources, config: MuLaNConfig) -> None:
+def check_captions(sources: Sources, config: MuLaNConfig, tower: TextTransformer) -> None:
     """Without captions there is nothing to learn; what is odd about them is said."""
     captions = [pair for source in (sources.train, sources.validation) for pair in _captions(source)]
     if not captions:
@@ -34,15 +35,13 @@ def check_captions(sources: Sources, config: MuLaNConfig) -> None:
             f"{len(missing)} of {len(captions)} clips have no caption, {missing[0]} for one; add captions, or train "
             "with data.empty_captions=true"
         )
-    most, reads = config.model.text.max_length, config.model.text.reads
-    long = [text for _, text in captions if reads == "bytes" and len(text.encode(errors="replace")) > most - 2]
-    if long:
+    if long := tower.too_long([text for _, text in captions]):
         say(
-            f"{len(long)} captions have more than {most - 2} bytes and are cut at their end (model.text.max_length), "
-            f"for one: {long[0]!r}"
+            f"{len(long)} captions are longer than model.text.max_length={config.model.text.max_length} and are cut at "
+            f"their end, for one: {long[0]!r}"
         )
     ((text, count),) = Counter(text for _, text in captions).most_common(1)
-    if count == len(captions):
+    if text and count == len(captions):
         say(f"warning: all {count} clips have the caption {text!r}: there is nothing to tell them apart by")
 
 

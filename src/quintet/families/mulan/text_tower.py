@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,23 +49,20 @@ class TextTransformer(nn.Module):
             dropout=config.dropout,
             positions=Rotary((config.max_length,), config.head_dim),
         )
-        self._told = False
 
     def prepare(self, texts: Sequence[str]) -> Prepared:
-        """What `forward` takes, on the CPU. What is too long is cut at its end, which is said once."""
+        """What `forward` takes, on the CPU. What is too long is cut at its end."""
         if self.frozen is not None:
-            return self.frozen.embed(texts)  # says by itself what it cuts
-        if self.tokenizer is not None:
-            ids, mask, cut = self.tokenizer.encode(texts, self.config.max_length)
-        else:
-            ids, mask, cut = encode_bytes(texts, self.config.max_length)
-        if cut.any() and not self._told:
-            self._told = True
-            warnings.warn(
-                f"some texts are longer than model.text.max_length={self.config.max_length} and are cut at their end",
-                stacklevel=2,
-            )
+            return self.frozen.embed(texts)
+        ids, mask, _ = self._encode(texts)
         return ids, mask
+
+    def too_long(self, texts: Sequence[str]) -> list[str]:
+        """Those that `prepare` cuts; a frozen encoder tells of its own cuts."""
+        if self.frozen is not None:
+            return []
+        cut = self._encode(texts)[2].tolist()
+        return [text for text, shorter in zip(texts, cut, strict=True) if shorter]
 
     def prepare_ids(self, rows: Sequence[Tensor]) -> Prepared:
         """The same of texts that come as ids of the vocabulary, without padding."""
@@ -91,6 +87,11 @@ class TextTransformer(nn.Module):
             # Frozen encoders differ in the scale of what they make; the tower should not.
             x = self.project(F.layer_norm(text.to(self.project.weight.dtype), (self.frozen.dim,)))
         return pooled_states(self.transformer, x, mask, after)
+
+    def _encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        if self.tokenizer is not None:
+            return self.tokenizer.encode(texts, self.config.max_length)
+        return encode_bytes(texts, self.config.max_length)
 
     def _own_vocabulary(self) -> int:
         return NUM_SYMBOLS if self.tokenizer is None else self.tokenizer.vocabulary

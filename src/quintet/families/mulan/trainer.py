@@ -35,8 +35,9 @@ class MuLaNTrainer(PythonTrainer):
 
     @classmethod
     def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
-        config: MuLaNConfig = recipe.config
+        assert isinstance(recipe, MuLaNRecipe)
+        config = recipe.config
         rate = config.model.audio.rate
         sources = python_audio_sources(data, config.data, rate, validation=validation, declared=declared)
-        check_captions(sources, config)
+        check_captions(sources, config, recipe.mulan.text)
         return sources

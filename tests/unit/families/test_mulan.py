@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quintet import MuLaN, MuLaNEmbedQuantizer
+from quintet.config import build
+from quintet.core.batch import Batch, collate
+from quintet.core.draw import Draw
+from quintet.core.prepare import check_sizes
+from quintet.core.recipe import Recipe, Sources
+from quintet.core.statistics import Statistics
+from quintet.data.audio import pad_windows
+from quintet.errors import UsageError
+from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer
+from quintet.families.mulan.augment import hide, keep_patches
+from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
+from quintet.families.mulan.recipe import MuLaNRecipe
+from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_figures
+from quintet.families.mulan.text_tower import TextTransformer
+from text_models import make_folder
+
+RATE = 8000
+TOWER = {"dim": 16, "depth": 2, "heads": 2, "head_dim": 8}
+AUDIO = {**TOWER, "rate": RATE, "n_fft": 256, "hop": 80, "mels": 16, "patch": 8, "frequency_mask": 8, "max_seconds": 2}
+
+
+def waves(*lengths: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(length, generator=generator) * 0.1 for length in lengths]
+
+
+def padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, rows))
+    return torch.stack([F.pad(row, (0, longest - len(row))) for row in rows]), torch.tensor([len(row) for row in rows])
+
+
+def audio_tower(**keywords: object) -> AudioSpectrogramTransformer:
+    torch.manual_seed(0)
+    return AudioSpectrogramTransformer(**{**AUDIO, **keywords})
+
+
+# --- the tower of sound -------------------------------------------------------------------------------------------
+
+
+def test_a_clip_means_the_same_alone_and_beside_longer_ones() -> None:
+    tower = audio_tower()
+    rows = waves(3000, 11_111, 16_000)
+    together = tower(*padded(rows))
+    for number, row in enumerate(rows):
+        torch.testing.assert_close(tower(*padded([row]))[0], together[number], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_hidden_of_a_clip_does_not_depend_on_the_others() -> None:
+    tower = audio_tower(patch_dropout=0.5, time_mask=40)
+    rows = waves(3000, 11_111, 16_000)
+    together = tower(*padded(rows), tower.hiding(Draw(1, [3] * 3, [7, 8, 9])))
+    for number, row in enumerate(rows):
+        alone = tower(*padded([row]), tower.hiding(Draw(1, [3], [7 + number])))
+        torch.testing.assert_close(alone[0], together[number], rtol=1e-5, atol=1e-5)
+    other = tower(*padded(rows), tower.hiding(Draw(1, [4] * 3, [7, 8, 9])))
+    assert not torch.allclose(other, together)
+
+
+def test_nothing_is_left_of_what_lies_behind_the_end() -> None:
+    tower = audio_tower()
+    (row,) = waves(5000)
+    noisy = torch.cat([row, torch.full((3000,), torch.nan)])[None]
+    quiet = torch.cat([row, torch.zeros(3000)])[None]
+    lengths = torch.tensor([5000])
+    torch.testing.assert_close(tower(quiet, lengths), tower(quiet[:, :5000], lengths), rtol=1e-5, atol=1e-5)
+    assert not tower(noisy, lengths).isfinite().all()  # a number that is none is not hidden but found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_masks_never_silence_everything(seed: int) -> None:
+    config = AudioTowerConfig(**{**AUDIO, "time_mask": 1000})
+    frames = torch.tensor([2, 5, 100])
+    hidden = hide(torch.ones(3, 16, 100), frames, Draw(seed, [0] * 3, range(3)).uniform("spectrogram masks", 4), config)
+    for row, count in zip(hidden, frames.tolist(), strict=True):
+        heard = row[:, :count]
+        assert (heard.sum(0) > 0).sum() >= count / 2
+        assert (heard.sum(1) > 0).sum() >= 16 / 2
+    assert (hidden == 0).any()
+
+
+def test_masks_differ_from_row_to_row() -> None:
+    config = AudioTowerConfig(**AUDIO)
+    numbers = Draw(0, [0] * 8, range(8)).uniform("spectrogram masks", 4)
+    hidden = hide(torch.ones(8, 16, 100), torch.full((8,), 100), numbers, config)
+    assert len({tuple(row.flatten().tolist()) for row in hidden}) > 4
+
+
+def test_every_clip_loses_its_share_of_its_own_patches() -> None:
+    present = torch.arange(20) < torch.tensor([[20], [8], [1]])
+    kept, there = keep_patches(present, Draw(0, [0] * 3, range(3)).uniform("patches", 20), 0.25)
+    assert there.sum(1).tolist() == [15, 6, 1]
+    for row, real, own in zip(kept, there, present, strict=True):
+        chosen = row[real]
+        assert own[chosen].all()
+        assert len(set(chosen.tolist())) == len(chosen)
+
+
+def test_a_band_that_could_hide_most_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"frequency_mask=9 could silence more than half"):
+        audio_tower(frequency_mask=9)
+
+
+def test_a_clip_beyond_the_longest_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"longer than model.audio.max_seconds"):
+        audio_tower()(torch.zeros(1, 17_000), torch.tensor([17_000]))
+
+
+def test_spectrograms_are_brought_to_zero_and_one() -> None:
+    tower = audio_tower()
+    clips, lengths = padded(waves(16_000, 4000))
+    tower.adjust(tower.level(clips, lengths))
+    spectrogram = tower._normalised(clips, tower.log_mel.frames(lengths))
+    heard = torch.cat([spectrogram[0].flatten(), spectrogram[1, :, : 4000 // 80 + 1].flatten()])
+    assert heard.mean().item() == pytest.approx(0, abs=1e-4)
+    assert heard.std().item() == pytest.approx(1, abs=1e-3)
+
+
+# --- the tower of text --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reads", ["bytes", "tokens", "hf"])
+def test_a_text_means_the_same_alone_and_beside_longer_ones(reads: str, tmp_path: Path) -> None:
+    if reads != "bytes":
+        pytest.importorskip("transformers", reason="the extra hf is not installed")
+        reads = f"{reads}:{make_folder(tmp_path / 'text')}"
+    tower = TextTransformer(**TOWER, reads=reads).eval()
+    texts = ["a red circle", "a", "a blue square a red circle left"]
+    together = tower(*tower.prepare(texts))
+    assert together.shape == (3, 1, 16)
+    for number, text in enumerate(texts):
+        torch.testing.assert_close(tower(*tower.prepare([text]))[0], together[number], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(together[0], together[1])
+
+
+def test_a_text_that_is_too_long_is_cut_at_its_end(tmp_path: Path) -> None:
+    tower = TextTransformer(**TOWER, max_length=16)
+    texts = ["a flute that plays on and on", "flute"]
+    ids, mask = tower.prepare(texts)
+    assert mask[0].all()
+    assert bytes(ids[0, 1:15].tolist()).decode() == "a flute that p"
+    assert tower.too_long(texts) == texts[:1]
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    words = TextTransformer(**TOWER, max_length=8, reads=f"tokens:{make_folder(tmp_path / 'text')}")
+    assert words.too_long(["a red circle", "a red circle " * 4]) == ["a red circle " * 4]
+
+
+def test_texts_may_come_as_ids() -> None:
+    tower = TextTransformer(**TOWER, vocabulary=20)
+    _, mask = tower.prepare_ids([torch.tensor([3, 4, 5]), torch.tensor([19])])
+    assert mask.sum(1).tolist() == [3, 1]
+    with pytest.raises(UsageError, match=r"go from 0 to 19 .* there is a 20"):
+        tower.prepare_ids([torch.tensor([20])])
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+def small_model(**keywords: object) -> MuLaN:
+    torch.manual_seed(0)
+    return MuLaN(audio=AUDIO, text=TOWER, latent_dim=8, **keywords)
+
+
+def test_a_model_is_made_of_two_towers() -> None:
+    towers = audio_tower(), TextTransformer(**TOWER)
+    model = MuLaN(audio_transformer=towers[0], text_transformer=towers[1], latent_dim=8)
+    assert (model.audio, model.text) == towers
+    assert model.config.audio == towers[0].config
+    with pytest.raises(UsageError, match="not both"):
+        MuLaN(audio_transformer=towers[0], audio=AUDIO)
+
+
+def test_vectors_have_length_one_and_one_for_each_loss() -> None:
+    model = small_model(middle_losses=1)
+    texts = model.text.prepare(["a flute", "a drum"])
+    vectors = model(*padded(waves(4000, 8000)), *texts, None)
+    assert vectors.audio.shape == vectors.text.shape == (2, 2, 8)
+    torch.testing.assert_close(vectors.audio.norm(dim=-1), torch.ones(2, 2))
+    torch.testing.assert_close(model.embed_audio(*padded(waves(4000, 8000))), vectors.audio[:, -1])
+    torch.testing.assert_close(model.embed_texts(["a flute", "a drum"]), vectors.text[:, -1])
+    assert vectors.scale.tolist() == pytest.approx([10, 10])
+
+
+def test_an_exported_model_makes_the_same_vectors(tmp_path: Path) -> None:
+    model = small_model(loss="sigmoid").eval()
+    model.audio.adjust(torch.tensor([-30.0, 100.0, 10.0], dtype=torch.float64))
+    model.save_pretrained(tmp_path / "hub")
+    again = MuLaN.from_pretrained(tmp_path / "hub")
+    clips = padded(waves(4000, 8000))
+    assert torch.equal(again.embed_audio(*clips), model.embed_audio(*clips))
+    assert torch.equal(again.embed_texts(["a flute"]), model.embed_texts(["a flute"]))
+
+
+def test_codes_stand_for_vectors() -> None:
+    torch.manual_seed(0)
+    vectors = F.normalize(torch.randn(64, 8), dim=-1)
+    quantizer = MuLaNEmbedQuantizer(8, levels=4, codebook_size=16, namespaces={"storm": 12, "coarse": 6})
+    quantizer.quantizer.initialise(vectors, 0)
+    codes = quantizer.encode(vectors)
+    assert codes.shape == (64, 4)
+    assert F.cosine_similarity(quantizer.decode(codes), vectors).mean() > 0.9
+    fewer = codes.clone()
+    fewer[:, 1:] = -1
+    assert F.cosine_similarity(quantizer.decode(fewer), vectors).mean() < 0.9
+    assert quantizer.tell(vectors, "storm").shape == (64, 4, 12)
+    assert quantizer.tell(vectors, "coarse").shape == (64, 4, 6)
+    with pytest.raises(UsageError, match=r"no tables for 'flute'; known: storm, coarse"):
+        quantizer.tell(vectors, "flute")
+
+
+# --- finding ------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_count_what_stands_before_the_right_answer() -> None:
+    asked = torch.eye(3)
+    answers = torch.tensor([[1.0, 0.9, 0.2], [0.5, 1.0, 0.1], [0.6, 0.0, 0.0]])
+    assert ranks_of(asked, answers, torch.arange(3)).tolist() == [1, 1, 3]
+
+
+def test_vectors_that_are_all_the_same_find_nothing() -> None:
+    same = torch.ones(10, 4)
+    figures = retrieval_figures(same, same, torch.arange(10))
+    assert figures["text_to_audio_r1"] == figures["audio_to_text_r5"] == 0
+    assert figures["text_to_audio_median_rank"] == 10
+
+
+def test_any_clip_of_the_same_caption_is_right() -> None:
+    asked, answers = torch.eye(2)[[0, 0, 1]], torch.eye(2)[[1, 0, 1]]
+    assert ranks_of(asked, answers, torch.tensor([7, 7, 8])).tolist() == [1, 1, 2]
+
+
+def test_captions_are_compared_by_their_words() -> None:
+    assert caption_number("A slow drum.") == caption_number("a slow drum")
+    assert caption_number("a slow drum") != caption_number("a fast drum")
+    numbers = torch.tensor([caption_number(text) for text in ("a", "b", "a", "c")])
+    assert first_of_each(numbers, 10).tolist() == [0, 1, 3]
+    assert first_of_each(numbers, 2).tolist() == [0, 1]
+
+
+def test_a_caption_names_the_longest_label_in_it() -> None:
+    labels = ("drum", "snare drum", "flute")
+    assert label_in("A loud Snare Drum beat", labels) == 1
+    assert label_in("a flute", labels) == 2
+    assert label_in("fluted glass, drums", labels) is None
+
+
+# --- the recipe ---------------------------------------------------------------------------------------------------
+
+
+def small_recipe(**keys: object) -> MuLaNRecipe:
+    torch.manual_seed(0)
+    overrides = {"model.audio": AUDIO, "model.text": TOWER, "model.latent_dim": 8, "data.seconds": 1.0}
+    return MuLaNRecipe(build(MuLaNConfig, overrides={**overrides, **keys}))
+
+
+def test_the_temperature_never_falls_below_its_limit() -> None:
+    recipe = small_recipe(**{"model.min_temperature": 0.05})
+    with torch.no_grad():
+        recipe.mulan.log_scale.fill_(50.0)
+    recipe.after_step(Statistics(), 1)
+    assert recipe.mulan.log_scale.exp().item() == pytest.approx(20)
+
+
+def test_vectors_that_tell_nothing_apart_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = small_recipe()
+    same = F.normalize(torch.ones(30, 8), dim=-1)
+    rows = {"audio": same, "text": same, "captions": torch.arange(30)}
+    figures = recipe.summarise(Statistics(rows=rows))
+    assert figures["loss"] == pytest.approx(math.log(30))
+    assert "ln(30) = 3.401" in capsys.readouterr().err
+    apart = F.normalize(torch.randn(30, 8), dim=-1)
+    recipe.summarise(Statistics(rows={**rows, "audio": apart, "text": apart}))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_long_clip_is_the_mean_of_its_windows() -> None:
+    recipe = small_recipe()
+    windows = torch.stack(waves(8000, 8000, 8000))
+    items = [
+        {"wavs": windows[:2], "lengths": torch.tensor([8000, 8000]), "texts": "a"},
+        {"wavs": windows[2:], "lengths": torch.tensor([8000]), "texts": "b"},
+    ]
+    batch = Batch(pad_windows(items), ("one", "two"), Draw(0, [0, 0], [0, 1]))
+    own = recipe.mulan.embed_audio(windows)
+    expected = F.normalize(torch.stack([own[:2].mean(0), own[2]]), dim=-1)
+    torch.testing.assert_close(recipe.embed(recipe.modules, batch), expected)
+
+
+def test_windows_longer_than_the_tower_takes_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"data.seconds=3.0 is longer than model.audio.max_seconds=2.0"):
+        small_recipe(**{"data.seconds": 3.0})
+
+
+class HalfHearted(MuLaNRecipe):
+    """A contrastive recipe that leaves its gradients to micro-batches."""
+
+    backward = Recipe.backward
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 64
+
+    def name(self, item: int) -> str:
+        return str(item)
+
+    def load(self, item: int, draw: Draw) -> dict[str, object]:
+        return collate([{"number": item}])
+
+
+def test_accumulation_that_would_compare_less_is_refused() -> None:
+    sources = Sources(Numbers(), Numbers(), "")
+    config = small_recipe(**{"train.batch_size": 8, "train.accumulate": 4}).config
+    check_sizes(MuLaNRecipe(config), sources, 1)
+    with pytest.raises(UsageError, match=r"train.accumulate=4 would leave only 2 at a time to compare with"):
+        check_sizes(HalfHearted(config), sources, 1)
+    alone = config.changed({"train.batch_size": 1, "train.accumulate": 1})
+    with pytest.raises(UsageError, match=r"at least 2 \(got 1\): it compares the items"):
+        check_sizes(MuLaNRecipe(alone), sources, 1)
