@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -48,6 +49,14 @@ def test_the_mesh_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest
     run_commands("<!-- mesh commands: tested -->")
     made = {"000.glb", "000.obj", "001.glb", "001.obj", "sheet.png", "samples.jsonl"}
     assert {path.name for path in (tmp_path / "meshes").iterdir()} == made
+
+
+def test_the_audio_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands("<!-- audio commands: tested -->")
+    with np.load(tmp_path / "vectors.npz", allow_pickle=False) as found:
+        assert found["audio"].shape == (100, 16)
+        assert found["texts"].tolist() == ["slow drums"]
 
 
 def run_commands(marker: str) -> None:

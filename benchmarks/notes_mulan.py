@@ -1,0 +1,137 @@
+"""MuLaN on real notes: `benchmarks/notes_mulan.py FOLDER --out RUN [--init RUN] [--steps 400] [KEY=VALUE...]`.
+
+Trains on single notes of real instruments, with captions like "alto sax, note E4", and asks of instruments that were
+never heard: is a clip found by its caption, and is the family of its instrument told right by the words of families
+alone? No instrument is on both sides of the split. Writes a confusion picture beside the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from quintet import cli, runs
+from quintet.core.evaluate import looking
+from quintet.media.image import write_image
+from quintet.media.matrix import draw_matrix
+
+HELD_OUT = 0.3
+FAMILIES = {
+    "keyboard": ("piano", "ep", "celesta", "harpsichord", "organ", "accordian"),
+    "strings": ("violin", "viola", "cello", "contrabass", "tremolo", "pizzicato", "harp"),
+    "guitar": ("guitar", "banjo", "koto"),
+    "bass": ("bass",),
+    "brass": ("horns", "trombone", "trumpet", "brass"),
+    "wind": ("sax", "flute", "clarinet", "bassoon", "piccolo", "recorder", "ocarina", "bagpipe", "harmonica"),
+    "voice": ("choir", "vox"),
+    "percussion": ("kit", "timpani", "tom", "marimba", "xylophone", "vibraphone", "kalimba"),
+}
+"""Words of captions that tell the family, tried from the last family up: a "power bass drum, percussion kit" is no bass."""
+RESULTS = Path(__file__).parent / "results" / "notes-mulan.json"
+
+
+def family_of(caption: str) -> str | None:
+    words = set(re.findall(r"[a-z]+", caption.lower()))
+    return next((family for family, members in reversed(FAMILIES.items()) if words & set(members)), None)
+
+
+def split_notes(folder: Path, data: Path) -> list[dict[str, Any]]:
+    """The notes in a folder of their own, with the split by instrument in its metadata."""
+    rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
+    data.mkdir(parents=True)
+    for row in rows:
+        instrument = row["text"].split(", note")[0]
+        share = int.from_bytes(hashlib.sha256(instrument.encode()).digest()[:8], "big") / 2**64
+        row["split"] = "validation" if share < HELD_OUT else "train"
+        os.symlink((folder / row["file_name"]).resolve(), data / row["file_name"])
+    lines = [json.dumps({name: row[name] for name in ("file_name", "text", "split")}) for row in rows]
+    (data / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return rows
+
+
+@torch.no_grad()
+def confusion(run: Path) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[str]]:
+    """Rows: the family of a held-out clip; columns: the family whose words are nearest."""
+    trained = runs.open_trained(run)
+    looker = runs.Looker.open(trained)
+    names = list(FAMILIES)
+    counts = np.zeros((len(names), len(names)))
+    with looking(trained.nets):
+        texts = {name: [f"{word}, note C4" for word in words] for name, words in FAMILIES.items()}
+        families = torch.stack(
+            [F.normalize(trained.recipe.embed_texts(trained.nets, each).mean(0), dim=-1) for each in texts.values()]
+        )
+        for item in range(len(looker.loader.source)):
+            batch = looker.loader.single(item)
+            family = family_of(batch["texts"][0])
+            if family is not None:
+                guess = int((trained.recipe.embed(trained.nets, batch) @ families.T).argmax())
+                counts[names.index(family), guess] += 1
+    return counts, names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--init")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--picture", type=Path)
+    arguments, keys = parser.parse_known_args()
+    data = arguments.out.with_name(f"{arguments.out.name}-data")
+    if not data.exists():
+        split_notes(arguments.folder, data)
+    began, cpu = time.perf_counter(), time.process_time()
+    if not arguments.out.exists():
+        start = ("--init", arguments.init) if arguments.init else ()
+        cli.call(
+            ["train", "mulan", str(data), "--out", str(arguments.out), "--preset", "small", *start,
+             f"train.steps={arguments.steps}", "train.batch_size=32", "optim.warmup_steps=50", "eval.every=50",
+             "sample.every=200", "checkpoint.every=100", "eval.batch_size=8", *keys]
+        )  # fmt: skip
+    cli.call(["eval", str(arguments.out)])
+    figures = json.loads((arguments.out / "eval.json").read_text(encoding="utf-8"))
+    counts, names = confusion(arguments.out)
+    there = counts.sum(1)
+    largest = there.max() / there.sum()
+    compared = figures["compared"]
+    wanted = (
+        "text_to_audio_r1",
+        "text_to_audio_r5",
+        "text_to_audio_r10",
+        "text_to_audio_median_rank",
+        "audio_to_text_r10",
+    )
+    chance = (1 / compared, 5 / compared, 10 / compared, (compared + 1) / 2, 10 / compared)
+    rows = [(name, figures[name], by_chance) for name, by_chance in zip(wanted, chance, strict=True)]
+    rows.append(("family_zero_shot", float(counts.trace() / counts.sum()), 1 / len(names)))
+    print(f"{compared:.0f} held-out clips; {time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} CPU s")
+    print("| figure | measured | by chance |\n|---|---|---|")
+    for name, value, by_chance in rows:
+        print(f"| {name} | {value:.3f} | {by_chance:.3f} |")
+    print(f"always the largest family: {largest:.3f}")
+    shares = counts / np.maximum(there, 1)[:, None]
+    labels = [f"{name} ({count:.0f})" for name, count in zip(names, there, strict=True)]
+    write_image(draw_matrix(shares, labels, names, square=36), arguments.picture or arguments.out / "confusion.png")
+    about = {
+        "clips": compared,
+        "rows": rows,
+        "largest_family": largest,
+        "families": names,
+        "confusion": counts.tolist(),
+    }
+    RESULTS.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
