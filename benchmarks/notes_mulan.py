@@ -36,7 +36,7 @@ FAMILIES = {
     "voice": ("choir", "vox"),
     "percussion": ("kit", "timpani", "tom", "marimba", "xylophone", "vibraphone", "kalimba"),
 }
-"""Words of captions that tell the family, tried from the last family up: a "power bass drum, percussion kit" is no bass."""
+"""Words of captions that tell the family, tried from the last family up: a "bass drum, percussion kit" is no bass."""
 RESULTS = Path(__file__).parent / "results" / "notes-mulan.json"
 
 
