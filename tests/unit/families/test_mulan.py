@@ -18,7 +18,7 @@ from quintet.core.statistics import Statistics
 from quintet.data.audio import pad_windows
 from quintet.errors import UsageError
 from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer
-from quintet.families.mulan.augment import hide, keep_patches
+from quintet.families.mulan.augment import hide, keep_patches, without_words
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.recipe import MuLaNRecipe
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_figures
@@ -327,3 +327,15 @@ def test_accumulation_that_would_compare_less_is_refused() -> None:
     alone = config.changed({"train.batch_size": 1, "train.accumulate": 1})
     with pytest.raises(UsageError, match=r"at least 2 \(got 1\): it compares the items"):
         check_sizes(MuLaNRecipe(alone), sources, 1)
+
+
+def test_captions_lose_words_and_never_all() -> None:
+    texts = [f"a loud low flute note number {number}" for number in range(200)]
+    draw = Draw(0, [0] * 200, range(200))
+    assert without_words(texts, draw, 0.0) == texts
+    shorter = without_words(texts, draw, 1.0)
+    assert 80 < sum(short == text for short, text in zip(shorter, texts, strict=True)) < 125
+    assert all(short and set(short.split()) <= set(text.split()) for short, text in zip(shorter, texts, strict=True))
+    assert min(len(short.split()) for short in shorter) == 1
+    assert without_words(texts[7:9], Draw(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
+    assert without_words(["", "drum"], Draw(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]

@@ -1,10 +1,13 @@
-"""Owns what is hidden from the tower of sound in training: a band and a stretch of each clip, and some of its patches.
+"""Owns what is hidden from the towers in training: a band and a stretch of each clip, some of its patches, and words.
 
-All of it is drawn for each clip by itself, as numbers that travel with the batch. SpecAugment (1904.08779) silences a
+All of it is drawn for each clip by itself, as numbers that travel with the batch. Of captions words are left out, so that
+short texts, as people search with, mean something too. SpecAugment (1904.08779) silences a
 band of frequencies and a stretch of time: never more than half of either, so that there is always something to hear.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -37,6 +40,22 @@ def _span(numbers: Tensor, width: Tensor, place: Tensor, length: Tensor) -> Tens
     width = width.floor()
     start = (place * (length - width + 1)).floor()
     return (numbers >= start[:, None]) & (numbers < (start + width)[:, None])
+
+
+def without_words(texts: Sequence[str], draw: Draw, share: float) -> list[str]:
+    """Captions without some of their words: half of them whole, of the others up to `share`, never all."""
+    most = 2 * draw.uniform("words left out") - 1
+    words = [text.split() for text in texts]
+    chances = draw.uniform("words", max(map(len, words), default=0))
+    return [
+        " ".join(_kept(own, row[: len(own)], share * float(rate))) if rate > 0 and own else text
+        for text, own, row, rate in zip(texts, words, chances, most, strict=True)
+    ]
+
+
+def _kept(words: list[str], chances: Tensor, share: float) -> list[str]:
+    kept = [word for word, chance in zip(words, chances.tolist(), strict=True) if chance >= share]
+    return kept or [words[int(chances.argmax())]]
 
 
 def keep_patches(present: Tensor, order: Tensor, dropout: float) -> tuple[Tensor, Tensor]:

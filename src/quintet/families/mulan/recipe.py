@@ -22,6 +22,7 @@ from quintet.core.statistics import Statistics
 from quintet.core.whole_batch import whole_batch_backward
 from quintet.data.audio import mean_over_windows, pad_windows
 from quintet.errors import UsageError
+from quintet.families.mulan.augment import without_words
 from quintet.families.mulan.config import TOKENS, MuLaNConfig
 from quintet.families.mulan.model import MuLaN, Vectors
 from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
@@ -169,17 +170,21 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
 
     # --- parts ----------------------------------------------------------------------------------------------
 
-    def _texts(self, batch: Batch) -> Prepared:
+    def _texts(self, batch: Batch, drop_words: float = 0.0) -> Prepared:
         """The captions of a batch as the tower takes them, on its device."""
         tower = self.mulan.text
-        prepared = tower.prepare_ids(batch["token_ids"]) if "token_ids" in batch else tower.prepare(batch["texts"])
+        if "token_ids" in batch:
+            prepared = tower.prepare_ids(batch["token_ids"])
+        else:
+            prepared = tower.prepare(without_words(batch["texts"], batch.draw, drop_words))
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
 
     def _vectors(self, nets: Nets, batch: Batch) -> Vectors:
         """A batch as training sees it."""
         hiding = self.mulan.audio.hiding(batch.draw).to(batch["wavs"].device)
-        vectors: Vectors = nets["mulan"](batch["wavs"], batch["lengths"], *self._texts(batch), hiding)
+        prepared = self._texts(batch, drop_words=self.config.data.drop_words)
+        vectors: Vectors = nets["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
         return vectors
 
     def _loss_of_all(self, audio: Tensor, text: Tensor) -> float:
