@@ -259,7 +259,8 @@ def evaluate(
     _print(f"written to {target} ({which}{len(looker.loader.source)} items)")
     recipe = looker.trained.recipe
     asked = ' --text "…"' if recipe.prompted else ""
-    _next(f"quintet sample {run}{asked} --out out/", f"quintet export {run} hub/{recipe.name}")
+    use = f'search {run} FOLDER --text "…"' if recipe.embeds else f"sample {run}{asked} --out out/"
+    _next(f"quintet {use}", f"quintet export {run} hub/{recipe.name}")
 
 
 @app.command()
@@ -347,6 +348,65 @@ def decode(
 
     count = codes.decode_folder(_open(run), codes_folder, out)
     _print(f"{count} items decoded: {out}")
+
+
+@app.command()
+def embed(
+    run: ModelReference,
+    audio: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of sounds, or one file.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A text; may be given again.")] = None,
+    out: Annotated[Path, typer.Option(help="A new file for the vectors.")] = Path("embeddings.npz"),
+) -> None:
+    """Turn sounds and texts into vectors of one space: arrays audio, files, text and texts in an npz file."""
+    from quintet import embeddings
+
+    if audio is None and not text:
+        raise UsageError("say what to embed: --audio FOLDER, --text WORDS, or both")
+    embeddings.refuse_existing(out)
+    trained = _open(run)
+    words = embeddings.embed_texts(trained, text) if text else None
+    media = embeddings.embed_media(trained, audio) if audio is not None else None
+    if media is not None:
+        _say_left_out(media.skipped)
+    embeddings.write_embeddings(out, media, text or [], words)
+    _print(f"{len(media.files) if media else 0} files and {len(text or [])} texts embedded: {out}")
+    _next(f'quintet search {run} {audio or "FOLDER"} --text "…"')
+
+
+@app.command()
+def search(
+    run: ModelReference,
+    folder: Annotated[Path, typer.Argument(help="Folder of media, or one file.")],
+    text: Annotated[list[str], typer.Option(help="What to look for; may be given again.")],
+    top: Annotated[int, typer.Option(min=1, help="How many files to name.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Find the files of a folder that a text describes best."""
+    from quintet import embeddings
+    from quintet.data.folder import printable
+
+    trained = _open(run)
+    words = embeddings.embed_texts(trained, text)
+    media = embeddings.embed_media(trained, folder)
+    _say_left_out(media.skipped)
+    found = [embeddings.rank(media, each, top) for each in words]
+    if as_json:
+        told = [
+            {"text": printable(asked), "found": [{"file": each.file, "score": each.score} for each in best]}
+            for asked, best in zip(text, found, strict=True)
+        ]
+        _print(json.dumps(told, indent=1, ensure_ascii=False))
+        return
+    for asked, best in zip(text, found, strict=True):
+        _print(f"{printable(asked)} (of {len(media.files)} files)")
+        for number, each in enumerate(best, start=1):
+            _print(f"{number:>4}  {each.score:7.4f}  {each.file}")
+    _next(f"quintet embed {run} --audio {folder} --out embeddings.npz")
+
+
+def _say_left_out(skipped: Mapping[str, str]) -> None:
+    for file, reason in skipped.items():
+        _say(f"left out: {file} ({reason})")
 
 
 @app.command()
@@ -464,7 +524,7 @@ def doctor() -> None:
 
 @app.command()
 def demo(
-    medium: Annotated[Literal["image", "mesh"], typer.Argument(help="What to show.")] = "image",
+    medium: Annotated[Literal["image", "mesh", "audio"], typer.Argument(help="What to show.")] = "image",
     full: Annotated[bool, typer.Option("--full", help="Train to the figures in docs/results.md.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for data and runs; runs/demo-MEDIUM if not given.")] = None,
 ) -> None:

@@ -225,6 +225,8 @@ class Looker:
     loader: Loader
     others: dict[str, Loader]
     """Items that were neither trained on nor validated with, by split."""
+    skipped: dict[str, str]
+    """Files that were passed over when the folder was listed, each with the reason."""
 
     @classmethod
     def open(cls, trained: Trained, data: str | None = None) -> Looker:
@@ -244,7 +246,7 @@ class Looker:
             return Loader(source, recipe.config.train.seed, recipe.collate, engine, workers=0)
 
         others = {split: loader(source) for split, source in sources.others.items()}
-        return cls(trained, engine, loader(sources.validation), others)
+        return cls(trained, engine, loader(sources.validation), others, sources.skipped)
 
     def figures(self) -> dict[str, float]:
         """The figures of `eval.json`, over the whole validation set; those of the live weights under `live/`."""

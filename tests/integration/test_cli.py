@@ -29,8 +29,8 @@ from helpers import (
 from quintet import recipes
 
 VERBS = (
-    *("train", "resume", "eval", "sample", "encode", "decode", "export", "config", "recipes", "doctor", "demo"),
-    *("version", "data", "data make", "data check"),
+    *("train", "resume", "eval", "sample", "encode", "decode", "embed", "search", "export", "config", "recipes"),
+    *("doctor", "demo", "version", "data", "data make", "data check"),
 )
 
 

@@ -185,6 +185,11 @@ class Recipe(ABC, Generic[ConfigT]):
         return type(self).generate is not Recipe.generate and not self.unprompted
 
     @property
+    def embeds(self) -> bool:
+        """Whether it puts media and texts into one space."""
+        return type(self).embed is not Recipe.embed
+
+    @property
     def averaged(self) -> tuple[str, ...]:
         """The modules that get a moving average: those of the first phase, unless the family says otherwise."""
         return self.phases[0].modules

@@ -1,0 +1,149 @@
+"""Owns vectors of media and texts: making them with a recipe that puts both into one space, ranking, and the file.
+
+The file is numpy's npz, without pickle: `audio` (files, dim) float32 with `files`, their names; `text` (texts, dim)
+with `texts`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quintet.core import checkpoint
+from quintet.core.display import track
+from quintet.core.engine import Engine
+from quintet.core.evaluate import looking
+from quintet.errors import UnreadableItem, UsageError
+from quintet.runs import Looker, Trained
+
+TEXTS_AT_ONCE = 64
+
+
+@dataclass
+class Embedded:
+    """Files and their vectors (files, dim), in the same order; and those that were left out, each with the reason."""
+
+    files: list[str]
+    vectors: Tensor
+    skipped: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file, and how near it is to a text: 1 is the same direction, 0 has nothing to do with it."""
+
+    file: str
+    score: float
+
+
+def refuse_without_space(trained: Trained) -> None:
+    """Before anything is read."""
+    if not trained.recipe.embeds:
+        raise UsageError(f"recipe {trained.recipe.name} has no embeddings; `quintet recipes` lists those that have")
+
+
+def embed_media(trained: Trained, place: Path) -> Embedded:
+    """Every readable file of a folder, or one file."""
+    refuse_without_space(trained)
+    recipe = trained.recipe
+    if "empty_captions" in type(recipe.config.data).model_fields:  # a sound to be found need not say what it is
+        recipe.config = recipe.config.changed({"data.empty_captions": True})
+    with _as_folder(place) as folder:
+        looker = Looker.open(trained, str(folder))
+        source, files, vectors = looker.loader.source, [], []
+        skipped = {name.removeprefix("validation: "): reason for name, reason in looker.skipped.items()}
+        with looking(trained.nets):
+            for item in track(range(len(source)), "embedded"):
+                try:
+                    batch = looker.loader.single(item).to(looker.engine.device, looker.engine.dtype)
+                except UnreadableItem as problem:
+                    skipped[source.name(item)] = str(problem)
+                    continue
+                with looker.engine.autocast():
+                    vectors.append(recipe.embed(trained.nets, batch).float().cpu())
+                files.append(source.name(item))
+    if not files:
+        name, reason = next(iter(skipped.items()))
+        raise UsageError(f"no file of {place} can be read, {name} for one ({reason})")
+    return Embedded(files, torch.cat(vectors), skipped)
+
+
+@contextmanager
+def _as_folder(place: Path) -> Iterator[Path]:
+    """A folder, or a file in a folder of its own: what lies beside it is not looked at."""
+    if not place.is_file():
+        yield place
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        shutil.copyfile(place, Path(temporary) / place.name)
+        try:
+            yield Path(temporary)
+        except UsageError as error:
+            raise UsageError(str(error).replace(temporary, str(place))) from None
+
+
+def embed_texts(trained: Trained, texts: Sequence[str]) -> Tensor:
+    """Vectors (texts, dim)."""
+    refuse_without_space(trained)
+    if not all(text.strip() for text in texts):
+        raise UsageError("--text is empty; say in words what to look for")
+    recipe = trained.recipe
+    engine = Engine(recipe.config.engine, recipe.config.train.seed)
+    engine.place(trained.nets)
+    parts = [list(texts[start : start + TEXTS_AT_ONCE]) for start in range(0, len(texts), TEXTS_AT_ONCE)]
+    with looking(trained.nets), engine.autocast():
+        return torch.cat([recipe.embed_texts(trained.nets, part).float().cpu() for part in parts])
+
+
+def rank(media: Embedded, text: Tensor, top: int) -> list[Found]:
+    """The files that a text's vector (dim) is nearest to, best first; of equal ones in the order of their names."""
+    scores = (media.vectors.double() @ text.double()).tolist()
+    best = sorted(range(len(scores)), key=lambda item: (-scores[item], media.files[item]))[:top]
+    return [Found(media.files[item], scores[item]) for item in best]
+
+
+def refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise UsageError(f"{out} exists already; choose another file with --out")
+
+
+def write_embeddings(out: Path, media: Embedded | None, texts: Sequence[str], text: Tensor | None) -> None:
+    """All at once, or not at all. What was not asked for is an array of no rows."""
+    dim = (media.vectors if media is not None else text if text is not None else torch.empty(0, 0)).shape[1]
+    arrays: dict[str, Any] = {
+        "audio": np.empty((0, dim), np.float32) if media is None else media.vectors.numpy(),
+        "files": _words([] if media is None else media.files),
+        "text": np.empty((0, dim), np.float32) if text is None else text.numpy(),
+        "texts": _words(texts),
+    }
+    held = io.BytesIO()
+    np.savez(held, **arrays)
+    refuse_existing(out)
+    temporary = out.with_name(f".{out.name}.writing")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with io.BufferedWriter(checkpoint.open_own(temporary, "wb")) as file:
+            file.write(held.getbuffer())
+        checkpoint.sync(temporary)
+        os.replace(temporary, out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _words(texts: Sequence[str]) -> npt.NDArray[Any]:
+    return np.array(list(texts), dtype=np.str_)
