@@ -22,7 +22,7 @@ class AudioDemo:
 
 
 QUICK = AudioDemo(num=2000, steps=200, every=100)
-FULL = AudioDemo(num=12_000, steps=1500, every=250)
+FULL = AudioDemo(num=12_000, steps=1000, every=250)
 
 
 def audio_demo(out: Path, full: bool, script: Script) -> None:

@@ -1,8 +1,8 @@
 """Owns what is hidden from the towers in training: a band and a stretch of each clip, some of its patches, and words.
 
-All of it is drawn for each clip by itself, as numbers that travel with the batch. Of captions words are left out, so that
-short texts, as people search with, mean something too. SpecAugment (1904.08779) silences a
-band of frequencies and a stretch of time: never more than half of either, so that there is always something to hear.
+All of it is drawn for each clip by itself. SpecAugment (1904.08779) silences a band of frequencies and a stretch of
+time: never more than half of either, so that there is always something to hear. Captions lose words, so that short
+texts, as people search with, mean something too.
 """
 
 from __future__ import annotations

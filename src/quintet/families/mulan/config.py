@@ -113,7 +113,7 @@ class MuLaNDataConfig(AudioDataConfig):
     """Clips and their captions."""
 
     drop_words: float = Field(
-        0.5, ge=0, le=1, description="Most of a training caption's words that may be left out; half of them stay whole."
+        0.8, ge=0, le=1, description="Most of a training caption's words that may be left out; half of them stay whole."
     )
     empty_captions: bool = Field(False, description="Train on clips without a caption too.")
 
