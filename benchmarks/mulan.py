@@ -98,11 +98,10 @@ def compare_loss(home: Path, seconds: float, slices: int, rates: list[str], fron
             name = "peer" if front == "own" else "peer with a logarithm"
             chosen.append(peer(f"{name}, rate {rate}", "loss", front, folder, rate, each))
         chosen.append(ours(f"ours, rate {rate}", "loss", folder, rate, each))
-    interleave(chosen, 0, slices + 1)
+    out = RESULTS / "mulan-loss.json"
+    interleave(chosen, 0, slices + 1, out)
     if len({contender.about["task"] for contender in chosen}) > 1:
         raise SystemExit("the workers were not given the same sounds and captions")
-    out = RESULTS / "mulan-loss.json"
-    record(chosen, out)
     print(curves(chosen))
     print(outcome(chosen))
     print(f"raw figures: {out}\n")

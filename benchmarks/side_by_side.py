@@ -80,8 +80,8 @@ class Contender:
         raise SystemExit(f"{self.name} ended without an answer")
 
 
-def interleave(contenders: list[Contender], warmup: int, rounds: int) -> None:
-    """Every contender takes one step a round, in turn."""
+def interleave(contenders: list[Contender], warmup: int, rounds: int, out: Path | None = None) -> None:
+    """Every contender takes one step a round, in turn; where rounds are long, `out` keeps them one by one."""
     for contender in contenders:
         contender.start()
     for number in range(warmup + rounds):
@@ -89,6 +89,8 @@ def interleave(contenders: list[Contender], warmup: int, rounds: int) -> None:
             cost = contender.step()
             if number >= warmup:
                 contender.costs.append(cost)
+        if out is not None:
+            record(contenders, out)
     for contender in contenders:
         contender.stop()
 
