@@ -1,7 +1,12 @@
-"""Fixtures of the fault tests. Faults are tried on every registered recipe, by its entry in tests/contract/cases.py."""
+"""Fixtures of the fault tests. Faults are tried on every registered recipe, by its entry in tests/contract/cases.py.
+
+`make faults` tries all of them on all recipes. Otherwise each test takes `RECIPES_A_TEST` of them, by turns: what breaks
+under faults is mostly the core, and the tests stay quick however many recipes there are.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +16,31 @@ import pytest
 from contract.cases import Case
 from faults import ledger as ledgers
 from helpers import LAST_STEP, UNENDING, made_once, succeed
+from quintet.recipes import RECIPES
+
+RECIPES_A_TEST = 2
+FOR_ALL = ("test_golden.py",)
+"""What is kept for each recipe must be read for each."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    spared = [] if ledgers.WHOLE else [item for item in items if not its_turn(item)]
+    if spared:
+        config.hook.pytest_deselected(items=spared)
+        gone = set(spared)
+        items[:] = [item for item in items if item not in gone]
+
+
+def its_turn(item: pytest.Item) -> bool:
+    parameters = getattr(item, "callspec", None)
+    if parameters is None or "recipe" not in parameters.params:
+        return True
+    if Path(__file__).parent not in item.path.parents or item.path.name in FOR_ALL:
+        return True
+    first = zlib.crc32(f"{item.path.name} {item.originalname}".encode())  # type: ignore[attr-defined]
+    place = list(RECIPES).index(parameters.params["recipe"])
+    return (place - first) % len(RECIPES) < RECIPES_A_TEST
+
 
 Ledger = Callable[[str, int], None]
 Words = tuple[object, ...]
