@@ -1,7 +1,7 @@
 """Fixtures of the fault tests. Faults are tried on every registered recipe, by its entry in tests/contract/cases.py.
 
-`make faults` tries all of them on all recipes. Otherwise each test takes `RECIPES_A_TEST` of them, by turns: what breaks
-under faults is mostly the core, and the tests stay quick however many recipes there are.
+`make faults` tries all of them on all recipes. Otherwise each test takes `RECIPES_A_TEST` of them, by turns: what
+breaks under faults is mostly the core, and the tests stay quick however many recipes there are.
 """
 
 from __future__ import annotations

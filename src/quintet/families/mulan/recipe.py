@@ -130,19 +130,20 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
     def measure(self, nets: Nets, batch: Batch) -> Statistics:
         audio, text = self.embed(nets, batch), _mulan(nets).embed_prepared(self._texts(batch))
         captions = torch.tensor([caption_number(each) for each in _texts_of(batch)], device=audio.device)
-        sums: dict[str, Tensor] = {}
-        if self.config.eval.labels:
-            own = [label_in(each, self.config.eval.labels) for each in _texts_of(batch)]
-            named = [place for place, label in enumerate(own) if label is not None]
-            labels = [self.config.eval.prompt.replace("{}", each) for each in self.config.eval.labels]
-            prompts = _mulan(nets).embed_texts(labels)
-            guesses = similarities(audio[named], prompts).argmax(1).tolist()
-            right = sum(guess == own[place] for guess, place in zip(guesses, named, strict=True))
-            sums = {"labelled": torch.tensor(float(len(named))), "told_right": torch.tensor(float(right))}
+        sums = self._told_apart(nets, batch, audio) if self.config.eval.labels else {}
         if self.config.model.quantizer_levels:
             kept = F.cosine_similarity(_quantizer(nets).decode(_quantizer(nets).encode(audio)), audio)
             sums["quantized"] = kept.double().sum()
         return Statistics(sums, {"audio": audio, "text": text, "captions": captions})
+
+    def _told_apart(self, nets: Nets, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
+        """How many clips name a label in their caption, and of how many the nearest label is that one."""
+        labels = self.config.eval.labels
+        prompts = _mulan(nets).embed_texts([self.config.eval.prompt.replace("{}", label) for label in labels])
+        guesses = similarities(audio, prompts).argmax(1).tolist()
+        named = [label_in(text, labels) for text in _texts_of(batch)]
+        right = [guess == own for guess, own in zip(guesses, named, strict=True) if own is not None]
+        return {"labelled": torch.tensor(float(len(right))), "told_right": torch.tensor(float(sum(right)))}
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         audio, text, captions = (statistics.rows[name] for name in ("audio", "text", "captions"))
