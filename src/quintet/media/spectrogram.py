@@ -19,8 +19,8 @@ _COLOURS = np.array(
 
 def spectrogram(samples: Samples | Tensor, rate: int, *, mels: int = 96, width: int | None = None) -> Pixels:
     """A picture (mels x time x 3) of (samples) or (channels, samples), averaged over channels; a pixel is 10 ms, or
-    what `width` makes of it."""
-    waves = torch.as_tensor(samples).detach().float().cpu()
+    what `width` makes of it. What is no number is silence."""
+    waves = torch.nan_to_num(torch.as_tensor(samples).detach().float().cpu(), posinf=0.0, neginf=0.0)
     wave = waves.mean(dim=0) if waves.ndim == 2 else waves
     hop = max(1, rate // 100) if width is None else max(1, wave.shape[-1] // width)
     n_fft = 2 ** max(6, round(np.log2(rate * 0.064)))

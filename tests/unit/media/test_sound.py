@@ -113,3 +113,6 @@ def test_a_picture_shows_low_tones_below_and_time_to_the_right() -> None:
     assert column > 38
     assert brightness[:, :30].max() < 20
     assert spectrogram(np.zeros(1600, np.float32), 16_000).max() < 20
+    broken = late.copy()
+    broken[0, :3] = (np.nan, np.inf, -np.inf)
+    assert np.array_equal(spectrogram(broken, 16_000, width=80), picture)
