@@ -258,7 +258,7 @@ def _keys(rng: np.random.Generator, record: SoundRecord, count: int) -> FloatArr
 
 # --- captions ---------------------------------------------------------------------------------------------------
 
-_LOUDNESS_WORDS = {"quiet": ("quiet", "soft", "faint"), "loud": ("loud", "strong", "powerful")}
+LOUDNESS_WORDS = {"quiet": ("quiet", "soft", "faint"), "loud": ("loud", "strong", "powerful")}
 _REGISTER_WORDS = {"low": ("low", "deep"), "middle": ("middle", "mid-range"), "high": ("high", "high-pitched")}
 _TEMPO_WORDS = {"slow": ("slow", "unhurried"), "medium": ("moderate", "medium-paced"), "fast": ("fast", "rapid")}
 _TEMPO_MANNERS = {
@@ -316,7 +316,7 @@ _PHRASES = {
 
 
 def _caption(rng: np.random.Generator, record: SoundRecord) -> str:
-    loud = _pick(rng, _LOUDNESS_WORDS[record["loudness"]]) + " " if rng.random() < SAID_SHARE else ""
+    loud = _pick(rng, LOUDNESS_WORDS[record["loudness"]]) + " " if rng.random() < SAID_SHARE else ""
     words = {"timbre": record["timbre"]}
     tables: tuple[tuple[str, str | None, Mapping[str, tuple[str, ...]]], ...] = (
         ("register", record["register"], _REGISTER_WORDS),
@@ -339,9 +339,14 @@ def _caption(rng: np.random.Generator, record: SoundRecord) -> str:
 def draw_item(seed: int, index: int) -> SoundItem:
     """One item of the data set: the same for the same arguments, whatever else is drawn."""
     rng = np.random.default_rng([seed, index])
-    record = _draw_record(rng)
-    caption = _caption(rng, record)
+    caption, record = draw_words(rng)
     return SoundItem(render(rng, record), caption, record)
+
+
+def draw_words(rng: np.random.Generator) -> tuple[str, SoundRecord]:
+    """A caption and what is true of its sound, which is not played yet."""
+    record = _draw_record(rng)
+    return _caption(rng, record), record
 
 
 def split_of(caption: str, record: SoundRecord) -> str:
