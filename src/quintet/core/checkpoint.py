@@ -183,6 +183,9 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{folder / name} is damaged")
 
 
+_MOST_AXES = 64
+
+
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """The tensors of a file that nobody may have vouched for: it may be anything, and none of it is executed."""
     path = folder / f"{name}.safetensors"
@@ -194,6 +197,8 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     for key, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
             raise CheckpointError(f"{path}: {key[:100]!r} is of type {tensor.dtype}, which quintet never writes")
+        if tensor.ndim > _MOST_AXES:
+            raise CheckpointError(f"{path}: {key[:100]!r} has {tensor.ndim} axes, more than torch can compute with")
         if not bool(tensor.isfinite().all()):
             raise CheckpointError(f"{path}: {key[:100]!r} holds numbers that are not finite; use another checkpoint")
     return tensors
