@@ -114,18 +114,23 @@ class MeshDataConfig(DataConfig):
     memory_megabytes: int = Field(512, ge=0, description="Meshes each process keeps once read; 0: none.")
 
 
-class AudioDataConfig(DataConfig):
-    """The data of recipes that read sound."""
+class SoundDataConfig(DataConfig):
+    """The data of recipes that read sound; outside training clips come whole."""
 
     seconds: float = Field(2.0, gt=0, description="Length of a window; what is shorter is taken whole.")
-    stride: float = Field(
-        1.0, gt=0, description="Seconds from one window of a long clip to the next, where clips are validated whole."
-    )
-    max_windows: int = Field(16, gt=0, description="Windows of one validation clip; of longer ones evenly fewer.")
     loudness: float | None = Field(
         None, ge=-60, le=0, description="Bring every window to this loudness in LUFS (-23, say); none: as it is."
     )
     memory_megabytes: int = Field(512, ge=0, description="Decoded clips each process keeps; 0: none.")
+
+
+class AudioDataConfig(SoundDataConfig):
+    """The data of recipes to which a long clip is several windows."""
+
+    stride: float = Field(
+        1.0, gt=0, description="Seconds from one window of a long clip to the next, where clips are validated whole."
+    )
+    max_windows: int = Field(16, gt=0, description="Windows of one validation clip; of longer ones evenly fewer.")
 
 
 class TrainConfig(Section):

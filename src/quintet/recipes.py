@@ -83,6 +83,15 @@ RECIPES: Mapping[str, RecipeEntry] = {
         summary="sound and text in one space: find clips by words",
         needs="a folder of captioned sounds",
     ),
+    "audio-codec": RecipeEntry(
+        family="audio_codec",
+        config="AudioCodecConfig",
+        recipe="AudioCodecRecipe",
+        models=("AudioCodec",),
+        trainer="AudioCodecTrainer",
+        summary="audio tokenizer: sounds to residual codes and back",
+        needs="a folder of sounds",
+    ),
     "mesh-autoencoder": RecipeEntry(
         family="mesh_autoencoder",
         config="MeshAutoencoderConfig",

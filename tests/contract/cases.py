@@ -50,6 +50,14 @@ TINY_MULAN = (
 )
 """Two towers of some thousand weights each."""
 
+TINY_AUDIO_CODEC = (
+    *("--preset", "debug", "data.seconds=0.25", "eval.seconds=0.5", "model.rate=8000", "model.strides=[4,4,2]"),
+    *("model.dim=4", "model.latent_dim=8", "model.levels=2", "model.codebook_size=32", "loss.mel_windows=[256,64]"),
+    *("loss.stft_windows=[128]", "loss.discriminator_start=4", "loss.discriminator_ramp=4"),
+    *TWELVE_STEPS,
+)
+"""A codec of some thousand weights with active discriminators."""
+
 Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
@@ -177,6 +185,24 @@ CASES: Mapping[str, Case] = {
             "model.loss=decoupled model.audio.dropout=0.1 model.text.dropout=0.1",
         ),
         faults=("model.quantizer_levels=2", "model.codebook_size=8"),
+    ),
+    "audio-codec": Case(
+        data="sounds",
+        tiny=TINY_AUDIO_CODEC,
+        additive=("model.quantizer=fsq", "model.codebook_size=256"),
+        worlds={
+            "fsq": ("model.quantizer=fsq", "model.codebook_size=256", "data.seconds=3"),
+            "lfq": ("model.quantizer=lfq", "model.causal=true", "loss.kind=least-squares", "train.accumulate=2"),
+            "vq": ("train.accumulate=2", "train.steps=52", "checkpoint.every=25", "eval.every=26"),
+        },
+        brief=("train.steps=4", "loss.discriminator_start=2"),
+        poison=spoilt_sounds,
+        resumed=(
+            "model.quantizer=fsq model.codebook_size=256 model.activation=elu",
+            "model.causal=true model.levels=1 optim.clip=0.5",
+        ),
+        prepare=hasten_the_death_of_codes,
+        tokenizer=True,
     ),
     "mesh-autoencoder": Case(
         data="meshes",

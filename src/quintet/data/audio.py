@@ -2,22 +2,22 @@
 
 An item holds `wavs` (windows, samples) float32, mono at the rate of the model; `lengths` (windows) int64, the samples
 of each that are sound; `texts`; and of the embedded data `sound`, what is true of it. In training there is one window,
-at a place drawn for the item and the epoch; otherwise a long clip comes as several. A window is never padded here, and
-in a batch never cut to the shortest: `pad_windows` pads to the longest and adds a mask.
+at a place drawn for the item and the epoch; otherwise a long clip comes as several, or as one of its whole length. A
+window is never padded here, and in a batch never cut to the shortest: `pad_windows` pads to the longest, with a mask.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.config import AudioDataConfig
+from quintet.config import AudioDataConfig, SoundDataConfig
 from quintet.core.batch import Item, collate
 from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
@@ -50,6 +50,8 @@ class AudioFolder:
     loudness: float | None = field(default=None, kw_only=True)
     """Of each window, in LUFS."""
     train: bool = field(default=True, kw_only=True)
+    whole: bool = field(default=False, kw_only=True)
+    """Outside training a clip comes as one window, however long it is."""
     memory: int = field(default=0, kw_only=True)
     """Bytes of decoded clips kept by each process; what does not fit is read again."""
     _kept: dict[int, Samples] = field(default_factory=dict, init=False, repr=False)
@@ -68,6 +70,8 @@ class AudioFolder:
         frames, window = self.frames(item), self.window
         if self.train:
             starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
+        elif self.whole:
+            starts, window = [0], frames
         else:
             stride = max(1, round(self.stride * self.rate))
             starts = sounds.window_starts(frames, window, stride, self.max_windows)
@@ -151,20 +155,19 @@ def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
     return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def audio_folder_sources(config: AudioDataConfig, rate: int) -> Sources:
-    """The folders that the configuration names, split for validation."""
+def audio_folder_sources(config: SoundDataConfig, rate: int) -> Sources:
+    """The folders that the configuration names, split for validation.
+
+    Outside training clips come whole, unless the configuration says how they are cut into windows.
+    """
 
     def folder(path: str, entries: Sequence[Entry], train: bool) -> AudioFolder:
-        return AudioFolder(
-            path,
-            entries,
-            rate,
-            config.seconds,
-            stride=config.stride,
-            max_windows=config.max_windows,
-            loudness=config.loudness,
-            train=train,
-            memory=config.memory_megabytes * 2**20,
+        memory = config.memory_megabytes * 2**20
+        whole = AudioFolder(
+            path, entries, rate, config.seconds, loudness=config.loudness, train=train, whole=True, memory=memory
         )
+        if not isinstance(config, AudioDataConfig):
+            return whole
+        return replace(whole, whole=False, stride=config.stride, max_windows=config.max_windows)
 
     return split_folder(config, sounds.EXTENSIONS, folder)
