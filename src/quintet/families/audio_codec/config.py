@@ -61,7 +61,9 @@ class AudioCodecModelConfig(Section):
 class AudioCodecLossConfig(Section):
     """What the codec is trained for."""
 
-    waveform: float = Field(10.0, ge=0, description="Weight of the mean absolute difference of samples.")
+    waveform: float = Field(
+        1.0, ge=0, description="Weight of the mean absolute difference of samples, as a share of the clip's own level."
+    )
     mel: float = Field(1.0, ge=0, description="Weight of the mean absolute difference of log-mel spectrograms.")
     mel_windows: tuple[Window, ...] = Field(
         (2048, 1024, 512, 256, 128), min_length=1, max_length=16, description="Samples of their windows, one each."

@@ -16,6 +16,8 @@ from quintet.media.mel import LogMel
 STFT_WINDOWS = (2048, 1024, 512)
 QUIETEST = 1e-8
 """Mean square of a clip that is silent."""
+LOWEST_LEVEL = 3e-3
+"""Mean absolute sample of the clips below which the waveform is no longer compared with its own level."""
 
 
 class MelDistance(nn.Module):
@@ -71,6 +73,12 @@ def _magnitudes(waves: Tensor, window: int) -> Tensor:
     shape = torch.hann_window(window, device=waves.device, dtype=waves.dtype)
     spectrum = torch.stft(waves, window, window // 4, window=shape, pad_mode="constant", return_complex=True)
     return spectrum.abs()
+
+
+def waveform_distance(made: Tensor, waves: Tensor, lengths: Tensor) -> Tensor:
+    """The mean absolute difference of samples as a share of the clip's level: quiet clips count as loud ones do."""
+    level = mean_in_time(waves.abs(), lengths).clamp(min=LOWEST_LEVEL)
+    return mean_in_time((made - waves).abs(), lengths) / level
 
 
 def si_sdr(made: Tensor, waves: Tensor) -> Tensor:

@@ -29,10 +29,10 @@ from quintet.families.audio_codec.discriminators import (
 from quintet.families.audio_codec.measures import (
     MelDistance,
     audible,
-    mean_in_time,
     measured_mel,
     si_sdr,
     stft_distance,
+    waveform_distance,
 )
 from quintet.families.audio_codec.model import AudioCodec, Reconstruction
 from quintet.media.audio import write_audio
@@ -111,7 +111,7 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
     def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
         waves, made, lengths = output["waves"], output["made"], output["lengths"]
         parts = {
-            "waveform": mean_in_time((made - waves).abs(), lengths).mean(),
+            "waveform": waveform_distance(made, waves, lengths).mean(),
             "mel": self.mel.to(waves.device)(made, waves, lengths).mean(),
             "quantizer": output["quantizer"],
         }
