@@ -68,13 +68,14 @@ class PeriodDiscriminator(nn.Module):
         self.steps = [period * 3**number for number in (1, 2, 3, 3, 3)]
 
     def forward(self, waves: Tensor) -> Maps:
-        rows = F.pad(waves, (0, -waves.shape[1] % self.period)).unflatten(1, (-1, self.period))
-        return list(zip(through(self.layers, rows[:, None]), self.steps, strict=True))
+        whole = F.pad(waves, (0, -waves.shape[1] % self.period))
+        rows = whole.view(len(waves), 1, -1, self.period)
+        return list(zip(through(self.layers, rows), self.steps, strict=True))
 
 
 def through(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
     """What every layer puts out; the last one without activation."""
-    maps = []
+    maps: list[Tensor] = []
     for layer in layers:
         x = layer(F.leaky_relu(x, SLOPE) if maps else x)
         maps.append(x)

@@ -48,7 +48,9 @@ class Snake(nn.Module):
 
 def make_activation(name: str | None, dim: int) -> nn.Module:
     """What a layer does to its input first; none: nothing."""
-    return {"snake": lambda: Snake(dim), "elu": nn.ELU, None: nn.Identity}[name]()
+    if name is None:
+        return nn.Identity()
+    return Snake(dim) if name == "snake" else nn.ELU()
 
 
 class Conv(nn.Module):

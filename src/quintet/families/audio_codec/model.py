@@ -147,12 +147,12 @@ class AudioCodec(Pretrained, nn.Module):
 
     def _encoded_in_chunks(self, wave: Tensor, levels: int | None) -> Tensor:
         stream = self.encode_stream(levels)
-        parts = [stream.push(chunk[None]) for chunk in wave.split(CHUNK)]
+        parts = [stream.push(chunk[None]) for chunk in torch.split(wave, CHUNK)]
         return torch.cat([*parts, stream.finish()], dim=1)[0]
 
     def _decoded_in_chunks(self, codes: Tensor) -> Tensor:
         stream = self.decode_stream()
-        parts = [stream.push(chunk[None]) for chunk in codes.split(max(1, CHUNK // self.hop))]
+        parts = [stream.push(chunk[None]) for chunk in torch.split(codes, max(1, CHUNK // self.hop))]
         return torch.cat([*parts, stream.finish()], dim=1)[0]
 
     # --- parts ----------------------------------------------------------------------------------------------
