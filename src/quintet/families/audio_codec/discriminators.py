@@ -69,7 +69,7 @@ class PeriodDiscriminator(nn.Module):
 
     def forward(self, waves: Tensor) -> Maps:
         whole = F.pad(waves, (0, -waves.shape[1] % self.period))
-        rows = whole.view(len(waves), 1, -1, self.period)
+        rows = whole.reshape(len(waves), 1, -1, self.period)
         return list(zip(through(self.layers, rows), self.steps, strict=True))
 
 
