@@ -239,6 +239,14 @@ def test_half_as_loud_is_six_decibel_in_every_bin_that_is_heard() -> None:
     waves = noise(1, RATE)
     distance = measured_mel(RATE)(waves / 2, waves, torch.tensor([RATE]))
     torch.testing.assert_close(distance, torch.tensor([math.log(4)], dtype=torch.float64), rtol=1e-2, atol=0)
+    plain = stft_distance(waves / 2, waves, torch.tensor([RATE]))
+    torch.testing.assert_close(plain, torch.tensor([math.log(2)], dtype=torch.float64), rtol=1e-2, atol=0)
+
+
+def test_silence_is_not_infinitely_far_from_a_whisper() -> None:
+    whisper, length = noise(1, RATE) * 0.01, torch.tensor([RATE])
+    for distance in (measured_mel(RATE), stft_distance):
+        assert 0 < distance(whisper, 0 * whisper, length) < 10
 
 
 def test_si_sdr_is_the_known_ratio_whatever_the_scale() -> None:
