@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from quintet.errors import UsageError
 from quintet.families.soundstorm.decoding import canvas, for_levels
 from quintet.families.soundstorm.masking import Hidden, hide, hide_level
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
+from quintet.generate import sampling
 from quintet.generate.masked import Sampling, constant, cosine, linear, masked_counts
 
 LEVELS, CODES, LONGEST = 4, 11, 20
@@ -64,6 +66,10 @@ def seen_by(model: SoundStorm) -> list[Tensor]:
 
 def settings(steps: tuple[int, ...] = (5, 2, 1), **keys: Any) -> list[Sampling]:
     return for_levels(Sampling(**{"greedy_end": True, **keys}), steps, LEVELS)
+
+
+def _always(share: float, progress: Tensor) -> Tensor:
+    return torch.full_like(progress, share)
 
 
 # --- what training hides ------------------------------------------------------------------------------------------
@@ -125,7 +131,7 @@ def test_the_share_is_the_schedule_and_at_least_one_code_is_hidden() -> None:
     levels, prompts = torch.tensor([0, 1, 3]), torch.tensor([4, 3, 0])
     codes = some_codes(3)
     for share, expected in ((0.5, [8, 5, 1]), (0.0, [1, 1, 1]), (1.0, [16, 10, 1])):
-        hidden = hide_level(codes, frames, prompts, levels, items(3), CODES, lambda u, to=share: torch.full_like(u, to))
+        hidden = hide_level(codes, frames, prompts, levels, items(3), CODES, partial(_always, share))
         assert hidden.where.sum(1).tolist() == expected
 
 
@@ -235,6 +241,15 @@ def test_every_level_has_codes_and_a_mask_of_its_own() -> None:
         assert all((one - other).abs().max() > 1e-6 for other in made[:number])
 
 
+@pytest.mark.parametrize("positions", [True, False])
+def test_positions_tell_frames_apart_of_which_nothing_is_known(positions: bool) -> None:
+    model = make(positions=positions)
+    empty = torch.full((1, LONGEST, LEVELS), CODES)
+    logits = model(empty, model.tell(there([LONGEST])), torch.tensor([0]))[0]
+    assert ((logits[9] - logits[10]).abs().max() > 1e-3) == positions
+    assert (logits[0] - logits[10]).abs().max() > 1e-3  # the end of a clip is felt by the convolution
+
+
 def test_nothing_given_to_the_model_is_written_to() -> None:
     model = make(**CLIP, **SEMANTIC, self_conditioning=True, self_critic=True)
     frames, codes = there(LENGTHS), some_codes(3)
@@ -267,6 +282,28 @@ def test_built_from_a_net_or_from_keys_and_saved(tmp_path: Path) -> None:
     for wrong, said in (({"kernel": 4}, "odd"), ({"semantic_codes": 5}, "semantic_rate"), ({"dmi": 16}, "dim")):
         with pytest.raises(UsageError, match=said):
             SoundStorm(**{**SMALL, **wrong})
+
+
+def test_codes_that_sound_alike_start_alike() -> None:
+    model = make()
+    books = torch.randn(LEVELS, CODES, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    books[2, 7] = books[2, 3] + 1e-3
+    masks = model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES].clone()
+    scales = [model.net.embedding.weight.std().item(), model.head_weights.std().item()]
+    model.start_from(books)
+    tables = (model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, :CODES], model.head_weights)
+    for table, scale in zip(tables, scales, strict=True):
+        for level in range(LEVELS):
+            apart, own = torch.cdist(table[level], table[level]), torch.cdist(books[level], books[level])
+            ratio = (apart / own)[own > 0]
+            assert (ratio.max() / ratio.min()).item() == pytest.approx(1, abs=1e-6)
+            assert table[level].std().item() == pytest.approx(scale, rel=0.3)
+    assert torch.equal(model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES], masks)
+    with pytest.raises(UsageError, match="4 levels of 11 codes"):
+        model.start_from(books[:3])
+    books[1] = 0.5
+    with pytest.raises(UsageError, match="all the same"):
+        model.start_from(books)
 
 
 def test_clips_that_are_too_long_or_of_other_levels_are_refused() -> None:
@@ -541,3 +578,46 @@ def test_impossible_requests_are_refused() -> None:
         model.generate(wrong, model.tell(frames), items(2), settings())
     with pytest.raises(UsageError, match="do not fit"):
         model.generate(wrong[..., :2], model.tell(frames), items(2), settings())
+
+
+# --- all of it together -------------------------------------------------------------------------------------------
+
+
+def test_trained_as_said_it_makes_what_it_is_told() -> None:
+    """Two kinds of clips, each with a tune of its own that goes on over all levels, told by a vector."""
+    torch.manual_seed(0)
+    model = SoundStorm(**{**SMALL, **CLIP, "dim": 32, "self_critic": True, "self_conditioning": True})
+    length, kinds = 8, torch.eye(6)[:2]
+    places = torch.arange(length)[:, None] * torch.tensor([1, 2, 3, 5]) + torch.arange(LEVELS)
+    tunes = torch.stack([places % CODES, (places * 2 + 5) % CODES])
+    frames = there([length] * 16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    codes, clip = tunes.repeat(8, 1, 1), kinds.repeat(8, 1)
+    for step in range(150):
+        draw = Draw(1, [step] * 16, range(16))
+        told = model.tell(frames, clip=clip, keep=draw.uniform("keep") >= 0.1)
+        hidden = hide(codes, frames, draw, CODES)
+        with torch.no_grad():
+            before = model(hidden.tokens, told, hidden.levels, want="vectors")
+        before = before * (draw.uniform("helped") < 0.75)[:, None, None]
+        logits = model(hidden.tokens, told, hidden.levels, where=hidden.where, previous=before)
+        loss = torch.nn.functional.cross_entropy(logits, hidden.targets)
+        guesses = sampling.guesses(logits.detach(), draw.uniform("guess", length)[hidden.where])
+        scores = model(hidden.filled(guesses), told, hidden.levels, where=hidden.where, want="scores")
+        wrong = (guesses != hidden.targets).float()
+        loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, wrong)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    told = model.tell(frames[:2], clip=kinds)
+    made = model.generate(canvas(frames[:2], LEVELS), told, items(2), settings((4, 1), guidance=1.5))
+    assert (made == tunes).double().mean() > 0.9
+    spoiled = tunes.clone()
+    spoiled[:, 3, 0] = (spoiled[:, 3, 0] + 4) % CODES
+    spoiled[..., 1:] = CODES
+    scores = model(spoiled, told, torch.tensor([0, 0]), want="scores")
+    assert (scores[:, 3] > scores[:, [0, 1, 2, 4, 5, 6, 7]].amax(1)).all()
+    # Told nothing, but given the beginning of a tune, it goes on with that one.
+    again = model.generate(canvas(frames[:2], LEVELS, tunes[:, :4]), model.tell(frames[:2]), items(2), settings((4, 1)))
+    assert (again == tunes).double().mean() > 0.9

@@ -113,7 +113,7 @@ class Conditions(nn.Module):
         parts = self._tokens_a_frame
         middles = torch.arange(frames.shape[1] * parts, dtype=torch.float64).add_(0.5) * (self._ratio / parts)
         places = middles.long().to(semantic.device).minimum((counts - 1).clamp(min=0)[:, None])
-        return semantic.gather(1, places).unflatten(1, (-1, parts))
+        return semantic.gather(1, places).view(*frames.shape, parts)
 
     def _check(self, semantic: Tensor, counts: Tensor, lengths: Tensor) -> None:
         assert self.config.semantic_codes is not None

@@ -25,6 +25,9 @@ class SoundStormModelConfig(Section):
     multiplier: float = Field(4.0, gt=0, description="Weights of a feed-forward layer, in squares of the width / 2.")
     kernel: int = Field(5, ge=1, le=255, description="Frames that a convolution sees; odd.")
     expansion: int = Field(1, ge=1, le=8, description="Width of the convolution, in widths of the conformer.")
+    positions: bool = Field(
+        True, description="Tell frames where they are in a clip; without, they know only how far they are apart."
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch of a block.")
     semantic_codes: int | None = Field(
         None, gt=1, description="Vocabulary of the semantic tokens it is told; none: it is told none."

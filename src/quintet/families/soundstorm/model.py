@@ -22,7 +22,7 @@ from quintet.families.soundstorm.decoding import LevelObserver, fill_in
 from quintet.generate.masked import Sampling
 from quintet.nn.conformer import Conformer
 from quintet.nn.pretrained import Pretrained
-from quintet.nn.transformer import EMBEDDING_SCALE
+from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions
 
 Wanted = Literal["logits", "scores", "vectors"]
 
@@ -42,6 +42,8 @@ class ConformerWrapper(nn.Module):
         # Rows of its own for each level, the last of them its mask; the sum over levels starts at the usual scale.
         self.embedding = nn.Embedding(self.levels * (self.mask_id + 1), config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE * self.levels**-0.5)
+        # Where nothing is known yet all frames are alike, and distances alone cannot tell the middle ones apart.
+        self.positions = LearnedPositions((config.max_frames,), config.dim) if config.positions else None
         self.conditions = Conditions(config)
         self.conformer = Conformer(
             config.dim,
@@ -67,7 +69,9 @@ class ConformerWrapper(nn.Module):
         # What stands in padding need not be a code, and reaches no frame.
         codes = codes.masked_fill(~frames[..., None], self.mask_id)
         ids = codes + (self.mask_id + 1) * torch.arange(self.levels, device=codes.device)
-        x = F.embedding_bag(ids.flatten(0, 1), self.embedding.weight, mode="sum").unflatten(0, codes.shape[:2])
+        x = F.embedding_bag(ids.flatten(0, 1), self.embedding.weight, mode="sum").view(*codes.shape[:2], -1)
+        if self.positions is not None:
+            x = x + self.positions((codes.shape[1],))
         condition = self.conditions(told)
         if condition is not None:
             x = x + condition
@@ -112,6 +116,27 @@ class SoundStorm(Pretrained, nn.Module):
             # A critic starts without an opinion, and does not disturb the generator.
             nn.init.zeros_(self.to_score.weight)
             nn.init.zeros_(self.to_score.bias)
+
+    @torch.no_grad()
+    def start_from(self, codebooks: Tensor) -> None:
+        """Let similar codes of a level start alike: `codebooks` is (levels, codes, code_dim), the codec's vectors.
+
+        Each level's are centred, brought to the scale that the weights were initialised with, and turned at random into
+        the width of the conformer; what embeds a code and what predicts it are turned differently.
+        """
+        if codebooks.dim() != 3 or codebooks.shape[:2] != (self.levels, self.mask_id):
+            raise UsageError(
+                f"codebooks of shape {tuple(codebooks.shape)} are not {self.levels} levels of {self.mask_id} codes"
+            )
+        embeddings = self.net.embedding.weight.view(self.levels, self.mask_id + 1, -1)[:, : self.mask_id]
+        centred = codebooks.to("cpu", self.head_weights.dtype)
+        centred = centred - centred.mean(1, keepdim=True)
+        if not centred.isfinite().all() or not centred.any(2).any(1).all():
+            raise UsageError("the vectors of a codebook are not finite, or all the same")
+        for weights, level in zip((*embeddings, *self.head_weights), (*centred, *centred), strict=True):
+            # Orthogonal, so that distances between codes stay what the codec made them.
+            turned = level @ nn.init.orthogonal_(level.new_empty(level.shape[1], weights.shape[1]))
+            weights.copy_(turned * (weights.std().cpu() / turned.std()))
 
     def tell(
         self,
@@ -159,7 +184,7 @@ class SoundStorm(Pretrained, nn.Module):
         makes, every row costs one head whatever the others' levels are, and nothing waits to learn which levels were
         drawn, as sorting rows by level would.
         """
-        heads = F.embedding(levels, self.head_weights.flatten(1)).unflatten(1, self.head_weights.shape[1:])
+        heads = F.embedding(levels, self.head_weights.flatten(1)).view(-1, *self.head_weights.shape[1:])
         biases = F.embedding(levels, self.head_biases)[:, None]
         return torch.baddbmm(biases.to(vectors.dtype), vectors, heads.transpose(1, 2).to(vectors.dtype))
 
