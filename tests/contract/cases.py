@@ -191,7 +191,7 @@ CASES: Mapping[str, Case] = {
         tiny=TINY_AUDIO_CODEC,
         additive=("model.quantizer=fsq", "model.codebook_size=256"),
         worlds={
-            "fsq": ("model.quantizer=fsq", "model.codebook_size=256", "data.seconds=3"),
+            "fsq": ("model.quantizer=fsq", "model.codebook_size=256", "data.seconds=1.6"),
             "lfq": ("model.quantizer=lfq", "model.causal=true", "loss.kind=least-squares", "train.accumulate=2"),
             "vq": (
                 "train.accumulate=2",
