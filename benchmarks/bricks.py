@@ -1,8 +1,8 @@
 """Meshes of real parts: `benchmarks/bricks.py FOLDER [--out FOLDER] [--steps 700] [--minutes 12]`.
 
 Trains the learned tokenizer, and a generator on plain coordinates, on parts split by their number, so that no variant
-of a part is on both sides. Prints how far unseen parts are from their reconstructions, by both tokenizers, and from the nearest part
-that was trained on: a tokenizer that has only learned its parts by heart is no better than that.
+of a part is on both sides. Prints how far unseen parts are from their reconstructions, by both tokenizers, and from the
+nearest part that was trained on: a tokenizer that has only learned its parts by heart is no better than that.
 """
 
 from __future__ import annotations
