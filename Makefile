@@ -41,12 +41,12 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist load
 
 # Into a ledger of passed trials, from which the table is made.
 faults: setup
 	rm -f faults.jsonl
-	OMP_NUM_THREADS=1 QUINTET_FAULTS=whole QUINTET_LEDGER=$(CURDIR)/faults.jsonl $(BIN)/pytest -n 2 --dist worksteal tests/faults
+	OMP_NUM_THREADS=1 QUINTET_FAULTS=whole QUINTET_LEDGER=$(CURDIR)/faults.jsonl $(BIN)/pytest -n 2 --dist load tests/faults
 	PYTHONPATH=tests $(BIN)/python -m faults.ledger faults.jsonl docs/reliability.md
 
 soak: setup

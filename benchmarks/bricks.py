@@ -1,8 +1,8 @@
-"""Meshes of real parts: `benchmarks/bricks.py FOLDER [--out FOLDER] [--minutes 12]`.
+"""Meshes of real parts: `benchmarks/bricks.py FOLDER [--out FOLDER] [--steps 700] [--minutes 12]`.
 
-Trains the learned tokenizer, and a generator on it, on parts split by their number, so that no variant of a part is on
-both sides. Prints how far unseen parts are from their reconstructions, by both tokenizers, and from the nearest part
-that was trained on: a tokenizer that has only learned its parts by heart is no better than that.
+Trains the learned tokenizer, and a generator on plain coordinates, on parts split by their number, so that no variant
+of a part is on both sides. Prints how far unseen parts are from their reconstructions, by both tokenizers, and from the
+nearest part that was trained on: a tokenizer that has only learned its parts by heart is no better than that.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--out", type=Path, default=Path("runs/bricks"))
-    parser.add_argument("--minutes", type=float, default=12, help="For each of the two models.")
+    parser.add_argument("--steps", type=int, default=700, help="Of each of the two models.")
+    parser.add_argument("--minutes", type=float, default=12, help="At the most, for each of them.")
     arguments = parser.parse_args()
     learned, generator = arguments.out / "tokenizer", arguments.out / "transformer"
-    limit = f"train.minutes={arguments.minutes}"
-    call("train", "mesh-autoencoder", arguments.folder, "--out", str(learned), "--preset", "small", *SPLIT, limit)
+    limits = (f"train.steps={arguments.steps}", f"train.minutes={arguments.minutes}")
+    call("train", "mesh-autoencoder", arguments.folder, "--out", str(learned), "--preset", "small", *SPLIT, *limits)
     call("eval", str(learned))
     call(
         *("train", "mesh-transformer", arguments.folder, "--out", str(generator), "--preset", "small"),
-        *("--tokenizer", str(learned), "model.max_faces=400", *SPLIT, limit),
+        *("--tokenizer", "coordinates", "model.max_faces=400", *SPLIT, *limits),
     )
     call("eval", str(generator))
     texts = [word for text in TEXTS for word in ("--text", text)]

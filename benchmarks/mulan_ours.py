@@ -1,7 +1,8 @@
 """quintet's MuLaN as a worker.
 
 `mulan_ours.py step PRECISION`: a training step of the recipe (spectrogram, masks, both towers, loss, clipping, AdamW).
-`mulan_ours.py loss SOUNDS RATE SECONDS`: trains for slices of CPU seconds, and measures after each.
+`mulan_ours.py loss READS SOUNDS RATE SECONDS`: trains for slices of CPU seconds, and measures after each; READS is
+words, numbered as the peer's are, or bytes.
 """
 
 from __future__ import annotations
@@ -92,8 +93,10 @@ class Training:
         self.number += 1
 
 
-def make_batch(waves: Tensor, lengths: Tensor, texts: Sequence[str], items: Sequence[int], number: int) -> Batch:
-    fields = {"wavs": waves, "lengths": lengths, "texts": list(texts), "owners": torch.arange(len(texts))}
+def make_batch(
+    waves: Tensor, lengths: Tensor, captions: Mapping[str, Sequence[Any]], items: Sequence[int], number: int
+) -> Batch:
+    fields = {"wavs": waves, "lengths": lengths, **captions, "owners": torch.arange(len(items))}
     return Batch(fields, tuple(map(str, items)), Draw(0, [number] * len(items), items))
 
 
@@ -108,7 +111,7 @@ def serve_step(precision: str) -> None:
     lengths = torch.full((count,), task.SAMPLES)
 
     def step() -> None:
-        training.step(make_batch(waves, lengths, texts, range(count), training.number), task.STEP_RATE)
+        training.step(make_batch(waves, lengths, {"texts": texts}, range(count), training.number), task.STEP_RATE)
 
     serve(step, about(recipe.mulan), ("quintet",))
 
@@ -116,14 +119,19 @@ def serve_step(precision: str) -> None:
 # --- training for a time ------------------------------------------------------------------------------------------
 
 
-def serve_training(folder: str, rate: str, seconds: str) -> None:
+def serve_training(reads: str, folder: str, rate: str, seconds: str) -> None:
     given = task.read_task(Path(folder))
-    recipe = make_recipe({"train.batch_size": task.TRAIN_BATCH})
+    words = task.Words(given.train.texts)
+    # Both sides are trained on whole captions.
+    keys: dict[str, Any] = {"train.batch_size": task.TRAIN_BATCH, "data.drop_words": 0}
+    recipe = make_recipe({**keys, "model.text.vocabulary": len(words)} if reads == "words" else keys)
     training, mulan = Training(recipe), recipe.mulan
 
     def batches_of(chosen: tuple[list[int], list[int]], number: int) -> Batch:
         items, starts = chosen
-        return make_batch(*given.train.at(items, starts), [given.train.texts[item] for item in items], items, number)
+        texts = [given.train.texts[item] for item in items]
+        captions = {"token_ids": words(texts)} if reads == "words" else {"texts": texts}
+        return make_batch(*given.train.at(items, starts), captions, items, number)
 
     drawn = given.batches()
     level = [batches_of(next(drawn), 0) for _ in range(LEVEL_BATCHES)]
@@ -137,7 +145,8 @@ def serve_training(folder: str, rate: str, seconds: str) -> None:
         training.step(batch, task.warmed_up(float(rate), training.number))
 
     def embed(waves: Tensor, lengths: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return mulan.embed_audio(waves, lengths), mulan.embed_texts(texts)
+        prepared = mulan.text.prepare_ids(words(texts)) if reads == "words" else mulan.text.prepare(texts)
+        return mulan.embed_audio(waves, lengths), mulan.embed_prepared(prepared)
 
     def measure() -> dict[str, float]:
         mulan.eval()

@@ -106,6 +106,24 @@ class Task:
                     yield items.tolist(), (places[items] * room).long().tolist()
 
 
+class Words:
+    """Captions as rows of words that the training captions have; 1 for a word they have not, 0 for none."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        known = sorted({word for text in texts for word in self._split(text)})
+        self.numbers = {word: number for number, word in enumerate(known, 2)}
+
+    def __len__(self) -> int:
+        return len(self.numbers) + 2
+
+    def __call__(self, texts: Sequence[str]) -> list[Tensor]:
+        return [torch.tensor([self.numbers.get(word, 1) for word in self._split(text)]) for text in texts]
+
+    @staticmethod
+    def _split(text: str) -> list[str]:
+        return text.lower().replace(",", " ").replace(":", " ").split()
+
+
 def read_task(folder: Path) -> Task:
     """What `mulan.py` wrote."""
     found = load_file(folder / "sounds.safetensors")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def split_notes(folder: Path, data: Path) -> list[dict[str, Any]]:
         instrument = row["text"].split(", note")[0]
         share = int.from_bytes(hashlib.sha256(instrument.encode()).digest()[:8], "big") / 2**64
         row["split"] = "validation" if share < HELD_OUT else "train"
-        os.symlink((folder / row["file_name"]).resolve(), data / row["file_name"])
+        shutil.copyfile(folder / row["file_name"], data / row["file_name"])
     lines = [json.dumps({name: row[name] for name in ("file_name", "text", "split")}) for row in rows]
     (data / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return rows

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ def shuffled(data: Path, out: Path) -> Path:
     for row, text in zip(train, texts, strict=True):
         row["text"] = text
     out.mkdir(parents=True)
-    (out / "sounds").symlink_to((data / "sounds").resolve())
+    shutil.copytree(data / "sounds", out / "sounds", copy_function=os.link)
     (out / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return out
 

@@ -94,23 +94,9 @@ def serve_step(vocabulary: str, precision: str) -> None:
 # --- training for a time ------------------------------------------------------------------------------------------
 
 
-class Words:
-    """Captions as rows of words that the training captions have; 0 behind the end, 1 for a word they have not."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        known = sorted({word for text in texts for word in self._split(text)})
-        self.numbers = {word: number for number, word in enumerate(known, 2)}
-
-    def __len__(self) -> int:
-        return len(self.numbers) + 2
-
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        rows = [torch.tensor([self.numbers.get(word, 1) for word in self._split(text)]) for text in texts]
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-    @staticmethod
-    def _split(text: str) -> list[str]:
-        return text.lower().replace(",", " ").replace(":", " ").split()
+def padded(rows: Sequence[Tensor]) -> Tensor:
+    """Behind the end of a text stands 0, which the peer masks."""
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 class Logarithm(nn.Module):
@@ -120,7 +106,7 @@ class Logarithm(nn.Module):
 
 def serve_training(front: str, folder: str, rate: str, seconds: str) -> None:
     given = task.read_task(Path(folder))
-    words = Words(given.train.texts)
+    words = task.Words(given.train.texts)
     model = make_model(len(words)).train()
     if front == "log":
         model.audio.spec = nn.Sequential(model.audio.spec, Logarithm())
@@ -130,7 +116,7 @@ def serve_training(front: str, folder: str, rate: str, seconds: str) -> None:
 
     def prepare() -> tuple[Tensor, Tensor]:
         items, starts = next(batches)
-        return given.train.at(items, starts)[0], words([given.train.texts[item] for item in items])
+        return given.train.at(items, starts)[0], padded(words([given.train.texts[item] for item in items]))
 
     def step(batch: tuple[Tensor, Tensor]) -> None:
         nonlocal number
@@ -140,7 +126,7 @@ def serve_training(front: str, folder: str, rate: str, seconds: str) -> None:
         number += 1
 
     def embed(waves: Tensor, lengths: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return model.get_audio_latents(waves), model.get_text_latents(words(texts))
+        return model.get_audio_latents(waves), model.get_text_latents(padded(words(texts)))
 
     def measure() -> dict[str, float]:
         model.eval()

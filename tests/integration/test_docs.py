@@ -78,7 +78,8 @@ def test_every_verb_of_the_readme_and_the_help_exist_in_both(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     listed = set(re.findall(r"^  (\w+) +[A-Z]", capsys.readouterr().out, re.MULTILINE)) - {"version", "demo"}
-    shown = {line.split()[1] for line in block_after(README, "<!-- commands: tested -->").splitlines()}
+    markers = re.findall(r"<!-- [\w ]*commands: tested -->", README)
+    shown = {line.split()[1] for marker in markers for line in block_after(README, marker).splitlines()}
     assert listed == shown
 
 
@@ -151,8 +152,8 @@ def test_the_trainers_of_the_page(page: dict[str, Case], pictures: Path, tmp_pat
     )
     link = open_link(str(cases.GOLDEN / "vqgan-format-1" / "hub"))
     for trainer in (
-        blur(str(pictures), str(tmp_path / "blur"), **brief),
-        palette(link, str(pictures), str(tmp_path / "palette"), **brief),
+        blur(data=pictures, out=tmp_path / "blur", config=brief),
+        palette(tokenizer=link, data=pictures, out=tmp_path / "palette", config=brief),
     ):
         trainer.train()
         trainer.close()

@@ -57,7 +57,7 @@ def evaluate(
                 with engine.autocast():
                     measured = recipe.measure_generated(nets, loaded.batch.to(engine.device, engine.dtype), split)
                 total = total + (measured if counts else measured.emptied())
-    return recipe.summarise(total.over_ranks())
+        return recipe.summarise(total.over_ranks())
 
 
 def make_artifacts(recipe: Recipe[Any], nets: Nets, batch: Batch, engine: Engine) -> list[Artifact]:

@@ -14,12 +14,8 @@ so a change to either one needs a new `VERSION`.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
-import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quintet.errors import UsageError
+from quintet.data.embedded import refuse_bad_request, split_by_words, write_records
 from quintet.media.mesh import Faces, Mesh, Vertices, write_mesh
 
 VERSION = 1
@@ -420,35 +416,16 @@ def draw_solid(rng: np.random.Generator, kind: str | None = None) -> SolidItem:
 
 def split_of(caption: str) -> str:
     """`train` or `validation`, from the words alone: a validation caption is never trained on, word for word."""
-    words = " ".join(re.findall(r"[a-z0-9]+", caption.lower()))
-    share = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
-    return "validation" if share < VALIDATION_SHARE else "train"
+    return split_by_words(caption, VALIDATION_SHARE)
 
 
 # --- the folder -------------------------------------------------------------------------------------------------
 
 
-def _refuse_bad_request(folder: Path, num: int, seed: int) -> None:
-    if num <= 0:
-        raise UsageError(f"--num is {num}; ask for at least one mesh.")
-    if seed < 0:
-        raise UsageError(f"--seed is {seed}; choose 0 or more.")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; name a new folder for the data set.")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty; name a new folder, or remove this one first.")
-
-
-def _write_text_at_once(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def make_solids(folder: Path, num: int = 5000, seed: int = 0) -> None:
     """Write the data set: `meshes/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
     folder = Path(folder)
-    _refuse_bad_request(folder, num, seed)
+    refuse_bad_request(folder, num, seed, "mesh")
     rows = []
     for index in range(num):
         item = draw_item(seed, index)
@@ -457,5 +434,4 @@ def make_solids(folder: Path, num: int = 5000, seed: int = 0) -> None:
         row = {"file_name": file_name, "text": item.caption, "split": split_of(item.caption)}
         rows.append({**row, "class": item.kind, "proportions": item.proportions})
     about = {"name": "solids", "version": VERSION, "num": num, "seed": seed}
-    _write_text_at_once(folder / "dataset.json", json.dumps(about) + "\n")
-    _write_text_at_once(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    write_records(folder, about, rows)

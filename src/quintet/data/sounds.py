@@ -10,9 +10,6 @@ changes, so a change to either one needs a new `VERSION`.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from quintet.errors import UsageError
+from quintet.data.embedded import refuse_bad_request, split_by_words, write_records
 from quintet.media.audio import write_audio
 
 VERSION = 1
@@ -353,32 +350,13 @@ def split_of(caption: str, record: SoundRecord) -> str:
     """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
     if (record["timbre"], record["register"]) in WITHHELD_PAIRS:
         return "withheld"
-    words = " ".join(re.findall(r"[a-z0-9]+", caption.lower()))
-    share = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
-    return "validation" if share < VALIDATION_SHARE else "train"
-
-
-def _refuse_bad_request(folder: Path, num: int, seed: int) -> None:
-    if num <= 0:
-        raise UsageError(f"--num is {num}; ask for at least one sound.")
-    if seed < 0:
-        raise UsageError(f"--seed is {seed}; choose 0 or more.")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; name a new folder for the data set.")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty; name a new folder, or remove this one first.")
-
-
-def _write_text_at_once(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    return split_by_words(caption, VALIDATION_SHARE)
 
 
 def make_sounds(folder: Path, num: int = 5000, seed: int = 0) -> None:
     """Write the data set: `sounds/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
     folder = Path(folder)
-    _refuse_bad_request(folder, num, seed)
+    refuse_bad_request(folder, num, seed, "sound")
     rows = []
     for index in range(num):
         item = draw_item(seed, index)
@@ -387,5 +365,4 @@ def make_sounds(folder: Path, num: int = 5000, seed: int = 0) -> None:
         split = split_of(item.caption, item.record)
         rows.append({"file_name": file_name, "text": item.caption, "split": split, "sound": item.record})
     about = {"name": "sounds", "version": VERSION, "num": num, "rate": RATE, "seed": seed}
-    _write_text_at_once(folder / "dataset.json", json.dumps(about) + "\n")
-    _write_text_at_once(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    write_records(folder, about, rows)

@@ -12,8 +12,6 @@ from quintet.media.image import Pixels
 
 _DARK, _BRIGHT = np.array((18, 20, 46)), np.array((255, 214, 110))
 _INK = (40, 40, 40)
-_LETTER = 7
-"""Pixels of a letter, about."""
 _LONGEST = 40
 """Letters of a name."""
 
@@ -26,10 +24,10 @@ def draw_matrix(
     shade = (values - low) / max(high - low, 1e-12)
     colours = np.rint(_DARK + shade[..., None] * (_BRIGHT - _DARK)).astype(np.uint8)
     field = colours.repeat(square, axis=0).repeat(square, axis=1)
-    left, below = (_LETTER * max((len(name[:_LONGEST]) for name in names), default=0) + 8 for names in (rows, columns))
+    font = ImageFont.load_default()
+    left, below = (8 + int(max(font.getlength(name[:_LONGEST]) for name in names)) for names in (rows, columns))
     sheet = Image.new("RGB", (left + field.shape[1], field.shape[0] + below), "white")
     sheet.paste(Image.fromarray(field), (left, 0))
-    font = ImageFont.load_default()
     draw = ImageDraw.Draw(sheet)
     for number, name in enumerate(rows):
         draw.text((left - 4, (number + 0.5) * square), name[:_LONGEST], _INK, font, anchor="rm")

@@ -34,8 +34,9 @@ class TokenizerFolder:
     def encode(self, texts: Sequence[str], max_length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Ids `(batch, length)`, which are not padding, and which texts, `(batch,)`, had more than fits."""
         most = min(max_length, self._tokenizer.model_max_length)
-        whole = self._tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
-        kept = self._tokenizer(list(texts), truncation=True, max_length=most)["input_ids"] if texts else []
+        whole = kept = self._tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
+        if any(len(row) > most for row in whole):
+            kept = self._tokenizer(list(texts), truncation=True, max_length=most)["input_ids"]
         width = padded_length(max((len(row) for row in kept), default=1) or 1, max_length)
         ids = torch.full((len(kept), width), self.vocabulary - 1, dtype=torch.int64)
         for place, row in zip(ids, kept, strict=True):

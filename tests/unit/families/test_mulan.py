@@ -275,12 +275,30 @@ def test_vectors_that_tell_nothing_apart_are_noticed(capsys: pytest.CaptureFixtu
     recipe = small_recipe()
     same = F.normalize(torch.ones(30, 8), dim=-1)
     rows = {"audio": same, "text": same, "captions": torch.arange(30)}
-    figures = recipe.summarise(Statistics(rows=rows))
+    sums = {"log_scale": torch.tensor(5.0), "batches": torch.tensor(2.0)}
+    figures = recipe.summarise(Statistics(sums, rows))
     assert figures["loss"] == pytest.approx(math.log(30))
     assert "ln(30) = 3.401" in capsys.readouterr().err
     apart = F.normalize(torch.randn(30, 8), dim=-1)
-    recipe.summarise(Statistics(rows={**rows, "audio": apart, "text": apart}))
+    recipe.summarise(Statistics(sums, {**rows, "audio": apart, "text": apart}))
     assert capsys.readouterr().err == ""
+
+
+def test_the_loss_is_taken_at_the_temperature_of_the_weights_that_are_measured() -> None:
+    recipe = small_recipe()
+    averaged = small_model()
+    with torch.no_grad():
+        averaged.log_scale.fill_(math.log(3.0))
+    clips = [{"wavs": wave[None], "lengths": torch.tensor([8000]), "texts": f"tone {number}"}
+             for number, wave in enumerate(waves(8000, 8000, 8000))]  # fmt: skip
+    batch = Batch(pad_windows(clips), ("a", "b", "c"), Draw(0, [0] * 3, range(3)))
+    nets = {"mulan": averaged.eval()}
+    with torch.no_grad():
+        found = recipe.summarise(recipe.measure(nets, batch))
+        vectors = recipe.embed(nets, batch), recipe.embed_texts(nets, [f"tone {number}" for number in range(3)])
+        scores = 3.0 * vectors[0] @ vectors[1].T
+    expected = (F.cross_entropy(scores, torch.arange(3)) + F.cross_entropy(scores.T, torch.arange(3))) / 2
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_long_clip_is_the_mean_of_its_windows() -> None:

@@ -28,11 +28,12 @@ from quintet.families.mulan.model import MuLaN, Vectors
 from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
 from quintet.families.mulan.sources import mulan_sources
-from quintet.families.mulan.text_tower import Prepared, TextTransformer
+from quintet.families.mulan.text_tower import Prepared
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
 from quintet.nn.contrastive import contrastive_loss, similarities
 from quintet.nn.text_config import PRETRAINED
+from quintet.nn.tokenized_text import TokenizerFolder
 
 REVIVE_EVERY = 20
 """Steps between two looks for dead codes: candidates are gathered only then."""
@@ -134,6 +135,8 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         if self.config.model.quantizer_levels:
             kept = F.cosine_similarity(_quantizer(nets).decode(_quantizer(nets).encode(audio)), audio)
             sums["quantized"] = kept.double().sum()
+        # The temperature of these weights, averaged or live, as often as there are batches.
+        sums |= {"log_scale": _mulan(nets).log_scale[-1].double(), "batches": torch.tensor(1.0)}
         return Statistics(sums, {"audio": audio, "text": text, "captions": captions})
 
     def _told_apart(self, nets: Nets, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
@@ -156,7 +159,7 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
             audio, text, captions = audio[chosen], text[chosen], captions[chosen]
         figures |= retrieval_figures(audio, text, captions)
         figures["compared"] = float(len(audio))
-        figures["loss"] = self._loss_of_all(audio, text)
+        figures["loss"] = _loss_of_all(audio, text, (sums["log_scale"] / sums["batches"]).exp())
         if "labelled" in sums:
             figures["zero_shot_accuracy"] = float(sums["told_right"] / sums["labelled"].clamp(min=1))
         return figures
@@ -177,7 +180,8 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         if "token_ids" in batch:
             prepared = tower.prepare_ids(batch["token_ids"])
         else:
-            prepared = tower.prepare(without_words(batch["texts"], batch.draw, drop_words))
+            texts = batch["texts"]
+            prepared = tower.prepare(without_words(texts, batch.draw, drop_words) if drop_words else texts)
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
 
@@ -188,17 +192,17 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         vectors: Vectors = nets["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
         return vectors
 
-    def _loss_of_all(self, audio: Tensor, text: Tensor) -> float:
-        """The softmax loss over all that is compared, at the model's own temperature; guessing gives its logarithm."""
-        scale = self.mulan.log_scale[-1].detach().exp()
-        loss = float(contrastive_loss("softmax", audio, text, scale, torch.zeros_like(scale)))
-        guessing = math.log(len(audio))
-        if len(audio) > 1 and abs(loss - guessing) < NOTHING_LEARNED and collectives.rank() == 0:
-            say(
-                f"warning: the loss {loss:.3f} is that of guessing among {len(audio)}, ln({len(audio)}) = "
-                f"{guessing:.3f}: the vectors tell nothing apart; lower optim.lr, or look at the captions"
-            )
-        return loss
+
+def _loss_of_all(audio: Tensor, text: Tensor, scale: Tensor) -> float:
+    """The softmax loss over all that is compared; guessing gives the logarithm of their number."""
+    loss = float(contrastive_loss("softmax", audio, text, scale.to(audio), torch.zeros_like(scale)))
+    guessing = math.log(len(audio))
+    if len(audio) > 1 and abs(loss - guessing) < NOTHING_LEARNED and collectives.rank() == 0:
+        say(
+            f"warning: the loss {loss:.3f} is that of guessing among {len(audio)}, ln({len(audio)}) = "
+            f"{guessing:.3f}: the vectors tell nothing apart; lower optim.lr, or look at the captions"
+        )
+    return loss
 
 
 def _views(vectors: Vectors) -> Tensor:
@@ -234,6 +238,5 @@ def _found_keys(config: MuLaNConfig) -> dict[str, Any]:
         if reads.startswith(kind) and folder.is_dir():
             found["model.text.reads"] = f"{kind}{folder.resolve()}"
     if reads.startswith(TOKENS) and config.model.text.vocabulary is None:
-        tower = config.model.text.model_copy(update={"depth": 1, "dim": 16})
-        found["model.text.vocabulary"] = TextTransformer(tower).embedding.num_embeddings
+        found["model.text.vocabulary"] = TokenizerFolder(reads.removeprefix(TOKENS)).vocabulary
     return found

@@ -1,0 +1,44 @@
+"""Owns what embedded data sets have in common: which requests are refused, which split words belong to, the files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quintet.errors import UsageError
+
+
+def refuse_bad_request(folder: Path, num: int, seed: int, item: str) -> None:
+    """`item` is what one of them is called."""
+    if num <= 0:
+        raise UsageError(f"--num is {num}; ask for at least one {item}.")
+    if seed < 0:
+        raise UsageError(f"--seed is {seed}; choose 0 or more.")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; name a new folder for the data set.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty; name a new folder, or remove this one first.")
+
+
+def split_by_words(caption: str, validation_share: float) -> str:
+    """`train` or `validation`, from the words alone: a validation caption is never trained on, word for word."""
+    words = " ".join(re.findall(r"[a-z0-9]+", caption.lower()))
+    share = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
+    return "validation" if share < validation_share else "train"
+
+
+def write_records(folder: Path, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """`dataset.json` (what it is) and, because all is there, `metadata.jsonl`."""
+    _write_at_once(folder / "dataset.json", json.dumps(about) + "\n")
+    _write_at_once(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _write_at_once(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
