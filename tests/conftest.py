@@ -8,8 +8,10 @@ from pathlib import Path
 
 # Before torch is imported: the tests run side by side, and one and two threads do not agree to the last bit.
 os.environ["OMP_NUM_THREADS"] = "1"
-# No test touches the cache of the person who runs it.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quintet-tests-")
+# No test touches the cache of the person who runs it. Parallel workers inherit one cache, so that none of them finds
+# codes missing that another has made.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quintet-tests-")
 
 import pytest
 

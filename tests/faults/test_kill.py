@@ -204,8 +204,11 @@ START_END = 5
 
 
 @pytest.fixture
-def whole_start(recipe: str, unending: Words, shared: Path) -> Path:
-    """A new run watched to its first checkpoints without harm: its folder `run`, and its trace."""
+def whole_start(recipe: str, unending: Words, straight: Path, shared: Path) -> Path:
+    """A new run watched to its first checkpoints without harm: its folder `run`, and its trace.
+
+    After another one, so that it finds the cache as the runs do that are killed.
+    """
 
     def watch(folder: Path) -> None:
         folder.mkdir()
