@@ -92,6 +92,15 @@ RECIPES: Mapping[str, RecipeEntry] = {
         summary="audio tokenizer: sounds to residual codes and back",
         needs="a folder of sounds",
     ),
+    "soundstorm": RecipeEntry(
+        family="soundstorm",
+        config="SoundStormConfig",
+        recipe="SoundStormRecipe",
+        models=("SoundStorm", "ConformerWrapper"),
+        trainer="SoundStormTrainer",
+        summary="text to sound: a masked conformer over a codec's codes",
+        needs="a folder of sounds, --tokenizer, and --condition for texts",
+    ),
     "mesh-autoencoder": RecipeEntry(
         family="mesh_autoencoder",
         config="MeshAutoencoderConfig",

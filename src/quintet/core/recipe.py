@@ -94,6 +94,8 @@ class Request:
     """A file to change or to go on from."""
     mask: Path | None = None
     """The part of it to make anew."""
+    seconds: float | None = None
+    """How long it should be; none: as long as the model makes it."""
 
     @property
     def wanted(self) -> list[str]:
@@ -149,7 +151,8 @@ class Recipe(ABC, Generic[ConfigT]):
     exported_beside: ClassVar[tuple[str, ...]] = ()
     """Modules that it is better with, such as a critic; an export holds those that the recipe has."""
     options: ClassVar[tuple[str, ...]] = ()
-    """What it understands beside `--text`: of the options of `quintet sample` negative, image and mask, mesh."""
+    """What it understands beside `--text`: of the options of `quintet sample` negative, image and mask, mesh, prompt,
+    seconds."""
     find_unused_parameters: ClassVar[bool] = False
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
     uncompiled: ClassVar[frozenset[str]] = frozenset()

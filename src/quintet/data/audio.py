@@ -23,7 +23,7 @@ from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
 from quintet.data.folder import Entry
 from quintet.data.sources import split_folder
-from quintet.errors import UsageError
+from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
 from quintet.media.audio import AudioHeader, Samples
 from quintet.media.loudness import to_loudness
@@ -52,6 +52,8 @@ class AudioFolder:
     train: bool = field(default=True, kw_only=True)
     whole: bool = field(default=False, kw_only=True)
     """Outside training a clip comes as one window, however long it is."""
+    opening: bool = field(default=False, kw_only=True)
+    """A clip comes as its first window, in training too: the same every time, so that it can be encoded once."""
     memory: int = field(default=0, kw_only=True)
     """Bytes of decoded clips kept by each process; what does not fit is read again."""
     _kept: dict[int, Samples] = field(default_factory=dict, init=False, repr=False)
@@ -68,7 +70,9 @@ class AudioFolder:
     def load(self, item: int, draw: Draw) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
         frames, window = self.frames(item), self.window
-        if self.train:
+        if self.opening:
+            starts = [0]
+        elif self.train:
             starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
         elif self.whole:
             starts, window = [0], frames
@@ -83,6 +87,26 @@ class AudioFolder:
         """What is known of an item without opening its file: its caption and, in the embedded data, what it is."""
         entry = self.entries[item]
         return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+
+    @property
+    def reading(self) -> str:
+        """How files become items: with the files themselves, all that the codes of items depend on."""
+        if self.opening:
+            cut = f"the first {self.seconds:g} s"
+        elif self.train:
+            cut = f"{self.seconds:g} s from anywhere"
+        elif self.whole:
+            cut = "whole"
+        else:
+            cut = f"{self.seconds:g} s every {self.stride:g} s, {self.max_windows} at most"
+        return f"{self.rate} Hz, {cut}, loudness {self.loudness}"
+
+    def file_rate(self, item: int) -> int | None:
+        """Samples a second as the file has them; none if it cannot be read."""
+        try:
+            return self._header(item).rate
+        except UnreadableItem:
+            return None
 
     @property
     def window(self) -> int:
@@ -155,16 +179,25 @@ def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
     return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def audio_folder_sources(config: SoundDataConfig, rate: int) -> Sources:
+def audio_folder_sources(config: SoundDataConfig, rate: int, *, opening: bool = False) -> Sources:
     """The folders that the configuration names, split for validation.
 
-    Outside training clips come whole, unless the configuration says how they are cut into windows.
+    Outside training clips come whole, unless the configuration says how they are cut into windows. With `opening` each
+    comes as its first window, always.
     """
 
     def folder(path: str, entries: Sequence[Entry], train: bool) -> AudioFolder:
         memory = config.memory_megabytes * 2**20
         whole = AudioFolder(
-            path, entries, rate, config.seconds, loudness=config.loudness, train=train, whole=True, memory=memory
+            path,
+            entries,
+            rate,
+            config.seconds,
+            loudness=config.loudness,
+            train=train,
+            whole=True,
+            opening=opening,
+            memory=memory,
         )
         if not isinstance(config, AudioDataConfig):
             return whole

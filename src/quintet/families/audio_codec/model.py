@@ -82,6 +82,15 @@ class AudioCodec(Pretrained, nn.Module):
         """Bits a second of codes of all levels."""
         return self.frame_rate * self.levels * math.log2(self.num_codes)
 
+    @property
+    def codebooks(self) -> Tensor:
+        """What the codes of each level stand for, (levels, codes, width)."""
+        levels: list[Quantizer] = [self.quantizer]
+        if isinstance(self.quantizer, ResidualQuantizer):
+            levels = [self.quantizer.level(level) for level in range(self.levels)]
+        codes = torch.arange(self.num_codes, device=next(self.parameters()).device)
+        return torch.stack([level.look_up(codes) for level in levels]).detach()
+
     def frames(self, samples: Tensor) -> Tensor:
         """Frames of clips of so many samples."""
         return (samples + self.hop - 1) // self.hop

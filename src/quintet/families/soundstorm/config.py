@@ -1,12 +1,13 @@
-"""Owns the keys of SoundStorm's model, loss and decoding. Imports no torch, so that help is quick."""
+"""Owns the keys of the recipe `soundstorm`. Imports no torch, so that help is quick."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import SampleConfig, Section
+from quintet.config import RunConfig, SampleConfig, Section, SoundDataConfig
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
 
@@ -17,7 +18,9 @@ class SoundStormModelConfig(Section):
     num_codes: int | None = Field(None, gt=1, description="Vocabulary of a level; none: that of the tokenizer.")
     levels: int | None = Field(None, ge=1, le=64, description="Codes of a frame; none: those of the tokenizer.")
     frame_rate: float | None = Field(None, gt=0, description="Frames a second; none: those of the tokenizer.")
-    max_frames: int = Field(1500, ge=1, le=2**16, description="Most frames of a clip, prompt and all.")
+    max_frames: int | None = Field(
+        None, ge=1, le=2**16, description="Most frames of a clip, prompt and all; none: those of data.seconds."
+    )
     dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Width of the conformer.")
     depth: int = Field(6, ge=1, le=256, description="Blocks of the conformer.")
     heads: int = Field(4, ge=1, description="Attention heads.")
@@ -53,6 +56,17 @@ class SoundStormModelConfig(Section):
         return self.semantic_codes is not None or self.clip_dim is not None
 
 
+class SoundStormDataConfig(SoundDataConfig):
+    """Clips, from their start: they are encoded once, so what is used of them is the same in every epoch."""
+
+    seconds: float = Field(4.0, gt=0, description="Of each clip so much is used, from its start.")
+    cache: str | None = Field(None, description="Folder of the code cache; none: the user's own cache folder.")
+    clip: Literal["vector", "quantized"] = Field(
+        "vector",
+        description="What it is told of a clip by --condition: its vector, or what the quantizer there keeps of it.",
+    )
+
+
 class SoundStormLossConfig(Section):
     """What it is trained for."""
 
@@ -63,6 +77,12 @@ class SoundStormLossConfig(Section):
     )
     drop_condition: float = Field(
         0.1, ge=0, lt=1, description="Share of clips told nothing, so that guidance has something to lead away from."
+    )
+    tell_caption: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of captioned clips that are told as their caption's vector instead of their sound's.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all codes.")
     only: Literal["generator", "critic"] | None = Field(
@@ -90,3 +110,91 @@ class SoundStormSampleConfig(SampleConfig):
     top_p: float | None = Field(
         None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
     )
+    best_of: int = Field(
+        1, ge=1, le=1000, description="Make so many of each, and keep the one nearest to its text (needs --condition)."
+    )
+
+
+class SoundStormConfig(RunConfig):
+    LINKS: ClassVar[tuple[str, ...]] = ("tokenizer", "condition")
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "debug": {
+            "model.dim": 32,
+            "model.depth": 2,
+            "model.heads": 2,
+            "model.head_dim": 16,
+            "data.seconds": 1.0,
+            "train.steps": 20,
+            "train.batch_size": 8,
+            "sample.steps": [4, 1],
+            "eval.every": 10,
+            "eval.generated": 8,
+            "sample.every": 10,
+            "sample.num": 4,
+            "checkpoint.every": 10,
+            "log.every": 5,
+            "data.workers": 0,
+        },
+        # Two CPU cores, within an hour.
+        "small": {
+            "model.dim": 192,
+            "model.depth": 6,
+            "model.heads": 4,
+            "model.head_dim": 48,
+            "train.steps": 6000,
+            "train.batch_size": 16,
+            "optim.name": "muon",
+            "optim.lr": 3e-3,
+            "optim.matrix_lr": 0.01,
+            "optim.warmup_steps": 150,
+            "optim.clip": 1.0,
+            "sample.steps": [16, 4, 2, 1],
+            "sample.guidance": 2.0,
+            "sample.num": 8,
+            "eval.every": 1000,
+            "eval.generated": 200,
+            "sample.every": 1000,
+            "checkpoint.every": 500,
+            "data.workers": 0,
+        },
+        "base": {
+            "model.dim": 1024,
+            "model.depth": 12,
+            "model.heads": 16,
+            "data.seconds": 30.0,
+            "train.steps": 500_000,
+            "train.batch_size": 256,
+            "optim.lr": 2e-4,
+            "optim.warmup_steps": 5000,
+            "optim.clip": 1.0,
+            "ema.decay": 0.9999,
+            "eval.every": 5000,
+            "sample.every": 5000,
+            "checkpoint.every": 5000,
+            "engine.precision": "bf16",
+            "data.workers": 4,
+        },
+    }
+
+    recipe: Literal["soundstorm"] = Field("soundstorm", description="What is trained.")
+    tokenizer: str | None = Field(None, description="The trained codec: RUN, RUN@step, or an exported folder.")
+    tokenizer_hash: str | None = Field(None, description="Of its weights; none: that of the codec, from then on.")
+    condition: str | None = Field(
+        None, description="The trained mulan whose vectors tell it what to make; none: it is told nothing by vectors."
+    )
+    condition_hash: str | None = Field(None, description="Of its weights; none: that of the mulan, from then on.")
+    data: SoundStormDataConfig = Field(default_factory=SoundStormDataConfig, description="The files.")
+    model: SoundStormModelConfig = Field(default_factory=SoundStormModelConfig, description="The conformer.")
+    loss: SoundStormLossConfig = Field(default_factory=SoundStormLossConfig, description="What it is trained for.")
+    sample: SoundStormSampleConfig = Field(
+        default_factory=SoundStormSampleConfig, description="Decoding, here and while training."
+    )
+
+    @model_validator(mode="after")
+    def _critic_has_something_to_judge(self) -> SoundStormConfig:
+        if self.loss.only == "critic":
+            if not self.model.self_critic:
+                raise ValueError("loss.only=critic needs a critic: model.self_critic=true")
+            if self.init is None:
+                raise ValueError("loss.only=critic needs a trained generator to judge: --init RUN")
+        return self

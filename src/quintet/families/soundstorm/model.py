@@ -26,6 +26,9 @@ from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions
 
 Wanted = Literal["logits", "scores", "vectors"]
 
+MAX_FRAMES = 1500
+"""Where nothing says how long clips are: half a minute of a usual codec."""
+
 
 class ConformerWrapper(nn.Module):
     """Codes of all levels to one vector a frame: embeddings summed over levels, what is told, and a conformer.
@@ -35,15 +38,18 @@ class ConformerWrapper(nn.Module):
 
     def __init__(self, config: SoundStormModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
-        self.config = config = config or validate(SoundStormModelConfig, keywords)
+        config = config or validate(SoundStormModelConfig, keywords)
         if config.num_codes is None or config.levels is None:
             raise UsageError("model.num_codes and model.levels are needed where no tokenizer gives them")
-        self.levels, self.mask_id = config.levels, config.num_codes
+        self.levels: int = config.levels
+        self.mask_id: int = config.num_codes
+        self.max_frames = max_frames = config.max_frames or MAX_FRAMES
+        self.config = config = config.model_copy(update={"max_frames": max_frames})
         # Rows of its own for each level, the last of them its mask; the sum over levels starts at the usual scale.
         self.embedding = nn.Embedding(self.levels * (self.mask_id + 1), config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE * self.levels**-0.5)
         # Where nothing is known yet all frames are alike, and distances alone cannot tell the middle ones apart.
-        self.positions = LearnedPositions((config.max_frames,), config.dim) if config.positions else None
+        self.positions = LearnedPositions((max_frames,), config.dim) if config.positions else None
         self.conditions = Conditions(config)
         self.conformer = Conformer(
             config.dim,
@@ -54,7 +60,7 @@ class ConformerWrapper(nn.Module):
             config.kernel,
             config.expansion,
             config.dropout,
-            config.max_frames,
+            max_frames,
         )
         self.from_previous: nn.Linear | None = None
         if config.self_conditioning:
@@ -88,8 +94,8 @@ class ConformerWrapper(nn.Module):
                 f"codes of shape {tuple(codes.shape)} are not (batch, frames, levels) of {tuple(frames.shape)} frames "
                 f"and model.levels={self.levels}"
             )
-        if codes.shape[1] > self.config.max_frames:
-            raise UsageError(f"{codes.shape[1]} frames are more than model.max_frames={self.config.max_frames}")
+        if codes.shape[1] > self.max_frames:
+            raise UsageError(f"{codes.shape[1]} frames are more than model.max_frames={self.max_frames}")
 
 
 class SoundStorm(Pretrained, nn.Module):
