@@ -36,9 +36,18 @@ class Convolution(nn.Module):
         if mask is not None:
             # What lies beyond the end of a row is then what lies beyond the end of the longest: zeros.
             gated = gated.masked_fill(~mask[..., None], 0)
-        mixed = self.over_frames(gated.transpose(1, 2)).transpose(1, 2)
-        out: Tensor = self.to_out(F.silu(self.norm(mixed)))
+        out: Tensor = self.to_out(F.silu(self.norm(self._mixed(gated))))
         return out
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        """Over frames, channel by channel, as a picture one pixel wide whose channels lie together, as they do here.
+
+        The kernels for lines of frames want them apart, and take about six times as long on a CPU.
+        """
+        picture = x[:, :, None].permute(0, 3, 1, 2)
+        kernel = self.over_frames.weight[..., None]
+        mixed = F.conv2d(picture, kernel, padding=(kernel.shape[2] // 2, 0), groups=len(kernel))
+        return mixed[..., 0].transpose(1, 2)
 
 
 class ConformerBlock(nn.Module):

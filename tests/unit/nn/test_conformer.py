@@ -101,3 +101,19 @@ def test_impossible_sizes_are_refused() -> None:
         make(kernel=4)
     with pytest.raises(UsageError, match="65 frames"):
         make()(frames(length=65))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_convolution_over_frames_is_that_of_a_line(rows: int) -> None:
+    torch.manual_seed(0)
+    convolution = Convolution(16, kernel=5).double()
+    x = torch.randn(rows, 9, 16, dtype=torch.float64, requires_grad=True)
+
+    line = convolution.over_frames(x.transpose(1, 2)).transpose(1, 2)
+    mixed = convolution._mixed(x)
+
+    assert torch.allclose(mixed, line)
+    towards = torch.randn_like(line)
+    wanted = torch.autograd.grad((line * towards).sum(), (x, convolution.over_frames.weight))
+    found = torch.autograd.grad((mixed * towards).sum(), (x, convolution.over_frames.weight))
+    assert all(torch.allclose(one, other) for one, other in zip(found, wanted, strict=True))
