@@ -58,6 +58,14 @@ TINY_AUDIO_CODEC = (
 )
 """A codec of some thousand weights with active discriminators."""
 
+TINY_SOUNDSTORM = (
+    *("--preset", "debug", f"tokenizer={GOLDEN / 'audio-codec-format-1' / 'hub'}"),
+    *(f"condition={GOLDEN / 'mulan-format-1' / 'hub'}", "data.seconds=0.3", "model.dim=16", "model.depth=1"),
+    *("model.head_dim=8", "eval.generated=4", "sample.steps=[2,1]"),
+    *TWELVE_STEPS,
+)
+"""A conformer of some thousand weights over 75 frames of two levels."""
+
 Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
@@ -119,7 +127,7 @@ class Case:
     @property
     def links(self) -> tuple[str, ...]:
         """The words that name what the recipe stands on."""
-        return tuple(word for word in self.tiny if word.startswith("tokenizer="))
+        return tuple(word for word in self.tiny if word.startswith(("tokenizer=", "condition=")))
 
 
 CASES: Mapping[str, Case] = {
@@ -210,6 +218,27 @@ CASES: Mapping[str, Case] = {
         golden=("eval.seconds=4",),
         prepare=hasten_the_death_of_codes,
         tokenizer=True,
+    ),
+    "soundstorm": Case(
+        data="sounds",
+        tiny=TINY_SOUNDSTORM,
+        additive=None,
+        worlds={
+            "plain": (),
+            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
+            "captions": ("loss.tell_caption=0.5", "data.clip=quantized", "loss.span=3", "optim.name=muon"),
+            "untold": ("condition=null", "loss.coarse_first=2", "train.accumulate=2"),
+        },
+        brief=("train.steps=4",),
+        poison=None,
+        resumed=(
+            "model.self_critic=true model.self_conditioning=true optim.name=muon",
+            "loss.tell_caption=0.5 model.dropout=0.1",
+            "condition=null",
+        ),
+        faults=("model.self_critic=true",),
+        golden=("eval.generated=0",),  # one code that tips over elsewhere makes another clip
+        opens_media=False,
     ),
     "mesh-autoencoder": Case(
         data="meshes",

@@ -15,7 +15,8 @@ class SoundStormTrainer(PythonTrainer):
 
     `open_link` is that of `quintet.runs`. Without a model it is made to fit the tokenizer. With a `condition`, a
     trained mulan, it learns to make what a text says. Any configuration key goes through
-    `config={"optim.lr": 1e-4}`. The keywords of the trainer in soundstorm-pytorch are accepted too; docs/migration.md says what becomes of each.
+    `config={"optim.lr": 1e-4}`. The keywords of the trainer in soundstorm-pytorch are accepted too; docs/migration.md
+    says what becomes of each.
     """
 
     config_class = SoundStormConfig
