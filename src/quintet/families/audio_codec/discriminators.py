@@ -101,31 +101,31 @@ class CodecDiscriminator(nn.Module):
 
 
 def discriminator_loss(kind: Kind, real: Sequence[Maps], fake: Sequence[Maps], lengths: Tensor) -> Tensor:
-    """Real logits should be large (hinge) or one (least squares), those of what was made small or zero."""
+    """Real logits should be large (hinge) or one (least squares), those of what was made small or zero; (batch,)."""
     if kind == "hinge":
         return (judged(real, lengths, lambda x: F.relu(1 - x)) + judged(fake, lengths, lambda x: F.relu(1 + x))) / 2
     return (judged(real, lengths, lambda x: (1 - x).square()) + judged(fake, lengths, torch.square)) / 2
 
 
 def generator_loss(kind: Kind, fake: Sequence[Maps], lengths: Tensor) -> Tensor:
+    """What was made should pass for real, (batch,)."""
     return judged(fake, lengths, torch.neg if kind == "hinge" else lambda x: (1 - x).square())
 
 
 def judged(judges: Sequence[Maps], lengths: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """The mean of a loss of the logits over the sound of each clip, over clips, over discriminators."""
-    each = [mean_in_clip(loss(logits), step, lengths).mean() for logits, step in (maps[-1] for maps in judges)]
-    return torch.stack(each).mean()
+    """The mean of a loss of the logits over the sound of each clip and over discriminators, (batch,)."""
+    return torch.stack([mean_in_clip(loss(maps[-1][0]), maps[-1][1], lengths) for maps in judges]).mean(0)
 
 
 def feature_distance(real: Sequence[Maps], fake: Sequence[Maps], lengths: Tensor) -> Tensor:
-    """How far the features of what was made are from those of the real sound, as a share of their size."""
+    """How far the features of what was made are from those of the real sound, as a share of their size, (batch,)."""
     distances = []
     for ours, theirs in zip(real, fake, strict=True):
         for (wanted, step), (found, _) in zip(ours[:-1], theirs[:-1], strict=True):
             size = mean_in_clip(wanted.abs(), step, lengths).detach()
             apart = mean_in_clip((found - wanted.detach()).abs(), step, lengths)
-            distances.append((apart / size.clamp(min=1e-5)).mean())
-    return torch.stack(distances).mean()
+            distances.append(apart / size.clamp(min=1e-5))
+    return torch.stack(distances).mean(0)
 
 
 def mean_in_clip(values: Tensor, step: int, lengths: Tensor) -> Tensor:

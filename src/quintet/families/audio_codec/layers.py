@@ -70,6 +70,9 @@ class Conv(nn.Module):
         super().__init__()
         self.activation = make_activation(activation, before)
         self.conv = nn.Conv1d(before, after, kernel, stride=stride, dilation=dilation)
+        # Of the scale of its input: a stack of layers as torch begins them would turn sound to nearly nothing.
+        nn.init.kaiming_normal_(self.conv.weight, nonlinearity="linear")
+        nn.init.zeros_(self.conv.bias)
         self.stride = stride
         self.span = (kernel - 1) * dilation + 1
         self.behind = 0 if causal else (self.span - stride) // 2

@@ -17,7 +17,7 @@ STFT_WINDOWS = (2048, 1024, 512)
 QUIETEST = 1e-8
 """Mean square of a clip that is silent."""
 LOWEST_LEVEL = 3e-3
-"""Mean absolute sample of the clips below which the waveform is no longer compared with its own level."""
+"""Root mean square of the clips below which the waveform is no longer compared with its own power."""
 
 
 class MelDistance(nn.Module):
@@ -70,9 +70,9 @@ def _magnitudes(waves: Tensor, window: int) -> Tensor:
 
 
 def waveform_distance(made: Tensor, waves: Tensor, lengths: Tensor) -> Tensor:
-    """The mean absolute difference of samples as a share of the clip's level: quiet clips count as loud ones do."""
-    level = mean_in_time(waves.abs(), lengths).clamp(min=LOWEST_LEVEL)
-    return mean_in_time((made - waves).abs(), lengths) / level
+    """The power of the difference as a share of the clip's own: quiet clips count as loud ones do."""
+    power = mean_in_time(waves.square(), lengths).clamp(min=LOWEST_LEVEL**2)
+    return mean_in_time((made - waves).square(), lengths) / power
 
 
 def si_sdr(made: Tensor, waves: Tensor) -> Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet.config import validate
 from quintet.core.batch import Batch, Item
 from quintet.core.draw import seed_from
 from quintet.core.engine import Engine
@@ -34,7 +36,7 @@ from quintet.families.audio_codec.measures import (
     stft_distance,
     waveform_distance,
 )
-from quintet.families.audio_codec.model import AudioCodec, Reconstruction
+from quintet.families.audio_codec.model import AudioCodec, PretrainedCodec, Reconstruction
 from quintet.media.audio import write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
@@ -43,8 +45,12 @@ from quintet.nn.quantize import perplexity, usage
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""
 PER_CLIP = ("mel_distance", "stft_distance")
+FLATTEST = 1e-20
+"""Length of a gradient that points nowhere."""
 SHOWN = 320
 """Pixels of the time axis of a spectrogram."""
+
+Codec = AudioCodec | PretrainedCodec
 
 
 class AudioCodecRecipe(Recipe[AudioCodecConfig]):
@@ -52,13 +58,15 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("mel_distance", "min")
     exported = "codec"
 
-    def __init__(self, config: AudioCodecConfig, codec: AudioCodec | None = None) -> None:
+    def __init__(self, config: AudioCodecConfig, codec: Codec | None = None) -> None:
         super().__init__(config)
         self.loss = config.loss
-        self.codec = codec or AudioCodec(config.model)
+        self.codec = codec or (AudioCodec if config.model.transformers is None else PretrainedCodec)(config.model)
         self.modules = {"codec": self.codec}
-        self.phases = [Phase("generator", ("codec",), self.generator_loss, config.optim.for_phase())]
-        if self.loss.discriminator:
+        self.phases = []
+        if isinstance(self.codec, AudioCodec):
+            self.phases = [Phase("generator", ("codec",), self.generator_loss, config.optim.for_phase())]
+        if self.phases and self.loss.discriminator:
             self.discriminator = CodecDiscriminator(self.loss)
             self.modules["discriminator"] = self.discriminator
             self.phases.append(
@@ -73,6 +81,24 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         self.mel = MelDistance(config.model.rate, self.loss.mel_windows)
         self.measured_mel = measured_mel(config.model.rate)
 
+    @classmethod
+    def from_transformers(cls, folder: Path) -> AudioCodecRecipe:
+        codec = PretrainedCodec.from_transformers(folder)
+        return cls(validate(AudioCodecConfig, {"model": codec.config.model_dump(mode="json")}), codec)
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return ("codec",) if self.phases else ()
+
+    @property
+    def learning(self) -> AudioCodec:
+        if not isinstance(self.codec, AudioCodec):
+            raise UsageError(
+                "a codec of transformers is used as it is, and not trained: `quintet train soundstorm DATA --tokenizer "
+                "FOLDER`"
+            )
+        return self.codec
+
     def sources(self) -> Sources:
         return audio_folder_sources(self.config.data, self.config.model.rate)
 
@@ -83,10 +109,11 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
 
     def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
         """Start a vector codebook from the first batch's latents."""
+        codec = self.learning
         with torch.no_grad():
-            reports = [Statistics(rows={"latents": self.codec.latents(*self.window(batch))}) for batch in batches]
+            reports = [Statistics(rows={"latents": codec.latents(*self.window(batch))}) for batch in batches]
         latents = sum(reports, Statistics()).over_ranks().rows["latents"]
-        self.codec.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
+        codec.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
 
     def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
         waves, lengths = self.window(batch)
@@ -110,26 +137,21 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
 
     def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
         waves, made, lengths = output["waves"], output["made"], output["lengths"]
-        parts = {
-            "waveform": waveform_distance(made, waves, lengths).mean(),
-            "mel": self.mel.to(waves.device)(made, waves, lengths).mean(),
-            "quantizer": output["quantizer"],
+        aims = {
+            "waveform": (self.loss.waveform, waveform_distance(made, waves, lengths)),
+            "mel": (self.loss.mel, self.mel.to(waves.device)(made, waves, lengths)),
         }
-        total = (
-            self.loss.waveform * parts["waveform"]
-            + self.loss.mel * parts["mel"]
-            + self.loss.quantizer * parts["quantizer"]
-        )
         if self.discriminator_is_active(step):
             with frozen(self.discriminator) as discriminator:
                 with torch.no_grad():
                     real: list[Maps] = discriminator(waves)
                 fake: list[Maps] = discriminator(made)
-            parts["adversarial"] = generator_loss(self.loss.kind, fake, lengths)
-            parts["feature"] = feature_distance(real, fake, lengths)
-            against = self.loss.adversarial * parts["adversarial"] + self.loss.feature * parts["feature"]
-            total = total + self.ramp(step) * against
-        return Loss(total, parts)
+            ramp = self.ramp(step)
+            aims["adversarial"] = (ramp * self.loss.adversarial, generator_loss(self.loss.kind, fake, lengths))
+            aims["feature"] = (ramp * self.loss.feature, feature_distance(real, fake, lengths))
+        parts = {name: distances.detach().mean() for name, (_, distances) in aims.items()}
+        parts["quantizer"] = output["quantizer"]
+        return Loss(pull(made, aims.values()) + self.loss.quantizer * parts["quantizer"], parts)
 
     def discriminator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
         waves, lengths = output["waves"], output["lengths"]
@@ -137,8 +159,9 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         both: list[Maps] = nets["discriminator"](torch.cat([waves, output["made"].detach()]))
         real, fake = ([[(each.chunk(2)[side], step) for each, step in maps] for maps in both] for side in (0, 1))
         loss = discriminator_loss(self.loss.kind, real, fake, lengths)
-        parts = {name: judged(maps, lengths, torch.Tensor.detach) for name, maps in (("real", real), ("fake", fake))}
-        return Loss(loss, parts)
+        judgements = {"real": real, "fake": fake}
+        parts = {name: judged(maps, lengths, torch.Tensor.detach).mean() for name, maps in judgements.items()}
+        return Loss(loss.mean(), parts)
 
     def discriminator_is_active(self, step: int) -> bool:
         return self.loss.discriminator and step >= self.loss.discriminator_start
@@ -148,7 +171,7 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         return min(1.0, (step + 1 - self.loss.discriminator_start) / max(1, self.loss.discriminator_ramp))
 
     def after_step(self, statistics: Statistics, step: int) -> None:
-        self.codec.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
+        self.learning.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
 
     # --- looking --------------------------------------------------------------------------------------------
 
@@ -229,13 +252,29 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         return batch["wavs"][:, :most], batch["lengths"].clamp(max=most)
 
 
-def tokenizer(nets: Nets) -> AudioCodec:
+def pull(made: Tensor, aims: Iterable[tuple[float, Tensor]]) -> Tensor:
+    """The weighted sum of the aims' distances, with a gradient that draws each clip to each aim as its weight says.
+
+    An aim is a weight and a distance (batch,) of what was made, (batch, samples). How steep a distance is changes by
+    orders of magnitude in the course of a training and from clip to clip, and the steepest would hide the others; so
+    the direction of its gradient alone counts (as in EnCodec, 2210.13438, but clip by clip, which needs no memory).
+    """
+    value, total = made.new_zeros(()), torch.zeros_like(made)
+    for weight, distances in aims:
+        (gradient,) = torch.autograd.grad(distances.sum(), made, retain_graph=True)
+        total += weight * F.normalize(gradient, dim=1, eps=FLATTEST)
+        value = value + weight * distances.detach().mean()
+    drawn = (made * total).sum() / len(made)
+    return value + (drawn - drawn.detach())
+
+
+def tokenizer(nets: Nets) -> Codec:
     codec = nets["codec"]
-    assert isinstance(codec, AudioCodec)
+    assert isinstance(codec, Codec)
     return codec
 
 
-def round_trip(codec: AudioCodec, waves: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def round_trip(codec: Codec, waves: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Codes, and waves of the length of the input, with silence behind the end of each clip."""
     codes = codec.encode(waves, lengths)
     made = codec.decode(codes)[:, : waves.shape[1]].to(waves.dtype)
