@@ -336,13 +336,39 @@ def encode(
     run: ModelReference,
     data: Annotated[str, typer.Argument(help="Folder of media.")],
     out: Annotated[Path, typer.Option(help="Folder for the codes.")] = Path("codes"),
+    layer: Annotated[
+        int | None,
+        typer.Option(help="Semantic tokens: clusters of what this layer of a mulan or a HuBERT hears; 1 is first."),
+    ] = None,
+    clusters: Annotated[int | None, typer.Option(help="How many semantic tokens there are; 256 if not given.")] = None,
+    centroids: Annotated[
+        Path | None, typer.Option(help="Semantic tokens of the clusters that an earlier folder of them was made with.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of finding clusters: the same seed gives the same.")] = 0,
 ) -> None:
     """Turn files into codes: codes.safetensors and items.jsonl, the items in the same order."""
+    if layer is not None or centroids is not None:
+        _encode_semantic(run, data, out, layer, clusters, centroids, seed)
+        return
+    if clusters is not None:
+        raise UsageError("--clusters are of semantic tokens: say of which layer with --layer N")
     from quintet import codes
 
     count = codes.encode_folder(_open(run), data, out)
     _print(f"{count} items encoded: {out / 'codes.safetensors'}")
     _next(f"quintet decode {run} {out} --out decoded/")
+
+
+def _encode_semantic(
+    run: str, data: str, out: Path, layer: int | None, clusters: int | None, centroids: Path | None, seed: int
+) -> None:
+    from quintet import semantic
+
+    made = semantic.encode_folder(run, data, out, layer=layer, clusters=clusters, centroids=centroids, seed=seed)
+    for line in made.lines:
+        _print(line)
+    _print(f"{made.items} items encoded, {made.rate:g} tokens a second: {out / 'codes.safetensors'}")
+    _next(f"quintet train soundstorm {data} --tokenizer CODEC data.semantic={out}")
 
 
 @app.command()

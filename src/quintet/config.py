@@ -259,6 +259,8 @@ class RunConfig(Section):
     LINKS: ClassVar[tuple[str, ...]] = ()
     """Keys that name another trained model which this one stands on; a run keeps a copy of each in its folder. Beside
     each stands a key NAME_hash, filled in when the run starts: later the weights must still be those."""
+    TRANSFORMERS: ClassVar[tuple[str, ...]] = ()
+    """Types of models, as `transformers` calls them, that the recipe opens as its own, from the folders it writes."""
 
     recipe: str = Field(description="What is trained.")
     preset: str | None = Field(None, description="The preset this configuration started from.")

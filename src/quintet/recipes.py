@@ -87,7 +87,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         family="audio_codec",
         config="AudioCodecConfig",
         recipe="AudioCodecRecipe",
-        models=("AudioCodec",),
+        models=("AudioCodec", "PretrainedCodec"),
         trainer="AudioCodecTrainer",
         summary="audio tokenizer: sounds to residual codes and back",
         needs="a folder of sounds",
@@ -131,6 +131,11 @@ def find(name: str) -> RecipeEntry:
             f"unknown recipe {name[:40]!r}; {hint}`quintet recipes` lists what can be trained: {', '.join(RECIPES)}"
         )
     return RECIPES[name]
+
+
+def find_by_type(model_type: str) -> RecipeEntry | None:
+    """The recipe that opens models of `transformers` of a type as its own."""
+    return next((entry for entry in RECIPES.values() if model_type in entry.config_class().TRANSFORMERS), None)
 
 
 def find_ready(reference: str) -> RunConfig | None:

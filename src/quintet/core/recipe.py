@@ -24,6 +24,7 @@ from quintet.errors import UsageError
 
 if TYPE_CHECKING:
     from quintet.core.engine import Engine
+    from quintet.core.hearing import Hearing
     from quintet.core.link import Link
 
 Nets = Mapping[str, nn.Module]
@@ -172,6 +173,11 @@ class Recipe(ABC, Generic[ConfigT]):
         self.config = config
         self.links = links
 
+    @classmethod
+    def from_transformers(cls, folder: Path) -> Recipe[Any]:
+        """Around a model that `transformers` wrote, of one of the types that its configuration class names."""
+        raise UsageError(f"recipe {cls.name} opens no models of transformers")
+
     @property
     def in_use(self) -> tuple[str, ...]:
         """The modules that a model is used with once it is trained."""
@@ -272,6 +278,10 @@ class Recipe(ABC, Generic[ConfigT]):
     def embed_texts(self, nets: Nets, texts: Sequence[str]) -> Tensor:
         """One vector a text, in the same space: the nearer to an item's, the better the text describes it."""
         raise UsageError(f"recipe {self.name} has no embeddings; `quintet recipes` lists those that have")
+
+    def hearing(self, nets: Nets) -> Hearing:
+        """The model as one that hears clips step by step of time; for recipes that make semantic tokens."""
+        raise UsageError(f"recipe {self.name} has no layers that hear sound; leave --layer out")
 
     @abstractmethod
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:

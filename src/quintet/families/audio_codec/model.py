@@ -21,8 +21,11 @@ from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Conv, FrameMask, Memory, ResidualUnit, Stack, Upsample
+from quintet.families.audio_codec.pretrained import PretrainedCodec
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantized, Quantizer, ResidualQuantizer, make_quantizer
+
+__all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]
 
 AT_ONCE = 2**20
 """Samples of the longest clips that go through at once, about a minute; longer ones come in chunks, one by one."""
