@@ -162,6 +162,20 @@ def test_the_commands_take_its_folder(folders: dict[str, Path], tmp_path: Path) 
     assert figures["mel_distance"] > 0
 
 
+def test_a_generator_stands_on_it_and_keeps_it(folders: dict[str, Path], tmp_path: Path) -> None:
+    sounds = sound_folder(tmp_path / "sounds", *[0.3] * 10)
+    place = shutil.copytree(folders["mimi"], tmp_path / "mimi")
+    words = ("--preset", "debug", "train.steps=2", "train.batch_size=2", "data.seconds=0.2", f"data.cache={tmp_path}")
+    succeed("train", "soundstorm", sounds, "--tokenizer", place, *words, "--out", tmp_path / "run")
+    digest = open_link(str(place)).digest
+    shutil.rmtree(place)
+    assert open_link(str(tmp_path / "run" / "tokenizer")).digest == digest
+    saved = {path.name for path in (tmp_path / "run" / "checkpoints" / "step-00000002").glob("*.safetensors")}
+    assert saved == {"soundstorm.safetensors"}
+    succeed("sample", tmp_path / "run", "--seconds", 0.1, "--num", 1, "--out", tmp_path / "made")
+    assert soundfile.info(tmp_path / "made" / "000.wav").frames == 10 * HOPS["mimi"]
+
+
 def test_it_is_not_trained(folders: dict[str, Path], tmp_path: Path) -> None:
     sounds = sound_folder(tmp_path / "sounds", *[0.3] * 10)
     codec = PretrainedCodec.from_transformers(folders["dac"])

@@ -206,7 +206,8 @@ def _untrained(settings: dict[str, Any]) -> nn.Module:
 def _hop(settings: Any) -> int:
     """Samples of a frame. What the configurations call their rate of frames is rounded."""
     if settings.model_type == "mimi":
-        return round(settings.sampling_rate / settings.frame_rate)
+        samples: float = settings.sampling_rate / settings.frame_rate
+        return round(samples)
     ratios = settings.upsampling_ratios if settings.model_type == "encodec" else settings.downsampling_ratios
     return int(math.prod(ratios))
 
