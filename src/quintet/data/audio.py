@@ -9,6 +9,7 @@ window is never padded here, and in a batch never cut to the shortest: `pad_wind
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.core.batch import Item, collate
+from quintet.core.batch import Item, Source, collate
+from quintet.core.display import say
 from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
 from quintet.data.folder import Entry
@@ -30,6 +32,8 @@ from quintet.media.loudness import to_loudness
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
+LOOKED_AT = 100
+"""Files whose rate is looked at before they are used."""
 _KNOWN = ("sound",)
 _OWN_LENGTH = ("wavs", "lengths", "token_ids")
 """Fields that `pad_windows` puts together itself, since items differ in length."""
@@ -204,3 +208,13 @@ def audio_folder_sources(config: SoundDataConfig, rate: int, *, opening: bool = 
         return replace(whole, whole=False, stride=config.stride, max_windows=config.max_windows)
 
     return split_folder(config, sounds.EXTENSIONS, folder)
+
+
+def say_resampled(source: Source, rate: int, whose: str) -> None:
+    """Tell the person where files are of another rate than the one they are used at, which is of the named thing."""
+    assert isinstance(source, AudioFolder)
+    looked_at = min(len(source), LOOKED_AT)
+    others = Counter(found for item in range(looked_at) if (found := source.file_rate(item)) not in (rate, None))
+    if others:
+        rates = ", ".join(f"{count} of {other} Hz" for other, count in others.most_common())
+        say(f"resampled to the {rate} Hz of {whose}: {rates}, of the first {looked_at} files")

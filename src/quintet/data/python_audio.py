@@ -59,6 +59,8 @@ class PythonAudio:
     declared: Sequence[str] | None = None
     captioned: bool = True
     """Whether every item must have a text."""
+    opening: bool = False
+    """Whether a sound comes as its first window, in training too."""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -70,7 +72,9 @@ class PythonAudio:
         routed = self._routed(item)
         wave = _wave(routed["wavs"])
         frames, window = len(wave), max(1, round(self.config.seconds * self.rate))
-        if self.train:
+        if self.opening:
+            starts = [0]
+        elif self.train:
             starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
         elif not isinstance(self.config, AudioDataConfig):
             starts, window = [0], frames
@@ -134,13 +138,15 @@ def python_audio_sources(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
     captioned: bool = True,
+    opening: bool = False,
 ) -> Sources:
     """A data set object, split by fraction and seed unless a validation set comes with it.
 
-    Where it is not `captioned`, texts are neither asked for nor handed on.
+    Where it is not `captioned`, texts are neither asked for nor handed on. With `opening` each sound comes as its first
+    window, always.
     """
 
     def sounds(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonAudio:
-        return PythonAudio(items, places, rate, config, train, names, captioned)
+        return PythonAudio(items, places, rate, config, train, names, captioned, opening)
 
     return split_object(dataset, config, sounds, validation, declared)

@@ -126,11 +126,19 @@ class Conditions(nn.Module):
                 f"semantic tokens from {int(semantic.min())} to {int(semantic.max())} are not all in the vocabulary "
                 f"of model.semantic_codes={self.config.semantic_codes}"
             )
-        wrong = (counts - lengths * self._ratio).abs() > SLACK * max(1.0, self._ratio)
-        if wrong.any():
-            row = int(wrong.nonzero()[0])
-            raise UsageError(
-                f"{int(counts[row])} semantic tokens do not fit {int(lengths[row])} frames: at "
-                f"{self.config.semantic_rate:g} and {self.config.frame_rate:g} a second there would be "
-                f"{round(float(lengths[row]) * self._ratio)}"
-            )
+        for tokens, frames in zip(counts.tolist(), lengths.tolist(), strict=True):
+            if reason := misfit(self.config, tokens, frames):
+                raise UsageError(reason)
+
+
+def misfit(config: SoundStormModelConfig, tokens: int, frames: int) -> str | None:
+    """Why so many semantic tokens cannot be those of so many frames; none where they can."""
+    assert config.semantic_rate is not None
+    assert config.frame_rate is not None
+    ratio = config.semantic_rate / config.frame_rate
+    if abs(tokens - frames * ratio) <= SLACK * max(1.0, ratio):
+        return None
+    return (
+        f"{tokens} semantic tokens do not fit {frames} frames: at {config.semantic_rate:g} and {config.frame_rate:g} a "
+        f"second there would be {round(frames * ratio)}"
+    )

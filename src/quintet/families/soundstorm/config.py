@@ -61,6 +61,11 @@ class SoundStormDataConfig(SoundDataConfig):
 
     seconds: float = Field(4.0, gt=0, description="Of each clip so much is used, from its start.")
     cache: str | None = Field(None, description="Folder of the code cache; none: the user's own cache folder.")
+    semantic: str | None = Field(
+        None,
+        description="Folder of the semantic tokens of these files, as `quintet encode DATA --layer N` writes it; none: "
+        "none are told.",
+    )
     clip: Literal["vector", "quantized"] = Field(
         "vector",
         description="What it is told of a clip by --condition: its vector, or what the quantizer there keeps of it.",
@@ -191,10 +196,7 @@ class SoundStormConfig(RunConfig):
     )
 
     @model_validator(mode="after")
-    def _critic_has_something_to_judge(self) -> SoundStormConfig:
-        if self.loss.only == "critic":
-            if not self.model.self_critic:
-                raise ValueError("loss.only=critic needs a critic: model.self_critic=true")
-            if self.init is None:
-                raise ValueError("loss.only=critic needs a trained generator to judge: --init RUN")
+    def _critic_exists(self) -> SoundStormConfig:
+        if self.loss.only == "critic" and not self.model.self_critic:
+            raise ValueError("loss.only=critic needs a critic: model.self_critic=true")
         return self

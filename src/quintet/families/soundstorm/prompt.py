@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from quintet.core.display import say
-from quintet.core.link import Link
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.audio import read_audio, read_header
 from quintet.media.loudness import to_loudness
@@ -29,9 +28,8 @@ def frames_of(seconds: float, frame_rate: float, longest: int) -> int:
     return frames
 
 
-def read_prompt(path: Path, tokenizer: Link, loudness: float | None, frames: int, longest: int) -> Tensor:
+def read_prompt(path: Path, codec: Any, loudness: float | None, frames: int, longest: int) -> Tensor:
     """The codes (1, frames of it, levels) of a file, of which a clip of so many frames is to be the continuation."""
-    codec: Any = tokenizer.model
     try:
         header = read_header(path)
         samples = read_audio(path, codec.rate, frames=(longest + 1) * codec.hop, header=header)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 from quintet.core import collectives
 from quintet.core.batch import Batch, Item, Source
 from quintet.core.display import say
+from quintet.core.engine import Engine
 from quintet.core.link import Link
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
 from quintet.core.statistics import Statistics
+from quintet.data.code_files import read_semantic
 from quintet.errors import UsageError
 from quintet.families.soundstorm import judging, sources
 from quintet.families.soundstorm.config import SoundStormConfig
@@ -50,14 +53,14 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         condition: Link | None = None,
         soundstorm: SoundStorm | None = None,
     ) -> None:
-        if tokenizer is None:
-            raise UsageError("soundstorm makes the codes of a codec: name one with --tokenizer RUN")
         listener = Listener(condition, config.data.clip) if condition is not None else None
         config = _fitted(config, tokenizer, listener)
-        super().__init__(config, tokenizer=tokenizer, **({"condition": condition} if condition else {}))
+        links = {"tokenizer": tokenizer, "condition": condition}
+        super().__init__(config, **{name: link for name, link in links.items() if link is not None})
         self.tokenizer = tokenizer
         self.listener = listener
         self.soundstorm = soundstorm or _new_model(config, tokenizer)
+        self.is_new = soundstorm is None
         self.modules = {"soundstorm": self.soundstorm}
         self.phases = [self._phase()]
 
@@ -82,7 +85,13 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         return self.listener is not None and self.config.model.semantic_codes is None
 
     def sources(self) -> Sources:
-        return sources.clip_sources(self.config, self.tokenizer, self.listener)
+        return sources.clip_sources(self.config, self.link_to_codec(), self.listener)
+
+    def link_to_codec(self) -> Link:
+        """What sounds are encoded and decoded by; a model that is trained on token ids may have none."""
+        if self.tokenizer is None:
+            raise UsageError("this model knows no codec, only token ids: there are no sounds to read or to make")
+        return self.tokenizer
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return sources.collate(items)
@@ -91,6 +100,10 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         return source.lengths() if hasattr(source, "lengths") else None
 
     # --- training ---------------------------------------------------------------------------------------------
+
+    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+        if self.config.loss.only == "critic" and self.config.init is None and self.is_new:
+            raise UsageError("loss.only=critic needs a trained generator to judge: --init RUN")
 
     def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
         loss, model = self.config.loss, self.soundstorm
@@ -182,13 +195,13 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         records: Any = batch.fields.get("sound")
         is_judged = judging.are_known(records) and split in ("validation", judging.WITHHELD)
         is_heard = self.listener is not None and split == "validation"
-        if not self.config.model.conditioned or not (is_judged or is_heard):
+        if self.tokenizer is None or not self.config.model.conditioned or not (is_judged or is_heard):
             return Statistics()
         studio = self.studio(nets)
         made = self._made_again(studio, batch)
         total = Statistics()
         if is_judged:
-            rate, kept = self.tokenizer.model.rate, studio.waves(batch["codes"], batch["frames"])
+            rate, kept = self.link_to_codec().model.rate, studio.waves(batch["codes"], batch["frames"])
             total = total + Statistics(judging.judged(made.waves, rate, records, split))
             total = total + Statistics(judging.judged(kept, rate, records, split, "_reconstruction"))
         if is_heard:
@@ -229,10 +242,12 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
 
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
         """Each clip as the codec has it, and what is made from what is told of it; and a sheet of spectrograms."""
+        if self.tokenizer is None:
+            return []
         studio = self.studio(nets)
         made = self._made_again(studio, batch).waves
         kept = studio.waves(batch["codes"], batch["frames"])
-        texts, rate = _texts(batch), self.tokenizer.model.rate
+        texts, rate = _texts(batch), self.link_to_codec().model.rate
         artifacts: list[Artifact] = []
         pictures = []
         for number, name in enumerate(batch.names):
@@ -255,12 +270,12 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
 
     def generate(self, nets: Nets, request: Request) -> list[Artifact]:
         self._check(request)
-        codec = self.tokenizer.model
+        codec = self.link_to_codec().model
         longest = self.soundstorm.net.max_frames
         frames = longest if request.seconds is None else frames_of(request.seconds, codec.frame_rate, longest)
         prompt = None
         if request.given is not None:
-            prompt = read_prompt(request.given, self.tokenizer, self.config.data.loudness, frames, longest)
+            prompt = read_prompt(request.given, codec, self.config.data.loudness, frames, longest)
         studio = self.studio(nets)
         waves: list[Tensor] = []
         scores: list[float] = []
@@ -286,10 +301,10 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         if self.config.model.semantic_codes is not None:
             raise UsageError(
                 "this model is told semantic tokens, which come with the data: leave --text, --prompt and --seconds "
-                "out, and name a folder with --data"
+                "out, and it makes validation clips again"
             )
-        if self.config.sample.best_of > 1 and not all(request.texts):
-            raise UsageError("sample.best_of keeps what is nearest to a text: it needs --text, and a text in it")
+        if self.config.sample.best_of > 1 and not (self.listener is not None and all(request.texts)):
+            raise UsageError("sample.best_of keeps what is nearest to a text: it needs --text, and a mulan to tell")
         if self.config.sample.guidance != self._guidance():
             say("warning: made without guidance, because nothing was left out in training (loss.drop_condition)")
 
@@ -313,7 +328,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         model, config = nets["soundstorm"], self.config.sample
         assert isinstance(model, SoundStorm)
         settings = level_settings(config, self._guidance(), model.levels)
-        return Studio(model, self.tokenizer.model, self.listener, settings, config.best_of)
+        return Studio(model, self.link_to_codec().model, self.listener, settings, config.best_of)
 
     def _guidance(self) -> float:
         """None, which is 1, for a model that knows no difference between being told something and nothing."""
@@ -321,17 +336,21 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         return self.config.sample.guidance if possible else 1.0
 
 
-def _new_model(config: SoundStormConfig, tokenizer: Link) -> SoundStorm:
+def _new_model(config: SoundStormConfig, tokenizer: Link | None) -> SoundStorm:
     model = SoundStorm(config.model)
-    codebooks = getattr(tokenizer.model, "codebooks", None)
+    codebooks = getattr(tokenizer.model, "codebooks", None) if tokenizer is not None else None
     if codebooks is not None:
         # Codes that sound alike start alike: the model need not learn that from the clips.
         model.start_from(codebooks)
     return model
 
 
-def _fitted(config: SoundStormConfig, tokenizer: Link, listener: Listener | None) -> SoundStormConfig:
-    """The configuration with what follows from codec and condition, which must not contradict it."""
+def _fitted(config: SoundStormConfig, tokenizer: Link | None, listener: Listener | None) -> SoundStormConfig:
+    """The configuration with what follows from codec, condition and semantic tokens, which must not contradict it."""
+    if tokenizer is None:
+        if config.model.num_codes is None or config.model.levels is None:
+            raise UsageError("soundstorm makes the codes of a codec: name one with --tokenizer RUN")
+        return config
     codec = tokenizer.model
     if not hasattr(codec, "frame_rate"):
         raise UsageError(
@@ -339,6 +358,7 @@ def _fitted(config: SoundStormConfig, tokenizer: Link, listener: Listener | None
         )
     found = {"model.num_codes": codec.num_codes, "model.levels": codec.levels, "model.frame_rate": codec.frame_rate}
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
+    config = _told_tokens(config)
     if listener is not None:
         whose = f"the condition {listener.link.reference}"
         config = config.adopt(whose, {"model.clip_dim": listener.dim})
@@ -357,6 +377,15 @@ def _fitted(config: SoundStormConfig, tokenizer: Link, listener: Listener | None
             f"model.max_frames={config.model.max_frames}"
         )
     return config
+
+
+def _told_tokens(config: SoundStormConfig) -> SoundStormConfig:
+    """With the vocabulary and rate of the semantic tokens; once they are known the folder need not be there."""
+    if config.data.semantic is None or config.model.semantic_codes is not None:
+        return config
+    tokens = read_semantic(Path(config.data.semantic))
+    found = {"model.semantic_codes": tokens.num_codes, "model.semantic_rate": tokens.rate}
+    return config.changed({"data.semantic": str(Path(config.data.semantic).resolve()), **found})
 
 
 def _texts(batch: Batch) -> list[str]:
