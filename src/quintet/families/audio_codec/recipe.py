@@ -17,7 +17,7 @@ from quintet.core.draw import seed_from
 from quintet.core.engine import Engine
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Sources, frozen
 from quintet.core.statistics import Statistics
-from quintet.data.audio import audio_folder_sources, pad_windows
+from quintet.data.audio import audio_folder_sources, pad_windows, say_resampled
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.discriminators import (
@@ -100,7 +100,9 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         return self.codec
 
     def sources(self) -> Sources:
-        return audio_folder_sources(self.config.data, self.config.model.rate)
+        sources = audio_folder_sources(self.config.data, self.config.model.rate)
+        say_resampled(sources.train, self.config.model.rate, "the model (model.rate)")
+        return sources
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return pad_windows(items)
