@@ -40,22 +40,25 @@ def fit(vectors: Tensor, clusters: int, seed: int, rounds: int = ROUNDS) -> Clus
         centres = _means(vectors, codes, centres)
         before, codes, taken = codes, nearest(vectors, centres), taken + 1
         settled = torch.equal(before, codes)
-    within = (vectors - centres[codes]).double().square().sum()
-    all_of_it = (vectors - vectors.mean(0)).double().square().sum()
+    within = (vectors - centres[codes]).square().sum(dtype=torch.float64)
+    all_of_it = (vectors - vectors.mean(0)).square().sum(dtype=torch.float64)
     explained = float(1 - within / all_of_it) if all_of_it else 1.0
     return Clusters(centres, taken, explained)
 
 
 def far_apart(vectors: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """Some of the vectors, each drawn by its squared distance to those drawn before (Arthur & Vassilvitskii 2007)."""
-    first = int(torch.randint(len(vectors), (1,), generator=generator))
-    chosen = [first]
-    distances = (vectors - vectors[first]).square().sum(1)
+    chosen = [int(torch.randint(len(vectors), (1,), generator=generator))]
+    squares = vectors.square().sum(1)
+    distances = torch.full_like(squares, torch.inf)
     for at in torch.rand(clusters - 1, generator=generator, dtype=torch.float64).tolist():
+        last = chosen[-1]
+        to_last = torch.addmv(squares, vectors, vectors[last], alpha=-2).add_(squares[last])
+        distances = distances.minimum(to_last.clamp_(min=0))
+        distances[last] = 0
         reached = distances.double().cumsum(0)
         place = torch.searchsorted(reached, at * reached[-1], right=True)
         chosen.append(min(int(place), len(vectors) - 1))
-        distances = distances.minimum((vectors - vectors[chosen[-1]]).square().sum(1))
     return vectors[chosen]
 
 
