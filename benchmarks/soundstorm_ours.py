@@ -27,7 +27,7 @@ from quintet.families.soundstorm.model import SoundStorm
 from quintet.generate import masked
 from worker import serve
 
-CONVOLUTION: Mapping[str, dict[str, int]] = {
+CONVOLUTION: Mapping[str, dict[str, Any]] = {
     "alike": {"kernel": task.KERNEL, "expansion": task.EXPANSION},
     "own": {},
 }
@@ -80,7 +80,7 @@ def serve_step(sizes: str, precision: str) -> None:
             told = model.tell(frames, semantic)
             logits = model(hidden.tokens, told, hidden.levels, hidden.where)
             loss = F.cross_entropy(logits.float(), hidden.targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         clip_gradients(parameters, gradient_norm(parameters), task.CLIP)
         optimizer.step()
         optimizer.zero_grad()
