@@ -244,10 +244,16 @@ class Recipe(ABC, Generic[ConfigT]):
             statistics = statistics + output.statistics
         return Report(metrics, statistics)
 
+    @property
+    def opening_steps(self) -> int:
+        """Of so many steps `initialise` gets the items."""
+        return 1
+
     def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
         """Once, before the first step of a new run: what needs to have seen data, such as a k-means codebook.
 
-        `batches` are the first micro-batches of the training order on this rank; taking them consumes nothing.
+        `batches` are the micro-batches of the first `opening_steps` of the training order on this rank; taking them
+        consumes nothing.
         """
 
     def after_step(self, statistics: Statistics, step: int) -> None:

@@ -30,6 +30,7 @@ from quintet.families.audio_codec.discriminators import (
     feature_distance,
     generator_loss,
 )
+from quintet.families.audio_codec.layers import transform_in, transform_out
 from quintet.families.audio_codec.measures import (
     MelDistance,
     audible,
@@ -51,6 +52,12 @@ SMALL: dict[str, Any] = {
     "codebook_size": 16,
 }
 HOP = 30
+FRONTS: dict[str, dict[str, Any]] = {
+    "samples": {},
+    "transform": {"transform": 15, "strides": (2,)},
+    "transform alone": {"transform": 30, "strides": ()},
+}
+fronts = pytest.mark.parametrize("front", FRONTS)
 
 
 def make_codec(**keywords: Any) -> AudioCodec:
@@ -58,8 +65,9 @@ def make_codec(**keywords: Any) -> AudioCodec:
     torch.manual_seed(0)
     codec = AudioCodec(**{**SMALL, **keywords}).double()
     for name, parameter in codec.named_parameters():
-        if "second.conv.weight" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+        if "second.conv.weight" in name or (keywords.get("transform") and name.endswith("conv.weight")):
+            with torch.no_grad():
+                parameter += 0.1 * torch.randn_like(parameter)
     return codec
 
 
@@ -113,9 +121,10 @@ def test_any_number_of_levels_decodes() -> None:
             torch.testing.assert_close(codec.decode(given), trained.waves.clamp(-1, 1), rtol=0, atol=1e-12)
 
 
+@fronts
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_clip_alone_equals_the_clip_in_a_padded_batch(causal: bool) -> None:
-    codec = make_codec(causal=causal)
+def test_a_clip_alone_equals_the_clip_in_a_padded_batch(causal: bool, front: str) -> None:
+    codec = make_codec(causal=causal, **FRONTS[front])
     rows = [noise(length, seed=length) for length in (31, 700, 457, 1000)]
     waves, lengths = padded(rows, value=0.7)  # padding need not be silent
     codes = codec.encode(waves, lengths)
@@ -133,11 +142,12 @@ def test_a_clip_alone_equals_the_clip_in_a_padded_batch(causal: bool) -> None:
         assert (together.waves[number, len(row) :] == 0).all()
 
 
-def test_a_causal_codec_knows_nothing_of_what_comes_later() -> None:
+@fronts
+def test_a_causal_codec_knows_nothing_of_what_comes_later(front: str) -> None:
     waves = noise(1, 40 * HOP)
     changed = waves.clone()
     changed[:, 20 * HOP :] += noise(1, 20 * HOP, seed=9)
-    causal, other = make_codec(causal=True), make_codec(causal=False)
+    causal, other = (make_codec(causal=each, **FRONTS[front]) for each in (True, False))
     same = torch.full((1,), 40 * HOP)
     ours, theirs = (causal.latents(each, same) for each in (waves, changed))
     torch.testing.assert_close(ours[:20], theirs[:20], rtol=0, atol=1e-12)
@@ -152,10 +162,11 @@ def test_a_causal_codec_knows_nothing_of_what_comes_later() -> None:
     assert not torch.allclose(made[:, 20 * HOP : 21 * HOP], remade[:, 20 * HOP : 21 * HOP])
 
 
+@fronts
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("samples", "chunk"), [(1, 1), (29, 7), (1001, 77), (1001, 1), (950, 400), (60, 1000)])
-def test_a_stream_equals_the_whole_clip(samples: int, chunk: int, causal: bool) -> None:
-    codec = make_codec(causal=causal)
+def test_a_stream_equals_the_whole_clip(samples: int, chunk: int, causal: bool, front: str) -> None:
+    codec = make_codec(causal=causal, **FRONTS[front])
     waves = noise(2, samples)
     codes = codec.encode(waves)
     stream = codec.encode_stream()
@@ -175,8 +186,9 @@ def test_a_stream_in_single_precision_is_as_near_as_promised() -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), codec.decode(codes), rtol=0, atol=1e-5)
 
 
-def test_a_causal_stream_does_not_wait() -> None:
-    codec = make_codec(causal=True)
+@fronts
+def test_a_causal_stream_does_not_wait(front: str) -> None:
+    codec = make_codec(causal=True, **FRONTS[front])
     stream, back = codec.encode_stream(), codec.decode_stream()
     for chunk in noise(1, 10 * HOP).split(HOP, dim=1):
         codes = stream.push(chunk)
@@ -354,6 +366,26 @@ def test_every_aim_pulls_at_every_clip_as_its_weight_says() -> None:
     steep = torch.zeros_like(made)
     steep[:, :10] = (made.detach()[:, :10] - 1).sign() / math.sqrt(10)
     torch.testing.assert_close(3 * found, F.normalize(made.detach(), dim=1) + 0.5 * steep)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [8, 9, 320])
+def test_the_transform_loses_nothing(size: int, causal: bool) -> None:
+    waves = noise(2, 1, 12 * size)
+    there, back = (make(size, causal=causal).double() for make in (transform_in, transform_out))
+    # A lapped one needs a neighbour on both sides.
+    inside = slice(None) if causal else slice(size, -size)
+    torch.testing.assert_close(back(there(waves))[..., inside], waves[..., inside], rtol=0, atol=1e-6)
+    assert there(waves).std().item() == pytest.approx(waves.std().item(), rel=0.1)
+
+
+def test_a_codec_with_a_transform_begins_as_a_low_pass() -> None:
+    codec = AudioCodec(**{**SMALL, "dim": 64, "latent_dim": 64, "transform": 160, "strides": ()}).double()
+    lengths = torch.tensor([RATE])
+    low, high = 0.05 * tone(440)[None], 0.05 * tone(3500)[None]
+    heard = [codec._waves(codec._latents(each, lengths, None), None) for each in (low, high)]
+    assert si_sdr(heard[0][:, 500:-500], low[:, 500:-500]) > 20
+    assert heard[1].square().mean() < 1e-3 * high.square().mean()
 
 
 def test_layers_keep_the_scale_of_what_goes_through() -> None:

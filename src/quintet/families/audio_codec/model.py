@@ -20,7 +20,19 @@ from quintet.config import validate
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecModelConfig
-from quintet.families.audio_codec.layers import Conv, FrameMask, Memory, ResidualUnit, Stack, Upsample
+from quintet.families.audio_codec.layers import (
+    Compress,
+    Conv,
+    FrameMask,
+    Layer,
+    Memory,
+    ResidualUnit,
+    Shrink,
+    Stack,
+    Upsample,
+    transform_in,
+    transform_out,
+)
 from quintet.families.audio_codec.pretrained import PretrainedCodec
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantized, Quantizer, ResidualQuantizer, make_quantizer
@@ -290,17 +302,30 @@ def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:
 
 def _encoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
     style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
-    layers: list[Conv | Upsample | ResidualUnit] = [Conv(1, widths[0], 7, causal=config.causal)]
+    last = Conv(widths[-1], config.latent_dim, 3, **style)
+    layers: list[Layer]
+    if config.transform is None:
+        layers = [Conv(1, widths[0], 7, causal=config.causal)]
+    else:
+        # Low tones, which carry most of the power, pass from the beginning: all else is learned beside them.
+        first = Conv(2 * config.transform, widths[0], 3, causal=config.causal).begin_as_identity()
+        layers = [transform_in(config.transform, causal=config.causal), Compress(), first, *_units(config, widths[0])]
+        last.begin_as_identity()
     for (before, after), stride in zip(pairwise(widths), config.strides, strict=True):
         layers.append(Conv(before, after, 2 * stride, stride=stride, **style))
         layers += _units(config, after)
-    return Stack([*layers, Conv(widths[-1], config.latent_dim, 3, **style)])
+    return Stack([*layers, last])
 
 
 def _decoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
     style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
-    layers: list[Conv | Upsample | ResidualUnit] = [Conv(config.latent_dim, widths[-1], 7, causal=config.causal)]
+    first = Conv(config.latent_dim, widths[-1], 7, causal=config.causal)
+    layers: list[Layer] = [first]
     for (after, before), stride in zip(reversed(list(pairwise(widths))), reversed(config.strides), strict=True):
         layers += _units(config, before)
         layers.append(Upsample(before, after, stride, **style))
-    return Stack([*layers, Conv(widths[0], 1, 7, **style)])
+    if config.transform is None:
+        return Stack([*layers, Conv(widths[0], 1, 7, **style)])
+    first.begin_as_identity()
+    last = Shrink(widths[0], config.transform, **style)
+    return Stack([*layers, *_units(config, widths[0]), last, transform_out(config.transform, causal=config.causal)])

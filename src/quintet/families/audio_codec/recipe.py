@@ -42,8 +42,10 @@ from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.quantize import perplexity, usage
 
-REVIVE_EVERY = 50
+REVIVE_EVERY = 25
 """Steps between two looks for dead codes: candidates are gathered only then."""
+FRAMES_OF_A_CODE = 16
+"""From so many frames a code each of the codebooks starts."""
 PER_CLIP = ("mel_distance", "stft_distance")
 FLATTEST = 1e-20
 """Length of a gradient that points nowhere."""
@@ -109,8 +111,15 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
 
     # --- training -------------------------------------------------------------------------------------------
 
+    @property
+    def opening_steps(self) -> int:
+        """As many as it takes for each code to begin as the mean of several frames."""
+        model = self.config.model
+        frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.rate / model.hop))
+        return -(-FRAMES_OF_A_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
+
     def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
-        """Start a vector codebook from the first batch's latents."""
+        """Start a vector codebook from the first clips' latents."""
         codec = self.learning
         with torch.no_grad():
             reports = [Statistics(rows={"latents": codec.latents(*self.window(batch))}) for batch in batches]
