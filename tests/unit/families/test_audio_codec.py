@@ -67,7 +67,7 @@ def make_codec(**keywords: Any) -> AudioCodec:
     for name, parameter in codec.named_parameters():
         if "second.conv.weight" in name or (keywords.get("transform") and name.endswith("conv.weight")):
             with torch.no_grad():
-                parameter += 0.1 * torch.randn_like(parameter)
+                parameter.add_(0.1 * torch.randn_like(parameter))
     return codec
 
 
