@@ -382,9 +382,9 @@ def test_the_transform_loses_nothing(size: int, causal: bool) -> None:
 def test_a_codec_with_a_transform_begins_as_a_low_pass() -> None:
     codec = AudioCodec(**{**SMALL, "dim": 64, "latent_dim": 64, "transform": 160, "strides": ()}).double()
     lengths = torch.tensor([RATE])
-    low, high = 0.05 * tone(440)[None], 0.05 * tone(3500)[None]
+    low, high = 0.2 * tone(440)[None], 0.2 * tone(3500)[None]
     heard = [codec._waves(codec._latents(each, lengths, None), None) for each in (low, high)]
-    assert si_sdr(heard[0][:, 500:-500], low[:, 500:-500]) > 20
+    assert si_sdr(heard[0][:, 500:-500], low[:, 500:-500]) > 15
     assert heard[1].square().mean() < 1e-3 * high.square().mean()
 
 
