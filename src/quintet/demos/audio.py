@@ -41,10 +41,10 @@ FULL = AudioDemo(
     num=12_000,
     mulan_steps=1000,
     mulan_every=250,
-    codec_steps=6500,
-    codec_every=500,
-    storm_steps=6000,
-    storm_every=1000,
+    codec_steps=2000,
+    codec_every=400,
+    storm_steps=4500,
+    storm_every=1500,
     judged=200,
 )
 
