@@ -109,7 +109,8 @@ class Case:
     brief: tuple[str, ...]
     """Keys of a training of so few steps that rounding in fp32 cannot grow: there the losses must agree."""
     poison: Callable[[Item, float], Item] | None
-    """The item, holding a given non-finite number; None: its items hold nothing but whole numbers."""
+    """The item, holding a given non-finite number; None: none of its numbers, but whole ones, is sure
+    to reach the loss."""
     resumed: tuple[str, ...] = ()
     """Further keys, each of which changes what a resumed run has to restore."""
     faults: tuple[str, ...] = ()
