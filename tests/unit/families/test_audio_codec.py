@@ -30,7 +30,6 @@ from quintet.families.audio_codec.discriminators import (
     feature_distance,
     generator_loss,
 )
-from quintet.families.audio_codec.layers import transform_in, transform_out
 from quintet.families.audio_codec.measures import (
     MelDistance,
     audible,
@@ -39,6 +38,7 @@ from quintet.families.audio_codec.measures import (
     stft_distance,
     waveform_distance,
 )
+from quintet.families.audio_codec.polar import QUIET, FromPolar, ToPolar
 from quintet.families.audio_codec.recipe import AudioCodecRecipe, pull
 
 RATE = 8000
@@ -54,8 +54,7 @@ SMALL: dict[str, Any] = {
 HOP = 30
 FRONTS: dict[str, dict[str, Any]] = {
     "samples": {},
-    "transform": {"transform": 15, "strides": (2,)},
-    "transform alone": {"transform": 30, "strides": ()},
+    "transform": {"transform": 30, "strides": (), "latent_dim": None},
 }
 fronts = pytest.mark.parametrize("front", FRONTS)
 
@@ -228,7 +227,7 @@ def test_what_is_no_sound_or_no_code_is_refused() -> None:
 def test_the_small_preset_is_within_six_kilobits() -> None:
     keys = config.build(AudioCodecConfig, preset="small")
     codec = AudioCodec(keys.model)
-    assert (codec.rate, codec.frame_rate, codec.levels, codec.num_codes) == (16_000, 50, 12, 1024)
+    assert (codec.rate, codec.frame_rate, codec.levels, codec.num_codes) == (16_000, 25, 24, 1024)
     assert codec.bitrate == pytest.approx(6000)
 
 
@@ -370,22 +369,59 @@ def test_every_aim_pulls_at_every_clip_as_its_weight_says() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [8, 9, 320])
-def test_the_transform_loses_nothing(size: int, causal: bool) -> None:
+def test_loudness_and_phase_of_each_frequency_are_all_of_a_sound(size: int, causal: bool) -> None:
     waves = noise(2, 1, 12 * size)
-    there, back = (make(size, causal=causal).double() for make in (transform_in, transform_out))
-    # A lapped one needs a neighbour on both sides.
+    there, back = ToPolar(size, causal=causal).double(), FromPolar(size, causal=causal).double()
+    loudness, phase = there(waves).chunk(2, dim=1)
+    numbers = phase * (QUIET * loudness.exp()).sqrt()
+    # A lapped transform needs a neighbour on both sides.
     inside = slice(None) if causal else slice(size, -size)
-    torch.testing.assert_close(back(there(waves))[..., inside], waves[..., inside], rtol=0, atol=1e-6)
-    assert there(waves).std().item() == pytest.approx(waves.std().item(), rel=0.1)
+    torch.testing.assert_close(back.upsample(numbers)[..., inside], waves[..., inside], rtol=0, atol=1e-5)
+    assert numbers.std().item() == pytest.approx(waves.std().item(), rel=0.1)
 
 
-def test_a_codec_with_a_transform_begins_as_a_low_pass() -> None:
-    codec = AudioCodec(**{**SMALL, "dim": 64, "latent_dim": 64, "transform": 160, "strides": ()}).double()
+def test_the_loudness_of_a_tone_does_not_swing_with_its_phase() -> None:
+    there = ToPolar(160, causal=False).double()
+    loudness, phase = there(0.2 * tone(1010)[None, None])[..., 2:-2].chunk(2, dim=1)
+    loudest = int(loudness.mean(-1).argmax())
+    assert loudness[0, loudest].std() < 0.02 * loudness[0, loudest].mean()
+    assert phase[0, loudest].std() > 0.5 * phase[0, loudest].abs().max()
+
+
+def test_a_codec_with_a_transform_passes_tones_from_the_beginning() -> None:
+    codec = AudioCodec(**{**SMALL, "transform": 160, "strides": (), "latent_dim": None}).double()
     lengths = torch.tensor([RATE])
-    low, high = 0.2 * tone(440)[None], 0.2 * tone(3500)[None]
-    heard = [codec._waves(codec._latents(each, lengths, None), None) for each in (low, high)]
-    assert si_sdr(heard[0][:, 500:-500], low[:, 500:-500]) > 15
-    assert heard[1].square().mean() < 1e-3 * high.square().mean()
+    for each in (0.2 * tone(440)[None], 0.2 * tone(3500)[None]):
+        heard = codec._waves(codec._latents(each, lengths, None), None)
+        assert si_sdr(heard[:, 500:-500], each[:, 500:-500]) > 15
+
+
+def test_what_has_no_phase_by_its_codes_is_heard_all_the_same() -> None:
+    codec = AudioCodec(**{**SMALL, "transform": 160, "strides": (), "latent_dim": None}).double()
+    tones = 0.2 * tone(440)[None] + 0.2 * tone(1500)[None]
+    vectors = codec._latents(tones, torch.tensor([RATE]), None)
+    vectors[..., 160:] = 0
+    made = codec._waves(vectors, None)
+    assert 0.3 < made[:, 500:-500].square().mean() / tones[:, 500:-500].square().mean() < 3
+    # Between the tones it is silent.
+    power = torch.fft.rfft(made[0, 500:-500] * torch.hann_window(7000, dtype=torch.float64)).abs().square()
+    frequencies = torch.fft.rfftfreq(7000, 1 / RATE)
+    assert power[(frequencies > 700) & (frequencies < 1200)].sum() < 0.02 * power.sum()
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"strides": (2,)}, "model.strides"),
+        ({"latent_dim": 8}, "model.latent_dim"),
+        ({"levels": 1}, "leave none for phases"),
+        ({"loudness_levels": 3, "levels": 3}, "leave none for phases"),
+        ({"transform": None, "strides": (2, 2), "loudness_levels": 1}, "set model.transform"),
+    ],
+)
+def test_what_contradicts_a_transform_is_named(keys: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        AudioCodec(**{"transform": 30, "strides": (), **keys})
 
 
 def test_layers_keep_the_scale_of_what_goes_through() -> None:

@@ -12,6 +12,7 @@ from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.nn.quantize import (
     LookupFreeQuantizer,
+    PartedQuantizer,
     Quantizer,
     ResidualQuantizer,
     VectorQuantizer,
@@ -28,11 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
     "vq-residual": {"kind": "vq", "num_codes": 32, "levels": 3},
     "vq-residual-small": {"kind": "vq", "num_codes": 32, "levels": 3, "code_dim": 4},
     "vq-shared": {"kind": "vq", "num_codes": 32, "levels": 3, "shared": True},
+    "vq-parted": {"kind": "vq", "num_codes": 32, "levels": (2, 1)},
     "lfq": {"kind": "lfq", "num_codes": 256},
     "lfq-no-projection": {"kind": "lfq", "num_codes": 2**DIM},
     "lfq-residual": {"kind": "lfq", "num_codes": 32, "levels": 3},
+    "lfq-parted": {"kind": "lfq", "num_codes": 32, "levels": (1, 2)},
     "fsq": {"kind": "fsq", "num_codes": 256},
     "fsq-residual": {"kind": "fsq", "num_codes": 256, "levels": 3},
+    "fsq-parted": {"kind": "fsq", "num_codes": 256, "levels": (1, 2)},
 }
 ALL = pytest.mark.parametrize("case", CASES)
 
@@ -69,16 +73,19 @@ def assert_same_statistics(left: Statistics, right: Statistics, tolerance: float
 def test_shapes_and_types(case: str) -> None:
     quantizer, x = build(case), batch()
     result = quantizer(x)
-    residual = isinstance(quantizer, ResidualQuantizer)
-    assert quantizer.levels == CASES[case].get("levels", 1)
+    levels = CASES[case].get("levels", 1)
+    has_levels = isinstance(quantizer, ResidualQuantizer | PartedQuantizer)
+    assert quantizer.levels == (sum(levels) if isinstance(levels, tuple) else levels)
     assert result.vectors.shape == x.shape
     assert result.vectors.dtype == x.dtype
-    assert result.codes.shape == ((*x.shape[:2], quantizer.levels) if residual else x.shape[:2])
+    assert result.codes.shape == ((*x.shape[:2], quantizer.levels) if has_levels else x.shape[:2])
     assert result.codes.dtype == torch.int64
     assert result.codes.min() >= 0
     assert result.codes.max() < quantizer.num_codes
     assert result.loss.shape == ()
-    prefixes = [f"{level}/" for level in range(quantizer.levels)] if residual else [""]
+    prefixes = [f"{level}/" for level in range(quantizer.levels)] if has_levels else [""]
+    if isinstance(levels, tuple):
+        prefixes = [f"{part}/{level}/" for part, own in enumerate(levels) for level in range(own)]
     for prefix in prefixes:
         count = result.statistics.sums[f"{prefix}count"]
         assert count.shape == (quantizer.num_codes,)
@@ -322,3 +329,29 @@ def test_wrong_shapes_are_refused() -> None:
     for shape in ((4, DIM), (4, 20, DIM + 1), (4, 20, 1)):
         with pytest.raises(UsageError, match="positions, 12"):
             build("fsq")(torch.zeros(shape))
+
+
+def test_the_first_levels_are_about_the_first_part_alone() -> None:
+    quantizer, x = build("vq-parted"), batch()
+    half = DIM // 2
+    quantizer.initialise(x.flatten(0, 1), 0)
+    other = torch.cat([x[..., :half], -x[..., half:]], -1)
+    codes, of_other = quantizer.encode(x), quantizer.encode(other)
+    assert torch.equal(codes[..., :2], of_other[..., :2])
+    assert not torch.equal(codes[..., 2], of_other[..., 2])
+    few = quantizer.codes_to_vectors(codes[..., :2])
+    assert torch.equal(few[..., :half], quantizer.codes_to_vectors(codes)[..., :half])
+    assert not few[..., half:].any()
+
+
+def test_active_levels_count_over_the_parts() -> None:
+    quantizer, x = build("vq-parted"), batch(items=4)
+    assert isinstance(quantizer, PartedQuantizer)
+    result = quantizer(x, active_levels=torch.tensor([1, 2, 3, 3]))
+    assert ((result.codes >= 0).sum(-1) == torch.tensor([1, 2, 3, 3])[:, None]).all()
+    assert torch.equal(quantizer.codes_to_vectors(result.codes), result.vectors)
+
+
+def test_parts_are_equal() -> None:
+    with pytest.raises(UsageError, match="no 5 equal parts"):
+        make_quantizer("vq", DIM, 32, levels=(1, 1, 1, 1, 1))

@@ -25,20 +25,22 @@ class AudioCodecModelConfig(Section):
         None,
         ge=2,
         le=4096,
-        description="Samples that a lapped transform, which is learned on, makes to as many channels at first: quick, "
-        "since all layers work on its frames; none: layers see the samples.",
+        description="Samples of a frame that a transform makes to how loud each frequency is, and its phase; layers "
+        "learn on beside it: quick. None: layers see the samples.",
     )
     strides: tuple[Stride, ...] = Field(
         (8, 5, 4, 2),
         max_length=12,
-        description="By how much each layer of the encoder shortens; their product, and the transform, is the samples "
-        "of a frame. Large ones first are quick.",
+        description="By how much each layer of the encoder shortens; their product is the samples of a frame. Large "
+        "ones first are quick. Of a transform there are none.",
     )
     dim: int = Field(32, ge=4, le=4096, description="Width at full rate; doubles with every stride, to 8x at most.")
     units: int = Field(
         3, ge=0, le=8, description="Residual units after each stride, dilated by 1, 3, 9, …; the decoder has as many."
     )
-    latent_dim: int = Field(64, ge=2, le=4096, description="Width of the vectors that are quantized.")
+    latent_dim: int | None = Field(
+        None, ge=2, le=4096, description="Width of the vectors that are quantized; none: 64, or as a transform has it."
+    )
     activation: Literal["snake", "elu"] = Field(
         "snake", description="snake: x + sin(ax)^2 / a, for what is periodic; elu: quicker."
     )
@@ -50,6 +52,12 @@ class AudioCodecModelConfig(Section):
         1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
     )
     levels: int = Field(8, ge=1, le=64, description="Codes of a frame, each of what the ones before left over.")
+    loudness_levels: int | None = Field(
+        None,
+        ge=1,
+        le=63,
+        description="Of the levels behind a transform so many, the first, say how loud frequencies are; none: a sixth.",
+    )
     transformers: str | None = Field(
         None,
         description="Configuration of a codec of transformers (JSON) that stands in for all of this, as its folder has "
@@ -60,6 +68,16 @@ class AudioCodecModelConfig(Section):
     def hop(self) -> int:
         """Samples of a frame."""
         return (self.transform or 1) * math.prod(self.strides)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector that is quantized."""
+        return 2 * self.transform if self.transform else self.latent_dim or 64
+
+    @property
+    def levels_of_loudness(self) -> int:
+        """The first levels behind a transform."""
+        return self.loudness_levels or max(1, self.levels // 6)
 
     @field_validator("transformers")
     @classmethod
@@ -72,8 +90,22 @@ class AudioCodecModelConfig(Section):
             raise ValueError("this is not the configuration of a model of transformers; name its folder instead")
         return text
 
+    def _fits_a_transform(self) -> None:
+        if self.strides or self.latent_dim is not None:
+            raise ValueError(
+                "model.transform makes the frames and their vectors: set model.strides=[] and no model.latent_dim"
+            )
+        if self.levels_of_loudness >= self.levels:
+            raise ValueError(
+                f"model.loudness_levels={self.levels_of_loudness} of model.levels={self.levels} leave none for phases"
+            )
+
     @model_validator(mode="after")
     def _frames_are_short(self) -> AudioCodecModelConfig:
+        if self.transform is None and self.loudness_levels is not None:
+            raise ValueError("model.loudness_levels are those behind a transform: set model.transform")
+        if self.transform is not None:
+            self._fits_a_transform()
         if not 1 < self.hop <= LONGEST_HOP:
             raise ValueError(
                 f"model.strides={list(self.strides)} and model.transform={self.transform} make frames of {self.hop} "
@@ -157,29 +189,28 @@ class AudioCodecConfig(RunConfig):
             "log.every": 5,
             "data.workers": 0,
         },
-        # Two CPU cores, within the hour: 50 frames a second of 12 codes, 6 kbit/s.
+        # Two CPU cores, within half an hour: 25 frames a second of 24 codes, 6 kbit/s.
         "small": {
-            "model.transform": 320,
+            "model.transform": 640,
             "model.strides": [],
             "model.dim": 192,
-            "model.latent_dim": 128,
-            "model.levels": 12,
-            "data.seconds": 1.0,
-            "train.steps": 2000,
-            "train.batch_size": 8,
-            "optim.lr": 1e-4,
-            "optim.warmup_steps": 100,
+            "model.levels": 24,
+            "data.seconds": 2.0,
+            "train.steps": 500,
+            "train.batch_size": 16,
+            "optim.lr": 3e-4,
+            "optim.warmup_steps": 50,
             "optim.clip": 1.0,
             "loss.mel": 2.0,
-            "loss.discriminator_start": 1750,
-            "loss.discriminator_ramp": 100,
+            "loss.discriminator_start": 440,
+            "loss.discriminator_ramp": 30,
             "loss.discriminator_dim": 8,
             "loss.stft_windows": [512],
             "loss.periods": [3],
-            "eval.every": 400,
-            "sample.every": 800,
+            "eval.every": 100,
+            "sample.every": 250,
             "sample.num": 8,
-            "checkpoint.every": 200,
+            "checkpoint.every": 100,
             "data.workers": 0,
         },
         "base": {

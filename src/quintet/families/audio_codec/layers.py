@@ -7,7 +7,7 @@ may be of any length, and a causal codec puts out a frame as soon as it has its 
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -17,13 +17,6 @@ from torch import Tensor, nn
 
 Memory = dict[nn.Module, Tensor]
 """What the layers of one stream have kept of it."""
-
-QUIET = 1000
-"""One over what is quiet."""
-THRESHOLD = 0.01
-"""Power below which numbers of a transform begin to vanish, at the beginning."""
-NEARLY_STRAIGHT = -3.0
-"""Logarithm of a snake's frequency at which it hardly bends what goes through."""
 
 
 class FrameMask:
@@ -61,7 +54,15 @@ def make_activation(name: str | None, dim: int) -> nn.Module:
     return Snake(dim) if name == "snake" else nn.ELU()
 
 
-class Conv(nn.Module):
+class Layer(nn.Module, ABC):
+    """Something that a stack is made of: `forward` takes `(x, mask)`, `stream` a clip chunk by chunk."""
+
+    @abstractmethod
+    def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
+        """What is known once these steps are, perhaps nothing; with the last ones all the rest."""
+
+
+class Conv(Layer):
     """An activation, then a convolution that makes one step of every `stride`."""
 
     def __init__(
@@ -87,13 +88,8 @@ class Conv(nn.Module):
         self.behind = 0 if causal else (self.span - stride) // 2
         self.front = self.span - stride - self.behind
 
-    def begin_as_identity(self, scale: float = 1.0) -> Conv:
-        """Let each channel begin as the one of its number, `scale` times."""
+    def begin_at_nothing(self) -> Conv:
         nn.init.zeros_(self.conv.weight)
-        with torch.no_grad():
-            self.conv.weight[..., self.front // self.conv.dilation[0]].diagonal().fill_(scale)
-            if isinstance(self.activation, Snake):
-                self.activation.log_frequency.fill_(NEARLY_STRAIGHT)
         return self
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
@@ -116,7 +112,7 @@ class Conv(nn.Module):
         return made
 
 
-class Upsample(nn.Module):
+class Upsample(Layer):
     """`stride` steps of every one: what a transposed convolution does, as a convolution to so many times the width."""
 
     def __init__(self, before: int, after: int, stride: int, *, causal: bool, activation: str | None = None) -> None:
@@ -134,7 +130,7 @@ class Upsample(nn.Module):
         return rearrange(x, "b (c s) t -> b c (t s)", s=self.stride)
 
 
-class ResidualUnit(nn.Module):
+class ResidualUnit(Layer):
     """A dilated convolution and one of single steps, beside the identity."""
 
     recomputable = True
@@ -144,7 +140,7 @@ class ResidualUnit(nn.Module):
         self.first = Conv(dim, dim, 7, dilation=dilation, causal=causal, activation=activation)
         self.second = Conv(dim, dim, 1, activation=activation)
         # A unit starts as the identity, so that depth costs nothing at the beginning.
-        nn.init.zeros_(self.second.conv.weight)
+        self.second.begin_at_nothing()
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
         update: Tensor = self.second(self.first(x, mask))
@@ -152,41 +148,22 @@ class ResidualUnit(nn.Module):
 
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
         update = self.second.stream(self.first.stream(x, memory, last), memory, last)
-        waiting = torch.cat([memory[self], x], dim=-1) if self in memory else x
-        steps = update.shape[-1]
-        memory[self] = waiting[..., steps:]
-        return waiting[..., :steps] + update
+        return _waited_for(self, x, update, memory)
 
 
-class Compress(nn.Module):
-    """Twice the channels: as they are, and with what is quiet brought near to what is loud."""
+class Beside(Layer):
+    """Layers beside the identity, of which the last has to start at nothing."""
 
-    def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
-        return torch.cat([x, (x * QUIET).asinh() / QUIET.bit_length()], dim=1)
-
-    def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
-        return self.forward(x)
-
-
-class Shrink(nn.Module):
-    """The numbers of a transform, of which the small ones vanish: what is far below a threshold, which is predicted for
-    each, is noise of the quantizer. So silence is silent, and what lies between tones."""
-
-    def __init__(self, before: int, after: int, *, causal: bool, activation: str) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
-        self.conv = Conv(before, 2 * after, 3, causal=causal, activation=activation).begin_as_identity()
+        self.stack = Stack(layers)
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
-        return self._shrunk(self.conv(x, mask))
+        update: Tensor = self.stack(x, mask)
+        return x + update
 
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
-        return self._shrunk(self.conv.stream(x, memory, last))
-
-    def _shrunk(self, x: Tensor) -> Tensor:
-        value, threshold = x.chunk(2, dim=1)
-        power = value.square()
-        # Times 8, since thresholds have to move by orders of magnitude.
-        return value * power / (power + THRESHOLD * (8 * threshold).clamp(max=20).exp())
+        return _waited_for(self, x, self.stack.stream(x, memory, last), memory)
 
 
 class Stack(nn.Module):
@@ -203,49 +180,14 @@ class Stack(nn.Module):
 
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
         for layer in self.layers:
-            assert isinstance(layer, Conv | Upsample | ResidualUnit | Compress | Shrink)
+            assert isinstance(layer, Layer)
             x = layer.stream(x, memory, last)
         return x
 
 
-# --- a transform to begin with -------------------------------------------------------------------------------------
-
-
-def transform_in(size: int, *, causal: bool) -> Conv:
-    """Every `size` samples to as many channels. Begins as a transform that loses nothing, and learns on.
-
-    Where a frame may look ahead that is the lapped one (Princen and Bradley 1986): each frame sees twice its samples,
-    with a soft window, and a steady tone is only a few numbers. Otherwise it is a cosine transform of the newest.
-    """
-    layer = Conv(1, size, 2 * size, stride=size, causal=causal)
-    with torch.no_grad():
-        layer.conv.weight.copy_(_basis(size, causal)[:, None])
-    return layer
-
-
-def transform_out(size: int, *, causal: bool) -> Upsample:
-    """The way back from the channels of `transform_in`, which begins as its inverse."""
-    layer = Upsample(size, 1, size, causal=causal)
-    basis = _basis(size, causal)
-    frames = torch.arange(layer.conv.conv.kernel_size[0])
-    # Where each sample of a block lies in the frame before, in its own and, with a look ahead, in the one after.
-    place = torch.arange(size)[:, None] + size * (2 - frames) - (0 if causal else size // 2)
-    there = (place >= 0) & (place < 2 * size)
-    with torch.no_grad():
-        weights = basis[:, place.clamp(0, 2 * size - 1)] * there
-        layer.conv.conv.weight.copy_(weights.transpose(0, 1))
-    return layer
-
-
-def _basis(size: int, causal: bool) -> Tensor:
-    """(channels, 2 * size)"""
-    # Double, since single precision does not know large angles.
-    channel, sample = torch.arange(size).double()[:, None] + 0.5, torch.arange(2 * size).double() + 0.5
-    scale = math.sqrt(2 / size)
-    if causal:
-        return scale * torch.cos(math.pi / size * channel * (sample - size)) * (sample > size)
-    window = torch.sin(math.pi / (2 * size) * sample)
-    return scale * window * torch.cos(math.pi / size * channel * (sample + size / 2))
-
-
-Layer = Conv | Upsample | ResidualUnit | Compress | Shrink
+def _waited_for(layer: nn.Module, x: Tensor, update: Tensor, memory: Memory) -> Tensor:
+    """What goes past a layer of a stream, kept until what the layer makes of it is there, and added to that."""
+    waiting = torch.cat([memory[layer], x], dim=-1) if layer in memory else x
+    steps = update.shape[-1]
+    memory[layer] = waiting[..., steps:]
+    return waiting[..., :steps] + update

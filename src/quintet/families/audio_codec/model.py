@@ -20,22 +20,17 @@ from quintet.config import validate
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecModelConfig
-from quintet.families.audio_codec.layers import (
-    Compress,
-    Conv,
-    FrameMask,
-    Layer,
-    Memory,
-    ResidualUnit,
-    Shrink,
-    Stack,
-    Upsample,
-    transform_in,
-    transform_out,
-)
+from quintet.families.audio_codec.layers import Beside, Conv, FrameMask, Layer, Memory, ResidualUnit, Stack, Upsample
+from quintet.families.audio_codec.polar import FromPolar, ToPolar
 from quintet.families.audio_codec.pretrained import PretrainedCodec
 from quintet.nn.pretrained import Pretrained
-from quintet.nn.quantize import Quantized, Quantizer, ResidualQuantizer, make_quantizer
+from quintet.nn.quantize import (
+    PartedQuantizer,
+    Quantized,
+    Quantizer,
+    ResidualQuantizer,
+    make_quantizer,
+)
 
 __all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]
 
@@ -101,7 +96,7 @@ class AudioCodec(Pretrained, nn.Module):
     def codebooks(self) -> Tensor:
         """What the codes of each level stand for, (levels, codes, width)."""
         levels: list[Quantizer] = [self.quantizer]
-        if isinstance(self.quantizer, ResidualQuantizer):
+        if isinstance(self.quantizer, ResidualQuantizer | PartedQuantizer):
             levels = [self.quantizer.level(level) for level in range(self.levels)]
         codes = torch.arange(self.num_codes, device=next(self.parameters()).device)
         return torch.stack([level.look_up(codes) for level in levels]).detach()
@@ -187,13 +182,13 @@ class AudioCodec(Pretrained, nn.Module):
         return torch.arange(count, device=waves.device) < self.frames(lengths)[:, None]
 
     def _latents(self, waves: Tensor, lengths: Tensor, mask: FrameMask | None) -> Tensor:
-        """(batch, frames, latent_dim)"""
+        """(batch, frames, width)"""
         sound = waves.masked_fill(_beyond(waves, lengths), 0)
         latents: Tensor = self.encoder(F.pad(sound, (0, -waves.shape[1] % self.hop))[:, None], mask)
         return latents.transpose(1, 2)
 
     def _quantized(self, latents: Tensor, present: Tensor, active_levels: Tensor | None, want_rows: bool) -> Quantized:
-        if isinstance(self.quantizer, ResidualQuantizer):
+        if isinstance(self.quantizer, ResidualQuantizer | PartedQuantizer):
             return self.quantizer(latents, present, want_rows, active_levels)  # type: ignore[no-any-return]
         return self.quantizer(latents, present, want_rows)  # type: ignore[no-any-return]
 
@@ -285,8 +280,10 @@ def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
 
 
 def _quantizer(config: AudioCodecModelConfig) -> Quantizer:
+    loud = config.levels_of_loudness
+    levels = config.levels if config.transform is None else (loud, config.levels - loud)
     try:
-        return make_quantizer(config.quantizer, config.latent_dim, config.codebook_size, levels=config.levels)
+        return make_quantizer(config.quantizer, config.width, config.codebook_size, levels=levels)
     except UsageError as error:
         raise UsageError(
             f"model.codebook_size={config.codebook_size}, model.quantizer={config.quantizer}: {error}"
@@ -301,31 +298,29 @@ def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:
 
 
 def _encoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
+    if config.transform is not None:
+        return Stack([ToPolar(config.transform, causal=config.causal), _beside(config)])
     style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
-    last = Conv(widths[-1], config.latent_dim, 3, **style)
-    layers: list[Layer]
-    if config.transform is None:
-        layers = [Conv(1, widths[0], 7, causal=config.causal)]
-    else:
-        # Low tones, which carry most of the power, pass from the beginning: all else is learned beside them.
-        first = Conv(2 * config.transform, widths[0], 3, causal=config.causal).begin_as_identity()
-        layers = [transform_in(config.transform, causal=config.causal), Compress(), first, *_units(config, widths[0])]
-        last.begin_as_identity()
+    layers: list[Layer] = [Conv(1, widths[0], 7, causal=config.causal)]
     for (before, after), stride in zip(pairwise(widths), config.strides, strict=True):
         layers.append(Conv(before, after, 2 * stride, stride=stride, **style))
         layers += _units(config, after)
-    return Stack([*layers, last])
+    return Stack([*layers, Conv(widths[-1], config.width, 3, **style)])
 
 
 def _decoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
+    if config.transform is not None:
+        return Stack([_beside(config), FromPolar(config.transform, causal=config.causal)])
     style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
-    first = Conv(config.latent_dim, widths[-1], 7, causal=config.causal)
-    layers: list[Layer] = [first]
+    layers: list[Layer] = [Conv(config.width, widths[-1], 7, causal=config.causal)]
     for (after, before), stride in zip(reversed(list(pairwise(widths))), reversed(config.strides), strict=True):
         layers += _units(config, before)
         layers.append(Upsample(before, after, stride, **style))
-    if config.transform is None:
-        return Stack([*layers, Conv(widths[0], 1, 7, **style)])
-    first.begin_as_identity()
-    last = Shrink(widths[0], config.transform, **style)
-    return Stack([*layers, *_units(config, widths[0]), last, transform_out(config.transform, causal=config.causal)])
+    return Stack([*layers, Conv(widths[0], 1, 7, **style)])
+
+
+def _beside(config: AudioCodecModelConfig) -> Beside:
+    """What is learned beside a transform, which passes as it is from the beginning."""
+    into = Conv(config.width, config.dim, 3, causal=config.causal)
+    out = Conv(config.dim, config.width, 3, causal=config.causal, activation=config.activation)
+    return Beside([into, *_units(config, config.dim), out.begin_at_nothing()])

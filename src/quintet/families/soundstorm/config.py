@@ -16,7 +16,9 @@ class SoundStormModelConfig(Section):
     """A conformer over the frames of a codec; the keyword arguments of `SoundStorm`."""
 
     num_codes: int | None = Field(None, gt=1, description="Vocabulary of a level; none: that of the tokenizer.")
-    levels: int | None = Field(None, ge=1, le=64, description="Codes of a frame; none: those of the tokenizer.")
+    levels: int | None = Field(
+        None, ge=1, le=64, description="Codes of a frame that are made, the first of the tokenizer's; none: all."
+    )
     frame_rate: float | None = Field(None, gt=0, description="Frames a second; none: those of the tokenizer.")
     max_frames: int | None = Field(
         None, ge=1, le=2**16, description="Most frames of a clip, prompt and all; none: those of data.seconds."

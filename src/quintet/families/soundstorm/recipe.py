@@ -276,6 +276,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         prompt = None
         if request.given is not None:
             prompt = read_prompt(request.given, codec, self.config.data.loudness, frames, longest)
+            prompt = prompt[..., : self.soundstorm.levels]
         studio = self.studio(nets)
         waves: list[Tensor] = []
         scores: list[float] = []
@@ -341,7 +342,7 @@ def _new_model(config: SoundStormConfig, tokenizer: Link | None) -> SoundStorm:
     codebooks = getattr(tokenizer.model, "codebooks", None) if tokenizer is not None else None
     if codebooks is not None:
         # Codes that sound alike start alike: the model need not learn that from the clips.
-        model.start_from(codebooks)
+        model.start_from(codebooks[: model.levels])
     return model
 
 
@@ -356,7 +357,10 @@ def _fitted(config: SoundStormConfig, tokenizer: Link | None, listener: Listener
         raise UsageError(
             f"soundstorm needs a tokenizer of sound; {tokenizer.reference} is of recipe '{tokenizer.recipe.name}'"
         )
-    found = {"model.num_codes": codec.num_codes, "model.levels": codec.levels, "model.frame_rate": codec.frame_rate}
+    found = {"model.num_codes": codec.num_codes, "model.frame_rate": codec.frame_rate}
+    if config.model.levels is None or config.model.levels > codec.levels:
+        # Fewer may be wanted: any number of levels makes sound.
+        found["model.levels"] = codec.levels
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
     config = _told_tokens(config)
     if listener is not None:

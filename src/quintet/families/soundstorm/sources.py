@@ -41,6 +41,8 @@ class ClipSource:
     `semantic` tokens (tokens), if there are any."""
 
     codes: CodeSource
+    levels: int | None = None
+    """The first so many of the codec's; none: all."""
     clips: CodeSource | None = None
     captions: Mapping[str, Tensor] | None = None
     semantic: Mapping[int, Tensor] | None = None
@@ -58,6 +60,7 @@ class ClipSource:
         if item in self.untold:
             raise UnreadableItem(self.untold[item])
         loaded = self.codes.load(item, draw)
+        loaded["codes"] = loaded["codes"][:, : self.levels]
         if self.semantic is not None:
             loaded["semantic"] = self.semantic[item]
         if self.clips is not None:
@@ -107,7 +110,7 @@ def coded(config: SoundStormConfig, tokenizer: Link, listener: Listener | None, 
         assert vectors is None or isinstance(vectors, CodeSource)
         told, untold = (None, {}) if tokens is None else _laid_beside(config, source, tokens)
         skipped.update({source.name(item): reason for item, reason in untold.items()})
-        return ClipSource(source, vectors, captions, told, untold)
+        return ClipSource(source, config.model.levels, vectors, captions, told, untold)
 
     return replace(
         codes,

@@ -4,6 +4,7 @@ from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer, perp
 from quintet.nn.quantize.factory import Kind, make_quantizer
 from quintet.nn.quantize.finite_scalar import FiniteScalarQuantizer
 from quintet.nn.quantize.lookup_free import LookupFreeQuantizer
+from quintet.nn.quantize.parted import PartedQuantizer
 from quintet.nn.quantize.residual import ResidualQuantizer
 from quintet.nn.quantize.vector import VectorQuantizer
 
@@ -11,6 +12,7 @@ __all__ = [
     "FiniteScalarQuantizer",
     "Kind",
     "LookupFreeQuantizer",
+    "PartedQuantizer",
     "Quantized",
     "Quantizer",
     "ResidualQuantizer",

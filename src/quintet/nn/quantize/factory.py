@@ -12,6 +12,7 @@ from quintet.errors import UsageError
 from quintet.nn.quantize.base import Quantizer, SingleQuantizer
 from quintet.nn.quantize.finite_scalar import FiniteScalarQuantizer, grid_for
 from quintet.nn.quantize.lookup_free import LookupFreeQuantizer, bits_of
+from quintet.nn.quantize.parted import PartedQuantizer
 from quintet.nn.quantize.residual import ResidualQuantizer
 from quintet.nn.quantize.vector import VectorQuantizer
 
@@ -25,15 +26,15 @@ _CLASSES: dict[str, type[SingleQuantizer]] = {
 _GIVEN_OTHERWISE = {"self", "dim", "num_codes", "depth"}
 
 
-def make_quantizer(kind: Kind, dim: int, num_codes: int, levels: int = 1, **options: Any) -> Quantizer:
-    """A quantizer of a model's `dim`: single for `levels=1`, residual for more.
+def make_quantizer(kind: Kind, dim: int, num_codes: int, levels: int | Sequence[int] = 1, **options: Any) -> Quantizer:
+    """A quantizer of a model's `dim`: single for `levels=1`, residual for more, in equal parts for several numbers.
 
     `options` are the keywords of the kind's class, and `shared=True` for one VQ codebook on all levels. FSQ
     takes the paper's grid for `num_codes`, or `level_sizes` with `num_codes` as their product.
     """
     if kind not in _CLASSES:
         raise UsageError(f"There is no quantizer {kind!r}; take one of {', '.join(_CLASSES)}.")
-    if levels < 1:
+    if min([levels] if isinstance(levels, int) else levels, default=0) < 1:
         raise UsageError(f"A quantizer needs levels of at least 1, not {levels}.")
     shared = bool(options.pop("shared", False))
     if shared and kind != "vq":
@@ -43,6 +44,17 @@ def make_quantizer(kind: Kind, dim: int, num_codes: int, levels: int = 1, **opti
         options["level_sizes"] = _level_sizes(num_codes, options.get("level_sizes"))
     if levels == 1:
         return _single(kind, dim, num_codes, 0, options)
+    if isinstance(levels, int):
+        return _residual(kind, dim, num_codes, levels, options, shared)
+    if dim % len(levels):
+        raise UsageError(f"A vector of {dim} numbers has no {len(levels)} equal parts.")
+    own = dim // len(levels)
+    return PartedQuantizer([_residual(kind, own, num_codes, each, dict(options), shared) for each in levels])
+
+
+def _residual(
+    kind: Kind, dim: int, num_codes: int, levels: int, options: dict[str, Any], shared: bool
+) -> ResidualQuantizer:
     code_dim = _code_dim(kind, dim, num_codes, options)
     return ResidualQuantizer(
         dim, levels, lambda level: _single(kind, code_dim, num_codes, level, options), shared=shared
