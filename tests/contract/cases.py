@@ -58,6 +58,9 @@ TINY_AUDIO_CODEC = (
 )
 """A codec of some thousand weights with active discriminators."""
 
+BY_A_TRANSFORM = ("model.transform=32", "model.strides=[]", "model.latent_dim=null", "model.dim=8")
+"""The same codec on loudness and phase of each frequency."""
+
 TINY_SOUNDSTORM = (
     *("--preset", "debug", f"tokenizer={GOLDEN / 'audio-codec-format-1' / 'hub'}"),
     *(f"condition={GOLDEN / 'mulan-format-1' / 'hub'}", "data.seconds=0.3", "model.dim=16", "model.depth=1"),
@@ -204,6 +207,7 @@ CASES: Mapping[str, Case] = {
             # would enlarge what rounding makes of that.
             "fsq": ("model.quantizer=fsq", "model.codebook_size=256", "data.seconds=1.6", "optim.eps=1e-6"),
             "lfq": ("model.quantizer=lfq", "model.causal=true", "loss.kind=least-squares", "train.accumulate=2"),
+            "transform": (*BY_A_TRANSFORM, "optim.eps=1e-6", "train.accumulate=2"),
             "vq": (
                 "optim.eps=1e-6",
                 "train.accumulate=2",
@@ -218,6 +222,7 @@ CASES: Mapping[str, Case] = {
         resumed=(
             "model.quantizer=fsq model.codebook_size=256 model.activation=elu",
             "model.causal=true model.levels=1 optim.clip=0.5",
+            " ".join(BY_A_TRANSFORM),
         ),
         golden=("eval.seconds=4",),
         prepare=hasten_the_death_of_codes,

@@ -55,12 +55,12 @@ class Link:
         for link in self.recipe.links.values():
             link.to(device)
 
-    def encode(self, batch: Batch) -> Tensor:
-        """Codes of media, wherever the model is; without gradient."""
+    def encode(self, batch: Batch, **options: Any) -> Tensor:
+        """Codes of media, wherever the model is; without gradient. `options` are those of its own kind of recipe."""
         # A model may have nothing to learn and still have tables.
         device = next(chain(self.model.parameters(), self.model.buffers())).device
         with looking(self.nets):
-            return self.recipe.encode(self.nets, batch.to(device, torch.float32))
+            return self.recipe.encode(self.nets, batch.to(device, torch.float32), **options)
 
 
 def weights_digest(name: str, model: nn.Module) -> str:

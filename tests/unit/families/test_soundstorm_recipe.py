@@ -330,3 +330,17 @@ def test_what_contradicts_the_links_is_refused(sounds: Path) -> None:
 def test_steps_of_levels_that_the_codec_does_not_have_are_left_out(sounds: Path) -> None:
     recipe = made(sounds, "sample.steps=[3,2,1,1]")
     assert [each.steps for each in recipe.studio(recipe.modules).settings] == [3, 2]
+
+
+def test_fewer_levels_than_the_codec_has_are_made_and_heard(sounds: Path, tmp_path: Path) -> None:
+    whole, coarse = made(sounds), made(sounds, "model.levels=1")
+    assert made(sounds, "model.levels=9").soundstorm.levels == whole.soundstorm.levels == 2
+    of_whole, of_coarse = (train_source(recipe).load(3, Draw(0, [0], [3]))["codes"] for recipe in (whole, coarse))
+    assert torch.equal(of_coarse, of_whole[:, :1])
+    prompt = tmp_path / "prompt.wav"
+    write_audio(0.5 * np.sin(np.arange(640) * 0.3), prompt, 8000)
+    artifact = coarse.generate(coarse.modules, Request(["a flute"], num=1, given=prompt, seconds=0.2))[1]
+    artifact.write(tmp_path / "made.wav")
+    codec = coarse.link_to_codec().model
+    expected = codec.decode(codec.encode(torch.from_numpy(read_audio(prompt)), levels=1))[0].numpy()
+    np.testing.assert_allclose(read_audio(tmp_path / "made.wav")[0][:200], expected[:200], atol=1e-3)

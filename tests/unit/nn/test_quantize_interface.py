@@ -355,3 +355,13 @@ def test_active_levels_count_over_the_parts() -> None:
 def test_parts_are_equal() -> None:
     with pytest.raises(UsageError, match="no 5 equal parts"):
         make_quantizer("vq", DIM, 32, levels=(1, 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("case", ["vq-residual", "lfq-residual", "vq-parted", "fsq-parted"])
+def test_the_first_levels_alone_are_the_same(case: str) -> None:
+    quantizer, x = build(case), batch()
+    mask = torch.ones(x.shape[:2], dtype=torch.bool)
+    mask[1, 7:] = False
+    codes = quantizer.encode(x, mask)
+    for levels in range(1, 5):
+        assert torch.equal(quantizer.encode(x, mask, levels), codes[..., :levels])

@@ -26,7 +26,7 @@ class AudioCodecModelConfig(Section):
         ge=2,
         le=4096,
         description="Samples of a frame that a transform makes to how loud each frequency is, and its phase; layers "
-        "learn on beside it: quick. None: layers see the samples.",
+        "learn beside it: quick. None: layers see the samples.",
     )
     strides: tuple[Stride, ...] = Field(
         (8, 5, 4, 2),
@@ -195,14 +195,14 @@ class AudioCodecConfig(RunConfig):
             "model.strides": [],
             "model.dim": 192,
             "model.levels": 24,
-            "data.seconds": 2.0,
-            "train.steps": 500,
+            "data.seconds": 1.0,
+            "train.steps": 300,
             "train.batch_size": 16,
-            "optim.lr": 3e-4,
-            "optim.warmup_steps": 50,
+            "optim.lr": 5e-5,
+            "optim.warmup_steps": 20,
             "optim.clip": 1.0,
             "loss.mel": 2.0,
-            "loss.discriminator_start": 440,
+            "loss.discriminator_start": 260,
             "loss.discriminator_ramp": 30,
             "loss.discriminator_dim": 8,
             "loss.stft_windows": [512],

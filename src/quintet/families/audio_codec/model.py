@@ -141,8 +141,8 @@ class AudioCodec(Pretrained, nn.Module):
             rows = zip(waves, lengths.tolist(), strict=True)
             return _padded([self._encoded_in_chunks(wave[:length], levels) for wave, length in rows], -1)
         present = self._present(waves, lengths)
-        codes = self.quantizer.encode(self._latents(waves, lengths, _needed(present)), present)
-        return self._with_levels(codes)[..., :levels]
+        codes = self.quantizer.encode(self._latents(waves, lengths, _needed(present)), present, levels)
+        return self._with_levels(codes)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class EncodeStream:
     @torch.no_grad()
     def _codes(self, waves: Tensor, last: bool) -> Tensor:
         latents = self.codec.encoder.stream(waves[:, None], self._memory, last).transpose(1, 2)
-        return self.codec._with_levels(self.codec.quantizer.encode(latents))[..., : self.levels]
+        return self.codec._with_levels(self.codec.quantizer.encode(latents, levels=self.levels))
 
 
 class DecodeStream:

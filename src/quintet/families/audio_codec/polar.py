@@ -29,7 +29,10 @@ TURNS = 3.0
 
 
 class ToPolar(Layer):
-    """Every `size` samples to a vector of twice as many numbers."""
+    """Every `size` samples to a vector of twice as many numbers.
+
+    Not learned: each number is a sum over so many samples that a small step of all their weights would be a large one.
+    """
 
     def __init__(self, size: int, *, causal: bool) -> None:
         super().__init__()
@@ -37,6 +40,7 @@ class ToPolar(Layer):
         with torch.no_grad():
             bases = [basis(size, causal, wave) for wave in (torch.cos, torch.sin)]
             self.conv.conv.weight.copy_(torch.cat(bases)[:, None])
+        self.conv.requires_grad_(False)
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
         return self._polar(self.conv(x, mask))
@@ -62,7 +66,8 @@ class FromPolar(Layer):
     def __init__(self, size: int, *, causal: bool) -> None:
         super().__init__()
         self.upsample = Upsample(size, 1, size, causal=causal)
-        _begin_as_inverse(self.upsample, size, causal)
+        _make_inverse(self.upsample, size, causal)
+        self.upsample.requires_grad_(False)
         self.turns: Tensor
         turns = torch.randn(size, 2 * size, generator=torch.Generator().manual_seed(0))
         self.register_buffer("turns", TURNS * size**-0.5 * turns, persistent=False)
@@ -100,7 +105,7 @@ def basis(size: int, causal: bool, wave: Callable[[Tensor], Tensor] = torch.cos)
     return scale * window * wave(math.pi / size * channel * (sample + size / 2))
 
 
-def _begin_as_inverse(layer: Upsample, size: int, causal: bool) -> None:
+def _make_inverse(layer: Upsample, size: int, causal: bool) -> None:
     """Of the cosine transform."""
     cosines = basis(size, causal)
     frames = torch.arange(layer.conv.conv.kernel_size[0])

@@ -219,12 +219,13 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         figures["bitrate_kbps"] = self.codec.bitrate / 1000
         return figures
 
-    def encode(self, nets: Nets, batch: Batch) -> Tensor:
-        """Codes `(items, frames of the longest, levels)`; behind the last frame of the others stands -1."""
+    def encode(self, nets: Nets, batch: Batch, levels: int | None = None) -> Tensor:
+        """Codes `(items, frames of the longest, levels)`, of the first levels or of all; behind the last frame of the
+        others stands -1."""
         waves: Tensor = batch["wavs"]
         if len(waves) != len(batch):
             raise UsageError("a clip that comes as several windows has no codes of its own; take it whole")
-        return tokenizer(nets).encode(waves, batch["lengths"])
+        return tokenizer(nets).encode(waves, batch["lengths"], levels)
 
     def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
         """A WAV file of each clip, of whole frames."""

@@ -17,7 +17,7 @@ class SoundStormModelConfig(Section):
 
     num_codes: int | None = Field(None, gt=1, description="Vocabulary of a level; none: that of the tokenizer.")
     levels: int | None = Field(
-        None, ge=1, le=64, description="Codes of a frame that are made, the first of the tokenizer's; none: all."
+        None, ge=1, le=64, description="Codes of a frame that are made at most, the tokenizer's first; none: all."
     )
     frame_rate: float | None = Field(None, gt=0, description="Frames a second; none: those of the tokenizer.")
     max_frames: int | None = Field(
@@ -144,6 +144,7 @@ class SoundStormConfig(RunConfig):
         },
         # Two CPU cores, within an hour.
         "small": {
+            "model.levels": 4,
             "model.dim": 128,
             "model.depth": 6,
             "model.heads": 4,

@@ -358,10 +358,8 @@ def _fitted(config: SoundStormConfig, tokenizer: Link | None, listener: Listener
             f"soundstorm needs a tokenizer of sound; {tokenizer.reference} is of recipe '{tokenizer.recipe.name}'"
         )
     found = {"model.num_codes": codec.num_codes, "model.frame_rate": codec.frame_rate}
-    if config.model.levels is None or config.model.levels > codec.levels:
-        # Fewer may be wanted: any number of levels makes sound.
-        found["model.levels"] = codec.levels
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
+    config = config.changed({"model.levels": min(config.model.levels or codec.levels, codec.levels)})
     config = _told_tokens(config)
     if listener is not None:
         whose = f"the condition {listener.link.reference}"

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from quintet.core.recipe import Sources
 from quintet.data.audio import audio_folder_sources, say_resampled
 from quintet.data.code_cache import CodeSource, MediaSource
 from quintet.data.code_files import SemanticTokens, read_semantic
-from quintet.data.coded import coded_sources, made_sources
+from quintet.data.coded import Maker, made_sources
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig
@@ -41,8 +42,6 @@ class ClipSource:
     `semantic` tokens (tokens), if there are any."""
 
     codes: CodeSource
-    levels: int | None = None
-    """The first so many of the codec's; none: all."""
     clips: CodeSource | None = None
     captions: Mapping[str, Tensor] | None = None
     semantic: Mapping[int, Tensor] | None = None
@@ -60,7 +59,6 @@ class ClipSource:
         if item in self.untold:
             raise UnreadableItem(self.untold[item])
         loaded = self.codes.load(item, draw)
-        loaded["codes"] = loaded["codes"][:, : self.levels]
         if self.semantic is not None:
             loaded["semantic"] = self.semantic[item]
         if self.clips is not None:
@@ -95,7 +93,7 @@ def clip_sources(config: SoundStormConfig, tokenizer: Link, listener: Listener |
 
 def coded(config: SoundStormConfig, tokenizer: Link, listener: Listener | None, media: Sources) -> Sources:
     """The same sources as codes, with what the model is told of each clip."""
-    codes = coded_sources(tokenizer, media, "clips", cache=config.data.cache)
+    codes = made_sources(_coder(tokenizer, config.model.levels), media, "clips encoded", cache=config.data.cache)
     clips = heard = None
     if listener is not None:
         heard = made_sources(listener.maker(tokenizer.model.rate), media, "clips heard", cache=config.data.cache)
@@ -110,7 +108,7 @@ def coded(config: SoundStormConfig, tokenizer: Link, listener: Listener | None, 
         assert vectors is None or isinstance(vectors, CodeSource)
         told, untold = (None, {}) if tokens is None else _laid_beside(config, source, tokens)
         skipped.update({source.name(item): reason for item, reason in untold.items()})
-        return ClipSource(source, config.model.levels, vectors, captions, told, untold)
+        return ClipSource(source, vectors, captions, told, untold)
 
     return replace(
         codes,
@@ -120,6 +118,14 @@ def coded(config: SoundStormConfig, tokenizer: Link, listener: Listener | None, 
         skipped=skipped,
         fingerprint=codes.fingerprint if tokens is None else codes.fingerprint + _fingerprint(tokens),
     )
+
+
+def _coder(tokenizer: Link, levels: int | None) -> Maker:
+    """What makes the codes of the levels that are used, and no others: a codec may have many more."""
+    digest = tokenizer.digest
+    if levels is None or levels >= tokenizer.model.levels:
+        return Maker(digest, tokenizer.recipe.collate, tokenizer.encode)
+    return Maker(f"{digest} {levels} levels", tokenizer.recipe.collate, partial(tokenizer.encode, levels=levels))
 
 
 def _semantic(config: SoundStormConfig) -> SemanticTokens | None:

@@ -75,10 +75,10 @@ class Quantizer(nn.Module, ABC):
             return self.leave(x, latents, assigned, complete=mask is None)
 
     @torch.no_grad()
-    def encode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The codes alone: cheaper than `forward`, and without a word to other ranks."""
+    def encode(self, x: Tensor, mask: Tensor | None = None, levels: int | None = None) -> Tensor:
+        """The codes alone, of the first `levels` or all: cheaper than `forward`, and without a word to other ranks."""
         with torch.autocast(x.device.type, enabled=False):
-            codes = self.nearest(self.enter(x, mask).flatten(0, 1))
+            codes = self.nearest(self.enter(x, mask).flatten(0, 1), levels)
             codes = codes.view(*x.shape[:2], *codes.shape[1:])
             if mask is None:
                 return codes
@@ -108,8 +108,8 @@ class Quantizer(nn.Module, ABC):
         """In code space: values (no gradient), codes, loss (with gradient) and statistics of `latents`."""
 
     @abstractmethod
-    def nearest(self, latents: Tensor) -> Tensor:
-        """The codes of `(n, code_dim)`."""
+    def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
+        """The codes of `(n, code_dim)`; of several levels perhaps only the first."""
 
     @abstractmethod
     def look_up(self, codes: Tensor) -> Tensor:

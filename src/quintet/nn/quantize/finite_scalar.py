@@ -55,7 +55,7 @@ class FiniteScalarQuantizer(SingleQuantizer):
         shifts = (offsets / reach).atanh()
         return ((latents + shifts).tanh() * reach - offsets) / widths
 
-    def nearest(self, latents: Tensor) -> Tensor:
+    def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
         sizes, widths = self._sizes(latents), self._widths(latents)
         # A NaN must not become an index: the step that made it is skipped, but only after this.
         steps = (latents * (widths / self._scales(latents))).nan_to_num().round()

@@ -45,7 +45,7 @@ class LookupFreeQuantizer(SingleQuantizer):
         self.inverse_temperature = inverse_temperature
         self.scale = 2.0**-depth
 
-    def nearest(self, latents: Tensor) -> Tensor:
+    def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
         return ((latents > 0).long() << places(self.code_dim, latents.device)).sum(-1)
 
     def look_up(self, codes: Tensor) -> Tensor:

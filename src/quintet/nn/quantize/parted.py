@@ -53,9 +53,14 @@ class PartedQuantizer(Quantizer):
         levels = [part.level(number) for part in self._parts() for number in range(part.levels)]
         return levels[level]
 
-    def nearest(self, latents: Tensor) -> Tensor:
-        parts = zip(self._parts(), self._split(latents[None]), strict=True)
-        return torch.cat([part.encode(own)[0] for part, own in parts], -1)
+    def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
+        left = self.levels if levels is None else levels
+        codes: list[Tensor] = []
+        for part, own in zip(self._parts(), self._split(latents[None]), strict=True):
+            if left > 0:
+                codes.append(part.encode(own, levels=left)[0])
+            left -= part.levels
+        return torch.cat(codes, -1)
 
     def look_up(self, codes: Tensor) -> Tensor:
         """Codes may lack the last levels, or have -1 there."""

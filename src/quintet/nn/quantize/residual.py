@@ -83,9 +83,9 @@ class ResidualQuantizer(Quantizer):
     def bound(self, latents: Tensor) -> Tensor:
         return self.level(0).bound(latents)
 
-    def nearest(self, latents: Tensor) -> Tensor:
+    def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
         codes: list[Tensor] = []
-        for level in range(self.levels):
+        for level in range(self.levels if levels is None else min(levels, self.levels)):
             codes.append(self.level(level).nearest(latents))
             latents = latents - self.level(level).look_up(codes[-1])
         return torch.stack(codes, -1)

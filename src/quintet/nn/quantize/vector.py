@@ -59,7 +59,7 @@ class VectorQuantizer(SingleQuantizer):
     def bound(self, latents: Tensor) -> Tensor:
         return F.normalize(latents, dim=-1) if self.cosine else latents
 
-    def nearest(self, latents: Tensor) -> Tensor:
+    def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
         return clusters.nearest(latents, self.codebook.to(latents.dtype))
 
     def look_up(self, codes: Tensor) -> Tensor:
