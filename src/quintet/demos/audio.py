@@ -31,8 +31,8 @@ QUICK = AudioDemo(
     num=2000,
     mulan_steps=200,
     mulan_every=100,
-    codec_steps=600,
-    codec_every=200,
+    codec_steps=60,
+    codec_every=30,
     storm_steps=400,
     storm_every=200,
     judged=48,
@@ -41,10 +41,10 @@ FULL = AudioDemo(
     num=12_000,
     mulan_steps=1000,
     mulan_every=250,
-    codec_steps=2000,
-    codec_every=400,
-    storm_steps=4500,
-    storm_every=1500,
+    codec_steps=300,
+    codec_every=100,
+    storm_steps=4000,
+    storm_every=1000,
     judged=200,
 )
 
@@ -68,7 +68,8 @@ def audio_demo(out: Path, full: bool, script: Script) -> None:
     script.run("eval", str(codec))
     script.train(
         "soundstorm", data, storm, demo.storm_steps, "--tokenizer", str(codec), "--condition", str(mulan),
-        f"train.steps={demo.storm_steps}", f"eval.generated={demo.judged}", *every(demo.storm_every), "eval.batches=8",
+        f"train.steps={demo.storm_steps}", "loss.tell_caption=0.5", f"eval.generated={demo.judged}",
+        *every(demo.storm_every), "eval.batches=8",
     )  # fmt: skip
     script.run("eval", str(storm))
     script.sample(storm, TEXTS, 4, made)
