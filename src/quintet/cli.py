@@ -440,11 +440,12 @@ def _open(reference: str) -> Any:
 @data_app.command("make")
 def data_make(
     name: Annotated[
-        Literal["shapes", "solids", "sounds"], typer.Argument(help="Which data set: of pictures, meshes or sounds.")
+        Literal["shapes", "solids", "sounds", "motions"],
+        typer.Argument(help="Which data set: of pictures, meshes, sounds or video."),
     ],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     num: Annotated[int, typer.Option(help="How many items.")] = 5000,
-    size: Annotated[int | None, typer.Option(help="Side of the pictures in pixels; 64 if not given.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of pictures and video in pixels; 64 if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, other items.")] = 0,
 ) -> None:
     """Write an embedded data set, drawn by code, with captions."""
@@ -452,9 +453,13 @@ def data_make(
         from quintet.data.shapes import make_shapes
 
         make_shapes(folder, num, 64 if size is None else size, seed)
+    elif name == "motions":
+        from quintet.data.motions import make_motions
+
+        make_motions(folder, num, 64 if size is None else size, seed)
     else:
         if size is not None:
-            raise UsageError(f"--size is for pictures; {name} have none")
+            raise UsageError(f"--size is for pictures and video; {name} have none")
         if name == "solids":
             from quintet.data.solids import make_solids
 
@@ -464,19 +469,23 @@ def data_make(
 
             make_sounds(folder, num, seed)
     _print(f"{num} items written: {folder}")
-    recipe = {"shapes": "vqgan", "solids": "mesh-autoencoder", "sounds": "mulan"}[name]
+    recipe = {"shapes": "vqgan", "solids": "mesh-autoencoder", "sounds": "mulan", "motions": "cvivit"}[name]
     _next(f"quintet data check {folder}", f"quintet train {recipe} {folder}")
 
 
 @data_app.command("check")
 def data_check(
     folder: Annotated[Path, typer.Argument(help="Folder of media and captions.")],
+    medium: Annotated[
+        Literal["image", "mesh", "audio", "video"] | None,
+        typer.Option(help="What to look for; otherwise what most files are."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Tell what is in a folder, what is broken, and what will be used."""
     from quintet.data.check import MEDIA, check_folder
 
-    report = check_folder(folder)
+    report = check_folder(folder, medium=medium)
     if as_json:
         _print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     else:

@@ -43,6 +43,7 @@ __all__ = [
     "probe_video",
     "read_header",
     "read_video",
+    "stride_frames",
 ]
 
 _ROUNDING = 0.0015
@@ -73,15 +74,19 @@ def clip_frames(
     there is comes, from its first frame on, and that is less than `count`.
     """
     if rate is None:
-        room = max(header.frames - (count - 1) * stride, 1)
-        first = int(start * room)
-        return list(range(first, header.frames, stride))[:count]
+        return stride_frames(header.frames, count, stride, start)
     steps = np.arange(count) / rate
     # From one frame's own time on: then a file of just this rate gives each of its frames once.
     room = int(np.searchsorted(header.times + steps[-1] + _ROUNDING, header.seconds))
     moments = header.times[int(start * max(room, 1))] + steps + _ROUNDING
     shown = moments[(moments < header.seconds) | (steps == 0)]
     return [int(place) for place in np.searchsorted(header.times, shown, side="right") - 1]
+
+
+def stride_frames(frames: int, count: int, stride: int, start: float) -> list[int]:
+    """Of so many `frames` the places of every `stride`-th; the rest as `clip_frames` has it."""
+    room = max(frames - (count - 1) * stride, 1)
+    return list(range(int(start * room), frames, stride))[:count]
 
 
 def read_video(
