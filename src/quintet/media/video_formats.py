@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -42,7 +42,7 @@ MAX_PIXELS = 2**26
 WHITE: Colour = (255, 255, 255)
 
 _CONTAINERS = "avi,matroska,mov"  # some others are lists of files or addresses, which FFmpeg would open
-_PROBED = str(2**16)  # bytes looked at to find out what a file holds: its header says it, the rest would be decoded
+_TELLING = ("mov", "matroska")  # those whose header and index tell all; of others frames are decoded to find out
 _SKIPPING = ("h264", "hevc")  # decoders that can leave out single frames from which no other is made
 _WORTH_A_SEEK = 8  # frames between two wanted ones that are sooner decoded than sought over
 _HIGH_DEFINITION = 720  # lines, from which on a file that does not say has the colours of television in HD
@@ -110,7 +110,7 @@ def read_header(path: str | os.PathLike[str]) -> VideoHeader:
             if kind in ("gif", "webp"):
                 seconds = structure.gif_seconds(stream) if kind == "gif" else structure.webp_seconds(stream)
                 return _timed(seconds, kind.upper())
-        return _ffmpeg_header(path)
+        return _ffmpeg_header(path, kind)
 
 
 def read_frames(
@@ -224,15 +224,17 @@ def _fitted_picture(picture: Image.Image, fit: Fit | None, background: Colour) -
 
 
 @contextmanager
-def _ffmpeg(path: Path) -> Iterator[tuple[Any, Any, Any]]:
+def _ffmpeg(path: Path, kind: str) -> Iterator[tuple[Any, Any, Any]]:
     """The file, its film and a decoder, opened by descriptor: FFmpeg would believe an extension. It opens nothing
     else."""
     import av
     from av.stream import Disposition
 
     with open(os.open(path, os.O_RDONLY), "rb") as stream:
-        options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none", "probesize": _PROBED}
-        with av.open(stream, options=options) as container:
+        options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
+        if kind.startswith(_TELLING):
+            options["codec_whitelist"] = "none"  # of who opens it; the decoder of the film is another
+        with av.open(stream, container_options=options) as container:
             # A sound file may have a picture on its cover.
             films = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
             if not films:
@@ -259,8 +261,8 @@ def _check_pixels(width: int, height: int) -> None:
         raise UnreadableItem(f"frames of {width}x{height} pixels, more than {MAX_PIXELS / 1e6:.0f} million")
 
 
-def _ffmpeg_header(path: Path) -> VideoHeader:
-    with _ffmpeg(path) as (container, film, decoder):
+def _ffmpeg_header(path: Path, kind: str) -> VideoHeader:
+    with _ffmpeg(path, kind) as (container, film, decoder):
         name, base, promised = container.format.name.split(",")[0], Fraction(film.time_base or 0), film.frames
         hidden = _hidden_vp8 if film.codec_context.name == "vp8" else _never
         # An AVI does not tell when frames are shown that are stored in another order.
@@ -297,7 +299,7 @@ def _hidden_vp8(packet: Any) -> bool:
 
 def _counted_header(path: Path, kind: str) -> VideoHeader:
     """Of a file without times: all of it is decoded to count its frames."""
-    with _ffmpeg(path) as (container, film, decoder):
+    with _ffmpeg(path, kind) as (container, film, decoder):
         rate = float(film.average_rate or FOLDER_RATE)
         return _timed([1 / rate] * sum(len(decoder.decode(packet)) for packet in container.demux(film)), kind)
 
@@ -305,8 +307,8 @@ def _counted_header(path: Path, kind: str) -> VideoHeader:
 def _ffmpeg_frames(
     path: Path, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
 ) -> Frames:
-    with _ffmpeg(path) as (container, film, decoder):
-        show = _Shown(background, _aspect(film))
+    with _ffmpeg(path, header.format) as (container, film, decoder):
+        show = _Shown(background, lambda: _aspect(film, decoder))
         for place, frame in _decoded(container, film, decoder, header, wanted):
             if frame.is_corrupt:
                 raise UnreadableItem(f"damaged: its frame at {header.times[place]:.2f} s is broken")
@@ -324,21 +326,28 @@ def _decoded(
         chosen = set(wanted)
         yield from ((place, frame) for place, frame in enumerate(frames) if place in chosen)
         return
-    skips = decoder.name in _SKIPPING
     for run in _runs(wanted, header.starts):
         due = {int(header.stamps[place]): place for place in run}
         start = header.starts[run[0]]
         if start or run[0] != wanted[0]:
             container.seek(int(header.stamps[start]), stream=film)
             decoder.flush_buffers()
-        for packet in container.demux(film):
-            if skips:
-                decoder.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in due else "NONREF"
-            for frame in decoder.decode(packet):
-                if frame.pts in due:
-                    yield due.pop(frame.pts), frame
-            if not due:
-                break
+        for frame in _decoded_run(container, film, decoder, set(due)):
+            if frame.pts in due:
+                yield due.pop(frame.pts), frame
+
+
+def _decoded_run(container: Any, film: Any, decoder: Any, unsent: set[int]) -> Iterator[Any]:
+    """All frames that come out until those with these stamps have gone in, and nothing more need go in."""
+    skips = decoder.name in _SKIPPING
+    for packet in container.demux(film):
+        if skips:
+            decoder.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in unsent else "NONREF"
+        unsent.discard(packet.pts)
+        yield from decoder.decode(packet)
+        if not unsent and packet.size:
+            yield from decoder.decode(None)
+            return
 
 
 def _runs(wanted: Sequence[int], starts: npt.NDArray[np.int64]) -> list[list[int]]:
@@ -354,7 +363,7 @@ def _runs(wanted: Sequence[int], starts: npt.NDArray[np.int64]) -> list[list[int
 class _Shown:
     """Turns decoded frames into what a player shows, RGB."""
 
-    def __init__(self, background: Colour, aspect: float) -> None:
+    def __init__(self, background: Colour, aspect: Callable[[], float]) -> None:
         from av.video.reformatter import Interpolation, VideoReformatter
 
         self.background = background
@@ -367,7 +376,7 @@ class _Shown:
     def __call__(self, frame: Any, fit: Fit | None) -> npt.NDArray[np.uint8]:
         _check_pixels(frame.width, frame.height)
         turns, mirrored = _orientation(frame)
-        width, height = max(1, round(frame.width * self.aspect)), frame.height
+        width, height = max(1, round(frame.width * self.aspect())), frame.height
         if turns % 2:
             width, height = height, width
         if fit is not None:
@@ -410,9 +419,9 @@ class _Shown:
         return av.VideoFrame.from_ndarray(np.rint(laid).astype(np.uint8), "rgb24")
 
 
-def _aspect(film: Any) -> float:
-    """How much wider than high its pixels are."""
-    aspect = film.codec_context.sample_aspect_ratio or film.sample_aspect_ratio
+def _aspect(film: Any, decoder: Any) -> float:
+    """How much wider than high its pixels are: the file says it, or else its first decoded frame."""
+    aspect = film.sample_aspect_ratio or decoder.sample_aspect_ratio
     return float(aspect) if aspect and 0.1 < aspect < 10 else 1.0
 
 
