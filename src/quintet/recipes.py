@@ -83,6 +83,15 @@ RECIPES: Mapping[str, RecipeEntry] = {
         summary="sound and text in one space: find clips by words",
         needs="a folder of captioned sounds",
     ),
+    "cvivit": RecipeEntry(
+        family="cvivit",
+        config="CViViTConfig",
+        recipe="CViViTRecipe",
+        models=("CViViT",),
+        trainer="CViViTTrainer",
+        summary="video tokenizer: clips and pictures to codes, moment by moment, and back",
+        needs="a folder of videos",
+    ),
     "mesh-autoencoder": RecipeEntry(
         family="mesh_autoencoder",
         config="MeshAutoencoderConfig",

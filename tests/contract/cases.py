@@ -50,6 +50,13 @@ TINY_MULAN = (
 )
 """Two towers of some thousand weights each."""
 
+TINY_CVIVIT = (
+    *("--preset", "debug", "model.image_size=16", "model.dim=16", "model.head_dim=8", "model.quantizer=fsq"),
+    *("loss.discriminator_dim=8", "loss.discriminator_start=4", "loss.discriminator_ramp=4"),
+    *TWELVE_STEPS,
+)
+"""A tokenizer of video of some thousand weights with an active discriminator."""
+
 Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
@@ -64,6 +71,10 @@ def spoilt_meshes(item: Item, value: float) -> Item:
 
 def spoilt_sounds(item: Item, value: float) -> Item:
     return {**item, "wavs": torch.full(item["wavs"].shape, value)}
+
+
+def spoilt_videos(item: Item, value: float) -> Item:
+    return {**item, "videos": torch.full(item["videos"].shape, value)}
 
 
 def unchanged(recipe: Recipe[Any]) -> None:
@@ -177,6 +188,29 @@ CASES: Mapping[str, Case] = {
             "model.loss=decoupled model.audio.dropout=0.1 model.text.dropout=0.1",
         ),
         faults=("model.quantizer_levels=2", "model.codebook_size=8"),
+    ),
+    "cvivit": Case(
+        data="videos",
+        tiny=TINY_CVIVIT,
+        additive=("model.quantizer=fsq",),
+        worlds={
+            "fsq": ("model.quantizer=fsq",),
+            "lfq": ("model.quantizer=lfq", "train.accumulate=2"),
+            "vq": (
+                "model.quantizer=vq",
+                "train.accumulate=2",
+                "train.steps=52",
+                "checkpoint.every=25",
+                "eval.every=26",
+            ),
+        },
+        brief=("train.steps=4", "loss.discriminator_start=2"),
+        poison=spoilt_videos,
+        resumed=("model.quantizer=vq data.random_crop=true data.flip=true", "loss.reconstruction=l1 data.stride=2"),
+        faults=("model.quantizer=vq",),
+        golden=("model.codebook_size=32",),
+        prepare=hasten_the_death_of_codes,
+        tokenizer=True,
     ),
     "mesh-autoencoder": Case(
         data="meshes",
