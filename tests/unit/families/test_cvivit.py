@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,14 @@ import torch
 from torch import Tensor
 
 from quintet.config import UsageError, build, validate
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.recipe import Loss
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.model import CViViT
+from quintet.families.cvivit.recipe import CViViTRecipe, chosen_frames
+from quintet.families.cvivit.trainer import CViViTTrainer
+from quintet.media.video import read_header, read_video
 
 TINY = {
     **{"image_size": (16, 24), "patch": 8, "temporal_patch": 2, "max_frames": 13, "dim": 16, "heads": 2, "head_dim": 8},
@@ -163,3 +170,121 @@ def test_keys_that_contradict_each_other_are_refused() -> None:
         CViViT(quantizer="lfq", codebook_size=100)
     for preset in ("debug", "small", "base"):
         build(CViViTConfig, preset=preset)
+
+
+# --- the recipe -----------------------------------------------------------------------------------------------------
+
+
+def recipe(**keys: Any) -> CViViTRecipe:
+    torch.manual_seed(0)
+    model = {f"model.{name}": list(value) if isinstance(value, tuple) else value for name, value in TINY.items()}
+    config = build(CViViTConfig, overrides={**model, "data.frames": 9, "model.quantizer": "fsq", **keys})
+    made = CViViTRecipe(config)
+    for module in made.modules.values():
+        module.double()
+    return made
+
+
+def batch_of(made: CViViTRecipe, lengths: Sequence[int], fill: float | None = None) -> Batch:
+    """Clips of these lengths; what stands where no frame is can be chosen."""
+    items = [{"videos": film(9, len(lengths))[row, :, :length]} for row, length in enumerate(lengths)]
+    fields = made.collate(items)
+    if fill is not None:
+        fields["videos"].masked_fill_(~fields["mask"][:, None, :, None, None], fill)
+    names = tuple(map(str, lengths))
+    return Batch(fields, names, Draw(0, [0] * len(lengths), range(len(lengths))), torch.float64)
+
+
+def loss_of(made: CViViTRecipe, batch: Batch, step: int = 0) -> Loss:
+    return made.generator_loss(made.modules, batch, made.forward(made.modules, batch, step), step)
+
+
+def test_batches_are_padded_to_whole_moments() -> None:
+    made = recipe()
+    assert batch_of(made, [4, 2])["videos"].shape[2] == 5
+    assert batch_of(made, [1, 1])["videos"].shape[2] == 1
+    assert batch_of(made, [9, 1])["mask"].sum(1).tolist() == [9, 1]
+
+
+def test_frames_that_are_not_there_count_nowhere() -> None:
+    """Of what comes after a clip's last moment; in a moment that is filled in part the last frame stands still."""
+    made = recipe(**{"loss.discriminator_start": 0})
+    for lengths in ([9, 5, 1], [9, 7, 3]):
+        plain, other = batch_of(made, lengths), batch_of(made, lengths, fill=0.25)
+        first, second = loss_of(made, plain), loss_of(made, other)
+        for name, value in first.parts.items():
+            torch.testing.assert_close(second.parts[name], value, rtol=0, atol=1e-12, msg=name)
+        sums = [made.measure(made.modules, each).sums for each in (plain, other)]
+        torch.testing.assert_close(sums[0], sums[1], rtol=0, atol=1e-6)
+
+
+def test_the_loss_is_the_mean_over_all_frames_that_are_there() -> None:
+    made = recipe()
+    lengths = [9, 4, 1]
+    whole = loss_of(made, batch_of(made, lengths)).parts["reconstruction"]
+    single = []
+    for row, length in enumerate(lengths):
+        item = {"videos": film(9, 3)[row, :, :length]}
+        alone = Batch(made.collate([item]), ("one",), Draw(0, [0], [row]), torch.float64)
+        single.append(loss_of(made, alone).parts["reconstruction"] * length)
+    torch.testing.assert_close(whole, torch.stack(single).sum() / sum(lengths))
+
+
+def test_the_frame_that_is_looked_at_is_one_that_is_there() -> None:
+    made = recipe()
+    lengths = [9, 4, 1]
+    fields = batch_of(made, lengths).fields
+    seen: list[set[int]] = [set() for _ in lengths]
+    for epoch in range(60):
+        drawn = Batch(fields, ("a", "b", "c"), Draw(0, [epoch] * 3, range(3)), torch.float64)
+        for row, frame in enumerate(chosen_frames(drawn).tolist()):
+            seen[row].add(frame)
+    assert seen == [set(range(length)) for length in lengths]
+
+
+def test_pictures_alone_can_be_trained_on_with_a_discriminator() -> None:
+    made = recipe(**{"loss.discriminator_start": 0})
+    batch = batch_of(made, [1, 1, 1])
+    output = made.forward(made.modules, batch, 0)
+    losses = [phase.loss(made.modules, batch, output, 0) for phase in made.phases]
+    assert [set(loss.parts) for loss in losses] == [
+        {"reconstruction", "quantizer", "adversarial"},
+        {"hinge", "real", "fake", "penalty"},
+    ]
+    assert all(value.isfinite() for loss in losses for value in loss.parts.values())
+    losses[0].value.backward()
+    assert all(weight.grad is None for weight in made.discriminator.parameters())
+
+
+def test_short_codes_are_decoded_to_short_films(tmp_path: Path) -> None:
+    made = recipe()
+    codes = made.encode(made.modules, batch_of(made, [9, 4, 1]))
+    artifacts = made.decode(made.modules, codes, "film")
+    frames = [read_header(artifact.write(tmp_path / artifact.file)).frames for artifact in artifacts]  # type: ignore[arg-type]
+    assert frames == [9, 5, 1]
+    assert [artifact.file for artifact in artifacts] == ["film-0.mp4", "film-1.mp4", "film-2.mp4"]
+
+
+def test_samples_show_each_clip_above_what_was_made_of_it(tmp_path: Path) -> None:
+    made = recipe()
+    artifacts = made.sample(made.modules, batch_of(made, [9, 4]))
+    assert [artifact.file for artifact in artifacts] == [
+        "reconstructions.png",
+        "reconstruction-00.mp4",
+        "reconstruction-01.mp4",
+    ]
+    assert artifacts[0].tensor is not None
+    assert artifacts[0].tensor.shape == (4 * 18, 9 * 26, 3)
+    film_path = artifacts[2].write(tmp_path / artifacts[2].file)
+    assert read_video(film_path).shape == (4, 16, 48, 3)  # type: ignore[arg-type]
+
+
+def test_it_is_trained_in_python_on_a_data_set_object(tmp_path: Path) -> None:
+    clips = [(film(frames, 1)[0].float(), f"clip {frames}") for frames in (9, 5, 1, 9)]
+    keys = {"data.frames": 9, "data.workers": 0, "loss.discriminator": False, "log.trackers": []}
+    trainer = CViViTTrainer(
+        CViViT(**TINY, quantizer="fsq"), data=clips, out=tmp_path / "run", steps=2, batch_size=3, config=keys
+    )
+    trainer.train()
+    trainer.close()
+    assert trainer.step == 2
