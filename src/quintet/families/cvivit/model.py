@@ -63,11 +63,10 @@ class CViViT(Pretrained, nn.Module):
     def forward(self, videos: Tensor, mask: Tensor | None = None, want_rows: bool = False) -> Reconstruction:
         """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
         latents = self.latents(videos)
-        moments = latents.shape[1]
         quantized = self.quantizer(latents.flatten(1, 2), self._of_positions(mask), want_rows)
-        vectors = quantized.vectors.unflatten(1, (moments, -1))
-        codes = self._on_grid(quantized.codes, moments)
-        return Reconstruction(self._pixels(vectors), codes, quantized.loss, quantized.statistics)
+        made = self._pixels(quantized.vectors.view_as(latents))
+        codes = self._on_grid(quantized.codes, latents.shape[1])
+        return Reconstruction(made, codes, quantized.loss, quantized.statistics)
 
     def encode(self, videos: Tensor, mask: Tensor | None = None) -> Tensor:
         """Videos to codes."""
@@ -77,15 +76,13 @@ class CViViT(Pretrained, nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes to videos, clamped to [0, 1]; where there is no code (-1) the frames have no meaning."""
-        vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 3)).unflatten(1, (codes.shape[1], -1))
-        return self._pixels(vectors).clamp(0, 1)
+        vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 3))
+        return self._pixels(rearrange(vectors, "b (k n) d -> b k n d", k=codes.shape[1])).clamp(0, 1)
 
     def latents(self, videos: Tensor) -> Tensor:
         """The encoder's vectors, (batch, moments, places, dim)."""
         tokens = self._tokens(self._checked(videos))
-        moments = tokens.shape[1]
-        tokens = self.encode_space(tokens.flatten(0, 1)).unflatten(0, (-1, moments))
-        return _along_time(self.encode_time, tokens)
+        return _along_time(self.encode_time, _over_space(self.encode_space, tokens))
 
     def moments_there(self, mask: Tensor) -> Tensor:
         """Which moments of a batch there are, (batch, moments), from which frames there are."""
@@ -115,9 +112,7 @@ class CViViT(Pretrained, nn.Module):
 
     def _pixels(self, vectors: Tensor) -> Tensor:
         """(batch, moments, places, dim) to videos."""
-        tokens = _along_time(self.decode_time, vectors)
-        moments = tokens.shape[1]
-        tokens = self.decode_space(tokens.flatten(0, 1)).unflatten(0, (-1, moments))
+        tokens = _over_space(self.decode_space, _along_time(self.decode_time, vectors))
         patch, step, rows = self.config.patch, self.config.temporal_patch, self.config.grid[0]
         first = rearrange(
             self.first_out(tokens[:, :1]), "b f (h w) (c p q) -> b c f (h p) (w q)", h=rows, p=patch, q=patch
@@ -139,7 +134,13 @@ class CViViT(Pretrained, nn.Module):
         return repeat(self.moments_there(mask), "b k -> b (k n)", n=self.config.grid[0] * self.config.grid[1])
 
     def _on_grid(self, codes: Tensor, moments: int) -> Tensor:
-        return codes.unflatten(1, (moments, *self.config.grid))
+        return codes.view(len(codes), moments, *self.config.grid, *codes.shape[2:])
+
+
+def _over_space(transformer: Transformer, tokens: Tensor) -> Tensor:
+    """Each moment by itself."""
+    seen: Tensor = transformer(tokens.flatten(0, 1))
+    return seen.view_as(tokens)
 
 
 def _along_time(transformer: Transformer, tokens: Tensor) -> Tensor:

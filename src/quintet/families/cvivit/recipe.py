@@ -226,7 +226,7 @@ def pixels(batch: Batch) -> Tensor:
 
 def chosen_frames(batch: Batch) -> Tensor:
     """One frame of each clip, among those that are there."""
-    lengths = batch["mask"].sum(1)
+    lengths: Tensor = batch["mask"].sum(1)
     return (batch.draw.uniform("frame").to(lengths.device) * lengths).long()
 
 
