@@ -159,6 +159,14 @@ def test_videos_that_do_not_fit_are_refused(shape: tuple[int, ...], words: str) 
         make().encode(torch.zeros(shape, dtype=torch.float64))
 
 
+def test_codes_of_another_tokenizer_are_refused() -> None:
+    model = make()
+    codes = model.encode(film(5))
+    for strange in (codes[:, :0], codes[..., None], codes[..., 0], codes.flatten(), codes[..., :1]):
+        with pytest.raises(UsageError, match=r"none of this tokenizer, whose are \(batch, moments, 2, 3\)"):
+            model.decode(strange)
+
+
 def test_keys_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(UsageError, match=r"model.image_size=30 is not divisible by model.patch = 8; .* 32"):
         validate(CViViTModelConfig, {"image_size": 30})

@@ -76,6 +76,10 @@ class CViViT(Pretrained, nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes to videos, clamped to [0, 1]; where there is no code (-1) the frames have no meaning."""
+        levels = (self.quantizer.levels,) if self.quantizer.levels > 1 else ()
+        if codes.ndim < 2 or not codes.shape[1] or tuple(codes.shape[2:]) != (*self.config.grid, *levels):
+            expected = ", ".join(map(str, ("batch", "moments", *self.config.grid, *levels)))
+            raise UsageError(f"codes of shape {tuple(codes.shape)} are none of this tokenizer, whose are ({expected})")
         vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 3))
         return self._pixels(rearrange(vectors, "b (k n) d -> b k n d", k=codes.shape[1])).clamp(0, 1)
 
