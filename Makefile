@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-mulan bench-overhead results clean
+.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-overhead results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-muse   masked transformers beside muse-maskgit-pytorch's: step, sampling, loss; and the code cache"
 	@echo "make bench-mesh   mesh models beside meshgpt-pytorch's: steps, generation, loss, adjacency (about an hour)"
 	@echo "make bench-mulan  sound and text beside musiclm-pytorch's: step, loss and retrieval (about an hour)"
+	@echo "make bench-soundstorm  sound from codes beside soundstorm-pytorch's: step and generation"
 	@echo "make bench-overhead  the loop's own share of a step"
 	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
 
@@ -69,6 +70,10 @@ bench-mesh: setup
 bench-mulan: setup
 	$(BIN)/python benchmarks/mulan.py step loss
 	$(BIN)/python benchmarks/mulan.py step --precision bf16 --warmup 1
+
+bench-soundstorm: setup
+	$(BIN)/python benchmarks/soundstorm.py step generate
+	$(BIN)/python benchmarks/soundstorm.py step generate --precision bf16 --warmup 1
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py

@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,18 @@ def family_of(caption: str) -> str | None:
     return next((family for family, members in reversed(FAMILIES.items()) if words & set(members)), None)
 
 
-def split_notes(folder: Path, data: Path) -> list[dict[str, Any]]:
-    """The notes in a folder of their own, with the split by instrument in its metadata."""
+def instrument_of(row: dict[str, Any]) -> str:
+    return str(row["text"]).split(", note")[0]
+
+
+def split_notes(
+    folder: Path, data: Path, whose: Callable[[dict[str, Any]], str] = instrument_of
+) -> list[dict[str, Any]]:
+    """The notes in a folder of their own, with the split in its metadata: notes of one name are on one side."""
     rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
     data.mkdir(parents=True)
     for row in rows:
-        instrument = row["text"].split(", note")[0]
-        share = int.from_bytes(hashlib.sha256(instrument.encode()).digest()[:8], "big") / 2**64
+        share = int.from_bytes(hashlib.sha256(whose(row).encode()).digest()[:8], "big") / 2**64
         row["split"] = "validation" if share < HELD_OUT else "train"
         shutil.copyfile(folder / row["file_name"], data / row["file_name"])
     lines = [json.dumps({name: row[name] for name in ("file_name", "text", "split")}) for row in rows]

@@ -130,6 +130,9 @@ def train(
     base: Annotated[
         str | None, typer.Option(help="The trained model whose results a super-resolution model enlarges.")
     ] = None,
+    condition: Annotated[
+        str | None, typer.Option(help="The trained mulan whose vectors tell a generator of sound what to make.")
+    ] = None,
     help: Annotated[bool, typer.Option("--help", help="Show this message; with a RECIPE also all its keys.")] = False,
 ) -> None:
     """Train a recipe on a folder of files, in a new run folder."""
@@ -142,8 +145,8 @@ def train(
     words = [word for word in (data, *(overrides or [])) if word is not None]
     folder, changes = _data_and_overrides(words)
     schema = recipes.find(recipe).config_class()
-    links = {"init": init, "tokenizer": tokenizer, "base": base}
-    for name in ("tokenizer", "base"):
+    links = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
+    for name in ("tokenizer", "base", "condition"):
         if links[name] is not None and name not in schema.LINKS:
             raise UsageError(f"recipe {recipe} stands on no {name}: leave --{name} out")
     settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **_links(folder, links)})
@@ -280,6 +283,10 @@ def sample(
     mesh: Annotated[
         Path | None, typer.Option(help="A part of a mesh to go on from: its first faces along z, in the box -1 to 1.")
     ] = None,
+    prompt: Annotated[Path | None, typer.Option(help="A sound to go on from.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Length of a sound, prompt and all; if not given, the model's longest.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Take the items of this folder instead of the validation items.")
     ] = None,
@@ -291,16 +298,17 @@ def sample(
 
     trained = _open(run)
     trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("sample",))
-    for option, value in {"negative": negative, "image": image, "mask": mask, "mesh": mesh}.items():
+    asked = {"negative": negative, "image": image, "mask": mask, "mesh": mesh, "prompt": prompt, "seconds": seconds}
+    for option, value in asked.items():
         if value is not None and option not in trained.recipe.options:
             raise UsageError(f"recipe {trained.recipe.name} takes no --{option}")
     if (image is None) != (mask is None):
         raise UsageError("--image and --mask belong together: the mask says which part of the picture is drawn anew")
-    given = image or mesh
+    given = image or mesh or prompt
     if negative is not None and not (text or given or trained.recipe.unprompted):
         raise UsageError("--negative goes with --text: say also what it should look like")
-    if text or given or trained.recipe.unprompted:
-        artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, given, mask))
+    if text or given or seconds is not None or trained.recipe.unprompted:
+        artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, given, mask, seconds))
     else:
         artifacts = runs.Looker.open(trained, data).artifacts(num)
     out.mkdir(parents=True, exist_ok=True)
@@ -328,13 +336,39 @@ def encode(
     run: ModelReference,
     data: Annotated[str, typer.Argument(help="Folder of media.")],
     out: Annotated[Path, typer.Option(help="Folder for the codes.")] = Path("codes"),
+    layer: Annotated[
+        int | None,
+        typer.Option(help="Semantic tokens: clusters of what this layer of a mulan or a HuBERT hears; 1 is first."),
+    ] = None,
+    clusters: Annotated[int | None, typer.Option(help="How many semantic tokens there are; 256 if not given.")] = None,
+    centroids: Annotated[
+        Path | None, typer.Option(help="Semantic tokens of the clusters that an earlier folder of them was made with.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of finding clusters: the same seed gives the same.")] = 0,
 ) -> None:
     """Turn files into codes: codes.safetensors and items.jsonl, the items in the same order."""
+    if layer is not None or centroids is not None:
+        _encode_semantic(run, data, out, layer, clusters, centroids, seed)
+        return
+    if clusters is not None:
+        raise UsageError("--clusters are of semantic tokens: say of which layer with --layer N")
     from quintet import codes
 
     count = codes.encode_folder(_open(run), data, out)
     _print(f"{count} items encoded: {out / 'codes.safetensors'}")
     _next(f"quintet decode {run} {out} --out decoded/")
+
+
+def _encode_semantic(
+    run: str, data: str, out: Path, layer: int | None, clusters: int | None, centroids: Path | None, seed: int
+) -> None:
+    from quintet import semantic
+
+    made = semantic.encode_folder(run, data, out, layer=layer, clusters=clusters, centroids=centroids, seed=seed)
+    for line in made.lines:
+        _print(line)
+    _print(f"{made.items} items encoded, {made.rate:g} tokens a second: {out / 'codes.safetensors'}")
+    _next(f"quintet train soundstorm {data} --tokenizer CODEC data.semantic={out}")
 
 
 @app.command()

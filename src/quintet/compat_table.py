@@ -424,7 +424,7 @@ def declared(keyword: str, default: Any) -> Rule:
 
 
 def only_train(part: str) -> Rule:
-    return to_key(f"only_train_{part}", False, "train.only", FLAG, f"Train the {part} alone.", if_true(part))
+    return to_key(f"only_train_{part}", False, "loss.only", FLAG, f"Train the {part} alone.", if_true(part))
 
 
 SPLIT: tuple[Rule, ...] = (
@@ -605,7 +605,7 @@ TRAINERS: Mapping[str, OriginalTrainer] = {
     trainer.name: trainer
     for trainer in (
         OriginalTrainer("MuLaNTrainer", "mulan", "musiclm-pytorch", "0.2.8", 2, False, MULAN),
-        OriginalTrainer("SoundStormTrainer", "soundstorm", "soundstorm-pytorch", "0.6.1", 1, True, SOUNDSTORM),
+        OriginalTrainer("SoundStormTrainer", "soundstorm", "soundstorm-pytorch", "0.6.1", 1, False, SOUNDSTORM),
         OriginalTrainer("VQGanVAETrainer", "vqgan", "muse-maskgit-pytorch", "0.3.5", 1, False, VQGAN),
         OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, True, PHENAKI),
         OriginalTrainer(
@@ -622,7 +622,7 @@ TRAINERS: Mapping[str, OriginalTrainer] = {
 
 METHODS: tuple[tuple[str, str, str], ...] = (
     ("`train(log_fn)`", "`train(log_fn)`", "`log_fn` gets the figures of each step, and the grids of a sampling step."),
-    ("`train(only_train_generator, only_train_critic)`", "`train.only` (with the family)", "A key of the run."),
+    ("`train(only_train_generator, only_train_critic)`", "`loss.only`", "A key of the run."),
     ("`trainer()`", "`trainer()`", "The same as `train()`."),
     ("`train_step()`", "`train_step()`", "Returns a dictionary of loss parts in every trainer, still on the device."),
     ("`save(path)`, `save(milestone)`, `save(overwrite=)`", "`save()`", "Into `checkpoints/` of the run, by step."),

@@ -114,14 +114,10 @@ class MeshDataConfig(DataConfig):
     memory_megabytes: int = Field(512, ge=0, description="Meshes each process keeps once read; 0: none.")
 
 
-class AudioDataConfig(DataConfig):
-    """The data of recipes that read sound."""
+class SoundDataConfig(DataConfig):
+    """The data of recipes that read sound; outside training clips come whole."""
 
     seconds: float = Field(2.0, gt=0, description="Length of a window; what is shorter is taken whole.")
-    stride: float = Field(
-        1.0, gt=0, description="Seconds from one window of a long clip to the next, where clips are validated whole."
-    )
-    max_windows: int = Field(16, gt=0, description="Windows of one validation clip; of longer ones evenly fewer.")
     loudness: float | None = Field(
         None, ge=-60, le=0, description="Bring every window to this loudness in LUFS (-23, say); none: as it is."
     )
@@ -145,6 +141,15 @@ class VideoDataConfig(DataConfig):
         if self.fps is not None and self.stride != 1:
             raise ValueError(f"data.fps={self.fps:g} and data.stride={self.stride} contradict each other; set one")
         return self
+
+
+class AudioDataConfig(SoundDataConfig):
+    """The data of recipes to which a long clip is several windows."""
+
+    stride: float = Field(
+        1.0, gt=0, description="Seconds from one window of a long clip to the next, where clips are validated whole."
+    )
+    max_windows: int = Field(16, gt=0, description="Windows of one validation clip; of longer ones evenly fewer.")
 
 
 class TrainConfig(Section):
@@ -273,6 +278,8 @@ class RunConfig(Section):
     LINKS: ClassVar[tuple[str, ...]] = ()
     """Keys that name another trained model which this one stands on; a run keeps a copy of each in its folder. Beside
     each stands a key NAME_hash, filled in when the run starts: later the weights must still be those."""
+    TRANSFORMERS: ClassVar[tuple[str, ...]] = ()
+    """Types of models, as `transformers` calls them, that the recipe opens as its own, from the folders it writes."""
 
     recipe: str = Field(description="What is trained.")
     preset: str | None = Field(None, description="The preset this configuration started from.")

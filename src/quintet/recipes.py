@@ -92,6 +92,24 @@ RECIPES: Mapping[str, RecipeEntry] = {
         summary="video tokenizer: clips and pictures to codes, moment by moment, and back",
         needs="a folder of videos",
     ),
+    "audio-codec": RecipeEntry(
+        family="audio_codec",
+        config="AudioCodecConfig",
+        recipe="AudioCodecRecipe",
+        models=("AudioCodec", "PretrainedCodec"),
+        trainer="AudioCodecTrainer",
+        summary="audio tokenizer: sounds to residual codes and back",
+        needs="a folder of sounds",
+    ),
+    "soundstorm": RecipeEntry(
+        family="soundstorm",
+        config="SoundStormConfig",
+        recipe="SoundStormRecipe",
+        models=("SoundStorm", "ConformerWrapper"),
+        trainer="SoundStormTrainer",
+        summary="text to sound: a masked conformer over a codec's codes",
+        needs="a folder of sounds, --tokenizer, and --condition for texts",
+    ),
     "mesh-autoencoder": RecipeEntry(
         family="mesh_autoencoder",
         config="MeshAutoencoderConfig",
@@ -122,6 +140,11 @@ def find(name: str) -> RecipeEntry:
             f"unknown recipe {name[:40]!r}; {hint}`quintet recipes` lists what can be trained: {', '.join(RECIPES)}"
         )
     return RECIPES[name]
+
+
+def find_by_type(model_type: str) -> RecipeEntry | None:
+    """The recipe that opens models of `transformers` of a type as its own."""
+    return next((entry for entry in RECIPES.values() if model_type in entry.config_class().TRANSFORMERS), None)
 
 
 def find_ready(reference: str) -> RunConfig | None:

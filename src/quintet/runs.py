@@ -27,7 +27,9 @@ from quintet.core.run import Run, next_folder
 from quintet.core.state import load_module, read_meta
 from quintet.core.trainer import Trainer
 from quintet.errors import UsageError
-from quintet.nn import pretrained
+from quintet.nn import pretrained, transformers_folder
+from quintet.nn.pretrained_hearing import is_hearing
+from quintet.nn.text_config import PRETRAINED
 
 
 def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False) -> Trainer:
@@ -154,9 +156,10 @@ class Trained:
 
 
 def open_trained(reference: str | Path) -> Trained:
-    """`RUN`, `RUN@step`, `RUN@best`, an exported folder, or the name of a ready model.
+    """`RUN`, `RUN@step`, `RUN@best`, an exported folder, one that `transformers` wrote, or the name of a ready model.
 
-    A folder that is called like a ready model is `./NAME`.
+    `hf:NAME` is the folder that the hub's cache holds under that name. A folder that is called like a ready model is
+    `./NAME`.
     """
     config = recipes.find_ready(reference) if isinstance(reference, str) else None
     if config is not None:
@@ -166,6 +169,10 @@ def open_trained(reference: str | Path) -> Trained:
     if "@" in text and not os.path.exists(text):  # the name of a folder may hold an @ of its own
         text, _, which = text.rpartition("@")
     folder = Path(text)
+    if text.startswith(PRETRAINED):
+        folder = transformers_folder.find_folder(text.removeprefix(PRETRAINED), "model")
+    if (model_type := transformers_folder.kind_of(folder)) is not None:
+        return _open_foreign(folder, model_type)
     if (folder / pretrained.CONFIG).is_file():
         return _open_exported(folder)
     run = Run.open(folder)
@@ -198,6 +205,17 @@ def _open_exported(folder: Path) -> Trained:
             nets[name] = recipe.modules[name]
             load_module(nets[name], folder, name)
     return Trained(recipe, nets, None, folder, settings.get("step"), [])
+
+
+def _open_foreign(folder: Path, model_type: str) -> Trained:
+    """What `transformers` wrote."""
+    entry = recipes.find_by_type(model_type)
+    if entry is None:
+        known = ", ".join(kind for each in recipes.RECIPES.values() for kind in each.config_class().TRANSFORMERS)
+        hint = "; semantic tokens are made with it by `quintet encode … --layer N`" if is_hearing(model_type) else ""
+        raise UsageError(f"{folder} holds a model of transformers of type {model_type[:40]}, not of {known}{hint}")
+    recipe = entry.recipe_class().from_transformers(folder)
+    return Trained(recipe, dict(recipe.modules), None, folder, None, [])
 
 
 def _choose_checkpoint(run: Run, which: str) -> tuple[Path, list[str]]:

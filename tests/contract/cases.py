@@ -57,6 +57,22 @@ TINY_CVIVIT = (
 )
 """A tokenizer of video of some thousand weights with an active discriminator."""
 
+TINY_AUDIO_CODEC = (
+    *("--preset", "debug", "data.seconds=0.25", "eval.seconds=0.5", "model.rate=8000", "model.strides=[4,4,2]"),
+    *("model.dim=4", "model.latent_dim=8", "model.levels=2", "model.codebook_size=32", "loss.mel_windows=[256,64]"),
+    *("loss.stft_windows=[128]", "loss.discriminator_start=4", "loss.discriminator_ramp=4"),
+    *TWELVE_STEPS,
+)
+"""A codec of some thousand weights with active discriminators."""
+
+TINY_SOUNDSTORM = (
+    *("--preset", "debug", f"tokenizer={GOLDEN / 'audio-codec-format-1' / 'hub'}"),
+    *(f"condition={GOLDEN / 'mulan-format-1' / 'hub'}", "data.seconds=0.3", "model.dim=16", "model.depth=1"),
+    *("model.head_dim=8", "eval.generated=4", "sample.steps=[2,1]"),
+    *TWELVE_STEPS,
+)
+"""A conformer of some thousand weights over 75 frames of two levels."""
+
 Train = Callable[..., Path]
 """A tiny training of a recipe by the command, with more words; returns its folder."""
 
@@ -104,7 +120,8 @@ class Case:
     brief: tuple[str, ...]
     """Keys of a training of so few steps that rounding in fp32 cannot grow: there the losses must agree."""
     poison: Callable[[Item, float], Item] | None
-    """The item, holding a given non-finite number; None: its items hold nothing but whole numbers."""
+    """The item, holding a given non-finite number; None: none of its numbers, but whole ones, is sure
+    to reach the loss."""
     resumed: tuple[str, ...] = ()
     """Further keys, each of which changes what a resumed run has to restore."""
     faults: tuple[str, ...] = ()
@@ -122,7 +139,7 @@ class Case:
     @property
     def links(self) -> tuple[str, ...]:
         """The words that name what the recipe stands on."""
-        return tuple(word for word in self.tiny if word.startswith("tokenizer="))
+        return tuple(word for word in self.tiny if word.startswith(("tokenizer=", "condition=")))
 
 
 CASES: Mapping[str, Case] = {
@@ -211,6 +228,55 @@ CASES: Mapping[str, Case] = {
         golden=("model.codebook_size=32",),
         prepare=hasten_the_death_of_codes,
         tokenizer=True,
+    ),
+    "audio-codec": Case(
+        data="sounds",
+        tiny=TINY_AUDIO_CODEC,
+        additive=("model.quantizer=fsq", "model.codebook_size=256"),
+        worlds={
+            # A hinge gives the last bias a gradient of nothing, as long as it says yes and no equally little, and Adam
+            # would enlarge what rounding makes of that.
+            "fsq": ("model.quantizer=fsq", "model.codebook_size=256", "data.seconds=1.6", "optim.eps=1e-6"),
+            "lfq": ("model.quantizer=lfq", "model.causal=true", "loss.kind=least-squares", "train.accumulate=2"),
+            "vq": (
+                "optim.eps=1e-6",
+                "train.accumulate=2",
+                "train.steps=52",
+                "checkpoint.every=25",
+                "eval.every=26",
+                "model.codebook_size=256",  # more codes than a step has frames: some die
+            ),
+        },
+        brief=("train.steps=4", "loss.discriminator_start=2"),
+        poison=spoilt_sounds,
+        resumed=(
+            "model.quantizer=fsq model.codebook_size=256 model.activation=elu",
+            "model.causal=true model.levels=1 optim.clip=0.5",
+        ),
+        golden=("eval.seconds=4",),
+        prepare=hasten_the_death_of_codes,
+        tokenizer=True,
+    ),
+    "soundstorm": Case(
+        data="sounds",
+        tiny=TINY_SOUNDSTORM,
+        additive=None,
+        worlds={
+            "plain": (),
+            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
+            "captions": ("loss.tell_caption=0.5", "data.clip=quantized", "loss.span=3", "optim.name=muon"),
+            "untold": ("condition=null", "loss.coarse_first=2", "train.accumulate=2"),
+        },
+        brief=("train.steps=4",),
+        poison=None,
+        resumed=(
+            "model.self_critic=true model.self_conditioning=true optim.name=muon",
+            "loss.tell_caption=0.5 model.dropout=0.1",
+            "condition=null",
+        ),
+        faults=("model.self_critic=true",),
+        golden=("eval.generated=0",),  # one code that tips over elsewhere makes another clip
+        opens_media=False,
     ),
     "mesh-autoencoder": Case(
         data="meshes",

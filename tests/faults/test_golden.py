@@ -81,7 +81,8 @@ def test_its_codes_are_read_and_made_again(golden: Path, ledger: Ledger) -> None
 
 def test_it_seeds_a_new_run(golden: Path, ledger: Ledger) -> None:
     recipe = json.loads((golden / "hub" / "config.json").read_text())["recipe"]
-    links = [f"tokenizer={path}" for path in (golden / "run").glob("tokenizer")]
+    names = recipes.find(recipe).config_class().LINKS
+    links = [f"{name}={golden / 'run' / name}" for name in names if (golden / "run" / name).is_dir()]
     tiny = ("--config", golden / "run" / "config.yaml", "train.steps=1", *links)
     for start in ("run", "hub"):
         succeed("train", recipe, golden / "data", "--init", golden / start, "--out", golden / f"from-{start}", *tiny)

@@ -101,11 +101,11 @@ def test_keys_outside_the_common_schema_are_those_of_families() -> None:
     assert of_families == {
         "data.num_frames",
         "data.train_on_images",
+        "loss.only",
         "loss.penalty_every",
         "optim.discriminator.clip",
         "sample.num_frames",
         "sample.texts",
-        "train.only",
     }
     assert {key for rules in (*PARTS.values(), OWN) for rule in rules for key in rule.keys} <= common
 
@@ -225,7 +225,7 @@ def test_values_by_position_keep_their_places() -> None:
 def test_values_that_change_their_form() -> None:
     assert by("MuLaNTrainer", use_lion=True).overrides == {"optim.name": "lion"}
     assert by("MuLaNTrainer", use_lion=False).overrides == {"optim.name": "adamw"}
-    assert by("SoundStormTrainer", only_train_critic=True).overrides == {"train.only": "critic"}
+    assert by("SoundStormTrainer", only_train_critic=True).overrides == {"loss.only": "critic"}
     assert by("SoundStormTrainer", only_train_critic=False).overrides == {}
     assert by("PhenakiTrainer", save_and_sample_every=5).overrides == {"sample.every": 5, "checkpoint.every": 5}
     assert by("PhenakiTrainer", amp=True, fp16=True).overrides == {"engine.precision": "bf16"}
@@ -368,7 +368,7 @@ def test_two_keywords_for_one_thing_must_agree() -> None:
         vqgan(steps=10, config={"train": {"steps": 20}})
     with pytest.raises(UsageError, match="folder and dataset both set data"):
         by("PhenakiTrainer", folder="a", dataset=object())
-    with pytest.raises(UsageError, match=r"both set train\.only"):
+    with pytest.raises(UsageError, match=r"both set loss\.only"):
         by("SoundStormTrainer", only_train_generator=True, only_train_critic=True)
     assert vqgan(num_train_steps=10, steps=10).overrides == {"train.steps": 10}
 

@@ -13,7 +13,7 @@ import quintet
 
 ROOT = Path(quintet.__file__).parent
 
-BESIDE = {"codes", "demos", "doctor", "embeddings", "runs", "web", "verify"}
+BESIDE = {"codes", "demos", "doctor", "embeddings", "runs", "semantic", "web", "verify"}
 """What the verbs call; these may use each other, in no circle."""
 
 LAYERS = (

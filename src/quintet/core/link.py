@@ -46,8 +46,7 @@ class Link:
     @cached_property
     def digest(self) -> str:
         """A hash of the weights: two models with the same one encode alike."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-        return hashlib.sha256(self.recipe.name.encode() + save(tensors)).hexdigest()
+        return weights_digest(self.recipe.name, self.model)
 
     def to(self, device: torch.device) -> None:
         """To the device, with all that it stands on itself."""
@@ -62,3 +61,9 @@ class Link:
         device = next(chain(self.model.parameters(), self.model.buffers())).device
         with looking(self.nets):
             return self.recipe.encode(self.nets, batch.to(device, torch.float32))
+
+
+def weights_digest(name: str, model: nn.Module) -> str:
+    """A hash of a model's weights and of what it is called."""
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
+    return hashlib.sha256(name.encode() + save(tensors)).hexdigest()

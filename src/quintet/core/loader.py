@@ -141,11 +141,13 @@ class Loader:
         draw = Draw(self.seed, [VALIDATION_EPOCH], [item])
         return Batch(self.collate([self.source.load(item, draw)]), (self.source.name(item),), draw)
 
-    def opening(self, order: Order, accumulate: int) -> Iterator[Loaded]:
-        """The micro-batches of the first step, read in this process and consumed by nobody."""
+    def opening(self, order: Order, accumulate: int, steps: int = 1) -> Iterator[Loaded]:
+        """The micro-batches of the first steps, read in this process and consumed by nobody."""
         place = (self.engine.rank, self.engine.world_size)
-        shares = [tuple(order.share(0, micro, accumulate, *place)) for micro in range(accumulate)]
-        return self._stream(iter(shares), workers=0)
+        shares = (
+            tuple(order.share(step, micro, accumulate, *place)) for step in range(steps) for micro in range(accumulate)
+        )
+        return self._stream(shares, workers=0)
 
     def first(self, count: int) -> Loaded:
         """The first items as one batch, the same on every rank."""

@@ -24,6 +24,7 @@ from quintet.errors import UsageError
 
 if TYPE_CHECKING:
     from quintet.core.engine import Engine
+    from quintet.core.hearing import Hearing
     from quintet.core.link import Link
 
 Nets = Mapping[str, nn.Module]
@@ -94,6 +95,8 @@ class Request:
     """A file to change or to go on from."""
     mask: Path | None = None
     """The part of it to make anew."""
+    seconds: float | None = None
+    """How long it should be; none: as long as the model makes it."""
 
     @property
     def wanted(self) -> list[str]:
@@ -149,7 +152,8 @@ class Recipe(ABC, Generic[ConfigT]):
     exported_beside: ClassVar[tuple[str, ...]] = ()
     """Modules that it is better with, such as a critic; an export holds those that the recipe has."""
     options: ClassVar[tuple[str, ...]] = ()
-    """What it understands beside `--text`: of the options of `quintet sample` negative, image and mask, mesh."""
+    """What it understands beside `--text`: of the options of `quintet sample` negative, image and mask, mesh, prompt,
+    seconds."""
     find_unused_parameters: ClassVar[bool] = False
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
     uncompiled: ClassVar[frozenset[str]] = frozenset()
@@ -168,6 +172,11 @@ class Recipe(ABC, Generic[ConfigT]):
             config = config.adopt(f"the {name} {link.reference}", {f"{name}_hash": link.digest})
         self.config = config
         self.links = links
+
+    @classmethod
+    def from_transformers(cls, folder: Path) -> Recipe[Any]:
+        """Around a model that `transformers` wrote, of one of the types that its configuration class names."""
+        raise UsageError(f"recipe {cls.name} opens no models of transformers")
 
     @property
     def in_use(self) -> tuple[str, ...]:
@@ -235,10 +244,16 @@ class Recipe(ABC, Generic[ConfigT]):
             statistics = statistics + output.statistics
         return Report(metrics, statistics)
 
+    @property
+    def opening_steps(self) -> int:
+        """Of so many steps `initialise` gets the items."""
+        return 1
+
     def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
         """Once, before the first step of a new run: what needs to have seen data, such as a k-means codebook.
 
-        `batches` are the first micro-batches of the training order on this rank; taking them consumes nothing.
+        `batches` are the micro-batches of the first `opening_steps` of the training order on this rank; taking them
+        consumes nothing.
         """
 
     def after_step(self, statistics: Statistics, step: int) -> None:
@@ -269,6 +284,10 @@ class Recipe(ABC, Generic[ConfigT]):
     def embed_texts(self, nets: Nets, texts: Sequence[str]) -> Tensor:
         """One vector a text, in the same space: the nearer to an item's, the better the text describes it."""
         raise UsageError(f"recipe {self.name} has no embeddings; `quintet recipes` lists those that have")
+
+    def hearing(self, nets: Nets) -> Hearing:
+        """The model as one that hears clips step by step of time; for recipes that make semantic tokens."""
+        raise UsageError(f"recipe {self.name} has no layers that hear sound; leave --layer out")
 
     @abstractmethod
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:

@@ -118,7 +118,7 @@ class Trainer:
                 tensors = init[name]
                 copy_tensors(self.recipe.modules[name], tensors, f"--init {self.config.init}")
         else:
-            first = loader.opening(self._order(), self.config.train.accumulate)
+            first = loader.opening(self._order(), self.config.train.accumulate, self.recipe.opening_steps)
             self.recipe.initialise(self.nets, (self._moved(loaded) for loaded in first), self.engine)
         self.state = TrainingState(self.recipe)
 

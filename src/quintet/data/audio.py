@@ -2,34 +2,38 @@
 
 An item holds `wavs` (windows, samples) float32, mono at the rate of the model; `lengths` (windows) int64, the samples
 of each that are sound; `texts`; and of the embedded data `sound`, what is true of it. In training there is one window,
-at a place drawn for the item and the epoch; otherwise a long clip comes as several. A window is never padded here, and
-in a batch never cut to the shortest: `pad_windows` pads to the longest and adds a mask.
+at a place drawn for the item and the epoch; otherwise a long clip comes as several, or as one of its whole length. A
+window is never padded here, and in a batch never cut to the shortest: `pad_windows` pads to the longest, with a mask.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.config import AudioDataConfig
-from quintet.core.batch import Item, collate
+from quintet.config import AudioDataConfig, SoundDataConfig
+from quintet.core.batch import Item, Source, collate
+from quintet.core.display import say
 from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
 from quintet.data.folder import Entry
 from quintet.data.sources import split_folder
-from quintet.errors import UsageError
+from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
 from quintet.media.audio import AudioHeader, Samples
 from quintet.media.loudness import to_loudness
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
+LOOKED_AT = 100
+"""Files whose rate is looked at before they are used."""
 _KNOWN = ("sound",)
 _OWN_LENGTH = ("wavs", "lengths", "token_ids")
 """Fields that `pad_windows` puts together itself, since items differ in length."""
@@ -50,6 +54,10 @@ class AudioFolder:
     loudness: float | None = field(default=None, kw_only=True)
     """Of each window, in LUFS."""
     train: bool = field(default=True, kw_only=True)
+    whole: bool = field(default=False, kw_only=True)
+    """Outside training a clip comes as one window, however long it is."""
+    opening: bool = field(default=False, kw_only=True)
+    """A clip comes as its first window, in training too: the same every time, so that it can be encoded once."""
     memory: int = field(default=0, kw_only=True)
     """Bytes of decoded clips kept by each process; what does not fit is read again."""
     _kept: dict[int, Samples] = field(default_factory=dict, init=False, repr=False)
@@ -66,8 +74,12 @@ class AudioFolder:
     def load(self, item: int, draw: Draw) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
         frames, window = self.frames(item), self.window
-        if self.train:
+        if self.opening:
+            starts = [0]
+        elif self.train:
             starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
+        elif self.whole:
+            starts, window = [0], frames
         else:
             stride = max(1, round(self.stride * self.rate))
             starts = sounds.window_starts(frames, window, stride, self.max_windows)
@@ -79,6 +91,26 @@ class AudioFolder:
         """What is known of an item without opening its file: its caption and, in the embedded data, what it is."""
         entry = self.entries[item]
         return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+
+    @property
+    def reading(self) -> str:
+        """How files become items: with the files themselves, all that the codes of items depend on."""
+        if self.opening:
+            cut = f"the first {self.seconds:g} s"
+        elif self.train:
+            cut = f"{self.seconds:g} s from anywhere"
+        elif self.whole:
+            cut = "whole"
+        else:
+            cut = f"{self.seconds:g} s every {self.stride:g} s, {self.max_windows} at most"
+        return f"{self.rate} Hz, {cut}, loudness {self.loudness}"
+
+    def file_rate(self, item: int) -> int | None:
+        """Samples a second as the file has them; none if it cannot be read."""
+        try:
+            return self._header(item).rate
+        except UnreadableItem:
+            return None
 
     @property
     def window(self) -> int:
@@ -151,20 +183,38 @@ def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
     return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def audio_folder_sources(config: AudioDataConfig, rate: int) -> Sources:
-    """The folders that the configuration names, split for validation."""
+def audio_folder_sources(config: SoundDataConfig, rate: int, *, opening: bool = False) -> Sources:
+    """The folders that the configuration names, split for validation.
+
+    Outside training clips come whole, unless the configuration says how they are cut into windows. With `opening` each
+    comes as its first window, always.
+    """
 
     def folder(path: str, entries: Sequence[Entry], train: bool) -> AudioFolder:
-        return AudioFolder(
+        memory = config.memory_megabytes * 2**20
+        whole = AudioFolder(
             path,
             entries,
             rate,
             config.seconds,
-            stride=config.stride,
-            max_windows=config.max_windows,
             loudness=config.loudness,
             train=train,
-            memory=config.memory_megabytes * 2**20,
+            whole=True,
+            opening=opening,
+            memory=memory,
         )
+        if not isinstance(config, AudioDataConfig):
+            return whole
+        return replace(whole, whole=False, stride=config.stride, max_windows=config.max_windows)
 
     return split_folder(config, sounds.EXTENSIONS, folder)
+
+
+def say_resampled(source: Source, rate: int, whose: str) -> None:
+    """Tell the person where files are of another rate than the one they are used at, which is of the named thing."""
+    assert isinstance(source, AudioFolder)
+    looked_at = min(len(source), LOOKED_AT)
+    others = Counter(found for item in range(looked_at) if (found := source.file_rate(item)) not in (rate, None))
+    if others:
+        rates = ", ".join(f"{count} of {other} Hz" for other, count in others.most_common())
+        say(f"resampled to the {rate} Hz of {whose}: {rates}, of the first {looked_at} files")

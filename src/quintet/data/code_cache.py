@@ -1,4 +1,5 @@
 """Owns codes kept on disk: media go through a frozen tokenizer once, and training reads codes instead of media.
+What a frozen model makes of media need not be codes: a vector of each item is kept in the same way.
 
 A cache is a folder named by what its codes depend on: the tokenizer's weights, the data's fingerprint and how items are
 cut. It is written shard by shard, each under a temporary name and then renamed, so that a killed encoding goes on where
@@ -39,7 +40,8 @@ BATCH = 32
 
 Encode = Callable[[Batch], Tensor]
 Collate = Callable[[Sequence[Item]], dict[str, Any]]
-Codes = npt.NDArray[np.int32]
+Codes = npt.NDArray[Any]
+"""Whole numbers of 32 bits, or, of a vector, fractions."""
 Tell = Callable[[int, int], None]
 """Called with the items encoded so far, and how many there are."""
 
@@ -79,6 +81,8 @@ class CodeCache:
     collate: Collate
     encode: Encode
     tell: Tell = field(default=lambda done, total: None)
+    kept_as: str = "codes"
+    """The field of items."""
 
     def open(self) -> CodeSource:
         """The codes as a source of items. One process makes them while the others wait."""
@@ -88,7 +92,7 @@ class CodeCache:
         with _only_writer(place / "lock"):
             shards = [_sound_shard(place, number) or self._make(place, number) for number in range(len(starts))]
         skipped = {item: reason for shard in shards for item, reason in shard.skipped.items()}
-        return CodeSource(self.media, [shard.path for shard in shards], self.key.variants, skipped)
+        return CodeSource(self.media, [shard.path for shard in shards], self.key.variants, skipped, self.kept_as)
 
     def _make(self, place: Path, number: int) -> _Shard:
         items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
@@ -109,7 +113,8 @@ class CodeCache:
                 draw = Draw(0, [variant] * len(read), list(read))
                 names = tuple(self.media.name(item) for item in read)
                 codes = self.encode(Batch(self.collate(list(read.values())), names, draw))
-                for item, one in zip(read, codes.cpu().numpy().astype(np.int32), strict=True):
+                kept = np.float32 if codes.is_floating_point() else np.int32
+                for item, one in zip(read, codes.cpu().numpy().astype(kept), strict=True):
                     made[item].append(one)
         return [made[item] for item in items if item not in skipped]
 
@@ -123,13 +128,15 @@ class CodeCache:
 
 @dataclass
 class CodeSource:
-    """Items whose media stay on disk, unread: field `codes`, and whatever else an item has that is not media."""
+    """Items whose media stay on disk, unread: what was made of them, and whatever else an item has but media."""
 
     media: MediaSource
     shards: Sequence[Path]
     variants: int
     skipped: dict[int, str]
     """Items whose media could not be read, with the reason."""
+    kept_as: str = "codes"
+    """The field of items."""
     _open: dict[int, tuple[Codes, npt.NDArray[np.int64]]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -143,7 +150,8 @@ class CodeSource:
             raise UnreadableItem(self.skipped[item])
         variant = int(draw.number("variant") * self.variants)
         codes = self.codes(item)[variant]
-        return {**self.media.about(item), "codes": torch.from_numpy(codes[: length(codes)].astype(np.int64))}
+        kept = codes.copy() if _is_vector(codes) else codes[: length(codes)].astype(np.int64)
+        return {**self.media.about(item), self.kept_as: torch.from_numpy(kept)}
 
     def lengths(self) -> list[int]:
         """The length of each item, the longest of its variants; 0 where its media could not be read."""
@@ -173,6 +181,10 @@ def length(codes: Codes) -> int:
     return int((codes >= 0).any(axis=tuple(range(1, codes.ndim))).sum())
 
 
+def _is_vector(codes: Codes) -> bool:
+    return bool(np.issubdtype(codes.dtype, np.floating))
+
+
 # --- shards on disk -----------------------------------------------------------------------------------------------
 
 
@@ -199,7 +211,7 @@ def _stacked(rows: Sequence[Sequence[Codes]]) -> Codes:
     """(items, variants, *codes)"""
     longest = max(len(codes) for variants in rows for codes in variants)
     shape = (len(rows), len(rows[0]), longest, *rows[0][0].shape[1:])
-    stacked = np.full(shape, -1, np.int32)
+    stacked = np.full(shape, -1, rows[0][0].dtype)
     for item, variants in enumerate(rows):
         for variant, codes in enumerate(variants):
             stacked[item, variant, : len(codes)] = codes

@@ -1,4 +1,4 @@
-"""Owns the way from a run's media to their codes: each source as a frozen tokenizer has it, made once and kept.
+"""Owns the way from a run's media to their codes: each source as a frozen model has it, made once and kept.
 
 What codes depend on is read off the source itself: which files stand at which place, when they were changed, and how
 they are cut. A source that cannot tell is encoded for this training alone.
@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -22,7 +22,7 @@ from quintet.core.caches import default_folder
 from quintet.core.display import say
 from quintet.core.link import Link
 from quintet.core.recipe import Sources
-from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, MediaSource
+from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, Collate, Encode, MediaSource
 from quintet.data.folder import Entry
 
 
@@ -38,6 +38,18 @@ class FileSource(MediaSource, Protocol):
         """How files are read, cut and augmented."""
 
 
+@dataclass(frozen=True)
+class Maker:
+    """A frozen model that makes something of media: codes, or a vector of each item."""
+
+    digest: str
+    """A hash of all that it makes depends on, but for the media."""
+    collate: Collate
+    encode: Encode
+    kept_as: str = "codes"
+    """The field of items."""
+
+
 def coded_sources(
     tokenizer: Link, media: Sources, what: str, *, cache: str | None = None, variants: int = 1
 ) -> Sources:
@@ -46,11 +58,17 @@ def coded_sources(
     `cache` is the folder of the code cache, none for the user's own. Of an item to train on there are so many
     `variants`, each augmented in its own way.
     """
+    maker = Maker(tokenizer.digest, tokenizer.recipe.collate, tokenizer.encode)
+    return made_sources(maker, media, f"{what} encoded", cache=cache, variants=variants)
+
+
+def made_sources(maker: Maker, media: Sources, done: str, *, cache: str | None = None, variants: int = 1) -> Sources:
+    """The same items as a frozen model has them; `done` is said beside how many have been through it."""
     skipped = dict(media.skipped)
 
     def codes(source: Source, part: str, variants: int = 1) -> CodeSource:
         assert isinstance(source, MediaSource), "captions are asked for by `about`: media are opened only once"
-        made = _coded(tokenizer, source, part, variants, what, cache)
+        made = _made(maker, source, part, variants, done, cache)
         skipped.update({made.name(item): reason for item, reason in made.skipped.items()})
         return made
 
@@ -60,16 +78,16 @@ def coded_sources(
     return replace(media, train=train, validation=validation, skipped=skipped, others=others)
 
 
-def _coded(tokenizer: Link, source: MediaSource, part: str, variants: int, what: str, cache: str | None) -> CodeSource:
+def _made(maker: Maker, source: MediaSource, part: str, variants: int, done: str, cache: str | None) -> CodeSource:
     known = isinstance(source, FileSource)
     folder = Path(cache or default_folder()) if known else Path(mkdtemp(prefix="quintet-codes-"))
     data, reading = (_identity(source.entries), source.reading) if isinstance(source, FileSource) else ("", "")
-    key = CacheKey(tokenizer.digest, f"{part} {data}", reading, variants)
+    key = CacheKey(maker.digest, f"{part} {data}", reading, variants)
 
-    def tell(done: int, total: int) -> None:
-        say(f"{what} encoded: {done} of {total}")
+    def tell(count: int, total: int) -> None:
+        say(f"{done}: {count} of {total}")
 
-    made = CodeCache(folder, key, source, tokenizer.recipe.collate, tokenizer.encode, tell).open()
+    made = CodeCache(folder, key, source, maker.collate, maker.encode, tell, maker.kept_as).open()
     if not known:
         # Nothing tells whether two data set objects are the same.
         finalize(made, _remove, folder, os.getpid())

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.config import AudioDataConfig
+from quintet.config import AudioDataConfig, SoundDataConfig
 from quintet.core.batch import Item
 from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
@@ -49,14 +49,18 @@ FIELDS = (
 
 @dataclass
 class PythonAudio:
-    """Items of a person's own data set. To train on, one window of each; otherwise of a long sound several."""
+    """Items of a person's own data set. To train on, one window of each; otherwise of a long sound several, or all."""
 
     dataset: Indexable
     places: Sequence[int]
     rate: int
-    config: AudioDataConfig
+    config: SoundDataConfig
     train: bool
     declared: Sequence[str] | None = None
+    captioned: bool = True
+    """Whether every item must have a text."""
+    opening: bool = False
+    """Whether a sound comes as its first window, in training too."""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -68,8 +72,12 @@ class PythonAudio:
         routed = self._routed(item)
         wave = _wave(routed["wavs"])
         frames, window = len(wave), max(1, round(self.config.seconds * self.rate))
-        if self.train:
+        if self.opening:
+            starts = [0]
+        elif self.train:
             starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
+        elif not isinstance(self.config, AudioDataConfig):
+            starts, window = [0], frames
         else:
             stride = max(1, round(self.config.stride * self.rate))
             starts = window_starts(frames, window, stride, self.config.max_windows)
@@ -87,6 +95,8 @@ class PythonAudio:
         return samples if self.config.loudness is None else to_loudness(samples, self.rate, self.config.loudness)
 
     def _text(self, item: int, routed: dict[str, Any]) -> Item:
+        if not self.captioned:
+            return {}
         given = {name: routed[name] for name in ("raw_texts", "texts") if routed.get(name) is not None}
         if len(given) != 1:
             which = "neither raw_texts nor texts" if not given else "both raw_texts and texts"
@@ -122,15 +132,21 @@ def _ids(value: Any) -> Tensor:
 
 def python_audio_sources(
     dataset: Indexable,
-    config: AudioDataConfig,
+    config: SoundDataConfig,
     rate: int,
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
+    captioned: bool = True,
+    opening: bool = False,
 ) -> Sources:
-    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    """A data set object, split by fraction and seed unless a validation set comes with it.
+
+    Where it is not `captioned`, texts are neither asked for nor handed on. With `opening` each sound comes as its first
+    window, always.
+    """
 
     def sounds(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonAudio:
-        return PythonAudio(items, places, rate, config, train, names)
+        return PythonAudio(items, places, rate, config, train, names, captioned, opening)
 
     return split_object(dataset, config, sounds, validation, declared)

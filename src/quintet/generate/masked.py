@@ -71,7 +71,12 @@ SCHEDULES: Mapping[str, Schedule] = {"cosine": cosine, "linear": linear}
 ANNEALS: Mapping[str, Schedule] = {"constant": constant, "linear": linear}
 """Share of the temperature."""
 
-GROWTHS: Mapping[str, Schedule] = {"constant": constant, "linear": linear_growth, "cosine": cosine_growth}
+GROWTHS: Mapping[str, Schedule] = {
+    "constant": constant,
+    "linear": linear_growth,
+    "cosine": cosine_growth,
+    "falling": linear,
+}
 """Share of the way from no guidance to full guidance."""
 
 
@@ -79,8 +84,9 @@ GROWTHS: Mapping[str, Schedule] = {"constant": constant, "linear": linear_growth
 class Sampling:
     """How to decode. The progress that schedules see is the share of steps done after the present one: 1 at the last.
 
-    The guidance of a step is 1 + (guidance - 1) * guidance_schedule: it grows out of no guidance, which is 1.
-    `top_k` is a number of codes, or as a float the share of the codes. `choice_noise` 4.5 is MaskGIT's.
+    The guidance of a step is 1 + (guidance - 1) * guidance_schedule: between none, which is 1, and all of it.
+    `top_k` is a number of codes, or as a float the share of the codes. `choice_noise` 4.5 is MaskGIT's. With
+    `greedy_end` a row's last tokens, after which it has none masked, are the likeliest ones.
     """
 
     steps: int = 18
@@ -92,6 +98,7 @@ class Sampling:
     guidance: float = 1.0
     guidance_schedule: Schedule = constant
     choice_noise: float = 4.5
+    greedy_end: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:
@@ -114,16 +121,23 @@ class Sampling:
 # Training
 
 
-def training_mask(draw: Draw, valid: Tensor, schedule: Schedule = cosine, name: str = "mask") -> Tensor:
+def training_mask(draw: Draw, valid: Tensor, schedule: Schedule = cosine, name: str = "mask", span: int = 1) -> Tensor:
     """Which tokens a model has to guess, as (batch, places) of bool: a share of each row's `valid` ones.
 
-    The share is the schedule at a random progress; at least one token is masked in every row that has any.
+    The share is the schedule at a random progress; at least one token is masked in every row that has any. With a
+    `span` they are masked in stretches of so many places (Ziv et al. 2024, 2401.04577), which may overlap, and of
+    which the last one is cut where the count is reached.
     """
     lengths = valid.sum(1)
     shares = _values(schedule, draw.uniform(f"{name}-progress").double()).float().to(valid.device)
     counts = torch.round(shares * lengths).long().clamp(min=1).minimum(lengths)
     # float32 on the device of the batch: a training step must not wait to read from it
-    return _lowest(-draw.uniform(f"{name}-places", valid.shape[1]).to(valid.device), valid, counts)
+    orders = -draw.uniform(f"{name}-places", valid.shape[1] + span - 1).to(valid.device)
+    if span > 1:
+        # A stretch has one number, and a place that of the first stretch to cover it. Some begin before the row, so
+        # that its first places are masked as often as others.
+        orders = orders.unfold(1, span, 1).amin(-1)
+    return _lowest(orders, valid, counts)
 
 
 # Decoding
@@ -193,6 +207,10 @@ def decode(
         scores = _checked(scores, mask_id)
         chances = uniform(draw, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
         guesses = choose(scores, chances, settings.temperature_at(progress), settings.top_k, settings.top_p)
+        if settings.greedy_end:
+            # Rows end at steps of their own: a short one has fewer tokens than there are steps.
+            ends = (left == 0).to(tokens.device)[:, None].expand_as(masked)[masked]
+            guesses = torch.where(ends, scores.argmax(-1), guesses)
         tokens = tokens.masked_scatter(masked, guesses.to(tokens.dtype))
 
         if left.any():

@@ -6,6 +6,7 @@ reason; silent, clipped and many-channelled files can be used. Importing this fi
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -149,9 +150,11 @@ def write_audio(samples: Samples | Tensor | Sequence[float], path: str | os.Path
     path.parent.mkdir(parents=True, exist_ok=True)
     # Always the same name: what a killed process left is written over by the next one.
     temporary = path.with_name(f".{path.name}.writing")
+    # In memory first: what goes wrong in a file, such as a full disk, soundfile does not pass on.
+    encoded = io.BytesIO()
+    soundfile.write(encoded, whole.T, rate, format=file_format, subtype="PCM_16")
     try:
-        with temporary.open("wb") as stream:
-            soundfile.write(stream, whole.T, rate, format=file_format, subtype="PCM_16")
+        temporary.write_bytes(encoded.getbuffer())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

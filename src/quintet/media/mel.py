@@ -73,13 +73,12 @@ class LogMel(nn.Module):
         return samples // self.hop + 1
 
     def power(self, waves: Tensor) -> Tensor:
-        """Mel powers, before the logarithm. In full precision: half of it has no room for quiet sounds."""
+        """Mel powers, before the logarithm. In full precision at least: half of it has no room for quiet sounds."""
         with torch.autocast(waves.device.type, enabled=False):
-            flat = waves.float().reshape(-1, waves.shape[-1])
-            spectrum = torch.stft(
-                flat, self.n_fft, self.hop, window=self.window.float(), pad_mode="constant", return_complex=True
-            )
-            powers = self.filters.float() @ (spectrum.real.square() + spectrum.imag.square())
+            exact = waves if waves.dtype == torch.float64 else waves.float()
+            flat, window = exact.reshape(-1, waves.shape[-1]), self.window.to(exact.dtype)
+            spectrum = torch.stft(flat, self.n_fft, self.hop, window=window, pad_mode="constant", return_complex=True)
+            powers = self.filters.to(exact.dtype) @ (spectrum.real.square() + spectrum.imag.square())
         return powers.reshape(*waves.shape[:-1], *powers.shape[-2:])
 
     def forward(self, waves: Tensor) -> Tensor:

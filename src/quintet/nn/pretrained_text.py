@@ -1,8 +1,5 @@
 """Owns frozen text encoders of `transformers` (T5 and the like) and the cache of their embeddings on disk.
 
-Everything is local: a reference is a folder, or a name that the hub's own cache already holds; nothing is ever
-fetched, no pickle is read and no code of a model folder is run.
-
 The cache is `CACHE/text/MODEL/xx/CAPTION.safetensors`, where MODEL is a hash over all files that decide the
 embeddings, and CAPTION the SHA-256 of the text. An entry is written under another name and renamed, so it is whole or
 absent whatever kills the process, and two processes at once write the same. It carries its own hash: what is damaged
@@ -17,9 +14,8 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -32,9 +28,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from quintet.core import checkpoint
 from quintet.errors import RunError, UsageError
+from quintet.nn import transformers_folder
 from quintet.nn.text import padded_length
 from quintet.nn.text_config import PRETRAINED
+from quintet.nn.transformers_folder import find_folder, load_transformers
 
+_NEEDED_BY = f"text: {PRETRAINED}…"
 _LARGEST_BATCH = 64
 _FORMAT = 1
 """Of the cache's entries; another number is another cache."""
@@ -72,13 +71,13 @@ class PretrainedText:
         self.notice = notice
         self.hits = self.misses = self.damaged = 0
         self._told = False
-        self.folder = find_folder(self.reference)
+        self.folder = find_folder(self.reference, "text")
         with self._loading():
-            self.config: Any = load_transformers().AutoConfig.from_pretrained(
+            self.config: Any = load_transformers(_NEEDED_BY).AutoConfig.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
             )
             self.dim = int(self.config.hidden_size)
-        self._refuse_pickle()
+        transformers_folder.refuse_pickle(self.folder)
         self.root = cache
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PretrainedText:
@@ -147,14 +146,14 @@ class PretrainedText:
     @cached_property
     def _tokenizer(self) -> Any:
         with self._loading():
-            return load_transformers().AutoTokenizer.from_pretrained(
+            return load_transformers(_NEEDED_BY).AutoTokenizer.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
             )
 
     @cached_property
     def _model(self) -> nn.Module:
         with self._loading():
-            model, report = load_transformers().AutoModelForTextEncoding.from_pretrained(
+            model, report = load_transformers(_NEEDED_BY).AutoModelForTextEncoding.from_pretrained(
                 self.folder,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -162,34 +161,12 @@ class PretrainedText:
                 dtype=torch.float32,
                 output_loading_info=True,
             )
-        # A pooler is for classifying and takes no part in the embeddings; anything else would be random numbers.
-        absent = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
-        if absent:
-            raise UsageError(f"{self.folder} lacks weights of its text encoder: {', '.join(absent[:3])} …")
-        frozen: nn.Module = model.eval().requires_grad_(False).to(self.device)
-        return frozen
+        # A pooler is for classifying and takes no part in the embeddings.
+        transformers_folder.refuse_missing(self.folder, report, "text encoder", unneeded=["pooler."])
+        return transformers_folder.frozen(model).to(self.device)
 
-    def _refuse_pickle(self) -> None:
-        if not any(self.folder.glob("*.safetensors")):
-            raise UsageError(
-                f"{self.folder} has no weights as safetensors, and quintet reads no pickle; "
-                "save the model again with a current `transformers` (save_pretrained)"
-            )
-
-    @contextmanager
-    def _loading(self) -> Iterator[None]:
-        """What the library says about a folder it cannot use becomes one sentence; its progress bars stay away."""
-        logging = load_transformers().utils.logging
-        shown = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        try:
-            yield
-        except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError) as error:
-            reason = checkpoint.one_line(error)
-            raise UsageError(f"{self.folder} is not a text encoder that `transformers` can load ({reason})") from None
-        finally:
-            if shown:
-                logging.enable_progress_bar()
+    def _loading(self) -> AbstractContextManager[None]:
+        return transformers_folder.loading(self.folder, "text encoder")
 
     def _tell_of_cuts(self, number: int) -> None:
         if number and not self._told:
@@ -204,11 +181,7 @@ class PretrainedText:
     @cached_property
     def _model_key(self) -> str:
         """A hash over what decides the embeddings: configuration, tokenizer, weights, the greatest length."""
-        names = ("*.json", "*.txt", "*.model", "*.safetensors")
-        files = sorted({path for pattern in names for path in self.folder.glob(pattern) if path.is_file()})
-        parts = {path.name: checkpoint.hash_file(path) for path in files}
-        about = json.dumps([_FORMAT, self.max_length, parts], sort_keys=True)
-        return hashlib.sha256(about.encode()).hexdigest()
+        return transformers_folder.digest(self.folder, _FORMAT, self.max_length)
 
     def _path(self, text: str) -> Path | None:
         cache, name = self.cache, hashlib.sha256(text.encode()).hexdigest()
@@ -260,31 +233,3 @@ def _digest(text: str, entry: Embedding) -> Tensor:
     about = json.dumps([text, str(entry.vectors.dtype), list(entry.vectors.shape), entry.cut])
     content = hashlib.sha256(about.encode() + entry.vectors.contiguous().numpy().tobytes())
     return torch.tensor(list(content.digest()), dtype=torch.uint8)
-
-
-def find_folder(reference: str) -> Path:
-    """The folder a reference means: itself, or where the hub's cache holds that name."""
-    folder = Path(reference).expanduser()
-    if folder.is_dir():
-        return folder
-    load_transformers()
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(snapshot_download(reference, local_files_only=True))
-    except HFValidationError:
-        raise UsageError(f"text: there is no folder {reference}, and no model can have that name") from None
-    except OSError:
-        raise UsageError(
-            f"text: {reference} is neither a folder nor in the local cache of Hugging Face; "
-            f"fetch it with `hf download {reference}`, or name the folder it is in"
-        ) from None
-
-
-def load_transformers() -> Any:
-    """Imported late, because it is optional and takes seconds."""
-    try:
-        return import_module("transformers")
-    except ImportError:
-        raise UsageError("text: hf:… needs the package transformers: pip install 'quintet[hf]'") from None

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quintet.core import checkpoint
 from quintet.errors import UsageError
-from quintet.nn.pretrained_text import load_transformers
 from quintet.nn.text import padded_length
+from quintet.nn.transformers_folder import load_transformers
 
 
 class TokenizerFolder:
@@ -50,7 +50,7 @@ class TokenizerFolder:
         if not self.folder.is_dir():
             raise UsageError(f"text: there is no folder {self.folder} with a tokenizer")
         try:
-            return load_transformers().AutoTokenizer.from_pretrained(
+            return load_transformers("text: tokens:…").AutoTokenizer.from_pretrained(
                 self.folder, local_files_only=True, trust_remote_code=False
             )
         except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:

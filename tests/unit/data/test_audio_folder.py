@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from quintet.config import AudioDataConfig
 from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
-from quintet.data.audio import AudioFolder, audio_folder_sources, mean_over_windows, pad_windows
+from quintet.data.audio import AudioFolder, audio_folder_sources, mean_over_windows, pad_windows, say_resampled
 from quintet.data.check import check_folder
 from quintet.errors import UnreadableItem
 
@@ -100,6 +101,45 @@ def test_a_long_clip_comes_as_several_windows_outside_training(folder: Path) -> 
     starts = [start_of(wave) for wave in items[2]["wavs"]]
     assert (starts[0], starts[-1]) == (0, 19 * RATE)
     assert torch.equal(items[2]["wavs"], source.load(2, draw(2, 5))["wavs"])
+
+
+def test_an_opening_is_the_first_window_in_training_and_outside(folder: Path) -> None:
+    found = audio_folder_sources(AudioDataConfig(path=str(folder), seconds=1.0), RATE, opening=True)
+    assert isinstance(found.train, AudioFolder)
+    for epoch in range(3):
+        long = found.train.load(2, draw(2, epoch))["wavs"]
+        assert long.shape == (1, RATE)
+        assert start_of(long[0]) == 0
+    assert found.train.load(0, draw())["wavs"].shape == (1, RATE // 2)
+    assert replace(found.train, train=False).load(2, draw(2))["wavs"].shape == (1, RATE)
+
+
+def test_whatever_changes_what_is_read_changes_what_is_said_of_it(folder: Path) -> None:
+    plain = AudioFolder(folder, [], RATE, 1.0)
+    others = [
+        replace(plain, **change)
+        for change in (
+            {"rate": 16_000},
+            {"seconds": 2.0},
+            {"loudness": -20.0},
+            {"opening": True},
+            {"train": False},
+            {"train": False, "whole": True},
+            {"train": False, "stride": 0.5},
+            {"train": False, "max_windows": 2},
+        )
+    ]
+    assert len({each.reading for each in (plain, *others)}) == 9
+    assert replace(plain, memory=5).reading == plain.reading
+
+
+def test_files_of_another_rate_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = sources(folder, rate=16_000)
+    say_resampled(found.train, 16_000, "the model")
+    assert capsys.readouterr().err == "resampled to the 16000 Hz of the model: 3 of 8000 Hz, of the first 3 files\n"
+    say_resampled(found.validation, 16_000, "the model")  # one file, of no sound
+    say_resampled(found.train, RATE, "the model")
+    assert capsys.readouterr().err == ""
 
 
 def test_batches_are_padded_and_masked_never_cut(folder: Path) -> None:

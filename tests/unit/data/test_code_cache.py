@@ -93,6 +93,21 @@ def test_an_interrupted_encoding_goes_on_where_it_was(tmp_path: Path) -> None:
     assert encoder.encoded == [f"item-{item}" for item in range(4, 10)]
 
 
+def test_vectors_are_kept_as_they_are(tmp_path: Path) -> None:
+    def encode(batch: Batch) -> Tensor:
+        return batch["images"].flatten(1).float() * -0.1
+
+    key = replace(KEY, tokenizer="listener")
+    for _ in range(2):  # made, and read again
+        made = CodeCache(tmp_path, key, Media(broken=frozenset({2})), collate, encode, kept_as="clip").open()
+        item = made.load(7, Draw(0, [0], [7]))
+        assert item.keys() == {"texts", "clip"}
+        assert torch.equal(item["clip"], torch.full((4,), 7) * -0.1)
+        assert item["clip"].dtype == torch.float32
+        with pytest.raises(UnreadableItem, match="2 is broken"):
+            made.load(2, Draw(0, [0], [2]))
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "no record", "strange record", "no shard"])
 def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: str) -> None:
     cache(tmp_path, Encoder()).open()

@@ -104,7 +104,7 @@ def text(count: int, value: int | None = None) -> dict[str, Tensor]:
 
 def test_schedules_run_from_their_start_to_their_end() -> None:
     ends = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
-    falling = [SCHEDULES["cosine"](ends), SCHEDULES["linear"](ends), ANNEALS["linear"](ends)]
+    falling = [SCHEDULES["cosine"](ends), SCHEDULES["linear"](ends), ANNEALS["linear"](ends), GROWTHS["falling"](ends)]
     rising = [GROWTHS["linear"](ends), GROWTHS["cosine"](ends)]
     for values in falling:
         assert values[[0, 2]].tolist() == pytest.approx([1, 0])
@@ -178,6 +178,24 @@ def test_training_mask_depends_on_the_item_alone() -> None:
     longer = training_mask(items(4), torch.nn.functional.pad(valid, (0, 13)), cosine)
     assert torch.equal(longer, torch.nn.functional.pad(whole, (0, 13)))
     assert not torch.equal(whole, training_mask(items(4), valid, cosine, name="other"))
+
+
+def test_spans_mask_as_many_places_in_fewer_stretches() -> None:
+    valid = ragged([90, 31, 2, 1], 90)
+    rows = valid.repeat(500, 1)
+    third = lambda progress: torch.full_like(progress, 1 / 3)  # noqa: E731
+    single, spans = (training_mask(items(2000), rows, third, span=span) for span in (1, 3))
+    assert torch.equal(single.sum(1), spans.sum(1))
+    assert not (spans & ~rows).any()
+    starts = [
+        (masked[::4, 1:] & ~masked[::4, :-1]).sum().item() + masked[::4, 0].sum().item() for masked in (single, spans)
+    ]
+    # 30 of 90 single places make 20 stretches; those of three make ten at most, but for edges and the cut one.
+    assert starts[0] / 500 == pytest.approx(20, abs=1)
+    assert 5 < starts[1] / 500 < 11
+    often = spans[::4].double().mean(0)
+    assert often.tolist() == pytest.approx([1 / 3] * 90, abs=5 * 0.5 / 500**0.5)
+    assert torch.equal(training_mask(items(2, 6), rows[6:8], third, span=3), spans[6:8])
 
 
 # Guidance
@@ -458,6 +476,30 @@ def test_temperature_annealed_to_zero_ends_greedy() -> None:
     assert (made[last] == 4).all()
     assert (made[~last] != 4).any()
     assert (run(constant_model(scores), steps=1, anneal_temperature=linear) == 4).all()
+
+
+def test_a_greedy_end_is_that_of_each_row() -> None:
+    """A row of fewer tokens than steps has its last one before the last step, and that one is greedy too."""
+    scores = torch.tensor([0.0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+    rows, lengths = 40, torch.tensor([3, 30] * 20)
+    left: list[Tensor] = []
+    made = run(
+        constant_model(scores),
+        rows,
+        30,
+        steps=8,
+        greedy_end=True,
+        valid=ragged(lengths.tolist(), 30),
+        on_step=lambda _, tokens, masked: left.append(masked),
+    )
+    ended = torch.stack([masked.any(1) for masked in left]).sum(0)  # steps after which something was masked
+    assert ended[0] < ended[1]
+    for row, steps in enumerate(ended.tolist()):
+        last = left[steps - 1][row]
+        assert (made[row][last] == 4).all()
+    before = torch.stack([left[steps - 1][row] for row, steps in enumerate(ended.tolist())])
+    others = ragged(lengths.tolist(), 30) & ~before
+    assert (made[others] != 4).any()
 
 
 def test_confidence_keeps_the_surest_without_noise_and_others_with_it() -> None:

@@ -6,6 +6,7 @@ Patches beyond the end of a clip are masked, so that a clip means the same alone
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,17 @@ class AudioSpectrogramTransformer(nn.Module):
             patches, places = patches.take_along_dim(kept[..., None], dim=1), places.gather(1, kept)
         vectors = self.project(patches.to(self.project.weight.dtype))
         return pooled_states(self.transformer, vectors, present, after, places)
+
+    def states(self, waves: Tensor, lengths: Tensor, layer: int) -> Tensor:
+        """Vectors of the columns of patches behind a block, of which 1 is the first, `(batch, columns, dim)`: each the
+        mean over its bands."""
+        frames = self.log_mel.frames(lengths)
+        patches = self._patches(self._normalised(waves, frames))
+        columns = patches.shape[1] // self.config.grid[0]
+        places = self._places(columns, patches.device).expand(len(patches), -1)
+        blocks = self.transformer.hidden(self.project(patches), self._present(frames, columns), places=places)
+        state = next(islice(blocks, layer - 1, None))
+        return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
 
     def hiding(self, draw: Draw) -> Hiding:
         """What `forward` hides of a batch. It does not depend on how long the other clips of the batch are."""

@@ -66,6 +66,15 @@ class MuLaN(Pretrained, nn.Module):
         self.log_scale = nn.Parameter(torch.full((states,), -math.log(config.temperature)))
         self.bias = nn.Parameter(torch.full((states,), FIRST_BIAS)) if config.loss == "sigmoid" else None
 
+    @property
+    def rate(self) -> int:
+        """Samples a second of what it hears."""
+        return self.config.audio.rate
+
+    @property
+    def latent_dim(self) -> int:
+        return self.config.latent_dim
+
     def forward(self, waves: Tensor, lengths: Tensor, text: Tensor, mask: Tensor, hiding: Hiding | None) -> Vectors:
         """Both views of a batch, in training; `text` and `mask` are what `prepare` made."""
         config = self.config

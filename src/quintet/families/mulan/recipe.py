@@ -17,6 +17,7 @@ from quintet.core.batch import Batch, Item
 from quintet.core.display import say
 from quintet.core.draw import seed_from
 from quintet.core.engine import Engine
+from quintet.core.hearing import Hearing
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Report, Sources
 from quintet.core.statistics import Statistics
 from quintet.core.whole_batch import whole_batch_backward
@@ -24,6 +25,7 @@ from quintet.data.audio import mean_over_windows, pad_windows
 from quintet.errors import UsageError
 from quintet.families.mulan.augment import without_words
 from quintet.families.mulan.config import TOKENS, MuLaNConfig
+from quintet.families.mulan.hearing import MuLaNHearing
 from quintet.families.mulan.model import MuLaN, Vectors
 from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
@@ -127,6 +129,9 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         if long := self.mulan.text.too_long(texts):
             say(f"warning: cut at its end, the model reads no more (model.text.max_length): {long[0]!r}")
         return _mulan(nets).embed_texts(texts)
+
+    def hearing(self, nets: Nets) -> Hearing:
+        return MuLaNHearing(_mulan(nets), self.config)
 
     def measure(self, nets: Nets, batch: Batch) -> Statistics:
         audio, text = self.embed(nets, batch), _mulan(nets).embed_prepared(self._texts(batch))

@@ -1,0 +1,118 @@
+"""soundstorm-pytorch's SoundStorm as a worker, in the peer's environment.
+
+`soundstorm_peer.py step|generate STREAMS PRECISION`; STREAMS is the number of residual streams, 4 by its own default
+or 1, with which it has none of their cost.
+
+Around its loss stand its trainer's optimizer and clipping. It is given codes and semantic tokens, and generation ends
+with codes, as its codec is not what is timed. Its progress bars are not drawn.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import audio_stand_ins  # noqa: F401  without which the peer does not import
+import torch
+from torch import nn
+
+import soundstorm_task as task
+from worker import serve
+
+warnings.filterwarnings("ignore")
+
+from soundstorm_pytorch import Conformer, ConformerWrapper, SoundStorm, soundstorm  # noqa: E402
+
+soundstorm.tqdm = lambda steps, **_: steps
+
+PACKAGES = ("soundstorm-pytorch", "hyper-connections")
+
+
+def make_model(streams: str) -> Any:
+    torch.manual_seed(0)
+    conformer = Conformer(
+        dim=task.DIM,
+        depth=task.DEPTH,
+        heads=task.HEADS,
+        dim_head=task.HEAD_DIM,
+        ff_mult=task.MULTIPLIER,
+        conv_expansion_factor=task.EXPANSION,
+        conv_kernel_size=task.KERNEL,
+        num_residual_streams=int(streams),
+    )
+    net = ConformerWrapper(codebook_size=task.CODES, num_quantizers=task.LEVELS, conformer=conformer)
+    return SoundStorm(
+        net,
+        steps=task.STEPS,
+        schedule="cosine",
+        num_semantic_token_ids=task.SEMANTIC_CODES,
+        wav2vec_target_sample_hz=task.RATE,
+        wav2vec_downsample_factor=task.SEMANTIC_SAMPLES,
+        codec_target_sample_hz=task.RATE,
+        codec_downsample_factor=task.FRAME_SAMPLES,
+    )
+
+
+def about(model: Any) -> dict[str, Any]:
+    def count(*modules: Any) -> int:
+        return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+    parameters = {
+        "conformer": count(model.net.conformer),
+        "embeddings": count(model.net.code_embeds, model.semantic_token_emb),
+        "heads": count(model.net.heads, model.net.to_logits),
+    }
+    assert sum(parameters.values()) == count(model)
+    return {"parameters": parameters}
+
+
+def autocast(precision: str) -> Any:
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+
+
+def serve_step(streams: str, precision: str) -> None:
+    model = make_model(streams).train()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=task.STEP_RATE, betas=task.BETAS)
+    codes, semantic = task.codes(task.STEP_BATCH), task.semantic(task.STEP_BATCH)
+
+    def step() -> None:
+        with autocast(precision):
+            # A copy: it writes into the codes it is given.
+            loss, _ = model(codes.clone(), cond_semantic_token_ids=semantic)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, task.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    serve(step, about(model), PACKAGES)
+
+
+def serve_generation(streams: str, precision: str) -> None:
+    model, semantic = make_model(streams), task.semantic(1)
+    passes = 0
+
+    def count_pass(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    model.net.register_forward_hook(count_pass)
+
+    def step() -> dict[str, float]:
+        nonlocal passes
+        passes = 0
+        with autocast(precision):
+            model.generate(cond_semantic_token_ids=semantic, filter_thres=1 - task.TOP_SHARE)
+        return {"passes": passes}
+
+    serve(step, about(model), PACKAGES)
+
+
+WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "generate": serve_generation}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    WORKS[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,137 @@
+"""quintet's SoundStorm as a worker.
+
+`soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the hidden codes of the drawn
+levels, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is `alike`
+(the peer's convolution) or `own` (the recipe's); SETTINGS is `alike` (how the peer draws) or `own`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import soundstorm_task as task
+from quintet.config import EngineConfig, OptimizerConfig
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.optim import clip_gradients, gradient_norm, make_optimizer
+from quintet.core.recipe import count_parameters
+from quintet.families.soundstorm.config import SoundStormSampleConfig
+from quintet.families.soundstorm.decoding import canvas, for_levels
+from quintet.families.soundstorm.masking import hide
+from quintet.families.soundstorm.model import SoundStorm
+from quintet.generate import masked
+from worker import serve
+
+CONVOLUTION: Mapping[str, dict[str, Any]] = {
+    "alike": {"kernel": task.KERNEL, "expansion": task.EXPANSION},
+    "own": {},
+}
+
+
+def make_model(sizes: str) -> SoundStorm:
+    torch.manual_seed(0)
+    return SoundStorm(
+        num_codes=task.CODES,
+        levels=task.LEVELS,
+        frame_rate=task.RATE / task.FRAME_SAMPLES,
+        max_frames=task.FRAMES,
+        dim=task.DIM,
+        depth=task.DEPTH,
+        heads=task.HEADS,
+        head_dim=task.HEAD_DIM,
+        multiplier=task.MULTIPLIER,
+        semantic_codes=task.SEMANTIC_CODES,
+        semantic_rate=task.RATE / task.SEMANTIC_SAMPLES,
+        **CONVOLUTION[sizes],
+    )
+
+
+def about(model: SoundStorm) -> dict[str, Any]:
+    net = model.net
+    heads = model.head_weights.numel() + model.head_biases.numel()
+    conformer = count_parameters(net.conformer)
+    embeddings = count_parameters(net) - conformer
+    assert heads + conformer + embeddings == count_parameters(model)
+    return {"parameters": {"conformer": conformer, "embeddings": embeddings, "heads": heads}}
+
+
+def make_engine(precision: str) -> Engine:
+    return Engine(EngineConfig.model_validate({"precision": precision, "device": "cpu"}))
+
+
+def serve_step(sizes: str, precision: str) -> None:
+    model, engine = make_model(sizes).train(), make_engine(precision)
+    parameters = dict(model.named_parameters())
+    optimizer = make_optimizer(OptimizerConfig(lr=task.STEP_RATE, betas=task.BETAS), parameters)
+    count = task.STEP_BATCH
+    codes, semantic = task.codes(count), task.semantic(count)
+    frames = torch.ones(count, task.FRAMES, dtype=torch.bool)
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        hidden = hide(codes, frames, Draw(0, [number] * count, range(count)), model.mask_id)
+        with engine.autocast():
+            told = model.tell(frames, semantic)
+            logits = model(hidden.tokens, told, hidden.levels, hidden.where)
+            loss = F.cross_entropy(logits.float(), hidden.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        clip_gradients(parameters, gradient_norm(parameters), task.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        number += 1
+
+    serve(step, about(model), ("quintet",))
+
+
+def sampling(settings: str) -> masked.Sampling:
+    if settings == "alike":
+        # What the peer does by default: three tenths of the codes, a temperature that falls to nothing, no noise.
+        return masked.Sampling(
+            anneal_temperature=masked.linear, top_k=task.TOP_SHARE, choice_noise=0.0, greedy_end=True
+        )
+    own = SoundStormSampleConfig()
+    return masked.Sampling(
+        temperature=own.temperature,
+        anneal_temperature=masked.ANNEALS[own.anneal],
+        top_k=own.top_k,
+        top_p=own.top_p,
+        choice_noise=own.choice_noise,
+        greedy_end=own.greedy_end,
+    )
+
+
+def serve_generation(sizes: str, settings: str, precision: str) -> None:
+    model, engine = make_model(sizes).eval(), make_engine(precision)
+    each = for_levels(sampling(settings), (task.STEPS, 1), task.LEVELS)
+    frames = torch.ones(1, task.FRAMES, dtype=torch.bool)
+    empty, semantic = canvas(frames, task.LEVELS), task.semantic(1)
+    number = passes = 0
+
+    def count_pass(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    model.net.register_forward_hook(count_pass)
+
+    def step() -> dict[str, float]:
+        nonlocal number, passes
+        number, passes = number + 1, 0
+        with torch.no_grad(), engine.autocast():
+            model.generate(empty, model.tell(frames, semantic), Draw(number, [0], [0]), each)
+        return {"passes": passes}
+
+    serve(step, about(model), ("quintet",))
+
+
+WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "generate": serve_generation}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    WORKS[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,1 @@
+"""The audio codec: sound to residual codes and back."""

@@ -1,0 +1,214 @@
+"""Owns the keys of the recipe `audio-codec`. Imports no torch, so that help is quick."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from quintet.config import EvalConfig, OptimConfig, PhaseOptimConfig, RunConfig, Section, SoundDataConfig
+
+LONGEST_HOP = 2**16
+Stride = Annotated[int, Field(ge=1, le=64)]
+Window = Annotated[int, Field(ge=16, le=2**16)]
+Period = Annotated[int, Field(ge=1, le=256)]
+
+
+class AudioCodecModelConfig(Section):
+    """The tokenizer; the keyword arguments of `AudioCodec`."""
+
+    rate: int = Field(16_000, ge=1000, le=384_000, description="Samples a second; files are resampled to it.")
+    transform: int | None = Field(
+        None,
+        ge=2,
+        le=4096,
+        description="Samples that a lapped transform, which is learned on, makes to as many channels at first: quick, "
+        "since all layers work on its frames; none: layers see the samples.",
+    )
+    strides: tuple[Stride, ...] = Field(
+        (8, 5, 4, 2),
+        max_length=12,
+        description="By how much each layer of the encoder shortens; their product, and the transform, is the samples "
+        "of a frame. Large ones first are quick.",
+    )
+    dim: int = Field(32, ge=4, le=4096, description="Width at full rate; doubles with every stride, to 8x at most.")
+    units: int = Field(
+        3, ge=0, le=8, description="Residual units after each stride, dilated by 1, 3, 9, …; the decoder has as many."
+    )
+    latent_dim: int = Field(64, ge=2, le=4096, description="Width of the vectors that are quantized.")
+    activation: Literal["snake", "elu"] = Field(
+        "snake", description="snake: x + sin(ax)^2 / a, for what is periodic; elu: quicker."
+    )
+    causal: bool = Field(False, description="Frames know nothing of later ones, so that streams need not wait.")
+    quantizer: Literal["vq", "lfq", "fsq"] = Field(
+        "vq", description="Vector, lookup-free or finite scalar quantization, residual over the levels."
+    )
+    codebook_size: int = Field(
+        1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
+    )
+    levels: int = Field(8, ge=1, le=64, description="Codes of a frame, each of what the ones before left over.")
+    transformers: str | None = Field(
+        None,
+        description="Configuration of a codec of transformers (JSON) that stands in for all of this, as its folder has "
+        "it; there is nothing to train then.",
+    )
+
+    @property
+    def hop(self) -> int:
+        """Samples of a frame."""
+        return (self.transform or 1) * math.prod(self.strides)
+
+    @field_validator("transformers")
+    @classmethod
+    def _is_a_configuration(cls, text: str | None) -> str | None:
+        try:
+            known = text is None or isinstance(json.loads(text)["model_type"], str)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            known = False
+        if not known:
+            raise ValueError("this is not the configuration of a model of transformers; name its folder instead")
+        return text
+
+    @model_validator(mode="after")
+    def _frames_are_short(self) -> AudioCodecModelConfig:
+        if not 1 < self.hop <= LONGEST_HOP:
+            raise ValueError(
+                f"model.strides={list(self.strides)} and model.transform={self.transform} make frames of {self.hop} "
+                f"samples; 2 to {LONGEST_HOP} can be"
+            )
+        return self
+
+
+class AudioCodecLossConfig(Section):
+    """What the codec is trained for. Each aim pulls at a clip as strongly as its weight says, however far it is."""
+
+    waveform: float = Field(
+        1.0, ge=0, description="Weight of the mean square difference of samples, as a share of the clip's own power."
+    )
+    mel: float = Field(0.5, ge=0, description="Weight of the mean absolute difference of log-mel spectrograms.")
+    mel_windows: tuple[Window, ...] = Field(
+        (2048, 1024, 512, 256, 128), min_length=1, max_length=16, description="Samples of their windows, one each."
+    )
+    quantizer: float = Field(1.0, ge=0, description="Weight of the quantizer's own loss: commitment, or entropy.")
+    level_dropout: float = Field(
+        0.5, ge=0, le=1, description="Share of the training clips of which only the first few levels, drawn, are used."
+    )
+    discriminator: bool = Field(True, description="Train against discriminators.")
+    discriminator_start: int = Field(5000, ge=0, description="Step at which the discriminators begin.")
+    discriminator_ramp: int = Field(1000, ge=0, description="Steps over which their say grows from nothing to full.")
+    discriminator_dim: int = Field(16, ge=4, le=1024, description="Width of the discriminators' first layers.")
+    stft_windows: tuple[Window, ...] = Field(
+        (1024, 512, 256), max_length=16, description="One discriminator of the spectrum for each; samples of a window."
+    )
+    periods: tuple[Period, ...] = Field(
+        (2, 3, 5, 7, 11),
+        max_length=16,
+        description="One discriminator of the wave for each: it sees every n-th sample.",
+    )
+    kind: Literal["hinge", "least-squares"] = Field("hinge", description="The adversarial loss.")
+    adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss.")
+    feature: float = Field(
+        0.5, ge=0, description="Weight of feature matching: how far the discriminators' features are apart, relatively."
+    )
+
+    @model_validator(mode="after")
+    def _someone_judges(self) -> AudioCodecLossConfig:
+        if self.discriminator and not self.stft_windows and not self.periods:
+            raise ValueError("loss.stft_windows and loss.periods are both empty; for none set loss.discriminator=false")
+        return self
+
+
+class AudioCodecOptimConfig(OptimConfig):
+    discriminator: PhaseOptimConfig = Field(
+        default_factory=PhaseOptimConfig, description="The discriminators' own optimizer."
+    )
+
+
+class AudioCodecEvalConfig(EvalConfig):
+    """Validation."""
+
+    seconds: float = Field(30.0, gt=0, description="Of each clip so much is measured and shown, from its start.")
+
+
+class AudioCodecConfig(RunConfig):
+    TRANSFORMERS: ClassVar[tuple[str, ...]] = ("encodec", "dac", "mimi")
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "debug": {
+            "model.dim": 8,
+            "model.units": 1,
+            "model.latent_dim": 16,
+            "model.codebook_size": 256,
+            "model.levels": 4,
+            "data.seconds": 0.5,
+            "train.steps": 20,
+            "train.batch_size": 8,
+            "loss.discriminator_start": 10,
+            "loss.discriminator_ramp": 5,
+            "loss.discriminator_dim": 4,
+            "loss.stft_windows": [256],
+            "loss.periods": [3],
+            "eval.every": 10,
+            "sample.every": 10,
+            "sample.num": 4,
+            "checkpoint.every": 10,
+            "log.every": 5,
+            "data.workers": 0,
+        },
+        # Two CPU cores, within the hour: 50 frames a second of 12 codes, 6 kbit/s.
+        "small": {
+            "model.transform": 320,
+            "model.strides": [],
+            "model.dim": 192,
+            "model.latent_dim": 128,
+            "model.levels": 12,
+            "data.seconds": 1.0,
+            "train.steps": 2000,
+            "train.batch_size": 8,
+            "optim.lr": 1e-4,
+            "optim.warmup_steps": 100,
+            "optim.clip": 1.0,
+            "loss.mel": 2.0,
+            "loss.discriminator_start": 1750,
+            "loss.discriminator_ramp": 100,
+            "loss.discriminator_dim": 8,
+            "loss.stft_windows": [512],
+            "loss.periods": [3],
+            "eval.every": 400,
+            "sample.every": 800,
+            "sample.num": 8,
+            "checkpoint.every": 200,
+            "data.workers": 0,
+        },
+        "base": {
+            "model.strides": [2, 4, 5, 8],
+            "model.dim": 64,
+            "model.latent_dim": 128,
+            "data.seconds": 2.0,
+            "train.steps": 400_000,
+            "train.batch_size": 64,
+            "optim.lr": 1e-4,
+            "optim.betas": [0.8, 0.99],
+            "optim.warmup_steps": 1000,
+            "optim.clip": 1.0,
+            "ema.decay": 0.9995,
+            "loss.discriminator_start": 10_000,
+            "loss.discriminator_ramp": 5000,
+            "loss.discriminator_dim": 32,
+            "loss.stft_windows": [2048, 1024, 512, 256],
+            "eval.every": 5000,
+            "sample.every": 5000,
+            "checkpoint.every": 5000,
+            "engine.precision": "bf16",
+            "data.workers": 8,
+        },
+    }
+
+    recipe: Literal["audio-codec"] = Field("audio-codec", description="What is trained.")
+    data: SoundDataConfig = Field(default_factory=SoundDataConfig, description="The files.")
+    model: AudioCodecModelConfig = Field(default_factory=AudioCodecModelConfig, description="The tokenizer.")
+    loss: AudioCodecLossConfig = Field(default_factory=AudioCodecLossConfig, description="What it is trained for.")
+    optim: AudioCodecOptimConfig = Field(default_factory=AudioCodecOptimConfig, description="Optimizer and schedule.")
+    eval: AudioCodecEvalConfig = Field(default_factory=AudioCodecEvalConfig, description="Validation.")

@@ -1,0 +1,331 @@
+"""Owns the audio codec: convolutional encoder, residual quantizer, convolutional decoder (SoundStream, 2107.03312).
+
+A clip is padded with silence to whole frames of `hop` samples. What lies behind it in a padded batch is silence to
+every layer, so that a clip has the same codes alone and beside longer ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quintet.config import validate
+from quintet.core.statistics import Statistics
+from quintet.errors import UsageError
+from quintet.families.audio_codec.config import AudioCodecModelConfig
+from quintet.families.audio_codec.layers import (
+    Compress,
+    Conv,
+    FrameMask,
+    Layer,
+    Memory,
+    ResidualUnit,
+    Shrink,
+    Stack,
+    Upsample,
+    transform_in,
+    transform_out,
+)
+from quintet.families.audio_codec.pretrained import PretrainedCodec
+from quintet.nn.pretrained import Pretrained
+from quintet.nn.quantize import Quantized, Quantizer, ResidualQuantizer, make_quantizer
+
+__all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]
+
+AT_ONCE = 2**20
+"""Samples of the longest clips that go through at once, about a minute; longer ones come in chunks, one by one."""
+CHUNK = 2**18
+
+
+@dataclass
+class Reconstruction:
+    """One pass through the codec; `waves` has the shape of the input, and silence where that has padding."""
+
+    waves: Tensor
+    codes: Tensor
+    loss: Tensor
+    statistics: Statistics
+
+
+class AudioCodec(Pretrained, nn.Module):
+    """Waves (batch, samples) to codes (batch, frames, levels) and back.
+
+    Keyword arguments are the keys of `model.*`; see `AudioCodecModelConfig`.
+    """
+
+    def __init__(self, config: AudioCodecModelConfig | None = None, **keywords: Any) -> None:
+        super().__init__()
+        self.config = config or validate(AudioCodecModelConfig, keywords)
+        widths = [self.config.dim * min(2**number, 8) for number in range(len(self.config.strides) + 1)]
+        self.encoder = _encoder(self.config, widths)
+        self.quantizer = _quantizer(self.config)
+        self.decoder = _decoder(self.config, widths)
+
+    @property
+    def num_codes(self) -> int:
+        """The vocabulary of each level."""
+        return self.quantizer.num_codes
+
+    @property
+    def levels(self) -> int:
+        return self.config.levels
+
+    @property
+    def rate(self) -> int:
+        """Samples a second."""
+        return self.config.rate
+
+    @property
+    def hop(self) -> int:
+        """Samples of a frame."""
+        return self.config.hop
+
+    @property
+    def frame_rate(self) -> float:
+        """Frames a second."""
+        return self.rate / self.hop
+
+    @property
+    def bitrate(self) -> float:
+        """Bits a second of codes of all levels."""
+        return self.frame_rate * self.levels * math.log2(self.num_codes)
+
+    @property
+    def codebooks(self) -> Tensor:
+        """What the codes of each level stand for, (levels, codes, width)."""
+        levels: list[Quantizer] = [self.quantizer]
+        if isinstance(self.quantizer, ResidualQuantizer):
+            levels = [self.quantizer.level(level) for level in range(self.levels)]
+        codes = torch.arange(self.num_codes, device=next(self.parameters()).device)
+        return torch.stack([level.look_up(codes) for level in levels]).detach()
+
+    def frames(self, samples: Tensor) -> Tensor:
+        """Frames of clips of so many samples."""
+        return (samples + self.hop - 1) // self.hop
+
+    # --- training -------------------------------------------------------------------------------------------
+
+    def forward(
+        self, waves: Tensor, lengths: Tensor, active_levels: Tensor | None = None, want_rows: bool = False
+    ) -> Reconstruction:
+        """Encode and decode. Changes no state.
+
+        Of each row so many samples are sound. `active_levels (batch,)`: a clip uses only its first so many levels.
+        `want_rows` adds candidates for dead codes to the statistics.
+        """
+        present = self._present(waves, lengths)
+        mask = _needed(present)
+        latents = self._latents(waves, lengths, mask)
+        quantized = self._quantized(latents, present, active_levels, want_rows)
+        made = self._waves(quantized.vectors, mask)[:, : waves.shape[1]]
+        made = made.masked_fill(_beyond(made, lengths), 0)
+        return Reconstruction(made, self._with_levels(quantized.codes), quantized.loss, quantized.statistics)
+
+    def latents(self, waves: Tensor, lengths: Tensor) -> Tensor:
+        """The encoder's vectors of all frames that hold sound, one row each: what a codebook can start from."""
+        present = self._present(waves, lengths)
+        return self._latents(waves, lengths, FrameMask(present))[present]
+
+    # --- codes ----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, waves: Tensor, lengths: Tensor | None = None, levels: int | None = None) -> Tensor:
+        """Codes of the first `levels`, or of all; -1 in frames beyond the `lengths`, in samples, of the clips."""
+        if waves.ndim != 2 or not waves.shape[1]:
+            raise UsageError(f"the codec takes mono sound, (batch, samples), not the shape {tuple(waves.shape)}")
+        if lengths is None:
+            lengths = torch.full((len(waves),), waves.shape[1], device=waves.device)
+        if waves.shape[1] > AT_ONCE:
+            rows = zip(waves, lengths.tolist(), strict=True)
+            return _padded([self._encoded_in_chunks(wave[:length], levels) for wave, length in rows], -1)
+        present = self._present(waves, lengths)
+        codes = self.quantizer.encode(self._latents(waves, lengths, _needed(present)), present)
+        return self._with_levels(codes)[..., :levels]
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Waves (batch, frames * hop) in [-1, 1] of codes of all levels or only the first; frames of -1 are silence."""
+        self._check(codes)
+        present = (codes >= 0).any(-1)
+        if codes.shape[1] * self.hop > AT_ONCE:
+            parts = [self._decoded_in_chunks(row[:count]) for row, count in zip(codes, present.sum(1), strict=True)]
+            waves = _padded(parts, 0.0)
+            return F.pad(waves, (0, codes.shape[1] * self.hop - waves.shape[1]))
+        made = self._waves(self._vectors(codes), None if present.all() else FrameMask(present))
+        return made.masked_fill(~present.repeat_interleave(self.hop, dim=1), 0).clamp(-1, 1)
+
+    def encode_stream(self, levels: int | None = None) -> EncodeStream:
+        """Takes a clip chunk by chunk, gives codes as soon as they are known; together they are those of `encode`."""
+        return EncodeStream(self, levels)
+
+    def decode_stream(self) -> DecodeStream:
+        """Takes codes frame by frame and gives waves as soon as they are known; together they are those of `decode`."""
+        return DecodeStream(self)
+
+    def _encoded_in_chunks(self, wave: Tensor, levels: int | None) -> Tensor:
+        stream = self.encode_stream(levels)
+        parts = [stream.push(chunk[None]) for chunk in torch.split(wave, CHUNK)]
+        return torch.cat([*parts, stream.finish()], dim=1)[0]
+
+    def _decoded_in_chunks(self, codes: Tensor) -> Tensor:
+        stream = self.decode_stream()
+        parts = [stream.push(chunk[None]) for chunk in torch.split(codes, max(1, CHUNK // self.hop))]
+        return torch.cat([*parts, stream.finish()], dim=1)[0]
+
+    # --- parts ----------------------------------------------------------------------------------------------
+
+    def _present(self, waves: Tensor, lengths: Tensor) -> Tensor:
+        """Which frames hold sound, (batch, frames)."""
+        count = -(-waves.shape[1] // self.hop)
+        return torch.arange(count, device=waves.device) < self.frames(lengths)[:, None]
+
+    def _latents(self, waves: Tensor, lengths: Tensor, mask: FrameMask | None) -> Tensor:
+        """(batch, frames, latent_dim)"""
+        sound = waves.masked_fill(_beyond(waves, lengths), 0)
+        latents: Tensor = self.encoder(F.pad(sound, (0, -waves.shape[1] % self.hop))[:, None], mask)
+        return latents.transpose(1, 2)
+
+    def _quantized(self, latents: Tensor, present: Tensor, active_levels: Tensor | None, want_rows: bool) -> Quantized:
+        if isinstance(self.quantizer, ResidualQuantizer):
+            return self.quantizer(latents, present, want_rows, active_levels)  # type: ignore[no-any-return]
+        return self.quantizer(latents, present, want_rows)  # type: ignore[no-any-return]
+
+    def _with_levels(self, codes: Tensor) -> Tensor:
+        return codes if self.quantizer.code_axes else codes[..., None]
+
+    def _vectors(self, codes: Tensor) -> Tensor:
+        return self.quantizer.codes_to_vectors(codes if self.quantizer.code_axes else codes[..., 0])
+
+    def _waves(self, vectors: Tensor, mask: FrameMask | None) -> Tensor:
+        waves: Tensor = self.decoder(vectors.transpose(1, 2), mask)
+        return waves[:, 0]
+
+    def _check(self, codes: Tensor) -> None:
+        if codes.ndim != 3 or not codes.shape[1] or not 1 <= codes.shape[2] <= self.levels:
+            raise UsageError(
+                f"the codec takes codes (batch, frames, levels) of at most {self.levels} levels, "
+                f"not the shape {tuple(codes.shape)}"
+            )
+
+
+class EncodeStream:
+    """A clip, or several of one length, chunk by chunk to codes; made by `AudioCodec.encode_stream`."""
+
+    def __init__(self, codec: AudioCodec, levels: int | None) -> None:
+        self.codec = codec
+        self.levels = levels
+        self._memory: Memory = {}
+        self._samples = 0
+        self._rest: Tensor | None = None
+
+    def push(self, waves: Tensor) -> Tensor:
+        """The codes (batch, frames, levels) that are known once (batch, samples) more are; perhaps of no frame."""
+        self._samples += waves.shape[1]
+        self._rest = waves[:, :0]
+        return self._codes(waves, last=False)
+
+    def finish(self) -> Tensor:
+        """The codes of the last frames."""
+        if self._rest is None or not self._samples:
+            raise UsageError("this stream has no samples; push some before it is finished")
+        return self._codes(F.pad(self._rest, (0, -self._samples % self.codec.hop)), last=True)
+
+    @torch.no_grad()
+    def _codes(self, waves: Tensor, last: bool) -> Tensor:
+        latents = self.codec.encoder.stream(waves[:, None], self._memory, last).transpose(1, 2)
+        return self.codec._with_levels(self.codec.quantizer.encode(latents))[..., : self.levels]
+
+
+class DecodeStream:
+    """Codes of one clip, or of several of one length, frame by frame to waves; made by `AudioCodec.decode_stream`."""
+
+    def __init__(self, codec: AudioCodec) -> None:
+        self.codec = codec
+        self._memory: Memory = {}
+        self._rest: Tensor | None = None
+
+    @torch.no_grad()
+    def push(self, codes: Tensor) -> Tensor:
+        """The waves (batch, samples) that are known once codes (batch, frames, levels) of more frames are."""
+        self.codec._check(codes)
+        vectors = self.codec._vectors(codes).transpose(1, 2)
+        self._rest = vectors[..., :0]
+        return self._waves(vectors, last=False)
+
+    @torch.no_grad()
+    def finish(self) -> Tensor:
+        """The last of the waves."""
+        if self._rest is None:
+            raise UsageError("this stream has no codes; push some before it is finished")
+        return self._waves(self._rest, last=True)
+
+    def _waves(self, vectors: Tensor, last: bool) -> Tensor:
+        return self.codec.decoder.stream(vectors, self._memory, last)[:, 0].clamp(-1, 1)
+
+
+def _needed(present: Tensor) -> FrameMask | None:
+    """None where no frame is padding. A GPU would have to wait for the answer, so there it is not asked."""
+    return None if present.device.type == "cpu" and present.all() else FrameMask(present)
+
+
+def _beyond(waves: Tensor, lengths: Tensor) -> Tensor:
+    """Which samples lie behind the end of their clip."""
+    return torch.arange(waves.shape[1], device=waves.device) >= lengths[:, None]
+
+
+def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
+
+
+def _quantizer(config: AudioCodecModelConfig) -> Quantizer:
+    try:
+        return make_quantizer(config.quantizer, config.latent_dim, config.codebook_size, levels=config.levels)
+    except UsageError as error:
+        raise UsageError(
+            f"model.codebook_size={config.codebook_size}, model.quantizer={config.quantizer}: {error}"
+        ) from None
+
+
+def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:
+    return [
+        ResidualUnit(dim, 3**number, causal=config.causal, activation=config.activation)
+        for number in range(config.units)
+    ]
+
+
+def _encoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
+    style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
+    last = Conv(widths[-1], config.latent_dim, 3, **style)
+    layers: list[Layer]
+    if config.transform is None:
+        layers = [Conv(1, widths[0], 7, causal=config.causal)]
+    else:
+        # Low tones, which carry most of the power, pass from the beginning: all else is learned beside them.
+        first = Conv(2 * config.transform, widths[0], 3, causal=config.causal).begin_as_identity()
+        layers = [transform_in(config.transform, causal=config.causal), Compress(), first, *_units(config, widths[0])]
+        last.begin_as_identity()
+    for (before, after), stride in zip(pairwise(widths), config.strides, strict=True):
+        layers.append(Conv(before, after, 2 * stride, stride=stride, **style))
+        layers += _units(config, after)
+    return Stack([*layers, last])
+
+
+def _decoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
+    style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
+    first = Conv(config.latent_dim, widths[-1], 7, causal=config.causal)
+    layers: list[Layer] = [first]
+    for (after, before), stride in zip(reversed(list(pairwise(widths))), reversed(config.strides), strict=True):
+        layers += _units(config, before)
+        layers.append(Upsample(before, after, stride, **style))
+    if config.transform is None:
+        return Stack([*layers, Conv(widths[0], 1, 7, **style)])
+    first.begin_as_identity()
+    last = Shrink(widths[0], config.transform, **style)
+    return Stack([*layers, *_units(config, widths[0]), last, transform_out(config.transform, causal=config.causal)])

@@ -1,0 +1,34 @@
+"""Owns `AudioCodecTrainer`: the loop bound to the recipe `audio-codec`, for use in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quintet.core.python_trainer import PythonTrainer
+from quintet.core.recipe import Recipe, Sources
+from quintet.data.python_audio import python_audio_sources
+from quintet.families.audio_codec.config import AudioCodecConfig
+from quintet.families.audio_codec.model import AudioCodec
+from quintet.families.audio_codec.recipe import AudioCodecRecipe
+
+
+class AudioCodecTrainer(PythonTrainer):
+    """Train an `AudioCodec` on a folder of sounds or a data set object.
+
+        AudioCodecTrainer(AudioCodec(dim=32, rate=16_000), data="sounds/", out="runs/codec", steps=10_000).train()
+
+    Items of a data set are waves at the model's rate, alone or under the name `wavs`; captions are not looked at. Any
+    configuration key goes through `config={"optim.lr": 1e-4}`.
+    """
+
+    config_class = AudioCodecConfig
+    recipe_class = AudioCodecRecipe
+    model_class = AudioCodec
+
+    @classmethod
+    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+        config: AudioCodecConfig = recipe.config
+        return python_audio_sources(
+            data, config.data, config.model.rate, validation=validation, declared=declared, captioned=False
+        )

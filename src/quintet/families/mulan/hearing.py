@@ -1,0 +1,68 @@
+"""Owns MuLaN's tower of sound as a `Hearing`: vectors of a clip's steps of time behind a layer.
+
+A step is one column of patches: `model.audio.patch` spectrogram windows of `model.audio.hop` samples, and its vector
+the mean over the patches of all bands. A clip is heard in windows as long as those of training, one after the other,
+cut at whole steps: places beyond were never trained.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quintet.core.link import weights_digest
+from quintet.families.mulan.config import MuLaNConfig
+from quintet.families.mulan.model import MuLaN
+
+AT_ONCE = 16
+"""Windows of a long clip that go through together."""
+
+
+class MuLaNHearing:
+    """A `Hearing`."""
+
+    def __init__(self, mulan: MuLaN, config: MuLaNConfig) -> None:
+        self.mulan = mulan
+        self.tower = mulan.audio
+        self.loudness = config.data.loudness
+        self.seconds = config.data.seconds
+
+    @property
+    def rate(self) -> int:
+        return self.tower.config.rate
+
+    @property
+    def token_rate(self) -> float:
+        return self.rate / self._step
+
+    @property
+    def depth(self) -> int:
+        return self.tower.config.depth
+
+    @cached_property
+    def digest(self) -> str:
+        return weights_digest(f"mulan {self.seconds:g} s", self.mulan)
+
+    @torch.no_grad()
+    def states(self, wave: Tensor, layer: int) -> Tensor:
+        wave = wave.to(self.tower.mean)
+        window = self._step * max(1, int(self.seconds * self.rate / self._step))
+        whole = wave[: len(wave) // window * window].view(-1, window)
+        parts = [self._heard(windows, layer).flatten(0, 1) for windows in torch.split(whole, AT_ONCE) if len(windows)]
+        rest = wave[whole.numel() :]
+        if len(rest):
+            parts.append(self._heard(rest[None], layer)[0])
+        return torch.cat(parts)
+
+    def _heard(self, waves: Tensor, layer: int) -> Tensor:
+        """(windows, steps, dim)"""
+        lengths = torch.full((len(waves),), waves.shape[1], device=waves.device)
+        # A window of whole steps has one more column, of its very end.
+        return self.tower.states(waves, lengths, layer)[:, : -(-waves.shape[1] // self._step)]
+
+    @property
+    def _step(self) -> int:
+        """Samples of a step."""
+        return self.tower.config.hop * self.tower.config.patch

@@ -1,0 +1,1 @@
+"""SoundStorm: sound from the codes of a codec, level by level."""

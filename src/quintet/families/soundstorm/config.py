@@ -1,0 +1,203 @@
+"""Owns the keys of the recipe `soundstorm`. Imports no torch, so that help is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from quintet.config import RunConfig, SampleConfig, Section, SoundDataConfig
+
+Steps = Annotated[int, Field(ge=1, le=1000)]
+
+
+class SoundStormModelConfig(Section):
+    """A conformer over the frames of a codec; the keyword arguments of `SoundStorm`."""
+
+    num_codes: int | None = Field(None, gt=1, description="Vocabulary of a level; none: that of the tokenizer.")
+    levels: int | None = Field(None, ge=1, le=64, description="Codes of a frame; none: those of the tokenizer.")
+    frame_rate: float | None = Field(None, gt=0, description="Frames a second; none: those of the tokenizer.")
+    max_frames: int | None = Field(
+        None, ge=1, le=2**16, description="Most frames of a clip, prompt and all; none: those of data.seconds."
+    )
+    dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Width of the conformer.")
+    depth: int = Field(6, ge=1, le=256, description="Blocks of the conformer.")
+    heads: int = Field(4, ge=1, description="Attention heads.")
+    head_dim: int = Field(64, ge=8, multiple_of=2, description="Width of a head.")
+    multiplier: float = Field(4.0, gt=0, description="Weights of a feed-forward layer, in squares of the width / 2.")
+    kernel: int = Field(5, ge=1, le=255, description="Frames that a convolution sees; odd.")
+    expansion: int = Field(1, ge=1, le=8, description="Width of the convolution, in widths of the conformer.")
+    positions: bool = Field(
+        True, description="Tell frames where they are in a clip; without, they know only how far they are apart."
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch of a block.")
+    semantic_codes: int | None = Field(
+        None, gt=1, description="Vocabulary of the semantic tokens it is told; none: it is told none."
+    )
+    semantic_rate: float | None = Field(None, gt=0, description="Semantic tokens a second; none: it is told none.")
+    clip_dim: int | None = Field(
+        None, ge=1, description="Width of the one vector it is told of a whole clip, such as MuLaN's; none: no vector."
+    )
+    self_conditioning: bool = Field(False, description="Show the model what it made of the step before.")
+    self_critic: bool = Field(False, description="A head that scores codes, on the generator itself.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> SoundStormModelConfig:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"model.kernel={self.kernel} has no frame in its middle; give an odd number")
+        if (self.semantic_codes is None) != (self.semantic_rate is None):
+            raise ValueError("model.semantic_codes and model.semantic_rate are given both or not at all")
+        return self
+
+    @property
+    def conditioned(self) -> bool:
+        """Whether it is told anything that could be left out, which guidance needs."""
+        return self.semantic_codes is not None or self.clip_dim is not None
+
+
+class SoundStormDataConfig(SoundDataConfig):
+    """Clips, from their start: they are encoded once, so what is used of them is the same in every epoch."""
+
+    seconds: float = Field(4.0, gt=0, description="Of each clip so much is used, from its start.")
+    cache: str | None = Field(None, description="Folder of the code cache; none: the user's own cache folder.")
+    semantic: str | None = Field(
+        None,
+        description="Folder of the semantic tokens of these files, as `quintet encode DATA --layer N` writes it; none: "
+        "none are told.",
+    )
+    clip: Literal["vector", "quantized"] = Field(
+        "vector",
+        description="What it is told of a clip by --condition: its vector, or what the quantizer there keeps of it.",
+    )
+
+
+class SoundStormLossConfig(Section):
+    """What it is trained for."""
+
+    schedule: Literal["cosine", "linear"] = Field("cosine", description="How the share of masked codes is drawn.")
+    span: int = Field(1, ge=1, le=64, description="Frames that are masked together.")
+    coarse_first: float = Field(
+        1.0, ge=1, le=16, description="1: all levels as often; 2: the lower of two drawn ones, and so on."
+    )
+    drop_condition: float = Field(
+        0.1, ge=0, lt=1, description="Share of clips told nothing, so that guidance has something to lead away from."
+    )
+    tell_caption: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of captioned clips that are told as their caption's vector instead of their sound's.",
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all codes.")
+    only: Literal["generator", "critic"] | None = Field(
+        None, description="Train only this of the two; the critic alone needs a trained generator (--init RUN)."
+    )
+
+
+class SoundStormSampleConfig(SampleConfig):
+    steps: tuple[Steps, ...] = Field(
+        (16, 1), min_length=1, max_length=64, description="Decoding steps of each level; the last number holds on."
+    )
+    guidance: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
+    guidance_schedule: Literal["constant", "linear", "cosine", "falling"] = Field(
+        "constant", description="Course of the guidance over the steps of a level."
+    )
+    temperature: float = Field(1.0, ge=0, description="Of drawing a code; 0: the likeliest.")
+    anneal: Literal["constant", "linear"] = Field(
+        "constant", description="Course of the temperature over the steps of a level; linear falls to 0."
+    )
+    greedy_end: bool = Field(True, description="Take the likeliest codes at the last step of a level.")
+    choice_noise: float = Field(4.5, ge=0, description="Noise in choosing which codes stay; falls to 0.")
+    top_k: int | float | None = Field(
+        None, gt=0, description="Draw from so many likeliest codes, or, below 1, from this share of them."
+    )
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
+    )
+    best_of: int = Field(
+        1, ge=1, le=1000, description="Make so many of each, and keep the one nearest to its text (needs --condition)."
+    )
+
+
+class SoundStormConfig(RunConfig):
+    LINKS: ClassVar[tuple[str, ...]] = ("tokenizer", "condition")
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "debug": {
+            "model.dim": 32,
+            "model.depth": 2,
+            "model.heads": 2,
+            "model.head_dim": 16,
+            "data.seconds": 1.0,
+            "train.steps": 20,
+            "train.batch_size": 8,
+            "sample.steps": [4, 1],
+            "eval.every": 10,
+            "eval.generated": 8,
+            "sample.every": 10,
+            "sample.num": 4,
+            "checkpoint.every": 10,
+            "log.every": 5,
+            "data.workers": 0,
+        },
+        # Two CPU cores, within an hour.
+        "small": {
+            "model.dim": 128,
+            "model.depth": 6,
+            "model.heads": 4,
+            "model.head_dim": 32,
+            "loss.coarse_first": 2.0,
+            "train.steps": 4500,
+            "train.batch_size": 16,
+            "optim.name": "muon",
+            "optim.lr": 3e-3,
+            "optim.matrix_lr": 0.01,
+            "optim.warmup_steps": 150,
+            "optim.clip": 1.0,
+            "sample.steps": [16, 4, 2, 1],
+            "sample.guidance": 2.0,
+            "sample.num": 8,
+            "eval.every": 1500,
+            "eval.generated": 64,
+            "sample.every": 1500,
+            "checkpoint.every": 500,
+            "data.workers": 0,
+        },
+        "base": {
+            "model.dim": 1024,
+            "model.depth": 12,
+            "model.heads": 16,
+            "data.seconds": 30.0,
+            "train.steps": 500_000,
+            "train.batch_size": 256,
+            "optim.lr": 2e-4,
+            "optim.warmup_steps": 5000,
+            "optim.clip": 1.0,
+            "ema.decay": 0.9999,
+            "eval.every": 5000,
+            "sample.every": 5000,
+            "checkpoint.every": 5000,
+            "engine.precision": "bf16",
+            "data.workers": 4,
+        },
+    }
+
+    recipe: Literal["soundstorm"] = Field("soundstorm", description="What is trained.")
+    tokenizer: str | None = Field(None, description="The trained codec: RUN, RUN@step, or an exported folder.")
+    tokenizer_hash: str | None = Field(None, description="Of its weights; none: that of the codec, from then on.")
+    condition: str | None = Field(
+        None, description="The trained mulan whose vectors tell it what to make; none: it is told nothing by vectors."
+    )
+    condition_hash: str | None = Field(None, description="Of its weights; none: that of the mulan, from then on.")
+    data: SoundStormDataConfig = Field(default_factory=SoundStormDataConfig, description="The files.")
+    model: SoundStormModelConfig = Field(default_factory=SoundStormModelConfig, description="The conformer.")
+    loss: SoundStormLossConfig = Field(default_factory=SoundStormLossConfig, description="What it is trained for.")
+    sample: SoundStormSampleConfig = Field(
+        default_factory=SoundStormSampleConfig, description="Decoding, here and while training."
+    )
+
+    @model_validator(mode="after")
+    def _critic_exists(self) -> SoundStormConfig:
+        if self.loss.only == "critic" and not self.model.self_critic:
+            raise ValueError("loss.only=critic needs a critic: model.self_critic=true")
+        return self

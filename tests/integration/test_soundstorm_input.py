@@ -1,0 +1,224 @@
+"""What people train SoundStorm on and ask it for: sounds of every kind, tokens that do not fit, texts and prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from contract.cases import GOLDEN, TINY_SOUNDSTORM
+from helpers import copied, error_line, made_once, quintet, succeed
+from quintet.media.audio import Samples, read_audio, write_audio
+
+RATE = 8000
+"""Of the golden codec; a frame has 32 samples."""
+SHORT = ("train.steps=2", "eval.every=2", "sample.every=2", "checkpoint.every=2", "data.validation_fraction=0.25")
+
+
+def tone(samples: int, rate: int = RATE, channels: int = 1, pitch: float = 220.0) -> Samples:
+    time = np.arange(samples) / rate
+    waves = [0.5 * np.sin(2 * np.pi * (pitch + 40 * each) * time) for each in range(channels)]
+    return np.stack(waves).astype(np.float32)
+
+
+def tones(folder: Path, count: int = 8) -> Path:
+    """Short ones at the codec's rate, without captions."""
+    for number in range(count):
+        write_audio(tone(1600 + 160 * number, pitch=200 + 50 * number), folder / f"{number}.wav", RATE)
+    return folder
+
+
+def words(data: Path, out: Path, *more: object) -> tuple[object, ...]:
+    return ("train", "soundstorm", data, "--out", out, *TINY_SOUNDSTORM, *SHORT, *more)
+
+
+@pytest.fixture(scope="module")
+def told(sounds: Path, shared: Path) -> Path:
+    """A model that texts can tell what to make. Read only."""
+    return made_once(shared, "soundstorm-told", lambda folder: succeed(*words(sounds, folder)))
+
+
+@pytest.fixture(scope="module")
+def untold(sounds: Path, shared: Path) -> Path:
+    """A model that is told nothing. Read only."""
+    return made_once(shared, "soundstorm-untold", lambda folder: succeed(*words(sounds, folder, "condition=null")))
+
+
+def refusal(*given: object) -> str:
+    refused = quintet(*given)
+    assert refused.code == 2
+    return error_line(refused.errors)
+
+
+# --- sounds -------------------------------------------------------------------------------------------------------
+
+
+def test_sounds_of_another_rate_are_resampled_and_that_is_said(sounds: Path, tmp_path: Path) -> None:
+    said = succeed(*words(sounds, tmp_path / "run")).errors
+    assert said.count("resampled to the 8000 Hz of the tokenizer: 45 of 16000 Hz, of the first 45 files") == 1
+    said = succeed(*words(tones(tmp_path / "tones"), tmp_path / "other")).errors
+    assert "resampled" not in said
+
+
+def test_clips_of_one_frame_and_of_several_channels_are_used(tmp_path: Path) -> None:
+    data = tones(tmp_path / "data", 4)
+    write_audio(tone(1), data / "one-sample.wav", RATE)
+    write_audio(tone(32), data / "one-frame.wav", RATE)
+    write_audio(tone(3200, channels=2), data / "stereo.wav", RATE)
+    write_audio(tone(3200, channels=6), data / "six.wav", RATE)
+    run = tmp_path / "run"
+    succeed(*words(data, run, "train.batch_size=8", "data.validation_fraction=0", "train.steps=4"))
+    record = json.loads((run / "data.json").read_text())
+    assert record["skipped"] == {}
+    assert len(record["train"]) == 8
+    figures = json.loads(run.joinpath("metrics.jsonl").read_text().splitlines()[-1])
+    assert np.isfinite(figures["validation/loss"])
+    succeed("eval", run)
+
+
+def test_sounds_of_one_frame_alone_can_be_trained_on(tmp_path: Path) -> None:
+    for number in range(8):
+        write_audio(tone(20 + number), tmp_path / "data" / f"{number}.wav", RATE)
+    succeed(*words(tmp_path / "data", tmp_path / "run"))
+    succeed("sample", tmp_path / "run", "--num", 2, "--out", tmp_path / "out")
+
+
+# --- semantic tokens ----------------------------------------------------------------------------------------------
+
+
+def tokens(folder: Path, rows: Sequence[Sequence[int]], *, num_codes: int = 6, rate: float = 50.0) -> Path:
+    """Those of the tones, as the command writes them."""
+    folder.mkdir()
+    longest = max(map(len, rows))
+    padded = [[*row, *[-1] * (longest - len(row))] for row in rows]
+    save_file({"codes": torch.tensor(padded, dtype=torch.int32)}, folder / "codes.safetensors")
+    items = [{"file": f"{number}.wav", "row": number} for number in range(len(rows))]
+    (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (folder / "codes.json").write_text(json.dumps({"num_codes": num_codes, "rate": rate}))
+    return folder
+
+
+def fitting() -> list[list[int]]:
+    """Fifty a second."""
+    return [[(number + place) % 6 for place in range(10 + number)] for number in range(8)]
+
+
+def test_semantic_tokens_train_a_model_that_makes_clips_again(tmp_path: Path) -> None:
+    data, folder = tones(tmp_path / "data"), tokens(tmp_path / "tokens", fitting())
+    run = tmp_path / "run"
+    succeed(*words(data, run, f"data.semantic={folder}", "condition=null"))
+    succeed("sample", run, "--num", 2, "--out", tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert "made from its semantic tokens" in lines[0]["columns"]
+    assert "semantic tokens, which come with the data" in refusal("sample", run, "--seconds", 0.2)
+    assert "no text can tell it anything" in refusal("sample", run, "--text", "a flute")
+    succeed("resume", run, "train.steps=4")
+
+
+def test_tokens_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    data = tones(tmp_path / "data")
+    outside = [[6, *row[1:]] for row in fitting()]
+    gap = [[row[0], -1, *row[2:]] for row in fitting()]
+    long, elsewhere = [row * 2 for row in fitting()], fitting()
+    cases: dict[str, tuple[list[list[int]], dict[str, Any], str]] = {
+        "outside": (outside, {}, "tokens of 0.wav are not from 0 to 5"),
+        "gap": (gap, {}, "gaps in the tokens of 0.wav"),
+        "long": (long, {}, "0.wav: 20 semantic tokens do not fit 50 frames: at 50 and 250 a second there would be 10"),
+        "slow": (elsewhere, {"rate": 10.0}, "semantic tokens do not fit"),
+        "no rate": (elsewhere, {"rate": 0.0}, "'num_codes' and 'rate' are not numbers"),
+    }
+    for name, (rows, keys, message) in cases.items():
+        folder = tokens(tmp_path / name, rows, **keys)
+        assert message in refusal(*words(data, tmp_path / "run", f"data.semantic={folder}")), name
+    assert "does not hold" in refusal(*words(data, tmp_path / "run", f"data.semantic={data}"))
+    other = tokens(tmp_path / "other", fitting())
+    (other / "items.jsonl").write_text(json.dumps({"file": "nobody.wav", "row": 0}) + "\n")
+    assert "has no tokens of any file" in refusal(*words(data, tmp_path / "run", f"data.semantic={other}"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_tokens_than_at_the_start_are_noticed(tmp_path: Path) -> None:
+    data, folder = tones(tmp_path / "data"), tokens(tmp_path / "tokens", fitting())
+    run = tmp_path / "run"
+    succeed(*words(data, run, f"data.semantic={folder}"))
+    changed = load_file(folder / "codes.safetensors")["codes"]
+    changed[0, 0] = (changed[0, 0] + 1) % 6
+    save_file({"codes": changed}, folder / "codes.safetensors")
+    assert "others may have changed" in refusal("resume", run, "train.steps=4")
+    (folder / "codes.json").write_text(json.dumps({"num_codes": 9, "rate": 50.0}))
+    assert "model.semantic_codes=6, but" in refusal("eval", run)
+
+
+# --- asking -------------------------------------------------------------------------------------------------------
+
+
+def test_texts_become_files_that_can_be_listened_to(told: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = ("--text", "a rising flute", "--text", "a low drum", "--num", 2, "--seconds", 0.2)
+    succeed("sample", told, *asked, "--out", out, "sample.best_of=2", "sample.guidance=2")
+    lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert [line["file"] for line in lines] == ["spectrograms.png", *(f"00{number}.wav" for number in range(4))]
+    assert [line["text"] for line in lines[1:]] == ["a rising flute"] * 2 + ["a low drum"] * 2
+    for line in lines[1:]:
+        assert line["settings"]["best_of"] == 2
+        assert -1 <= line["mulan_score"] <= 1
+        assert line["seconds"] == 0.2
+        assert read_audio(out / line["file"]).shape == (1, 1600)
+    succeed("sample", told, *asked, "--out", tmp_path / "again", "sample.best_of=2", "sample.guidance=2")
+    for line in lines[1:]:
+        assert (out / line["file"]).read_bytes() == (tmp_path / "again" / line["file"]).read_bytes()
+
+
+def test_a_clip_is_continued(told: Path, untold: Path, tmp_path: Path) -> None:
+    write_audio(tone(3200, 16_000, channels=2), tmp_path / "clip.wav", 16_000)
+    for run in (told, untold):
+        out = tmp_path / run.name
+        said = succeed("sample", run, "--prompt", tmp_path / "clip.wav", "--num", 1, "--out", out)
+        assert "clip.wav: resampled from 16000 Hz to the 8000 Hz of the tokenizer" in said.errors
+        assert read_audio(out / "000.wav").shape == (1, 2400)
+        line = json.loads((out / "samples.jsonl").read_text().splitlines()[1])
+        assert line["prompt"] == str(tmp_path / "clip.wav")
+        assert "mulan_score" not in line
+
+
+def test_what_a_model_cannot_make_is_refused(told: Path, untold: Path, tmp_path: Path) -> None:
+    write_audio(tone(2400), tmp_path / "long.wav", RATE)
+    write_audio(tone(800), tmp_path / "short.wav", RATE)
+    (tmp_path / "words.wav").write_text("this is no sound")
+    long, short = ("--prompt", tmp_path / "long.wav"), ("--prompt", tmp_path / "short.wav")
+    for run, asked, message in (
+        (untold, ("--text", "a flute"), "was trained without --condition"),
+        (untold, ("sample.best_of=2",), "it needs --text, and a mulan to tell"),
+        (told, ("--seconds", 0.5, "--text", "a flute"), "--seconds 0.5 is longer than what this model makes: 0.3 s"),
+        (told, ("--seconds", 0), "--seconds 0 is no length"),
+        (told, ("--seconds", "nan"), "--seconds nan is no length"),
+        (told, long, "is 0.30 s long, and this model makes clips of 0.3 s: nothing would be left to make"),
+        (told, (*short, "--seconds", 0.08), "is 0.10 s long, and --seconds asks for clips of 0.08 s"),
+        (told, ("--prompt", tmp_path / "words.wav"), "not a sound file"),
+        (told, ("--prompt", tmp_path / "none.wav"), "none.wav"),
+        (told, (*short, "sample.best_of=2"), "it needs --text"),
+        (told, ("--negative", "a drum", "--text", "a flute"), "takes no --negative"),
+    ):
+        assert message in refusal("sample", run, "--out", tmp_path / "out", *asked), asked
+    assert not (tmp_path / "out").exists()
+
+
+def test_guidance_without_anything_left_out_is_warned_of(sounds: Path, tmp_path: Path) -> None:
+    succeed(*words(sounds, tmp_path / "run", "loss.drop_condition=0"))
+    asked = ("--text", "a flute", "--num", 1, "--out", tmp_path / "out", "sample.guidance=3")
+    assert "made without guidance" in succeed("sample", tmp_path / "run", *asked).errors
+
+
+def test_a_run_moves_with_its_codec_and_its_mulan(told: Path, tmp_path: Path) -> None:
+    run = copied(told, tmp_path / "moved")
+    assert (run / "tokenizer" / "model.safetensors").is_file()
+    assert (run / "condition" / "quantizer.safetensors").is_file()
+    config = (run / "config.yaml").read_text().replace(str(GOLDEN), "nowhere")
+    (run / "config.yaml").write_text(config)
+    succeed("sample", run, "--text", "a flute", "--num", 1, "--out", tmp_path / "out")

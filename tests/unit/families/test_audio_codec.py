@@ -1,0 +1,574 @@
+"""The audio codec: codes and waves, alone and in padded batches, whole and in chunks; losses, figures, the trainer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quintet import AudioCodec, AudioCodecTrainer, config, runs
+from quintet.config import AudioDataConfig, SoundDataConfig
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.recipe import Sources
+from quintet.data.audio import audio_folder_sources, pad_windows
+from quintet.data.python_audio import python_audio_sources
+from quintet.errors import UsageError
+from quintet.families.audio_codec import model as codec_model
+from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecLossConfig
+from quintet.families.audio_codec.discriminators import (
+    CodecDiscriminator,
+    discriminator_loss,
+    feature_distance,
+    generator_loss,
+)
+from quintet.families.audio_codec.layers import transform_in, transform_out
+from quintet.families.audio_codec.measures import (
+    MelDistance,
+    audible,
+    measured_mel,
+    si_sdr,
+    stft_distance,
+    waveform_distance,
+)
+from quintet.families.audio_codec.recipe import AudioCodecRecipe, pull
+
+RATE = 8000
+SMALL: dict[str, Any] = {
+    "rate": RATE,
+    "strides": (5, 3, 2),
+    "dim": 4,
+    "units": 2,
+    "latent_dim": 8,
+    "levels": 3,
+    "codebook_size": 16,
+}
+HOP = 30
+FRONTS: dict[str, dict[str, Any]] = {
+    "samples": {},
+    "transform": {"transform": 15, "strides": (2,)},
+    "transform alone": {"transform": 30, "strides": ()},
+}
+fronts = pytest.mark.parametrize("front", FRONTS)
+
+
+def make_codec(**keywords: Any) -> AudioCodec:
+    """A codec whose every layer does something, also where a fresh one is the identity."""
+    torch.manual_seed(0)
+    codec = AudioCodec(**{**SMALL, **keywords}).double()
+    for name, parameter in codec.named_parameters():
+        if "second.conv.weight" in name or (keywords.get("transform") and name.endswith("conv.weight")):
+            with torch.no_grad():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return codec
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.1
+
+
+def padded(rows: list[Tensor], value: float = 0.0) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, rows))
+    stacked = torch.stack([F.pad(row, (0, longest - len(row)), value=value) for row in rows])
+    return stacked, torch.tensor([len(row) for row in rows])
+
+
+# --- codes and waves ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("quantizer", "size"), [("vq", 16), ("lfq", 16), ("fsq", 256)])
+@pytest.mark.parametrize("levels", [1, 3])
+def test_decode_of_encode_is_what_forward_makes(quantizer: str, size: int, levels: int) -> None:
+    codec = make_codec(quantizer=quantizer, codebook_size=size, levels=levels)
+    waves = noise(2, 500)
+    codes = codec.encode(waves)
+    assert codes.shape == (2, math.ceil(500 / HOP), levels)
+    assert 0 <= codes.min() <= codes.max() < codec.num_codes
+    made = codec(waves, torch.tensor([500, 500]))
+    assert torch.equal(made.codes, codes)
+    torch.testing.assert_close(codec.decode(codes)[:, :500], made.waves.clamp(-1, 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [1, HOP - 1, HOP, HOP + 1, 7 * HOP + 13])
+@pytest.mark.parametrize("causal", [False, True])
+def test_clips_of_any_length_have_whole_frames(samples: int, causal: bool) -> None:
+    codec = make_codec(causal=causal)
+    codes = codec.encode(noise(1, samples))
+    frames = math.ceil(samples / HOP)
+    assert codes.shape == (1, frames, 3)
+    assert codec.decode(codes).shape == (1, frames * HOP)
+    assert codec.frames(torch.tensor([samples])).tolist() == [frames]
+
+
+def test_any_number_of_levels_decodes() -> None:
+    codec = make_codec()
+    waves, lengths = noise(2, 300), torch.tensor([300, 300])
+    codes = codec.encode(waves)
+    assert torch.equal(codec.encode(waves, levels=2), codes[..., :2])
+    for levels in (1, 2, 3):
+        trained = codec(waves, lengths, active_levels=torch.full((2,), levels))
+        assert torch.equal(trained.codes[..., :levels], codes[..., :levels])
+        assert (trained.codes[..., levels:] == -1).all()
+        for given in (codes[..., :levels], trained.codes):
+            torch.testing.assert_close(codec.decode(given), trained.waves.clamp(-1, 1), rtol=0, atol=1e-12)
+
+
+@fronts
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_clip_alone_equals_the_clip_in_a_padded_batch(causal: bool, front: str) -> None:
+    codec = make_codec(causal=causal, **FRONTS[front])
+    rows = [noise(length, seed=length) for length in (31, 700, 457, 1000)]
+    waves, lengths = padded(rows, value=0.7)  # padding need not be silent
+    codes = codec.encode(waves, lengths)
+    decoded = codec.decode(codes)
+    together = codec(waves, lengths)
+    for number, row in enumerate(rows):
+        alone = codec.encode(row[None])
+        frames = alone.shape[1]
+        assert torch.equal(codes[number, :frames], alone[0])
+        assert (codes[number, frames:] == -1).all()
+        torch.testing.assert_close(decoded[number, : frames * HOP], codec.decode(alone)[0], rtol=0, atol=1e-12)
+        assert (decoded[number, frames * HOP :] == 0).all()
+        made = codec(row[None], lengths[number : number + 1]).waves[0]
+        torch.testing.assert_close(together.waves[number, : len(row)], made, rtol=0, atol=1e-12)
+        assert (together.waves[number, len(row) :] == 0).all()
+
+
+@fronts
+def test_a_causal_codec_knows_nothing_of_what_comes_later(front: str) -> None:
+    waves = noise(1, 40 * HOP)
+    changed = waves.clone()
+    changed[:, 20 * HOP :] += noise(1, 20 * HOP, seed=9)
+    causal, other = (make_codec(causal=each, **FRONTS[front]) for each in (True, False))
+    same = torch.full((1,), 40 * HOP)
+    ours, theirs = (causal.latents(each, same) for each in (waves, changed))
+    torch.testing.assert_close(ours[:20], theirs[:20], rtol=0, atol=1e-12)
+    assert not torch.allclose(ours[20], theirs[20])
+    ahead = [other.latents(each, same) for each in (waves, changed)]
+    assert not torch.allclose(ahead[0][:20], ahead[1][:20])
+    codes = causal.encode(waves)
+    later = codes.clone()
+    later[:, 20:] = (later[:, 20:] + 1) % 16
+    made, remade = causal.decode(codes), causal.decode(later)
+    torch.testing.assert_close(made[:, : 20 * HOP], remade[:, : 20 * HOP], rtol=0, atol=1e-12)
+    assert not torch.allclose(made[:, 20 * HOP : 21 * HOP], remade[:, 20 * HOP : 21 * HOP])
+
+
+@fronts
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("samples", "chunk"), [(1, 1), (29, 7), (1001, 77), (1001, 1), (950, 400), (60, 1000)])
+def test_a_stream_equals_the_whole_clip(samples: int, chunk: int, causal: bool, front: str) -> None:
+    codec = make_codec(causal=causal, **FRONTS[front])
+    waves = noise(2, samples)
+    codes = codec.encode(waves)
+    stream = codec.encode_stream()
+    parts = [*(stream.push(part) for part in waves.split(chunk, dim=1)), stream.finish()]
+    assert torch.equal(torch.cat(parts, dim=1), codes)
+    whole = codec.decode(codes)
+    back = codec.decode_stream()
+    sounds = [*(back.push(part) for part in codes.split(max(1, chunk // HOP), dim=1)), back.finish()]
+    torch.testing.assert_close(torch.cat(sounds, dim=1), whole, rtol=0, atol=1e-12)
+
+
+def test_a_stream_in_single_precision_is_as_near_as_promised() -> None:
+    codec = make_codec().float()
+    codes = codec.encode(noise(1, 3001).float())
+    stream = codec.decode_stream()
+    parts = [*(stream.push(part) for part in codes.split(7, dim=1)), stream.finish()]
+    torch.testing.assert_close(torch.cat(parts, dim=1), codec.decode(codes), rtol=0, atol=1e-5)
+
+
+@fronts
+def test_a_causal_stream_does_not_wait(front: str) -> None:
+    codec = make_codec(causal=True, **FRONTS[front])
+    stream, back = codec.encode_stream(), codec.decode_stream()
+    for chunk in noise(1, 10 * HOP).split(HOP, dim=1):
+        codes = stream.push(chunk)
+        assert codes.shape[1] == 1
+        assert back.push(codes).shape[1] == HOP
+
+
+def test_long_clips_go_through_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = make_codec()
+    waves, lengths = padded([noise(1000), noise(301, seed=1)])
+    codes = codec.encode(waves, lengths)
+    sounds = codec.decode(codes)
+    monkeypatch.setattr(codec_model, "AT_ONCE", 400)
+    monkeypatch.setattr(codec_model, "CHUNK", 128)
+    assert torch.equal(codec.encode(waves, lengths), codes)
+    torch.testing.assert_close(codec.decode(codes), sounds, rtol=0, atol=1e-12)
+
+
+def test_what_is_no_sound_or_no_code_is_refused() -> None:
+    codec = make_codec()
+    for shape in ((100,), (1, 2, 100), (1, 0)):
+        with pytest.raises(UsageError, match="mono"):
+            codec.encode(torch.zeros(*shape))
+    for shape in ((5, 3), (1, 5, 4), (1, 0, 3)):
+        with pytest.raises(UsageError, match="at most 3 levels"):
+            codec.decode(torch.zeros(*shape, dtype=torch.long))
+    with pytest.raises(UsageError, match="no samples"):
+        codec.encode_stream().finish()
+    with pytest.raises(UsageError, match="no codes"):
+        codec.decode_stream().finish()
+    with pytest.raises(UsageError, match=r"model\.codebook_size=100.*power of two"):
+        AudioCodec(quantizer="lfq", codebook_size=100)
+    with pytest.raises(UsageError, match="frames of"):
+        AudioCodec(strides=(64, 64, 64))
+
+
+def test_the_small_preset_is_within_six_kilobits() -> None:
+    keys = config.build(AudioCodecConfig, preset="small")
+    codec = AudioCodec(keys.model)
+    assert (codec.rate, codec.frame_rate, codec.levels, codec.num_codes) == (16_000, 50, 12, 1024)
+    assert codec.bitrate == pytest.approx(6000)
+
+
+def test_export_and_from_pretrained_give_the_same_codes(tmp_path: Path) -> None:
+    codec = AudioCodec(**SMALL)
+    codec.save_pretrained(tmp_path / "hub")
+    again = AudioCodec.from_pretrained(tmp_path / "hub")
+    waves = noise(1, 400).float()
+    assert torch.equal(codec.encode(waves), again.encode(waves))
+
+
+# --- measures -----------------------------------------------------------------------------------------------------
+
+
+def tone(hertz: float, samples: int = RATE) -> Tensor:
+    return 0.5 * torch.sin(2 * math.pi * hertz * torch.arange(samples, dtype=torch.float64) / RATE)
+
+
+def test_half_as_loud_is_six_decibel_in_every_bin_that_is_heard() -> None:
+    waves = noise(1, RATE)
+    distance = measured_mel(RATE)(waves / 2, waves, torch.tensor([RATE]))
+    torch.testing.assert_close(distance, torch.tensor([math.log(4)], dtype=torch.float64), rtol=1e-2, atol=0)
+    plain = stft_distance(waves / 2, waves, torch.tensor([RATE]))
+    torch.testing.assert_close(plain, torch.tensor([math.log(2)], dtype=torch.float64), rtol=1e-2, atol=0)
+
+
+def test_silence_is_not_infinitely_far_from_a_whisper() -> None:
+    whisper, length = noise(1, RATE) * 0.01, torch.tensor([RATE])
+    for distance in (measured_mel(RATE), stft_distance):
+        assert 0 < distance(whisper, 0 * whisper, length) < 10
+
+
+def test_si_sdr_is_the_known_ratio_whatever_the_scale() -> None:
+    signal, other = tone(200), tone(300)  # orthogonal over whole periods
+    made = 3 * (signal + 0.1 * other)
+    torch.testing.assert_close(si_sdr(made[None], signal[None]), torch.tensor([20.0], dtype=torch.float64))
+    assert audible(torch.stack([signal, 0 * signal]), torch.tensor([RATE, RATE])).tolist() == [True, False]
+
+
+def test_a_quiet_clip_counts_as_a_loud_one_does_down_to_silence() -> None:
+    signal = tone(200)[None]
+    length = torch.tensor([RATE])
+    for scale in (1.0, 0.05):
+        found = waveform_distance(0.9 * scale * signal, scale * signal, length)
+        torch.testing.assert_close(found, torch.tensor([0.01], dtype=torch.float64))
+    assert waveform_distance(0 * signal + 1e-3, 0 * signal, length).item() == pytest.approx(1 / 9)
+
+
+@pytest.mark.parametrize("measure", ["mel", "stft", "waveform", "si_sdr"])
+def test_a_measure_of_a_clip_does_not_depend_on_the_padding(measure: str) -> None:
+    rows = [noise(length, seed=length) for length in (900, 4000)]
+    others = [row + noise(len(row), seed=5) for row in rows]
+    mel = MelDistance(RATE, [256, 64])
+
+    def measured(made: Tensor, waves: Tensor, lengths: Tensor) -> Tensor:
+        if measure == "si_sdr":
+            return si_sdr(made, waves)
+        return {"mel": mel, "stft": stft_distance, "waveform": waveform_distance}[measure](made, waves, lengths)
+
+    together = measured(padded(others)[0], *padded(rows))
+    for number, (other, row) in enumerate(zip(others, rows, strict=True)):
+        alone = measured(other[None], row[None], torch.tensor([len(row)]))
+        torch.testing.assert_close(together[number], alone[0], rtol=1e-9, atol=1e-9)
+    assert (measured(padded(rows)[0], *padded(rows))[0] < 1e-9) == (measure != "si_sdr")
+
+
+# --- both phases --------------------------------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {
+    **{f"model.{name}": value for name, value in SMALL.items()},
+    "data.seconds": 0.1,
+    "eval.seconds": 0.2,
+    "loss.mel_windows": [128, 64],
+    "loss.discriminator_start": 0,
+    "loss.discriminator_ramp": 0,
+    "loss.discriminator_dim": 4,
+    "loss.stft_windows": [128],
+    "loss.periods": [3],
+}
+
+
+def make_recipe(**keys: Any) -> AudioCodecRecipe:
+    recipe = runs.make_recipe(config.build(AudioCodecConfig, overrides={**TINY, "engine.precision": "fp64", **keys}))
+    assert isinstance(recipe, AudioCodecRecipe)
+    Engine(recipe.config.engine).place(recipe.modules)
+    return recipe
+
+
+def make_batch(*lengths: int) -> Batch:
+    items = [
+        {"wavs": noise(1, length, seed=number), "lengths": torch.tensor([length])}
+        for number, length in enumerate(lengths)
+    ]
+    names = tuple(f"sound {number}" for number in range(len(items)))
+    return Batch(pad_windows(items), names, Draw(0, [0] * len(items), range(len(items))), torch.float64)
+
+
+def test_no_phase_leaves_a_gradient_in_the_other() -> None:
+    recipe = make_recipe()
+    batch = make_batch(800, 500, 800)
+    output = recipe.forward(recipe.modules, batch, 0)
+    recipe.generator_loss(recipe.modules, batch, output, 0).value.backward()
+    assert all(parameter.grad is None for parameter in recipe.discriminator.parameters())
+    assert all(parameter.requires_grad for parameter in recipe.discriminator.parameters())
+    assert all(parameter.grad is not None for parameter in recipe.codec.parameters())
+    before = {name: parameter.grad.clone() for name, parameter in recipe.codec.named_parameters()}  # type: ignore[union-attr]
+    recipe.discriminator_loss(recipe.modules, batch, output, 0).value.backward()
+    for name, parameter in recipe.codec.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, before[name])
+    assert all(parameter.grad is not None for parameter in recipe.discriminator.parameters())
+
+
+def test_the_loss_is_its_weighted_parts_and_the_discriminators_come_late() -> None:
+    recipe = make_recipe(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4, "loss.quantizer": 2.0})
+    batch = make_batch(800, 800)
+    early, late = (
+        recipe.generator_loss(recipe.modules, batch, recipe.forward(recipe.modules, batch, step), step)
+        for step in (9, 10)
+    )
+    assert early.parts.keys() == {"waveform", "mel", "quantizer"}
+    parts = early.parts
+    torch.testing.assert_close(early.value, parts["waveform"] + 0.5 * parts["mel"] + 2 * parts["quantizer"])
+    against = 0.1 * late.parts["adversarial"] + 0.5 * late.parts["feature"]
+    torch.testing.assert_close(late.value, early.value + 0.25 * against)
+    assert [recipe.discriminator_is_active(step) for step in (9, 10)] == [False, True]
+
+
+def test_every_aim_pulls_at_every_clip_as_its_weight_says() -> None:
+    made = noise(3, 50, seed=1).requires_grad_()
+    first, second = made.square().sum(1), 1e6 * (made[:, :10] - 1).abs().sum(1)
+    value = pull(made, [(1.0, first), (0.5, second)])
+    torch.testing.assert_close(value, first.mean() + 0.5 * second.mean())
+    (found,) = torch.autograd.grad(value, made)
+    steep = torch.zeros_like(made)
+    steep[:, :10] = (made.detach()[:, :10] - 1).sign() / math.sqrt(10)
+    torch.testing.assert_close(3 * found, F.normalize(made.detach(), dim=1) + 0.5 * steep)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [8, 9, 320])
+def test_the_transform_loses_nothing(size: int, causal: bool) -> None:
+    waves = noise(2, 1, 12 * size)
+    there, back = (make(size, causal=causal).double() for make in (transform_in, transform_out))
+    # A lapped one needs a neighbour on both sides.
+    inside = slice(None) if causal else slice(size, -size)
+    torch.testing.assert_close(back(there(waves))[..., inside], waves[..., inside], rtol=0, atol=1e-6)
+    assert there(waves).std().item() == pytest.approx(waves.std().item(), rel=0.1)
+
+
+def test_a_codec_with_a_transform_begins_as_a_low_pass() -> None:
+    codec = AudioCodec(**{**SMALL, "dim": 64, "latent_dim": 64, "transform": 160, "strides": ()}).double()
+    lengths = torch.tensor([RATE])
+    low, high = 0.2 * tone(440)[None], 0.2 * tone(3500)[None]
+    heard = [codec._waves(codec._latents(each, lengths, None), None) for each in (low, high)]
+    assert si_sdr(heard[0][:, 500:-500], low[:, 500:-500]) > 15
+    assert heard[1].square().mean() < 1e-3 * high.square().mean()
+
+
+def test_layers_keep_the_scale_of_what_goes_through() -> None:
+    torch.manual_seed(0)
+    codec = AudioCodec(dim=16, units=2).double()
+    waves = noise(4, 8000, seed=0)
+    latents = codec.latents(waves, torch.full((4,), 8000))
+    assert 0.3 < latents.std() / waves.std() < 3
+
+
+@pytest.mark.parametrize("kind", ["hinge", "least-squares"])
+def test_losses_of_a_batch_are_means_over_its_clips(kind: str) -> None:
+    recipe = make_recipe(**{"loss.kind": kind, "model.quantizer": "fsq", "model.codebook_size": 256})
+    lengths = (800, 333, 500, 7)
+    whole = recipe.backward([make_batch(*lengths)], recipe.modules, Engine(recipe.config.engine), 0)
+    items = make_batch(*lengths)
+    halves = [
+        Batch(
+            {"wavs": items["wavs"][part, : max(lengths[part])], "lengths": items["lengths"][part]},
+            items.names[part],
+            Draw(0, [0, 0], range(4)[part]),
+            torch.float64,
+        )
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    parts = recipe.backward(halves, recipe.modules, Engine(recipe.config.engine), 0)
+    for name, value in whole.metrics.items():
+        torch.testing.assert_close(parts.metrics[name], value, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_padding_takes_no_part_in_what_the_discriminators_say() -> None:
+    torch.manual_seed(0)
+    judges = CodecDiscriminator(AudioCodecLossConfig(discriminator_dim=4, stft_windows=(128,), periods=(3,))).double()
+    real, lengths = padded([noise(2000, seed=1), noise(600, seed=2)])
+    fake = real + noise(*real.shape, seed=3) * (torch.arange(2000) < lengths[:, None])
+    seen = judges(real), judges(fake)
+    with torch.no_grad():
+        losses = [
+            discriminator_loss("hinge", *seen, lengths),
+            generator_loss("hinge", seen[1], lengths),
+            feature_distance(*seen, lengths),
+        ]
+        for maps in (*seen[0], *seen[1]):
+            for values, step in maps:
+                values[1, :, -(-600 // step) :] = torch.nan
+        again = [
+            discriminator_loss("hinge", *seen, lengths),
+            generator_loss("hinge", seen[1], lengths),
+            feature_distance(*seen, lengths),
+        ]
+    assert all(torch.equal(before, after) for before, after in zip(losses, again, strict=True))
+
+
+def test_levels_are_dropped_for_some_clips_alike_in_every_batch() -> None:
+    recipe = make_recipe(**{"loss.level_dropout": 0.5})
+    batch = make_batch(*[100] * 200)
+    active = recipe.active_levels(batch)
+    assert {1, 2, 3} == set(active.tolist())
+    assert 100 < (active == 3).sum() < 160  # a half, and a third of the other half
+    alone = Batch(batch.fields, ("sound 7",), Draw(0, [0], [7]))
+    assert recipe.active_levels(alone).tolist() == [active[7].item()]
+    assert (make_recipe(**{"loss.level_dropout": 0.0}).active_levels(batch) == 3).all()
+
+
+def test_dead_codes_are_revived_and_the_codebook_starts_from_sound() -> None:
+    recipe = make_recipe(**{"loss.level_dropout": 0.0})
+    batch = make_batch(800, 800, 300)
+    recipe.initialise(recipe.modules, [batch], Engine(recipe.config.engine))
+    used = recipe.codec.encode(*recipe.window(batch))
+    assert len(used[used[..., 0] >= 0][:, 0].unique()) > 8
+    first = recipe.codec.quantizer.quantizers[0]  # type: ignore[union-attr, index]
+    first.cluster_size[3] = 0.0
+    before = first.codebook[3].clone()
+    report = recipe.backward([batch], recipe.modules, Engine(recipe.config.engine), 0)
+    recipe.after_step(report.statistics, 0)
+    assert first.cluster_size[3] > 0.1
+    assert not torch.equal(first.codebook[3], before)
+
+
+# --- looking ------------------------------------------------------------------------------------------------------
+
+
+def test_figures_have_their_names_and_do_not_depend_on_the_batches() -> None:
+    recipe = make_recipe()
+    lengths = (3000, 900, 1300, 450)
+    whole = recipe.summarise(recipe.measure(recipe.modules, make_batch(*lengths)))
+    codes = {f"codebook_{what}{level}" for what in ("usage", "perplexity") for level in ("", "_level_1", "_level_3")}
+    assert whole.keys() >= {"mel_distance", "stft_distance", "si_sdr", "bitrate_kbps", *codes}
+    assert whole["bitrate_kbps"] == pytest.approx(RATE / HOP * 3 * 4 / 1000)
+    rows = make_batch(*lengths)
+    parts = [
+        recipe.measure(
+            recipe.modules,
+            Batch({"wavs": rows["wavs"][n : n + 1, :length], "lengths": rows["lengths"][n : n + 1]}, ("a",), rows.draw),
+        )
+        for n, length in enumerate(lengths)
+    ]
+    assert recipe.summarise(parts[0] + parts[1] + parts[2] + parts[3]) == pytest.approx(whole, rel=1e-6)
+
+
+def test_silence_has_no_ratio_and_spoils_no_mean() -> None:
+    recipe = make_recipe()
+    batch = make_batch(900, 900)
+    loud = recipe.summarise(recipe.measure(recipe.modules, make_batch(900)))
+    batch["wavs"][1] = 0
+    assert recipe.summarise(recipe.measure(recipe.modules, batch))["si_sdr"] == pytest.approx(loud["si_sdr"])
+    batch["wavs"][0] = 0
+    assert "si_sdr" not in recipe.summarise(recipe.measure(recipe.modules, batch))
+
+
+def test_samples_are_pairs_to_listen_to_and_a_sheet(tmp_path: Path) -> None:
+    recipe = make_recipe()
+    artifacts = recipe.sample(recipe.modules, make_batch(1600, 700))
+    for artifact in artifacts:
+        artifact.write(tmp_path / artifact.file)
+    assert {artifact.file for artifact in artifacts} == {
+        "spectrograms.png",
+        *(f"00{number}-{what}.wav" for number in (0, 1) for what in ("input", "reconstruction")),
+    }
+    for number, length in ((0, 1600), (1, 700)):
+        for what in ("input", "reconstruction"):
+            sound, rate = soundfile.read(tmp_path / f"00{number}-{what}.wav")
+            assert (len(sound), rate) == (length, RATE)
+
+
+def test_codes_become_files_of_whole_frames(tmp_path: Path) -> None:
+    recipe = make_recipe()
+    codes = recipe.encode(recipe.modules, make_batch(901, 400))
+    assert codes.shape == (2, 31, 3)
+    artifacts = recipe.decode(recipe.modules, codes, "name")
+    assert [artifact.file for artifact in artifacts] == ["name-0.wav", "name-1.wav"]
+    artifacts[1].write(tmp_path / "short.wav")
+    assert soundfile.info(tmp_path / "short.wav").frames == 14 * HOP
+
+
+# --- data and the trainer in Python -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    target = tmp_path / "data"
+    target.mkdir()
+    for number, seconds in enumerate((0.05, 0.3, 2.0, 0.5)):
+        samples = 0.3 * np.sin(np.arange(int(seconds * 11_025)) * (0.05 + 0.02 * number))
+        soundfile.write(target / f"{number}.wav", np.stack([samples, samples], 1), 11_025)
+    return target
+
+
+def test_clips_come_whole_outside_of_training(folder: Path) -> None:
+    data = SoundDataConfig(path=str(folder), seconds=0.1, validation_fraction=0)
+    sounds = [noise(400).float(), noise(16_000).float()]
+    for made in (audio_folder_sources(data, RATE), python_audio_sources(sounds, data, RATE, captioned=False)):
+        item = len(made.train) // 2
+        assert made.train.load(item, Draw(0, [0], [item]))["lengths"].tolist() == [800]
+        assert made.validation.load(item, Draw(0, [0], [item]))["wavs"].shape == (1, 16_000)
+    cut: Sources = audio_folder_sources(AudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
+    assert cut.validation.load(2, Draw(0, [0], [2]))["lengths"].tolist() == [800] * 3
+
+
+QUICK: dict[str, Any] = {
+    **{key: value for key, value in TINY.items() if not key.startswith("model.")},
+    "data.workers": 0,
+    "log.trackers": [],
+    "eval.batches": 1,
+    "sample.num": 2,
+}
+
+
+@pytest.mark.parametrize("form", ["folder", "waves", "names", "tuples"])
+def test_a_folder_or_a_data_set_without_captions_trains(tmp_path: Path, folder: Path, form: str) -> None:
+    sounds = [tone(200 + 50 * number, 400 + 300 * number).float() for number in range(8)]
+    data: Any = {
+        "folder": folder,
+        "waves": sounds,
+        "names": [{"wavs": sound} for sound in sounds],
+        "tuples": [(sound, "a tone") for sound in sounds],
+    }[form]
+    torch.manual_seed(0)
+    trainer = AudioCodecTrainer(
+        AudioCodec(**SMALL), data=data, out=tmp_path / "run", steps=2, batch_size=2, config=QUICK
+    )
+    trainer.train()
+    trainer.close()
+    assert trainer.step == 2
+    assert isinstance(trainer.ema_model, AudioCodec)
+    assert trainer.ema_model is not trainer.unwrapped_model

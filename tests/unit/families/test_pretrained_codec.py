@@ -1,0 +1,217 @@
+"""Codecs of `transformers`, tiny and random, from a folder: their own codes and waves, behind the codec's interface."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+
+from audio_models import CODES, RATE, make_model, noise, sound_folder
+from helpers import quintet, succeed
+from quintet import PretrainedCodec
+from quintet.errors import UsageError
+from quintet.runs import export, open_link, open_trained
+
+KINDS = ("encodec", "dac", "mimi")
+HOPS = {"encodec": 320, "dac": 320, "mimi": 160}
+LEVELS = {"encodec": 4, "dac": 3, "mimi": 5}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("codecs")
+    return {kind: make_model(root / kind, kind) for kind in KINDS}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def own_codes(model: Any, waves: torch.Tensor) -> torch.Tensor:
+    """As the library has them, (batch, levels, frames)."""
+    encodec = model.config.model_type == "encodec"
+    codes: torch.Tensor = model.encode(waves, bandwidth=0.8)[0][0] if encodec else model.encode(waves).audio_codes
+    return codes
+
+
+def own_waves(model: Any, codes: torch.Tensor) -> torch.Tensor:
+    if model.config.model_type == "dac":
+        waves: torch.Tensor = model.decode(audio_codes=codes).audio_values
+        return waves
+    return (model.decode(codes[None], [None]) if model.config.model_type == "encodec" else model.decode(codes))[0][:, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_codes_and_waves_are_the_models_own(kind: str, folders: dict[str, Path]) -> None:
+    from transformers import AutoModel
+
+    codec, own = PretrainedCodec.from_transformers(folders[kind]), AutoModel.from_pretrained(folders[kind]).eval()
+    hop, levels = HOPS[kind], LEVELS[kind]
+    assert (codec.rate, codec.hop, codec.levels, codec.num_codes) == (RATE, hop, levels, CODES)
+    assert codec.frame_rate == RATE / hop
+    assert codec.bitrate == RATE / hop * levels * 4
+    waves = torch.stack(noise(9 * hop, 9 * hop))
+    codes = codec.encode(waves)
+    assert codes.shape == (2, 9, levels)
+    assert torch.equal(codes.transpose(1, 2), own_codes(own, waves[:, None]))
+    assert len(codes.unique()) > 4
+    expected = own_waves(own, codes.transpose(1, 2)).clamp(-1, 1)
+    made = codec.decode(codes)
+    assert made.shape == (2, 9 * hop)
+    torch.testing.assert_close(made[:, : expected.shape[1]], expected)
+    assert expected.shape[1] > 9 * hop - 20
+    assert not made[:, expected.shape[1] :].any()
+    assert not codec.training
+    assert not any(parameter.requires_grad for parameter in codec.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clip_is_the_same_alone_and_beside_longer_ones(kind: str, folders: dict[str, Path]) -> None:
+    """Also one of less than a frame, and one that ends in the middle of a frame."""
+    codec, hop = PretrainedCodec.from_transformers(folders[kind]), HOPS[kind]
+    rows = noise(7 * hop, 5, 3 * hop + 11, 3 * hop + 11)
+    lengths = torch.tensor([len(row) for row in rows])
+    codes = codec.encode(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
+    assert (codes >= 0).all(-1).sum(1).tolist() == codec.frames(lengths).tolist() == [7, 1, 4, 4]
+    made = codec.decode(codes)
+    for row, alone in enumerate(rows):
+        frames = int(codec.frames(lengths[row]))
+        assert torch.equal(codec.encode(alone[None])[0], codes[row, :frames])
+        assert (codes[row, frames:] == -1).all()
+        torch.testing.assert_close(codec.decode(codes[row : row + 1, :frames])[0], made[row, : frames * hop])
+        assert not made[row, frames * hop :].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_number_of_levels(kind: str, folders: dict[str, Path]) -> None:
+    codec = PretrainedCodec.from_transformers(folders[kind])
+    waves = torch.stack(noise(5 * codec.hop))
+    whole = codec.encode(waves)
+    made = []
+    for levels in range(1, codec.levels + 1):
+        assert torch.equal(codec.encode(waves, levels=levels), whole[..., :levels])
+        made.append(codec.decode(whole[..., :levels]))
+    assert all(wave.shape == (1, 5 * codec.hop) for wave in made)
+    assert not torch.allclose(made[0], made[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codebooks_tell_the_codes_of_every_level_apart(kind: str, folders: dict[str, Path]) -> None:
+    books = PretrainedCodec.from_transformers(folders[kind]).codebooks
+    assert books.shape[:2] == (LEVELS[kind], CODES)
+    assert all(len(book.unique(dim=0)) == CODES for book in books)
+
+
+def test_codes_that_are_none_of_it_are_refused(folders: dict[str, Path]) -> None:
+    codec = PretrainedCodec.from_transformers(folders["dac"])
+    codes = torch.zeros(1, 4, 3, dtype=torch.int64)
+    for wrong in (codes.index_fill(1, torch.tensor([1]), -1), codes + CODES, codes - torch.tensor([0, 0, 1])):
+        with pytest.raises(UsageError, match="from 0 to 15, and -1 in all levels"):
+            codec.decode(wrong)
+    with pytest.raises(UsageError, match="at most 3 levels"):
+        codec.decode(torch.zeros(1, 4, 4, dtype=torch.int64))
+    with pytest.raises(UsageError, match="mono sound"):
+        codec.encode(torch.zeros(1, 1, 320))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_keeps_a_copy_that_needs_the_folder_no_more(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    place = shutil.copytree(folders[kind], tmp_path / "codec")
+    link = open_link(str(place))
+    export(open_trained(str(place)), tmp_path / "copy", {})
+    shutil.rmtree(place)
+    again = open_link(str(tmp_path / "copy"))
+    assert again.digest == link.digest
+    assert (again.model.rate, again.model.hop, again.model.levels) == (RATE, HOPS[kind], LEVELS[kind])
+    waves = torch.stack(noise(2000))
+    assert torch.equal(again.model.encode(waves), link.model.encode(waves))
+    assert torch.equal(PretrainedCodec.from_pretrained(tmp_path / "copy").encode(waves), link.model.encode(waves))
+
+
+def test_other_weights_and_other_settings_are_another_codec(folders: dict[str, Path], tmp_path: Path) -> None:
+    other = make_model(tmp_path / "other", "mimi", seed=1)
+    wider = shutil.copytree(folders["mimi"], tmp_path / "wider")
+    settings = json.loads((wider / "config.json").read_text())
+    (wider / "config.json").write_text(json.dumps({**settings, "sliding_window": 2}))
+    assert len({open_link(str(place)).digest for place in (folders["mimi"], other, wider)}) == 3
+
+
+def test_the_commands_take_its_folder(folders: dict[str, Path], tmp_path: Path) -> None:
+    sounds = sound_folder(tmp_path / "sounds", 0.3, 0.21, 0.5)
+    succeed("encode", folders["dac"], sounds, "--out", tmp_path / "codes")
+    succeed("decode", folders["dac"], tmp_path / "codes", "--out", tmp_path / "decoded")
+    files = sorted((tmp_path / "decoded").iterdir())
+    assert [soundfile.info(file).samplerate for file in files] == [RATE] * 3
+    assert [soundfile.info(file).frames for file in files] == [15 * 320, 11 * 320, 25 * 320]
+    succeed("eval", folders["dac"], "--data", sounds, "--out", tmp_path / "figures.json")
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["bitrate_kbps"] == pytest.approx(RATE / 320 * 3 * 4 / 1000)
+    assert figures["mel_distance"] > 0
+
+
+def test_a_generator_stands_on_it_and_keeps_it(folders: dict[str, Path], tmp_path: Path) -> None:
+    sounds = sound_folder(tmp_path / "sounds", *[0.3] * 10)
+    place = shutil.copytree(folders["mimi"], tmp_path / "mimi")
+    words = ("--preset", "debug", "train.steps=2", "train.batch_size=2", "data.seconds=0.2", f"data.cache={tmp_path}")
+    succeed("train", "soundstorm", sounds, "--tokenizer", place, *words, "--out", tmp_path / "run")
+    digest = open_link(str(place)).digest
+    shutil.rmtree(place)
+    assert open_link(str(tmp_path / "run" / "tokenizer")).digest == digest
+    saved = {path.name for path in (tmp_path / "run" / "checkpoints" / "step-00000002").glob("*.safetensors")}
+    assert saved == {"soundstorm.safetensors"}
+    succeed("sample", tmp_path / "run", "--seconds", 0.1, "--num", 1, "--out", tmp_path / "made")
+    assert soundfile.info(tmp_path / "made" / "000.wav").frames == 10 * HOPS["mimi"]
+
+
+def test_it_is_not_trained(folders: dict[str, Path], tmp_path: Path) -> None:
+    sounds = sound_folder(tmp_path / "sounds", *[0.3] * 10)
+    codec = PretrainedCodec.from_transformers(folders["dac"])
+    told = quintet(
+        "train", "audio-codec", sounds, "--preset", "debug", f"model.transformers='{codec.config.transformers}'",
+        "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert told.code != 0
+    assert "used as it is, and not trained" in told.errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("encodec", {"audio_channels": 2}, "of 2 channels"),
+        ("encodec", {"normalize": True}, "keeps more than codes"),
+        ("hubert", {}, "of type hubert, not of encodec, dac, mimi; semantic tokens are made with it"),
+    ],
+)
+def test_folders_of_something_else_are_refused(kind: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=reason):
+        open_trained(str(make_model(tmp_path / "model", kind, **changes)))
+
+
+def test_no_pickle_is_read_and_no_weight_made_up(folders: dict[str, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    place = shutil.copytree(folders["dac"], tmp_path / "dac")
+    weights = load_file(place / "model.safetensors")
+    (place / "model.safetensors").unlink()
+    torch.save(weights, place / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="reads no pickle"):
+        open_trained(str(place))
+    weights.pop("quantizer.quantizers.1.codebook.weight")
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match="lacks weights of its codec of sound"):
+        open_trained(str(place))
+    with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
+        open_trained("hf:nobody/nothing")

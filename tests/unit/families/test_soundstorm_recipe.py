@@ -1,0 +1,332 @@
+"""SoundStorm as a recipe: what it is told of clips, what is kept, which of several clips it gives, and its figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from contract.cases import GOLDEN, TINY_SOUNDSTORM
+from contract.worlds import make_recipe
+from helpers import quintet, succeed
+from quintet.core import checkpoint
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.recipe import Request
+from quintet.data.code_files import CODES, code_contents
+from quintet.data.sounds import make_sounds
+from quintet.errors import UnreadableItem, UsageError
+from quintet.families.soundstorm.judging import are_known, figures, judged
+from quintet.families.soundstorm.recipe import SoundStormRecipe
+from quintet.families.soundstorm.sources import ClipSource
+from quintet.media.audio import read_audio, write_audio
+from quintet.runs import open_link
+
+CODEC, MULAN = (GOLDEN / f"{name}-format-1" / "hub" for name in ("audio-codec", "mulan"))
+FRAME_RATE = 250.0
+"""Of the golden codec, at 8 kHz."""
+
+
+def made(sounds: Path, *keys: str) -> SoundStormRecipe:
+    recipe = make_recipe("soundstorm", sounds, (*TINY_SOUNDSTORM, *keys))
+    assert isinstance(recipe, SoundStormRecipe)
+    return recipe
+
+
+def train_source(recipe: SoundStormRecipe) -> ClipSource:
+    source = recipe.sources().train
+    assert isinstance(source, ClipSource)
+    return source
+
+
+def batch_of(recipe: SoundStormRecipe, items: range, epoch: int = 0) -> Batch:
+    source = train_source(recipe)
+    fields = recipe.collate([source.load(item, Draw(0, [epoch], [item])) for item in items])
+    return Batch(fields, tuple(source.name(item) for item in items), Draw(0, [epoch] * len(items), list(items)))
+
+
+def in_epoch(batch: Batch, epoch: int) -> Batch:
+    return replace(batch, draw=Draw(0, [epoch] * len(batch), batch.draw.items))
+
+
+# --- what it is trained on ----------------------------------------------------------------------------------------
+
+
+def test_an_item_is_the_beginning_of_a_clip_as_the_codec_and_the_mulan_have_it(sounds: Path) -> None:
+    recipe = made(sounds)
+    item = train_source(recipe).load(3, Draw(0, [5], [3]))
+    codec, mulan = (open_link(str(folder)) for folder in (CODEC, MULAN))
+    wave = torch.from_numpy(read_audio(sounds / train_source(recipe).name(3), codec.model.rate, frames=2400))
+    assert torch.equal(item["codes"], codec.model.encode(wave)[0])
+    assert item["codes"].shape == (75, 2)
+    torch.testing.assert_close(item["clip"], mulan.model.embed_audio(wave)[0], rtol=1e-4, atol=1e-5)
+    assert item["texts"]
+
+
+def test_codes_and_vectors_are_made_once(sounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = (f"data.cache={tmp_path}",)
+    made(sounds, *keys).sources()
+    first = capsys.readouterr().err
+    assert "clips encoded: 0 of" in first
+    assert "clips heard: 0 of" in first
+    made(sounds, *keys).sources()
+    assert "clips" not in capsys.readouterr().err
+    made(sounds, *keys, "data.seconds=0.2").sources()
+    again = capsys.readouterr().err
+    assert "clips encoded: 0 of" in again
+    assert "clips heard: 0 of" in again
+
+
+def test_the_model_starts_with_codes_as_near_to_each_other_as_the_codec_has_them(sounds: Path) -> None:
+    recipe = made(sounds, "model.dim=64")
+    codebooks = recipe.link_to_codec().model.codebooks
+    embedded = recipe.soundstorm.net.embedding.weight.view(2, -1, 64)[:, : codebooks.shape[1]]
+    for own, theirs in zip(embedded, codebooks, strict=True):
+        near = torch.stack([torch.pdist(own), torch.pdist(theirs)])
+        assert torch.corrcoef(near)[0, 1] > 0.99
+
+
+def test_the_codec_and_the_mulan_are_not_trained(sounds: Path) -> None:
+    recipe = made(sounds)
+    assert list(recipe.modules) == ["soundstorm"]
+    frozen = [parameter for link in recipe.links.values() for parameter in link.model.parameters()]
+    assert frozen
+    own = {id(parameter) for parameter in recipe.soundstorm.parameters()}
+    assert not any(parameter.requires_grad or id(parameter) in own for parameter in frozen)
+
+
+# --- what it is told ----------------------------------------------------------------------------------------------
+
+
+def told_clips(recipe: SoundStormRecipe, batch: Batch, epochs: int) -> tuple[Tensor, Tensor]:
+    """Of each row in each epoch the vector, and whether there is one."""
+    told = [recipe.forward(recipe.modules, in_epoch(batch, epoch), 0)["told"] for epoch in range(epochs)]
+    return torch.cat([each["clip"] for each in told]), torch.cat([each["clip_there"] for each in told])
+
+
+def test_some_clips_are_told_nothing_and_some_their_caption(sounds: Path) -> None:
+    recipe = made(sounds, "loss.drop_condition=0.3", "loss.tell_caption=0.25")
+    batch = batch_of(recipe, range(20))
+    clips, there = told_clips(recipe, batch, 60)
+    assert there.float().mean().item() == pytest.approx(0.7, abs=0.05)
+    captions = torch.cat([batch["caption"]] * 60)
+    is_caption = (clips == captions).all(1)
+    assert is_caption.float().mean().item() == pytest.approx(0.25, abs=0.05)
+    assert torch.equal(clips[~is_caption], torch.cat([batch["clip"]] * 60)[~is_caption])
+    assert recipe.listener is not None
+    torch.testing.assert_close(batch["caption"], recipe.listener.read(batch["texts"]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_quantized_vector_is_one_of_those_that_codes_stand_for(sounds: Path) -> None:
+    recipe = made(sounds, "data.clip=quantized")
+    batch = batch_of(recipe, range(6))
+    clips, _ = told_clips(recipe, batch, 1)
+    quantizer = open_link(str(MULAN)).nets["quantizer"]
+    expected = quantizer.decode(quantizer.encode(batch["clip"]))  # type: ignore[operator]
+    assert torch.equal(clips, expected)
+    assert not torch.equal(clips, batch["clip"])
+
+
+def test_clips_are_padded_and_padding_changes_no_loss(sounds: Path) -> None:
+    recipe = made(sounds, "data.seconds=4", "engine.precision=fp64")
+    recipe.soundstorm.double()
+    batch = batch_of(recipe, range(4)).to(torch.device("cpu"), torch.float64)
+    lengths = batch["frames"].sum(1)
+    assert len(set(lengths.tolist())) > 1
+    assert (batch["codes"][~batch["frames"]] == -1).all()
+    whole = recipe.measure(recipe.modules, batch).sums
+    alone = [
+        recipe.measure(recipe.modules, batch_of(recipe, range(row, row + 1)).to(torch.device("cpu"), torch.float64))
+        for row in range(4)
+    ]
+    for name, value in whole.items():
+        torch.testing.assert_close(sum(each.sums[name] for each in alone), value, rtol=1e-9, atol=1e-9)
+
+
+# --- semantic tokens ----------------------------------------------------------------------------------------------
+
+
+def write_tokens(folder: Path, tokens: dict[str, list[int]], num_codes: int = 10, rate: float = 25.0) -> Path:
+    rows = [{"file": file, "row": row} for row, file in enumerate(tokens)]
+    contents = code_contents([torch.tensor([each], dtype=torch.int32) for each in tokens.values()], rows)
+    contents.json[CODES] = {"num_codes": num_codes, "rate": rate}
+    checkpoint.write_folder(folder, contents)
+    return folder
+
+
+def tokens_of(sounds: Path, rate: float = 25.0) -> dict[str, list[int]]:
+    """As many as each file of the embedded data is long."""
+    tokens = {}
+    for path in sorted((sounds / "sounds").iterdir()):
+        count = round(read_audio(path).shape[1] / 16_000 * rate)
+        tokens[f"sounds/{path.name}"] = [(len(path.name) + place) % 10 for place in range(count)]
+    return tokens
+
+
+def test_semantic_tokens_come_by_the_name_of_the_file_and_are_cut_with_the_clip(sounds: Path, tmp_path: Path) -> None:
+    tokens = tokens_of(sounds)
+    folder = write_tokens(tmp_path / "tokens", tokens)
+    recipe = made(sounds, f"data.semantic={folder}", "condition=null")
+    model = recipe.config.model
+    assert (model.semantic_codes, model.semantic_rate, model.clip_dim) == (10, 25.0, None)
+    source = train_source(recipe)
+    for item in range(3):
+        assert source.load(item, Draw(0, [0], [item]))["semantic"].tolist() == tokens[source.name(item)][:8]
+    output = recipe.forward(recipe.modules, batch_of(recipe, range(4)), 0)
+    assert output["told"]["semantic"].shape == (4, 75, 1)
+
+
+def test_a_file_without_tokens_is_named_and_left_out(sounds: Path, tmp_path: Path) -> None:
+    tokens = tokens_of(sounds)
+    left_out = train_source(made(sounds)).name(2)
+    del tokens[left_out]
+    recipe = made(sounds, f"data.semantic={write_tokens(tmp_path / 'tokens', tokens)}")
+    sources = recipe.sources()
+    assert "no semantic tokens" in sources.skipped[left_out]
+    with pytest.raises(UnreadableItem, match="no semantic tokens"):
+        sources.train.load(2, Draw(0, [0], [2]))
+    assert recipe.lengths(sources.train)[2] == 0  # type: ignore[index]
+
+
+def test_other_tokens_are_other_data(sounds: Path, tmp_path: Path) -> None:
+    tokens = tokens_of(sounds)
+    prints: list[str] = []
+    for name in ("one", "two"):
+        tokens["sounds/00000.flac"][0] = len(prints)
+        recipe = made(sounds, f"data.semantic={write_tokens(tmp_path / name, tokens)}")
+        prints.append(recipe.sources().fingerprint)
+    assert len({*prints, made(sounds).sources().fingerprint}) == 3
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_validation_hides_the_same_codes_every_time(sounds: Path) -> None:
+    recipe = made(sounds)
+    batch = batch_of(recipe, range(4))
+    with torch.no_grad():
+        first, second = (recipe.summarise(recipe.measure(recipe.modules, batch)) for _ in range(2))
+    assert first == second
+    assert first["loss"] == pytest.approx((first["loss_level_1"] + first["loss_level_2"]) / 2)
+    assert set(first) == {f"{kind}{of}" for kind in ("loss", "accuracy") for of in ("", "_level_1", "_level_2")}
+
+
+def test_generated_clips_are_judged_and_heard(sounds: Path) -> None:
+    recipe = made(sounds)
+    batch = batch_of(recipe, range(4))
+    with torch.no_grad():
+        made_again = recipe.measure_generated(recipe.modules, batch, "validation")
+        found = recipe.summarise(recipe.measure(recipe.modules, batch) + made_again)
+    weights = recipe.links["condition"].digest[:8]
+    assert {"match_timbre", "match_timbre_reconstruction", "mulan_score", f"frechet_mulan_{weights}"} <= found.keys()
+    assert found[f"frechet_mulan_{weights}"] > 0
+    assert "best_of" not in found
+    assert recipe.listener is not None
+    real = (batch["clip"] * recipe.listener.read(batch["texts"])).sum(1).mean()
+    assert found["mulan_score_real"] == pytest.approx(float(real), abs=1e-4)
+    # Of what was never trained on one figure, and none of what is judged already.
+    aside = recipe.measure_generated(recipe.modules, batch, "withheld").sums
+    assert {name for name in aside if name.startswith("match_")} == {"match_withheld", "match_withheld_reconstruction"}
+    assert not recipe.measure_generated(recipe.modules, batch, "test").sums
+
+
+def test_the_judge_finds_what_is_there_and_not_what_is_not(tmp_path: Path) -> None:
+    make_sounds(tmp_path / "data", 20, seed=3)
+    rows = [json.loads(line) for line in (tmp_path / "data" / "metadata.jsonl").read_text().splitlines()]
+    waves = [torch.from_numpy(read_audio(tmp_path / "data" / row["file_name"])[0]) for row in rows]
+    records = [row["sound"] for row in rows]
+    right = figures(judged(waves, 16_000, records, "validation"))
+    assert right["match_timbre"] > 0.85
+    assert right["match_register"] > 0.85
+    wrong = figures(judged(waves, 16_000, [*records[7:], *records[:7]], "validation"))
+    assert wrong["match_timbre"] < 0.5
+    assert are_known(records)
+    assert not are_known(["a dog", "a cat"])
+    assert not are_known([{"timbre": "flute"}])
+
+
+# --- making sound -------------------------------------------------------------------------------------------------
+
+
+def test_of_several_candidates_the_nearest_to_the_text_is_kept(sounds: Path) -> None:
+    recipe = made(sounds, "sample.best_of=3")
+    studio = recipe.studio(recipe.modules)
+    texts, draw = ["a low flute", "a fast kick drum"], Draw(4, [0, 0], [0, 1])
+    best = studio.make_from_texts(texts, draw, 40)
+    single = replace(studio, best_of=1)
+    first = single.make_from_texts(texts, draw, 40)
+    assert best.heard is not None
+    assert first.heard is not None
+    assert (best.heard.scores >= first.heard.scores).all()
+    assert recipe.listener is not None
+    heard = recipe.listener.hear(best.waves, studio.codec.rate)
+    torch.testing.assert_close((heard * recipe.listener.read(texts)).sum(1), best.heard.scores, rtol=1e-4, atol=1e-5)
+    # Candidates differ, and the first of them is what there would be without others.
+    assert any(not torch.equal(ours, theirs) for ours, theirs in zip(best.waves, first.waves, strict=True))
+    alone = single.make_from_texts(texts[:1], Draw(4, [0], [0]), 40)
+    torch.testing.assert_close(alone.waves[0], first.waves[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_prompt_is_the_beginning_of_what_is_made(sounds: Path, tmp_path: Path) -> None:
+    recipe = made(sounds)
+    prompt = tmp_path / "prompt.wav"
+    write_audio(0.5 * np.sin(np.arange(1300) * 0.3), prompt, 8000)
+    request = Request(["a flute"], num=2, given=prompt, seconds=0.28)
+    recipe.generate(recipe.modules, request)[1].write(tmp_path / "made.wav")
+    codec = recipe.link_to_codec().model
+    whole = read_audio(prompt)[:, : 1300 // 32 * 32]
+    expected = codec.decode(codec.encode(torch.from_numpy(whole)))[0].numpy()
+    continued = read_audio(tmp_path / "made.wav")[0]
+    assert len(continued) == 0.28 * 8000
+    # The last frames of the prompt already hear what comes after them.
+    np.testing.assert_allclose(continued[:600], expected[:600], atol=1e-3)
+
+
+def test_what_is_made_does_not_depend_on_how_much_is_asked_for(sounds: Path, tmp_path: Path) -> None:
+    recipe = made(sounds)
+    files = []
+    for num in (1, 3):
+        artifact = recipe.generate(recipe.modules, Request(["a flute"], num=num, seed=2, seconds=0.2))[1]
+        artifact.write(tmp_path / f"{num}.wav")
+        files.append(read_audio(tmp_path / f"{num}.wav"))
+    np.testing.assert_allclose(files[0], files[1], atol=1e-3)
+
+
+def test_the_critic_alone_is_trained_on_a_trained_generator(sounds: Path, tmp_path: Path) -> None:
+    run, keys = tmp_path / "run", (*TINY_SOUNDSTORM, "model.self_critic=true")
+    refused = quintet("train", "soundstorm", sounds, "--out", run, *keys, "loss.only=critic")
+    assert refused.code == 2
+    assert "needs a trained generator to judge: --init RUN" in refused.errors
+    succeed("train", "soundstorm", sounds, "--out", tmp_path / "first", *keys, "loss.only=generator")
+    succeed("train", "soundstorm", sounds, "--out", run, *keys, "loss.only=critic", "--init", tmp_path / "first")
+    last = Path("checkpoints", "step-00000012")
+    before = checkpoint.read_tensors(tmp_path / "first" / last / "ema", "soundstorm")
+    after = checkpoint.read_tensors(run / last, "soundstorm")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"to_score.weight", "to_score.bias"}
+
+
+def test_what_contradicts_the_links_is_refused(sounds: Path) -> None:
+    for keys, message in (
+        (("model.num_codes=7",), "model.num_codes=7, but the tokenizer"),
+        (("model.clip_dim=7",), "model.clip_dim=7, but the condition"),
+        (("model.max_frames=10",), "data.seconds=0.3 makes clips of 75 frames, more than model.max_frames=10"),
+        (("condition=null", "model.clip_dim=8"), "which --condition names"),
+        (("condition=null", "loss.tell_caption=0.5"), "name one with --condition RUN"),
+        (("condition=null", "sample.best_of=2"), "name one with --condition RUN"),
+        (("tokenizer=null",), "name one with --tokenizer RUN"),
+        ((f"tokenizer={MULAN}",), "needs a tokenizer of sound"),
+        ((f"condition={CODEC}",), "--condition takes a run of mulan"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            made(sounds, *keys)
+
+
+def test_steps_of_levels_that_the_codec_does_not_have_are_left_out(sounds: Path) -> None:
+    recipe = made(sounds, "sample.steps=[3,2,1,1]")
+    assert [each.steps for each in recipe.studio(recipe.modules).settings] == [3, 2]

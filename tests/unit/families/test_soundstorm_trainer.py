@@ -1,0 +1,174 @@
+"""SoundStorm in Python: data sets of sounds and of token ids in every form, and the original trainer's keywords."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contract.cases import GOLDEN
+from quintet import compat, runs
+from quintet.core.draw import Draw
+from quintet.errors import UsageError
+from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
+from quintet.families.soundstorm.trainer import SoundStormTrainer
+
+CODEC, MULAN = (str(GOLDEN / f"{name}-format-1" / "hub") for name in ("audio-codec", "mulan"))
+SMALL: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "head_dim": 8}
+TOKENS: dict[str, Any] = {"num_codes": 9, "levels": 3, "frame_rate": 50.0, "max_frames": 40}
+QUICK: dict[str, Any] = {"data.workers": 0, "log.trackers": [], "eval.batches": 1, "sample.num": 2, "sample.steps": [2]}
+FRAMES = 20
+
+
+class Tokens:
+    """Twelve clips as token ids, in one of the forms people's data sets have; one may be spoilt."""
+
+    def __init__(self, form: str, spoilt: dict[str, Any] | None = None) -> None:
+        self.form = form
+        self.spoilt = spoilt or {}
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        frames = FRAMES + index
+        generator = torch.Generator().manual_seed(index)
+        acoustic = torch.randint(0, 9, (frames, 3), generator=generator)
+        semantic = torch.randint(0, 5, (frames // 2,), generator=generator)
+        if index == 4:
+            acoustic, semantic = self.spoilt.get("acoustic", acoustic), self.spoilt.get("semantic", semantic)
+        return {
+            "tuple": (semantic, acoustic),
+            "numpy": (semantic.numpy(), acoustic.numpy()),
+            "padded": (semantic, torch.cat([acoustic, torch.full((5, acoustic.shape[1]), -1)])),
+            "names": {"semantic_token_ids": semantic, "acoustic_token_ids": acoustic},
+            "declared": (acoustic, semantic),
+            "acoustic": acoustic,
+        }[self.form]
+
+
+class Sounds:
+    """Twelve tones of different lengths, with captions or without."""
+
+    def __init__(self, captioned: bool) -> None:
+        self.captioned = captioned
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        wave = torch.sin(torch.arange(1600 + 100 * index) * (index + 1) * 0.05)
+        return {"wavs": wave, "texts": f"tone {index}"} if self.captioned else wave
+
+
+def storm(**keys: Any) -> SoundStorm:
+    torch.manual_seed(0)
+    return SoundStorm(ConformerWrapper(**SMALL, **{**TOKENS, "semantic_codes": 5, "semantic_rate": 25.0, **keys}))
+
+
+def trained(out: Path, data: Any, model: SoundStorm | None = None, **more: Any) -> SoundStormTrainer:
+    arguments: dict[str, Any] = {"steps": 2, "batch_size": 4, "config": QUICK, **more}
+    trainer = SoundStormTrainer(model, data=data, out=out, **arguments)
+    trainer.train()
+    trainer.close()
+    return trainer
+
+
+@pytest.mark.parametrize("form", ["tuple", "numpy", "padded", "names", "declared"])
+def test_pairs_of_semantic_and_acoustic_ids_are_taken_in_any_form(form: str, tmp_path: Path) -> None:
+    declared = {"declared": ("acoustic_token_ids", "semantic_token_ids")} if form == "declared" else {}
+    trainer = trained(tmp_path / "run", Tokens(form), storm(), **declared)
+    source = trainer.sources.train
+    place = int(source.name(0).removeprefix("item "))
+    semantic, acoustic = Tokens("tuple")[place]
+    item = source.load(0, Draw(0, [0], [0]))
+    assert torch.equal(item["codes"], acoustic)
+    assert torch.equal(item["semantic"], semantic)
+    assert trainer.step == 2
+
+
+def test_acoustic_ids_alone_train_a_model_that_is_told_nothing(tmp_path: Path) -> None:
+    untold = {"semantic_codes": None, "semantic_rate": None}
+    trained(tmp_path / "run", Tokens("acoustic"), storm(**untold))
+    model = runs.open_trained(tmp_path / "run").model
+    assert isinstance(model, SoundStorm)
+    # Pairs serve as well: what it is not told it does not look at.
+    with pytest.raises(UsageError, match="fits no field"):
+        trained(tmp_path / "other", Tokens("tuple"), storm(**untold))
+    trained(tmp_path / "named", Tokens("names"), storm(**untold))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "reason"),
+    [
+        ({"acoustic": torch.full((24, 3), 9)}, "acoustic tokens up to 9; the vocabulary ends at 8"),
+        ({"acoustic": torch.tensor([[1, -1, 2]] * 24)}, "has no acoustic tokens"),
+        ({"acoustic": torch.tensor([[-1] * 3, *[[1] * 3] * 23])}, "below 0 that are no padding at its end"),
+        ({"acoustic": torch.ones(24, 2, dtype=torch.long)}, "has 2 levels of acoustic tokens; model.levels=3"),
+        ({"acoustic": torch.ones(41, 3, dtype=torch.long)}, "has 41 frames, more than model.max_frames=40"),
+        ({"acoustic": torch.ones(0, 3, dtype=torch.long)}, "has no acoustic tokens"),
+        ({"semantic": torch.full((12,), 5)}, "semantic tokens up to 5; the vocabulary ends at 4"),
+        (
+            {"semantic": torch.ones(3, dtype=torch.long)},
+            "3 semantic tokens do not fit 24 frames: at 25 and 50 a second",
+        ),
+        ({"semantic": torch.ones(24, dtype=torch.long)}, "there would be 12"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_ids_that_do_not_fit_make_an_item_unreadable_and_are_named(
+    spoilt: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    keys = {**QUICK, "data.validation_fraction": 0.0}
+    trainer = trained(tmp_path / "run", Tokens("tuple", spoilt), storm(), steps=6, config=keys)
+    assert reason in json.loads((tmp_path / "run" / "data.json").read_text())["skipped"]["item 4"]
+    assert trainer.step == 6
+
+
+def test_sounds_are_encoded_and_heard(tmp_path: Path) -> None:
+    links: dict[str, Any] = {"tokenizer": runs.open_link(CODEC), "condition": runs.open_link(MULAN)}
+    keys = {**QUICK, **{f"model.{name}": value for name, value in SMALL.items()}, "data.seconds": 0.25}
+    trainer = trained(tmp_path / "run", Sounds(captioned=True), **links, config={**keys, "loss.tell_caption": 0.5})
+    item = trainer.sources.train.load(0, Draw(0, [0], [0]))
+    assert {"codes", "clip", "caption", "texts"} <= item.keys()
+    assert item["codes"].shape[0] <= 63
+    trained(tmp_path / "untold", Sounds(captioned=False), tokenizer=links["tokenizer"], config=keys)
+
+
+def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name one with --tokenizer RUN"):
+        SoundStormTrainer(data=Tokens("tuple"), out=tmp_path / "run", steps=2, batch_size=2)
+    with pytest.raises(UsageError, match="give a data set of token ids"):
+        trained(tmp_path / "run", Sounds(captioned=False), storm())
+    with pytest.raises(UsageError, match="knows no codec, only token ids"):
+        trained(tmp_path / "run", Sounds(captioned=False), storm(semantic_codes=None, semantic_rate=None))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_keywords_of_the_original_trainer(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", compat.CompatibilityNotice)
+        trainer = SoundStormTrainer(
+            storm(self_critic=True),
+            num_train_steps=2,
+            num_warmup_steps=1,
+            batch_size=2,
+            grad_accum_every=2,
+            dataset=Tokens("tuple"),
+            only_train_critic=True,
+            initial_lr=1e-5,
+            results_folder=str(tmp_path / "run"),
+            config=QUICK,
+        )
+    config: Any = trainer.config
+    assert (config.loss.only, config.train.batch_size, config.optim.warmup_steps) == ("critic", 4, 1)
+    model = trainer.unwrapped_model
+    assert isinstance(model, SoundStorm)
+    before = model.head_weights.clone()
+    trainer.train()
+    trainer.close()
+    assert torch.equal(model.head_weights, before)

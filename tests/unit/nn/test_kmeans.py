@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.errors import UsageError
+from quintet.nn import kmeans
+from quintet.nn.quantize.clusters import nearest
+
+
+def heaps(count: int = 12, each: int = 40) -> tuple[Tensor, Tensor]:
+    """Vectors around places on a grid, and the places."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.cartesian_prod(torch.arange(4.0), torch.arange(3.0))[:count] * 10
+    return (places.repeat(each, 1) + torch.randn(count * each, 2, generator=generator) * 0.1), places
+
+
+def test_every_heap_gets_a_cluster() -> None:
+    """A start of random vectors would nearly always put two of twelve into one heap and never come out of it."""
+    vectors, places = heaps()
+    for seed in range(5):
+        found = kmeans.fit(vectors, 12, seed)
+        assert sorted(nearest(found.centres, places).tolist()) == list(range(12))
+        assert found.explained > 0.999
+        assert found.rounds < kmeans.ROUNDS
+
+
+def test_the_same_seed_gives_the_same_centres() -> None:
+    vectors = torch.randn(500, 8, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(kmeans.fit(vectors, 20, 1).centres, kmeans.fit(vectors, 20, 1).centres)
+    assert not torch.equal(kmeans.fit(vectors, 20, 1).centres, kmeans.fit(vectors, 20, 2).centres)
+
+
+def test_centres_are_the_means_of_their_vectors() -> None:
+    vectors = torch.randn(300, 4, generator=torch.Generator().manual_seed(3))
+    found = kmeans.fit(vectors, 7, 0)
+    codes = nearest(vectors, found.centres)
+    for cluster in range(7):
+        torch.testing.assert_close(found.centres[cluster], vectors[codes == cluster].mean(0))
+    within = (vectors - found.centres[codes]).square().sum()
+    assert found.explained == pytest.approx(float(1 - within / (vectors - vectors.mean(0)).square().sum()), abs=1e-5)
+
+
+def test_an_empty_cluster_starts_again_where_vectors_are_badly_served() -> None:
+    vectors = torch.tensor([[0.0], [0.1], [0.2], [9.0]])
+    centres = torch.tensor([[0.0], [500.0]])
+    means = kmeans._means(vectors, nearest(vectors, centres), centres)
+    assert means[1].item() == 9.0
+
+
+def test_as_many_clusters_as_vectors_and_more() -> None:
+    vectors = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    found = kmeans.fit(vectors, 9, 0)
+    assert len(nearest(vectors, found.centres).unique()) == 9
+    assert found.explained == pytest.approx(1)
+    with pytest.raises(UsageError, match="10 clusters cannot be found in 9 vectors"):
+        kmeans.fit(vectors, 10, 0)
+
+
+def test_vectors_that_are_all_the_same_make_finite_centres() -> None:
+    found = kmeans.fit(torch.ones(20, 3), 4, 0)
+    assert found.centres.isfinite().all()
+    assert found.explained == 1
