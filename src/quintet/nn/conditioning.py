@@ -26,7 +26,8 @@ from quintet.nn.text_config import PRETRAINED, TextConfig
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
 
 Conditioning = Mapping[str, Tensor]
-"""Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture."""
+"""Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture; `there`, which
+tokens there are, where not all."""
 
 LOW_DEPTH = 2
 """Blocks of the transformer over low-resolution codes."""

@@ -23,7 +23,10 @@ from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Rotary, Tr
 
 
 class _Tokens(nn.Module):
-    """What generator and critic share: tokens, a text and the codes of a smaller picture into vectors on a grid."""
+    """What generator and critic share: tokens, a text and the codes of a smaller picture into vectors on a grid.
+
+    Rows that end early come with the conditioning `there`, (batch, tokens): where it is False nothing is seen.
+    """
 
     def __init__(self, config: MaskGitConfig) -> None:
         super().__init__()
@@ -85,8 +88,15 @@ class _Tokens(nn.Module):
             x = x + covering
             contexts.append(vectors)
             masks.append(torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device))
-        made: Tensor = self.transformer(x, context=_joined(contexts), context_mask=_joined(masks))
+        made: Tensor = self.transformer(
+            x, conditioning.get("there"), _joined(contexts), _joined(masks), grid=self._shown(tokens)
+        )
         return made
+
+    def _shown(self, tokens: Tensor) -> tuple[int, ...]:
+        """How tokens lie: of a grid its beginning along the first axis will do, as of a video that is shorter."""
+        slice_of_it = math.prod(self.grid[1:])
+        return (tokens.shape[1] // slice_of_it, *self.grid[1:])
 
     def _has_low(self, conditioning: Conditioning) -> bool:
         if self.low is None and "low" in conditioning:

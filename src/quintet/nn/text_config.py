@@ -57,3 +57,8 @@ class TextConfig(Section):
         if self.classes is not None and self.text != "classes":
             raise ValueError(f"model.classes are for model.text=classes, not for model.text={self.text}")
         return self
+
+
+def possible_guidance(model: TextConfig, drop_text: float, asked: float) -> float:
+    """None, which is 1, for a model that knows no difference between a text and none."""
+    return asked if model.text != "none" and drop_text > 0 else 1.0
