@@ -92,6 +92,15 @@ RECIPES: Mapping[str, RecipeEntry] = {
         summary="video tokenizer: clips and pictures to codes, moment by moment, and back",
         needs="a folder of videos",
     ),
+    "phenaki": RecipeEntry(
+        family="phenaki",
+        config="PhenakiConfig",
+        recipe="PhenakiRecipe",
+        models=("MaskGit", "TokenCritic", "Phenaki"),
+        trainer="PhenakiTrainer",
+        summary="text to video: a masked transformer over a tokenizer's codes",
+        needs="a folder of captioned videos, and --tokenizer",
+    ),
     "audio-codec": RecipeEntry(
         family="audio_codec",
         config="AudioCodecConfig",
