@@ -82,9 +82,9 @@ def scan(
 ) -> Scan:
     """List the files below `root` with one of the extensions (lower case, with the dot) and their captions.
 
-    With `films`, a folder of numbered pictures is listed like a file. Captions come from metadata files if there are
-    any, else from text files beside the media, else from the names of the folders. Nothing but a `split` column
-    divides the data: names mean nothing.
+    With `films`, a folder of numbered pictures is listed like a file, unless captions name single ones. Captions come
+    from metadata files if there are any, else from text files beside the media, else from the names of the folders.
+    Nothing but a `split` column divides the data: names mean nothing.
     """
     root = Path(root)
     if not os.path.exists(root):
@@ -235,6 +235,7 @@ class _Walk:
         self.found = 0
         self._folders = [""]
         self._pictures: dict[str, str | None] = {}
+        self._named: dict[str, set[str]] = {}
 
     def run(self) -> None:
         while self._folders:
@@ -250,9 +251,17 @@ class _Walk:
             self._add_film(prefix)
 
     def _add_film(self, prefix: str) -> None:
-        """A folder below the root of nothing but numbered pictures, as far as media go, is a film."""
-        alone = self._pictures and not any(posixpath.dirname(file) + "/" == prefix for file in self.media[-1:])
-        if not alone or not prefix or frame_order(list(self._pictures)) is None:
+        """A folder below the root of nothing but numbered pictures, as far as media go, is a film.
+
+        Not if something is said of single pictures; then, and wherever else they lie, each is an item of its own, if
+        pictures are wanted at all.
+        """
+        if not self._pictures:
+            return
+        alone = not any(posixpath.dirname(file) + "/" == prefix for file in self.media[-1:])
+        numbered = alone and prefix and frame_order(list(self._pictures)) is not None
+        if not numbered or self._told_one_by_one(prefix):
+            self._add_pictures(prefix)
             return
         folder = prefix.rstrip("/")
         self.found += 1
@@ -263,6 +272,33 @@ class _Walk:
         self.media.append(folder)
         self.stamps[folder] = _joined([self.stamps.pop(prefix + name) for name in self._pictures])
 
+    def _add_pictures(self, prefix: str) -> None:
+        for name, problem in self._pictures.items():
+            if os.path.splitext(name)[1].lower() not in self.extensions:
+                continue
+            self.found += 1
+            self.others.discard(prefix + name)
+            if problem:
+                self.skipped.append((printable(prefix + name), problem))
+            else:
+                self.media.append(prefix + name)
+
+    def _told_one_by_one(self, prefix: str) -> bool:
+        """Whether text files lie beside the pictures, or a metadata file here or above names one of them."""
+        files = {prefix + name for name in self._pictures}
+        if any(posixpath.splitext(file)[0] in self.texts for file in files):
+            return True
+        above = [folder for folder in self.metadata if prefix.startswith(folder)]
+        return any(self._named_in(folder) & files for folder in above)
+
+    def _named_in(self, prefix: str) -> set[str]:
+        """The files that the metadata of a folder speaks of."""
+        if prefix not in self._named:
+            name = next(name for name in METADATA_NAMES if name in self.metadata[prefix])
+            rows = read_metadata(self.root / prefix / name).rows
+            self._named[prefix] = {posixpath.normpath(posixpath.join(prefix, row.file)) for row in rows}
+        return self._named[prefix]
+
     def _visit(self, prefix: str, entry: os.DirEntry[str]) -> None:
         file = prefix + entry.name
         if entry.is_dir(follow_symlinks=False):
@@ -272,11 +308,12 @@ class _Walk:
         extension = extension.lower()
         is_media = extension in self.extensions
         is_metadata = entry.name in METADATA_NAMES
-        self.found += is_media
         if self.films and extension in FRAME_EXTENSIONS:
             self.others.add(file)
             self._pictures[entry.name] = self._problem(entry, file, is_media=True)
-        elif problem := self._problem(entry, file, is_media):
+            return
+        self.found += is_media
+        if problem := self._problem(entry, file, is_media):
             if is_media or is_metadata or extension == ".txt" or entry.is_symlink():
                 self.skipped.append((printable(file), problem))
         elif is_media:

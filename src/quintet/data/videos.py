@@ -3,7 +3,7 @@
 An item holds `videos` (3, frames, height, width), bytes; `texts`; and of the embedded data `motion`, what is true of
 it. In training a clip begins at a frame drawn for the item and the epoch; otherwise it is the middle of the file. All
 frames of a clip are scaled and cropped alike. A file with fewer frames than asked for gives fewer: nothing is made up
-here, and `pad_clips` says by a mask which frames of a batch there are.
+here, and `pad_clips` says by a mask which frames of a batch there are. A picture is a clip of one frame.
 """
 
 from __future__ import annotations
@@ -136,4 +136,4 @@ def video_folder_sources(config: VideoDataConfig, size: tuple[int, int]) -> Sour
             memory=config.memory_megabytes * 2**20,
         )
 
-    return split_folder(config, films.EXTENSIONS, folder, films=True)
+    return split_folder(config, films.EXTENSIONS | films.FRAME_EXTENSIONS, folder, films=True)

@@ -1,7 +1,8 @@
 """Owns what video files are: which are read by what, when their frames are shown, whether they are whole, and single
 frames out of them, as they are to be seen.
 
-FFmpeg (through PyAV) reads films, Pillow the animated GIF and WebP, and a folder of numbered pictures is a film too.
+FFmpeg (through PyAV) reads films, Pillow the animated GIF and WebP. A folder of numbered pictures is a film too, and a
+picture a film of one frame.
 The content decides, never the extension. A frame is what a player shows: turned as the phone was held, as wide as its
 pixels say, transparency over a colour. A file that cannot be used raises `UnreadableItem` with the reason.
 """
@@ -104,6 +105,9 @@ def read_header(path: str | os.PathLike[str]) -> VideoHeader:
             raise UnreadableItem("empty file")
         with path.open("rb") as stream:
             kind = structure.kind_of(stream)
+            # Who calls a picture a film has been given another file than was meant.
+            if path.suffix.lower() in FRAME_EXTENSIONS and structure.is_picture(stream):
+                return _timed([1 / FOLDER_RATE], _PICTURE)
             if kind is None:
                 raise UnreadableItem("not a video: the content is of no known video format")
             structure.check_end(stream, kind)
@@ -126,7 +130,7 @@ def read_frames(
     path = Path(path)
     wanted = sorted(set(places))
     with _reasons():
-        read = _folder_frames if path.is_dir() else _ffmpeg_frames if header.format not in _PILLOW else _pillow_frames
+        read = _folder_frames if path.is_dir() else _READERS.get(header.format, _ffmpeg_frames)
         found: dict[int, npt.NDArray[np.uint8]] = {}
         for place, picture in read(path, header, wanted, fit, background):
             # A file may change its size on the way; a clip has one.
@@ -186,9 +190,17 @@ def _folder_frames(
         yield place, fitted
 
 
+def _picture_frames(
+    path: Path, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+) -> Frames:
+    picture = images.read_image(path, mode="RGBA", side=max(fit.height, fit.width) if fit else None)
+    yield 0, _fitted_picture(picture, fit, background)
+
+
 # --- GIF and WebP -------------------------------------------------------------------------------------------------
 
 _PILLOW = ("GIF", "WEBP")
+_PICTURE = "picture"
 
 
 def _timed(seconds: Sequence[float], kind: str) -> VideoHeader:
@@ -208,6 +220,9 @@ def _pillow_frames(
             fitted = _fitted_picture(picture, fit, background)
             fit = fit or Fit(*fitted.shape[:2])
             yield place, fitted
+
+
+_READERS = {**dict.fromkeys(_PILLOW, _pillow_frames), _PICTURE: _picture_frames}
 
 
 def _fitted_picture(picture: Image.Image, fit: Fit | None, background: Colour) -> npt.NDArray[np.uint8]:

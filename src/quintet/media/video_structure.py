@@ -19,6 +19,7 @@ SHORTEST = 0.0105
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)
+_PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"BM", b"II*\x00", b"MM\x00*")
 
 
 class Cut(Exception):
@@ -38,6 +39,13 @@ def kind_of(stream: IO[bytes]) -> Kind | None:
     if start[:4] == b"RIFF" and start[8:12] == b"AVI ":
         return "avi"
     return "webp" if start[:4] == b"RIFF" and start[8:12] == b"WEBP" else None
+
+
+def is_picture(stream: IO[bytes]) -> bool:
+    """Whether this is a single picture, of a format that never moves."""
+    stream.seek(0)
+    start = stream.read(12)
+    return start.startswith(_PICTURES) or start[4:12] == b"ftypavif"
 
 
 def check_end(stream: IO[bytes], kind: Kind) -> None:

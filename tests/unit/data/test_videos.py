@@ -128,7 +128,6 @@ def test_a_folder_of_pictures_is_a_clip_like_any_file(tmp_path: Path) -> None:
     write_frames(tmp_path / "walk" / "one.v2", 5)
     write_frames(tmp_path / "run" / "two", 7)
     write_video(counted(3), tmp_path / "run" / "three.webp")
-    Image.new("RGB", (8, 8)).save(tmp_path / "run" / "poster1.png")  # beside a film it is no film
     made = source(tmp_path)
     names = {made.name(item): item for item in range(len(made))}
     assert names.keys() == {"walk/one.v2", "run/two", "run/three.webp"}
@@ -153,6 +152,30 @@ def test_pictures_that_are_no_film_are_none(tmp_path: Path) -> None:
         Image.new("RGB", (8, 8)).save(tmp_path / "album" / f"{name}.png")
     with pytest.raises(UsageError, match="no usable file"):
         scan(tmp_path, EXTENSIONS, films=True)
+
+
+def test_a_picture_is_a_clip_of_one_frame(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    write_video(counted(5), tmp_path / "run" / "film.webp")
+    picture = Image.fromarray(counted(4)[3])
+    for extension in ("png", "jpg", "bmp", "tiff"):
+        picture.save(tmp_path / "run" / f"poster1.{extension}")  # numbered, but beside a film
+    made = source(tmp_path)
+    lengths = {made.name(item): loaded(made, item)["videos"].shape[1] for item in range(len(made))}
+    posters = {f"run/poster1.{extension}": 1 for extension in ("png", "jpg", "bmp", "tiff")}
+    assert lengths == {"run/film.webp": 5, **posters}
+    assert all(frames_of(loaded(made, item)) == [3] for item in range(len(made)) if "poster" in made.name(item))
+
+
+def test_numbered_pictures_of_which_captions_speak_are_no_film(tmp_path: Path) -> None:
+    for folder in ("beside", "below", "film"):
+        write_frames(tmp_path / folder, 3)
+    (tmp_path / "beside" / "1.txt").write_text("grey")
+    assert {made.file for made in source(tmp_path).entries} == {"below", "film", *(f"beside/{n}.png" for n in range(3))}
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "below/2.png", "text": "lighter"}')
+    found = {made.file: made.text for made in source(tmp_path).entries}
+    assert found.keys() == {"film", *(f"{folder}/{n}.png" for folder in ("beside", "below") for n in range(3))}
+    assert found["below/2.png"] == "lighter"
 
 
 def test_a_picture_that_leads_out_of_the_data_is_not_followed(tmp_path: Path) -> None:

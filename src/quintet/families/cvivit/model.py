@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from quintet.config import validate
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
-from quintet.families.cvivit.config import CViViTModelConfig
+from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
+from quintet.families.cvivit.pixels import PixelsIn, PixelsOut
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
 from quintet.nn.transformer import LearnedPositions, Rotary, Transformer
-
-CHANNELS = 3
 
 
 @dataclass
@@ -47,13 +46,19 @@ class CViViT(Pretrained, nn.Module):
         super().__init__()
         self.config = config or validate(CViViTModelConfig, keywords)
         pixels = CHANNELS * self.config.patch**2
-        self.first_in = nn.Linear(pixels, self.config.dim)
-        self.tubes_in = nn.Linear(pixels * self.config.temporal_patch, self.config.dim)
+        if self.config.convolutions:
+            self.pixels_in = PixelsIn(self.config)
+        else:
+            self.first_in = nn.Linear(pixels, self.config.dim)
+            self.tubes_in = nn.Linear(pixels * self.config.temporal_patch, self.config.dim)
         self.encode_space, self.encode_time = _space(self.config), _time(self.config)
         self.quantizer = _quantizer(self.config)
         self.decode_time, self.decode_space = _time(self.config), _space(self.config)
-        self.first_out = nn.Linear(self.config.dim, pixels)
-        self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch)
+        if self.config.convolutions:
+            self.pixels_out = PixelsOut(self.config)
+        else:
+            self.first_out = nn.Linear(self.config.dim, pixels)
+            self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch)
 
     @property
     def num_codes(self) -> int:
@@ -110,6 +115,9 @@ class CViViT(Pretrained, nn.Module):
         """(batch, moments, places, dim)"""
         patch, step = self.config.patch, self.config.temporal_patch
         centred = videos * 2 - 1
+        if self.config.convolutions:
+            seen: Tensor = self.pixels_in(centred)
+            return seen
         first = rearrange(centred[:, :, :1], "b c f (h p) (w q) -> b f (h w) (c p q)", p=patch, q=patch)
         tubes = rearrange(centred[:, :, 1:], "b c (k t) (h p) (w q) -> b k (h w) (c t p q)", t=step, p=patch, q=patch)
         return torch.cat([self.first_in(first), self.tubes_in(tubes)], dim=1)
@@ -117,6 +125,9 @@ class CViViT(Pretrained, nn.Module):
     def _pixels(self, vectors: Tensor) -> Tensor:
         """(batch, moments, places, dim) to videos."""
         tokens = _over_space(self.decode_space, _along_time(self.decode_time, vectors))
+        if self.config.convolutions:
+            made: Tensor = self.pixels_out(tokens)
+            return (made + 1) / 2
         patch, step, rows = self.config.patch, self.config.temporal_patch, self.config.grid[0]
         first = rearrange(
             self.first_out(tokens[:, :1]), "b f (h w) (c p q) -> b c f (h p) (w q)", h=rows, p=patch, q=patch

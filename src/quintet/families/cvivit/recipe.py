@@ -22,8 +22,8 @@ from quintet.core.engine import Engine
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Sources, frozen
 from quintet.core.statistics import Statistics
 from quintet.data.videos import pad_clips, video_folder_sources
-from quintet.families.cvivit.config import CViViTConfig
-from quintet.families.cvivit.model import CHANNELS, CViViT, Reconstruction
+from quintet.families.cvivit.config import CHANNELS, CViViTConfig
+from quintet.families.cvivit.model import CViViT, Reconstruction
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip, write_video
 from quintet.nn.adversarial import (
