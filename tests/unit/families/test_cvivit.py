@@ -16,7 +16,7 @@ from quintet.core.draw import Draw
 from quintet.core.recipe import Loss
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.model import CViViT
-from quintet.families.cvivit.recipe import CViViTRecipe, chosen_frames
+from quintet.families.cvivit.recipe import CViViTRecipe, chosen_frames, temporal_error
 from quintet.families.cvivit.trainer import CViViTTrainer
 from quintet.media.video import read_header, read_video
 
@@ -24,7 +24,10 @@ TINY = {
     **{"image_size": (16, 24), "patch": 8, "temporal_patch": 2, "max_frames": 13, "dim": 16, "heads": 2, "head_dim": 8},
     **{"spatial_depth": 1, "temporal_depth": 2, "codebook_size": 256},
 }
-QUANTIZERS = ("vq", "lfq", "fsq")
+KINDS: dict[str, dict[str, Any]] = {
+    **{name: {"quantizer": name} for name in ("vq", "lfq", "fsq")},
+    "convolutions": {"quantizer": "fsq", "convolutions": 8},
+}
 
 
 def make(**keys: Any) -> CViViT:
@@ -39,9 +42,9 @@ def film(frames: int, batch: int = 2) -> Tensor:
     return torch.rand(batch, 3, frames, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(frames))
 
 
-@pytest.mark.parametrize("quantizer", QUANTIZERS)
-def test_codes_and_videos_have_their_shapes(quantizer: str) -> None:
-    model = make(quantizer=quantizer)
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_and_videos_have_their_shapes(kind: str) -> None:
+    model = make(**KINDS[kind])
     codes = model.encode(film(9))
     assert codes.shape == (2, 5, 2, 3)
     assert 0 <= codes.min() <= codes.max() < model.num_codes
@@ -52,14 +55,14 @@ def test_codes_and_videos_have_their_shapes(quantizer: str) -> None:
     result = model(film(9))
     assert torch.equal(result.codes, codes)
     torch.testing.assert_close(result.videos.clamp(0, 1), decoded)
-    levels = make(quantizer=quantizer, quantizer_levels=2)
+    levels = make(**KINDS[kind], quantizer_levels=2)
     assert levels.encode(film(5)).shape == (2, 3, 2, 3, 2)
     assert levels.decode(levels.encode(film(5))).shape == (2, 3, 5, 16, 24)
 
 
-@pytest.mark.parametrize("quantizer", QUANTIZERS)
-def test_later_frames_change_no_earlier_latent_and_no_earlier_code(quantizer: str) -> None:
-    model = make(quantizer=quantizer)
+@pytest.mark.parametrize("kind", KINDS)
+def test_later_frames_change_no_earlier_latent_and_no_earlier_code(kind: str) -> None:
+    model = make(**KINDS[kind])
     whole = film(9)
     for first in (1, 3, 5, 7, 8):
         changed = whole.clone()
@@ -71,18 +74,18 @@ def test_later_frames_change_no_earlier_latent_and_no_earlier_code(quantizer: st
         assert torch.equal(model.encode(whole)[:, :before], model.encode(changed)[:, :before])
 
 
-@pytest.mark.parametrize("quantizer", QUANTIZERS)
-def test_the_codes_of_a_beginning_are_the_beginning_of_the_codes(quantizer: str) -> None:
-    model = make(quantizer=quantizer)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_codes_of_a_beginning_are_the_beginning_of_the_codes(kind: str) -> None:
+    model = make(**KINDS[kind])
     whole = film(13)
     codes = model.encode(whole)
     for frames in (1, 3, 7, 11):
         assert torch.equal(model.encode(whole[:, :, :frames]), codes[:, : model.config.moments(frames)])
 
 
-@pytest.mark.parametrize("quantizer", QUANTIZERS)
-def test_the_video_of_a_beginning_is_the_beginning_of_the_video(quantizer: str) -> None:
-    model = make(quantizer=quantizer)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_video_of_a_beginning_is_the_beginning_of_the_video(kind: str) -> None:
+    model = make(**KINDS[kind])
     codes = model.encode(film(13))
     whole = model.decode(codes)
     for moments in (1, 2, 5):
@@ -91,8 +94,9 @@ def test_the_video_of_a_beginning_is_the_beginning_of_the_video(quantizer: str) 
         torch.testing.assert_close(part, whole[:, :, : part.shape[2]], rtol=0, atol=1e-12)
 
 
-def test_a_picture_is_a_video_of_one_frame() -> None:
-    model = make()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_picture_is_a_video_of_one_frame(kind: str) -> None:
+    model = make(**KINDS[kind])
     picture = film(1)
     codes = model.encode(picture)
     assert codes.shape == (2, 1, 2, 3)
@@ -101,18 +105,19 @@ def test_a_picture_is_a_video_of_one_frame() -> None:
     assert model(picture[:, :, 0]).videos.shape == (2, 3, 1, 16, 24)
 
 
-def test_places_see_each_other_at_one_moment_and_the_past_but_only_through_it() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_places_see_each_other_at_one_moment_and_the_past_but_only_through_it(kind: str) -> None:
     """Changing one corner of the first frame reaches every place of every moment."""
-    model = make()
+    model = make(**KINDS[kind])
     whole = film(7)
     changed = whole.clone()
     changed[:, :, 0, :8, :8] = 0
     assert ((model.latents(whole) - model.latents(changed)).abs().amax(-1) > 1e-9).all()
 
 
-@pytest.mark.parametrize("quantizer", QUANTIZERS)
-def test_a_shorter_video_in_a_batch_is_as_if_alone(quantizer: str) -> None:
-    model = make(quantizer=quantizer)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shorter_video_in_a_batch_is_as_if_alone(kind: str) -> None:
+    model = make(**KINDS[kind])
     videos = film(9)
     mask = torch.arange(9) < torch.tensor([[9], [4]])
     videos[1, :, 4:] = videos[1, :, 3:4]
@@ -130,8 +135,12 @@ def test_a_shorter_video_in_a_batch_is_as_if_alone(quantizer: str) -> None:
     torch.testing.assert_close(again.videos[1, :, :5], result.videos[1, :, :5], rtol=0, atol=1e-12)
 
 
-def test_gradients_reach_every_weight() -> None:
-    model = make(quantizer="fsq").train()
+@pytest.mark.parametrize("kind", ["fsq", "convolutions"])
+def test_gradients_reach_every_weight(kind: str) -> None:
+    model = make(**KINDS[kind]).train()
+    for weight in model.parameters():
+        if not weight.any():  # where a block begins as nothing
+            torch.nn.init.normal_(weight)
     result = model(film(5))
     (result.videos.square().mean() + result.loss).backward()
     assert [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()] == []
@@ -174,6 +183,8 @@ def test_keys_that_contradict_each_other_are_refused() -> None:
         build(CViViTConfig, overrides={"data.frames": 16})
     with pytest.raises(UsageError, match=r"data.frames=17 is more than model.max_frames=9"):
         build(CViViTConfig, overrides={"model.max_frames": 9})
+    with pytest.raises(UsageError, match=r"model.convolutions needs a model.patch that is 2, 4, 8 or so on, not 6"):
+        validate(CViViTModelConfig, {"image_size": 36, "patch": 6, "convolutions": 8})
     with pytest.raises(UsageError, match=r"model.codebook_size=100"):
         CViViT(quantizer="lfq", codebook_size=100)
     for preset in ("debug", "small", "base"):
@@ -262,6 +273,24 @@ def test_pictures_alone_can_be_trained_on_with_a_discriminator() -> None:
     assert all(value.isfinite() for loss in losses for value in loss.parts.values())
     losses[0].value.backward()
     assert all(weight.grad is None for weight in made.discriminator.parameters())
+
+
+def test_temporal_error_is_of_changes_between_frames() -> None:
+    """Frames that are all wrong by the same amount change rightly; a still of what moves does not."""
+    frames = film(5, 1)[0].transpose(0, 1)
+    torch.testing.assert_close(temporal_error(frames + 0.25, frames), torch.zeros(4, dtype=torch.float64))
+    changes = frames.diff(dim=0).abs().mean((1, 2, 3))
+    torch.testing.assert_close(temporal_error(frames[:1].expand_as(frames), frames), changes)
+
+
+def test_pictures_have_no_temporal_error() -> None:
+    made = recipe()
+    with torch.no_grad():
+        found = [made.measure(made.modules, batch_of(made, lengths)) for lengths in ([9, 4], [9, 4, 1], [1, 1])]
+    with_picture, without, pictures = made.summarise(found[1]), made.summarise(found[0]), made.summarise(found[2])
+    assert with_picture["temporal_error"] == pytest.approx(without["temporal_error"], abs=1e-6)
+    assert without["temporal_error"] > 0.05
+    assert "temporal_error" not in pictures
 
 
 def test_short_codes_are_decoded_to_short_films(tmp_path: Path) -> None:

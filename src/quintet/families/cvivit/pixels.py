@@ -9,7 +9,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -37,12 +36,11 @@ class PixelsIn(nn.Module):
         )
 
     def forward(self, videos: Tensor) -> Tensor:
-        batch = len(videos)
-        first = self.first(F.pixel_unshuffle(videos[:, :, 0], BLOCK))
-        tubes = rearrange(videos[:, :, 1:], "b c (k t) h w -> (b k) (c t) h w", t=self.step)
-        tubes = self.tubes(F.pixel_unshuffle(tubes, BLOCK))
-        moments = torch.cat([first[:, None], tubes.view(batch, -1, *tubes.shape[1:])], dim=1)
-        return rearrange(self.layers(moments.flatten(0, 1)), "(b k) d h w -> b k (h w) d", b=batch)
+        tubes = videos.shape[2] // self.step
+        first = self.first(_blocks(videos[:, :, :1], 1))
+        others = self.tubes(_blocks(videos[:, :, 1:], self.step))
+        moments = torch.cat([first[:, None], others.unflatten(0, (len(videos), tubes))], dim=1)
+        return rearrange(self.layers(moments.flatten(0, 1)), "(b k) d h w -> b k (h w) d", b=len(videos))
 
 
 class PixelsOut(nn.Module):
@@ -60,13 +58,24 @@ class PixelsOut(nn.Module):
         self.tubes = nn.Conv2d(widths[0], CHANNELS * BLOCK**2 * self.step, 3, padding=1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        batch = len(tokens)
         pictures = self.layers(rearrange(tokens, "b k (h w) d -> (b k) d h w", h=self.rows))
-        moments = pictures.view(batch, -1, *pictures.shape[1:])
-        first = F.pixel_shuffle(self.first(moments[:, 0]), BLOCK)[:, :, None]
-        tubes = F.pixel_shuffle(self.tubes(moments[:, 1:].flatten(0, 1)), BLOCK)
-        tubes = rearrange(tubes, "(b k) (c t) h w -> b c (k t) h w", b=batch, t=self.step)
-        return torch.cat([first, tubes], dim=2)
+        moments = pictures.unflatten(0, tokens.shape[:2])
+        first = _frames(self.first(moments[:, 0]), len(tokens), 1)
+        others = _frames(self.tubes(moments[:, 1:].flatten(0, 1)), len(tokens), self.step)
+        return torch.cat([first, others], dim=2)
+
+
+def _blocks(frames: Tensor, step: int) -> Tensor:
+    """Tubes of `step` frames, (batch x tubes, numbers, rows, columns), with the numbers of a block together."""
+    # Not by `pixel_unshuffle`, which leaves an empty batch as it is: a picture has no tubes.
+    return rearrange(frames, "b c (k t) (h p) (w q) -> (b k) (c t p q) h w", t=step, p=BLOCK, q=BLOCK)
+
+
+def _frames(blocks: Tensor, batch: int, step: int) -> Tensor:
+    """The way back."""
+    return rearrange(
+        blocks, "(b k) (c t p q) h w -> b c (k t) (h p) (w q)", b=batch, c=CHANNELS, t=step, p=BLOCK, q=BLOCK
+    )
 
 
 def _widths(config: CViViTModelConfig) -> list[int]:

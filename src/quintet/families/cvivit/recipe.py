@@ -164,12 +164,17 @@ class CViViTRecipe(Recipe[CViViTConfig]):
                 "ssim": _total(ssim, pairs, truths),
                 "reconstruction_loss": _total(_distance, pairs, truths),
                 "codes": torch.stack([torch.bincount(level, minlength=model.num_codes) for level in used.T]),
+                # Of clips that have a second frame.
+                "moving": (mask.sum(1) > 1).sum(),
+                "temporal_error": _total(temporal_error, pairs, truths),
             }
         )
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = statistics.sums
         figures = {name: float(sums[name] / sums["count"]) for name in ("psnr", "ssim", "reconstruction_loss")}
+        if sums["moving"]:
+            figures["temporal_error"] = float(sums["temporal_error"] / sums["moving"])
         # Of a residual quantizer the means over its levels.
         figures["codebook_usage"] = float(torch.stack([usage(level) for level in sums["codes"]]).mean())
         figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
@@ -233,6 +238,12 @@ def chosen_frames(batch: Batch) -> Tensor:
 def frames_of(clip: Tensor) -> Tensor:
     """(3, frames, height, width) as pictures, (frames, 3, height, width)."""
     return clip.transpose(0, 1)
+
+
+def temporal_error(made: Tensor, truth: Tensor) -> Tensor:
+    """How far the change from each frame to the next is off; nothing of a picture."""
+    error = (made.diff(dim=0) - truth.diff(dim=0)).abs().flatten(1).mean(1)
+    return error if len(error) else error.new_zeros(1)
 
 
 def _distance(made: Tensor, truth: Tensor) -> Tensor:
