@@ -57,6 +57,14 @@ TINY_CVIVIT = (
 )
 """A tokenizer of video of some thousand weights with an active discriminator."""
 
+TINY_PHENAKI = (
+    *("--preset", "debug", f"tokenizer={GOLDEN / 'cvivit-format-1' / 'hub'}"),
+    *("model.dim=16", "model.depth=1", "model.text_dim=16", "model.text_length=32"),
+    *("eval.generated=4", "sample.steps=2"),
+    *TWELVE_STEPS,
+)
+"""A transformer of a few thousand weights over three moments of 2 x 2 codes."""
+
 TINY_AUDIO_CODEC = (
     *("--preset", "debug", "data.seconds=0.25", "eval.seconds=0.5", "model.rate=8000", "model.strides=[4,4,2]"),
     *("model.dim=4", "model.latent_dim=8", "model.levels=2", "model.codebook_size=32", "loss.mel_windows=[256,64]"),
@@ -228,6 +236,27 @@ CASES: Mapping[str, Case] = {
         golden=("model.codebook_size=32",),
         prepare=hasten_the_death_of_codes,
         tokenizer=True,
+    ),
+    "phenaki": Case(
+        data="videos",
+        tiny=TINY_PHENAKI,
+        additive=None,
+        worlds={
+            "plain": (),
+            "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
+            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
+            "primed": ("loss.primed=0.9", "data.frames=17", "data.variants=2", "model.text=none"),
+        },
+        brief=("train.steps=4",),
+        poison=None,
+        resumed=(
+            "loss.critic=true",
+            "model.self_critic=true model.self_conditioning=true loss.primed=0.5",
+            "data.variants=2 data.flip=true data.stride=2 optim.name=muon model.dropout=0.1",
+        ),
+        faults=("loss.critic=true",),
+        golden=("eval.generated=0",),  # one code that tips over elsewhere makes another clip
+        opens_media=False,
     ),
     "audio-codec": Case(
         data="sounds",

@@ -64,6 +64,13 @@ def told_both_ways(maskgit: MaskGit, texts: Sequence[str], negative: str | None)
     return halves[0], halves[1]
 
 
+def told_by_vectors(maskgit: MaskGit, vectors: Tensor, mask: Tensor | None = None) -> tuple[Told, Told]:
+    """The same of texts that somebody else has embedded, (batch, words, width)."""
+    mask = torch.ones(vectors.shape[:2], dtype=torch.bool) if mask is None else mask
+    nothing = torch.zeros(len(vectors), dtype=torch.bool)
+    return maskgit.text_vectors(vectors, mask), maskgit.text_vectors(vectors, mask, nothing)
+
+
 def _critic(maskgit: MaskGit, critic: nn.Module | None) -> Critic | None:
     if critic is not None:
         return critic

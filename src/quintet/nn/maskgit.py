@@ -16,9 +16,17 @@ from torch import Tensor, nn
 
 from quintet.config import validate
 from quintet.errors import UsageError
-from quintet.nn.conditioning import Conditioning, FrozenText, LowResolution, TextConditioning, make_text_conditioning
+from quintet.nn.conditioning import (
+    Conditioning,
+    FrozenText,
+    GivenVectors,
+    LowResolution,
+    TextConditioning,
+    make_text_conditioning,
+)
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained import Pretrained
+from quintet.nn.text import kept_rows
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Rotary, Transformer
 
 
@@ -64,6 +72,19 @@ class _Tokens(nn.Module):
             return {}
         device = self.embedding.weight.device
         return {name: made.to(device) for name, made in self.text_encoder.prepare(texts, keep).items()}
+
+    def text_vectors(self, vectors: Tensor, mask: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
+        """The same of texts that somebody else has embedded, (batch, words, width), and which words there are."""
+        encoder = self.text_encoder
+        if not isinstance(encoder, FrozenText | GivenVectors):
+            raise UsageError(f"text embeddings are for model.text=vectors, not for model.text={self.config.text}")
+        if vectors.shape[-1] != encoder.project.in_features:
+            raise UsageError(
+                f"text embeddings {vectors.shape[-1]} wide are not those of this model, which takes "
+                f"{encoder.project.in_features}"
+            )
+        device = self.embedding.weight.device
+        return {"text": vectors.to(device), "text_mask": kept_rows(mask, keep).to(device)}
 
     def cache_texts(self, folder: Path | None) -> None:
         """Where a frozen text encoder's embeddings are kept, if not in the user's cache folder; None: nowhere."""

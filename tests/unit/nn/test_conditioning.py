@@ -205,7 +205,7 @@ def test_an_encoder_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["byte", "", "hf:", "hf: ", "t5", "None"])
 def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
-    with pytest.raises(UsageError, match=r"text: choose bytes, classes, none, or hf:PATH_OR_NAME \(got "):
+    with pytest.raises(UsageError, match=r"text: choose bytes, classes, vectors, none, or hf:PATH_OR_NAME \(got "):
         validate(MaskGitConfig, {"text": text})
 
 

@@ -11,7 +11,10 @@ from quintet.errors import UnreadableItem, UsageError
 from quintet.families.phenaki.config import PhenakiDataConfig
 from quintet.families.phenaki.model import Phenaki
 from quintet.media import video as films
-from quintet.media.video import Fit
+from quintet.media.video import Fit, VideoHeader
+
+_LAST = 1 - 1e-9
+"""Of all places to begin the last one."""
 
 
 def check_frames(what: str, frames: int, step: int) -> None:
@@ -31,8 +34,7 @@ def read_prime(path: Path, phenaki: Phenaki, data: PhenakiDataConfig, frames: in
     """
     try:
         header = films.read_header(path)
-        room = phenaki.longest - phenaki.step
-        places = films.clip_frames(header, header.frames, stride=data.stride, rate=data.fps)
+        places = _up_to_the_end(header, data)
         kept = phenaki.shown_of(len(places))
         clip = films.read_video(path, places[-kept:], fit=Fit(*phenaki.cvivit.config.size), header=header)
     except UnreadableItem as problem:
@@ -42,5 +44,10 @@ def read_prime(path: Path, phenaki: Phenaki, data: PhenakiDataConfig, frames: in
             f"--prime {path} gives {kept} frames, and {frames} are asked for, with those: nothing would be left to make"
         )
     if kept < len(places):
-        say(f"warning: of the {len(places)} frames of {path} the model sees the last {kept} (of {room} at most)")
+        say(f"warning: of the {len(places)} frames of {path} the last {kept} are used, which leave the model room")
     return films.clip_tensor(clip).float() / 255
+
+
+def _up_to_the_end(header: VideoHeader, data: PhenakiDataConfig) -> list[int]:
+    count = 1 + (header.frames - 1) // data.stride if data.fps is None else max(1, int(header.seconds * data.fps))
+    return films.clip_frames(header, count, stride=data.stride, rate=data.fps, start=_LAST)

@@ -13,7 +13,7 @@ from quintet.core.draw import Draw
 from quintet.core.link import Link
 from quintet.errors import UsageError
 from quintet.generate.masked import Sampling
-from quintet.generate.maskgit_decoding import Told, fill, told_both_ways
+from quintet.generate.maskgit_decoding import Told, fill, told_both_ways, told_by_vectors
 from quintet.nn.maskgit import MaskGit, TokenCritic
 
 __all__ = ["MaskGit", "Phenaki", "TokenCritic"]
@@ -65,21 +65,27 @@ class Phenaki(nn.Module):
     @torch.no_grad()
     def sample(
         self,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str] = (),
         num_frames: int | None = None,
         *,
         prime_frames: Tensor | None = None,
         seed: int = 0,
         negative: str | None = None,
+        text_embeds: Tensor | None = None,
     ) -> Tensor:
         """A video for each text; the same seed gives the same ones.
 
         `prime_frames`, (3, frames, height, width) or with the batch before, begin every video, and count.
+        `text_embeds`, (batch, words, width), stand for texts, with a model that is told by them.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        told = told_both_ways(self.maskgit, texts, negative)
-        start = None if prime_frames is None else self.begun(prime_frames, len(texts))
-        return self.film(told, _draw(seed, len(texts)), num_frames or self.longest, start)
+        if text_embeds is None:
+            told = told_both_ways(self.maskgit, texts, negative)
+        else:
+            told = told_by_vectors(self.maskgit, text_embeds)
+        count = len(texts) if text_embeds is None else len(text_embeds)
+        start = None if prime_frames is None else self.begun(prime_frames, count)
+        return self.film(told, _draw(seed, count), num_frames or self.length_after(start), start)
 
     @torch.no_grad()
     def sample_images(self, texts: str | Sequence[str], *, seed: int = 0, negative: str | None = None) -> Tensor:
@@ -155,6 +161,12 @@ class Phenaki(nn.Module):
             raise UsageError("this model makes single pictures: it cannot go on from one")
         wanted = min(frames, whole if most is None else most)
         return 1 + (wanted - 1) // self.step * self.step
+
+    def length_after(self, start: Tensor | None) -> int:
+        """How long a video is if nobody says: what is made at once, or as much behind a start as behind a scene."""
+        if start is None:
+            return self.longest
+        return start.shape[2] + self.longest - self.shown_of(start.shape[2], self.overlap)
 
     def _longer(
         self, made: Tensor | None, shown: int, told: tuple[Told, Told], draw: Draw, frames: int, name: str

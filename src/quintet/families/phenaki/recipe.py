@@ -42,7 +42,13 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     options = ("negative", "prime", "scenes", "frames", "images")
 
-    def __init__(self, config: PhenakiConfig, tokenizer: Link | None = None, maskgit: MaskGit | None = None) -> None:
+    def __init__(
+        self,
+        config: PhenakiConfig,
+        tokenizer: Link | None = None,
+        maskgit: MaskGit | None = None,
+        critic: TokenCritic | None = None,
+    ) -> None:
         config = _fitted(config, tokenizer)
         super().__init__(config, **({} if tokenizer is None else {"tokenizer": tokenizer}))
         self.tokenizer = tokenizer
@@ -51,7 +57,7 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
             self.maskgit.cache_texts(Path(config.data.cache))
         self.modules = {"maskgit": self.maskgit}
         if config.loss.critic:
-            self.modules["critic"] = TokenCritic(config.model)
+            self.modules["critic"] = critic or TokenCritic(config.model)
         self.phases = self.make_phases()
 
     def link_to_tokenizer(self) -> Link:
@@ -81,6 +87,8 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         return Rows(codes, conditioning, valid, self._given(batch) if train and self.config.loss.primed else None)
 
     def _texts(self, batch: Batch, keep: Tensor | None) -> dict[str, Tensor]:
+        if "vectors" in batch and self.config.model.text != "none":
+            return self.maskgit.text_vectors(batch["vectors"], batch["words"], keep)
         # An empty caption is none, here as in sampling.
         there = torch.tensor([bool(text) for text in batch["texts"]])
         return self.maskgit.texts(batch["texts"], there if keep is None else keep & there)
@@ -171,7 +179,7 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
                 videos += phenaki.story(request.scenes, draw, frames, begun, request.negative)
             else:
                 told = told_both_ways(self.maskgit, texts, request.negative)
-                videos += phenaki.film(told, draw, frames or phenaki.longest, begun)
+                videos += phenaki.film(told, draw, frames or phenaki.length_after(start), begun)
         common = request.about(config.sample, "prime")
         if request.scenes:
             common |= {"scenes": list(request.scenes)}
