@@ -46,6 +46,8 @@ class _Tokens(nn.Module):
         self.embedding = nn.Embedding(config.num_codes + 1, config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
+        self.merging = Merging(config.merge, config.dim) if config.merge is not None else None
+        seen = config.grid if self.merging is None else self.merging.merged(config.grid)
         self.transformer = Transformer(
             config.dim,
             config.depth,
@@ -53,8 +55,8 @@ class _Tokens(nn.Module):
             config.dim // config.heads,
             context_dim=None if config.text == "none" and config.low_grid is None else config.text_dim,
             dropout=config.dropout,
-            positions=LearnedPositions(config.grid, config.dim),
-            rotary=Rotary(config.grid, config.dim // config.heads, theta=100.0) if config.rotary else None,
+            positions=LearnedPositions(seen, config.dim),
+            rotary=Rotary(seen, config.dim // config.heads, theta=100.0) if config.rotary else None,
         )
         self.low: LowResolution | None = None
         if config.low_grid is not None and config.low_codes is not None:
@@ -109,10 +111,15 @@ class _Tokens(nn.Module):
             x = x + covering
             contexts.append(vectors)
             masks.append(torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device))
-        made: Tensor = self.transformer(
-            x, conditioning.get("there"), _joined(contexts), _joined(masks), grid=self._shown(tokens)
+        there, shown = conditioning.get("there"), self._shown(tokens)
+        if self.merging is None:
+            alone: Tensor = self.transformer(x, there, _joined(contexts), _joined(masks), grid=shown)
+            return alone
+        groups = None if there is None else self.merging.group(there[..., None], shown).any(-1)
+        made = self.transformer(
+            self.merging(x, shown), groups, _joined(contexts), _joined(masks), grid=self.merging.merged(shown)
         )
-        return made
+        return self.merging.apart(made, shown)
 
     def _shown(self, tokens: Tensor) -> tuple[int, ...]:
         """How tokens lie: of a grid its beginning along the first axis will do, as of a video that is shorter."""
@@ -125,6 +132,45 @@ class _Tokens(nn.Module):
         if self.low is not None and "low" not in conditioning:
             raise UsageError("a super-resolution model (model.low_grid) needs the low-resolution codes, as `low`")
         return self.low is not None
+
+
+class Merging(nn.Module):
+    """Neighbouring codes as one token: their vectors side by side through one layer, and through another one apart.
+
+    What is masked, told and guessed are still single codes.
+    """
+
+    def __init__(self, merge: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.merge = tuple(merge)
+        count = math.prod(self.merge)
+        self.together = nn.Linear(count * dim, dim, bias=False)
+        self.alone = nn.Linear(dim, count * dim, bias=False)
+
+    def merged(self, grid: Sequence[int]) -> tuple[int, ...]:
+        return tuple(size // step for size, step in zip(grid, self.merge, strict=True))
+
+    def forward(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """(batch, codes, dim) to (batch, tokens, dim)"""
+        out: Tensor = self.together(self.group(x, grid))
+        return out
+
+    def apart(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """(batch, tokens, dim) to (batch, codes, dim)"""
+        axes, codes = len(self.merge), self.alone(x)
+        inside = codes.view(len(x), *self.merged(grid), *self.merge, -1)
+        # The places inside of tokens back to their axes.
+        order = [axis for number in range(axes) for axis in (1 + number, 1 + axes + number)]
+        out: Tensor = inside.permute(0, *order, 1 + 2 * axes).reshape(len(x), math.prod(grid), -1)
+        return out
+
+    def group(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """(batch, codes, width) to (batch, tokens, width of all its codes)"""
+        axes = len(self.merge)
+        sides = [side for pair in zip(self.merged(grid), self.merge, strict=True) for side in pair]
+        apart = x.view(len(x), *sides, x.shape[-1])
+        order = [*range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2)]
+        return apart.permute(0, *order, 1 + 2 * axes).reshape(len(x), math.prod(self.merged(grid)), -1)
 
 
 class MaskGit(Pretrained, _Tokens):

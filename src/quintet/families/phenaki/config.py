@@ -132,6 +132,8 @@ class PhenakiConfig(MaskGitRunConfig):
     def _makes_videos(self) -> PhenakiConfig:
         if self.model.low_grid is not None:
             raise ValueError("model.low_grid is for pictures that are drawn larger; there is no such model of videos")
+        if self.model.merge is not None and self.model.merge[0] != 1:
+            raise ValueError(f"model.merge={list(self.model.merge)} would make one token of several moments")
         if self.model.grid is not None and len(self.model.grid) not in (3, 4):
             raise ValueError(f"codes of video have moments, rows and columns, not model.grid={list(self.model.grid)}")
         return self

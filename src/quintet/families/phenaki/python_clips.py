@@ -79,9 +79,6 @@ class Routed:
 class PythonClips(PythonVideos):
     """Videos of a person's own data set; an item may come with the embedding of its text."""
 
-    def load(self, item: int, draw: Draw) -> Item:
-        return {**super().load(item, draw), **self.about(item)}
-
     def about(self, item: int) -> Item:
         return {**super().about(item), **_embedding(self._routed(item))}
 
