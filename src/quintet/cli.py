@@ -594,7 +594,7 @@ def doctor() -> None:
 
 @app.command()
 def demo(
-    medium: Annotated[Literal["image", "mesh", "audio"], typer.Argument(help="What to show.")] = "image",
+    medium: Annotated[Literal["image", "mesh", "audio", "video"], typer.Argument(help="What to show.")] = "image",
     full: Annotated[bool, typer.Option("--full", help="Train to the figures in docs/results.md.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for data and runs; runs/demo-MEDIUM if not given.")] = None,
 ) -> None:

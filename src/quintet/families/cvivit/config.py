@@ -21,18 +21,16 @@ class CViViTModelConfig(Section):
         2, gt=0, description="Frames that one code stands for; the first frame of a video has codes of its own."
     )
     max_frames: int = Field(257, gt=0, description="Frames of the longest video.")
-    convolutions: int = Field(
-        0,
-        ge=0,
-        multiple_of=8,
-        description="Width of convolutions between pixels and tokens, doubling downwards; 0: a linear map each way.",
-    )
     dim: int = Field(256, ge=8, multiple_of=8, description="Width.")
     spatial_depth: int = Field(
         2, gt=0, le=64, description="Blocks that look over one moment, in the encoder and in the decoder."
     )
     temporal_depth: int = Field(
         2, gt=0, le=64, description="Blocks that look back in time, in the encoder and in the decoder."
+    )
+    shortcut: bool = Field(
+        False,
+        description="Tokens pass by the blocks too: training begins with the best linear transform, and improves it.",
     )
     heads: int = Field(4, gt=0, description="Attention heads.")
     head_dim: int = Field(64, ge=4, multiple_of=4, description="Width of an attention head.")
@@ -73,8 +71,6 @@ class CViViTModelConfig(Section):
                 f"model.image_size={self.image_size} is not divisible by model.patch = {self.patch}; "
                 f"the nearest that is: {near[0] if near[0] == near[1] else list(near)}"
             )
-        if self.convolutions and (self.patch < 2 or self.patch.bit_count() > 1):
-            raise ValueError(f"model.convolutions needs a model.patch that is 2, 4, 8 or so on, not {self.patch}")
         return self
 
 

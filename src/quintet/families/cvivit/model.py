@@ -18,7 +18,6 @@ from quintet.config import validate
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
-from quintet.families.cvivit.pixels import PixelsIn, PixelsOut
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
 from quintet.nn.transformer import LearnedPositions, Rotary, Transformer
@@ -46,19 +45,15 @@ class CViViT(Pretrained, nn.Module):
         super().__init__()
         self.config = config or validate(CViViTModelConfig, keywords)
         pixels = CHANNELS * self.config.patch**2
-        if self.config.convolutions:
-            self.pixels_in = PixelsIn(self.config)
-        else:
-            self.first_in = nn.Linear(pixels, self.config.dim)
-            self.tubes_in = nn.Linear(pixels * self.config.temporal_patch, self.config.dim)
+        self.first_in = nn.Linear(pixels, self.config.dim)
+        self.tubes_in = nn.Linear(pixels * self.config.temporal_patch, self.config.dim)
         self.encode_space, self.encode_time = _space(self.config), _time(self.config)
         self.quantizer = _quantizer(self.config)
         self.decode_time, self.decode_space = _time(self.config), _space(self.config)
-        if self.config.convolutions:
-            self.pixels_out = PixelsOut(self.config)
-        else:
-            self.first_out = nn.Linear(self.config.dim, pixels)
-            self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch)
+        self.first_out = nn.Linear(self.config.dim, pixels)
+        self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch)
+        if self.config.shortcut:
+            self.improve_in, self.improve_out = _nothing(self.config.dim), _nothing(self.config.dim)
 
     @property
     def num_codes(self) -> int:
@@ -90,8 +85,18 @@ class CViViT(Pretrained, nn.Module):
 
     def latents(self, videos: Tensor) -> Tensor:
         """The encoder's vectors, (batch, moments, places, dim)."""
-        tokens = self._tokens(self._checked(videos))
-        return _along_time(self.encode_time, _over_space(self.encode_space, tokens))
+        tokens = self._tokens(videos)
+        seen = _along_time(self.encode_time, _over_space(self.encode_space, tokens))
+        return tokens + self.improve_in(seen) if self.config.shortcut else seen
+
+    def patches(self, videos: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels around 0: (batch, 1, places, numbers of a patch) of the first frame, (batch, moments - 1, places,
+        numbers of a tube) of the others."""
+        patch, step = self.config.patch, self.config.temporal_patch
+        centred = self._checked(videos) * 2 - 1
+        first = rearrange(centred[:, :, :1], "b c f (h p) (w q) -> b f (h w) (c p q)", p=patch, q=patch)
+        tubes = rearrange(centred[:, :, 1:], "b c (k t) (h p) (w q) -> b k (h w) (c t p q)", t=step, p=patch, q=patch)
+        return first, tubes
 
     def moments_there(self, mask: Tensor) -> Tensor:
         """Which moments of a batch there are, (batch, moments), from which frames there are."""
@@ -113,21 +118,14 @@ class CViViT(Pretrained, nn.Module):
 
     def _tokens(self, videos: Tensor) -> Tensor:
         """(batch, moments, places, dim)"""
-        patch, step = self.config.patch, self.config.temporal_patch
-        centred = videos * 2 - 1
-        if self.config.convolutions:
-            seen: Tensor = self.pixels_in(centred)
-            return seen
-        first = rearrange(centred[:, :, :1], "b c f (h p) (w q) -> b f (h w) (c p q)", p=patch, q=patch)
-        tubes = rearrange(centred[:, :, 1:], "b c (k t) (h p) (w q) -> b k (h w) (c t p q)", t=step, p=patch, q=patch)
+        first, tubes = self.patches(videos)
         return torch.cat([self.first_in(first), self.tubes_in(tubes)], dim=1)
 
     def _pixels(self, vectors: Tensor) -> Tensor:
         """(batch, moments, places, dim) to videos."""
         tokens = _over_space(self.decode_space, _along_time(self.decode_time, vectors))
-        if self.config.convolutions:
-            made: Tensor = self.pixels_out(tokens)
-            return (made + 1) / 2
+        if self.config.shortcut:
+            tokens = vectors + self.improve_out(tokens)
         patch, step, rows = self.config.patch, self.config.temporal_patch, self.config.grid[0]
         first = rearrange(
             self.first_out(tokens[:, :1]), "b f (h w) (c p q) -> b c f (h p) (w q)", h=rows, p=patch, q=patch
@@ -181,6 +179,13 @@ def _time(config: CViViTModelConfig) -> Transformer:
     return Transformer(
         config.dim, config.temporal_depth, config.heads, config.head_dim, causal=True, positions=positions
     )
+
+
+def _nothing(dim: int) -> nn.Linear:
+    """A map that begins as zero."""
+    layer = nn.Linear(dim, dim, bias=False)
+    nn.init.zeros_(layer.weight)
+    return layer
 
 
 def _quantizer(config: CViViTModelConfig) -> Quantizer:

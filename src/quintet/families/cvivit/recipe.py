@@ -24,6 +24,7 @@ from quintet.core.statistics import Statistics
 from quintet.data.videos import pad_clips, video_folder_sources
 from quintet.families.cvivit.config import CHANNELS, CViViTConfig
 from quintet.families.cvivit.model import CViViT, Reconstruction
+from quintet.families.cvivit.transform import begin_as_transform, patch_statistics
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip, write_video
 from quintet.nn.adversarial import (
@@ -38,6 +39,8 @@ from quintet.nn.similarity import psnr, ssim
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""
+PATCHES_OF_A_CODE = 32
+"""A code begins as the mean of about so many, where the transform is good from the start."""
 
 
 class CViViTRecipe(Recipe[CViViTConfig]):
@@ -79,10 +82,23 @@ class CViViTRecipe(Recipe[CViViTConfig]):
 
     # --- training -------------------------------------------------------------------------------------------
 
+    @property
+    def opening_steps(self) -> int:
+        """With a shortcut as many as it takes for each code to begin as the mean of several patches."""
+        model, data = self.config.model, self.config.data
+        if not model.shortcut or model.quantizer != "vq":
+            return 1
+        codes = self.config.train.batch_size * model.moments(data.frames) * model.grid[0] * model.grid[1]
+        return -(-PATCHES_OF_A_CODE * model.codebook_size // codes)
+
     def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
-        """Start a vector codebook from the first batch's latents."""
+        """Start the transform, if there is a shortcut, and a vector codebook from what comes out of it."""
+        first = list(batches)
         with torch.no_grad():
-            reports = [Statistics(rows={"latents": self._latents(batch)}) for batch in batches]
+            if self.config.model.shortcut:
+                patches = [patch_statistics(self.cvivit, pixels(batch), batch["mask"]) for batch in first]
+                begin_as_transform(self.cvivit, sum(patches, Statistics()).over_ranks())
+            reports = [Statistics(rows={"latents": self._latents(batch)}) for batch in first]
         latents = sum(reports, Statistics()).over_ranks().rows["latents"]
         self.cvivit.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
 
