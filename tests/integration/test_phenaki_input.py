@@ -69,8 +69,8 @@ def test_lengths_scenes_stills_and_a_clip_to_go_on_from(run: Path, tmp_path: Pat
     succeed(*asked, "--out", tmp_path / "scenes", "sample.overlap=3")
     assert list(frames_in(tmp_path / "scenes").values()) == [5 + 2] * 4
     assert described(tmp_path / "scenes")[1]["scenes"] == ["a red ball", "a blue star"]
-    succeed(*asked, "--frames", 3, "--out", tmp_path / "short scenes")
-    assert set(frames_in(tmp_path / "short scenes").values()) == {6}
+    succeed(*asked, "--frames", 4, "--out", tmp_path / "short scenes")
+    assert set(frames_in(tmp_path / "short scenes").values()) == {8}
 
     succeed("sample", run, "--images", "--text", "x", "--num", 3, "--out", tmp_path / "stills")
     pictures = {path.name for path in (tmp_path / "stills").glob("*.png")}

@@ -54,7 +54,9 @@ class MaskGitConfig(TextConfig):
         if self.merge is not None and self.grid is not None:
             fits = len(self.merge) == len(self.grid) and min(self.merge) > 0
             if not fits or any(size % step for size, step in zip(self.grid, self.merge, strict=True)):
-                raise ValueError(f"model.merge={list(self.merge)} does not divide a grid of {list(self.grid)} codes")
+                raise ValueError(
+                    f"model.merge={list(self.merge)} does not divide a grid of {list(self.grid)} codes; null for none"
+                )
         if self.low_grid is not None and self.grid is not None and len(self.grid) not in (2, 3):
             raise ValueError(f"a super-resolution model has rows and columns of codes, not model.grid={self.grid}")
         return self

@@ -23,7 +23,7 @@ from quintet.families.phenaki.recipe import PhenakiRecipe
 from quintet.generate.masked import Sampling
 from quintet.media.video import clip_tensor, read_header, read_video
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.runs import open_link
+from quintet.runs import open_link, open_trained
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 """32 codes of 2 x 2 places, of 8 pixels and two frames each."""
@@ -203,6 +203,8 @@ def test_a_clip_is_gone_on_from_and_stays_as_it_is() -> None:
     assert model.sample("up", prime_frames=clip).shape[2] == 5 + 9 - 3
     other = model.sample("up", 9, prime_frames=clip.flip(1))
     assert not torch.allclose(other[:, :, 5:], made[:1, :, 5:], atol=1e-3)
+    with pytest.raises(UsageError, match="5 frames to go on from leave nothing to make of 5"):
+        model.sample("up", 5, prime_frames=clip)
     for wrong in (torch.rand(3, 5, 8, 8), torch.rand(1, 5, 16, 16), torch.rand(3, 3, 5, 16, 16)):
         with pytest.raises(UsageError, match="go on from"):
             model.sample(["a", "b"], prime_frames=wrong)
@@ -246,6 +248,13 @@ def test_a_critic_decides_what_is_masked_again() -> None:
     judged_by = phenaki(critic=critic)
     judged_by.maskgit.load_state_dict(plain.maskgit.state_dict())
     assert not torch.equal(plain.sample("a", seed=2), judged_by.sample("a", seed=2))
+
+
+def test_an_export_is_opened_whole() -> None:
+    trained = open_trained(GOLDEN / "phenaki-format-1" / "hub")
+    model = trained.recipe.phenaki(trained.nets)  # type: ignore[attr-defined]
+    assert isinstance(model.critic, TokenCritic)
+    assert model.sample(["a red heart", "a cyan star"], 3, seed=1).shape == (2, 3, 3, 16, 16)
 
 
 # --- asking -------------------------------------------------------------------------------------------------------

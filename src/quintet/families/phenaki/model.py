@@ -85,6 +85,8 @@ class Phenaki(nn.Module):
             told = told_by_vectors(self.maskgit, text_embeds)
         count = len(texts) if text_embeds is None else len(text_embeds)
         start = None if prime_frames is None else self.begun(prime_frames, count)
+        if start is not None and num_frames is not None and start.shape[2] >= num_frames:
+            raise UsageError(f"{start.shape[2]} frames to go on from leave nothing to make of {num_frames}")
         return self.film(told, _draw(seed, count), num_frames or self.length_after(start), start)
 
     @torch.no_grad()

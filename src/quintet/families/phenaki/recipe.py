@@ -164,7 +164,7 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         check_request(self.config.model, asked, self.config.sample.guidance, self.guidance())
         phenaki, config = self.phenaki(nets), self.config
         frames = request.frames or config.sample.frames
-        if frames is not None:
+        if frames is not None and not request.scenes:
             check_frames("--frames" if request.frames else "sample.frames", frames, phenaki.step)
         if request.stills:
             return self._stills(phenaki, request)
