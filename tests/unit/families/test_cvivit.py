@@ -13,6 +13,7 @@ from torch import Tensor
 from quintet.config import UsageError, build, validate
 from quintet.core.batch import Batch
 from quintet.core.draw import Draw
+from quintet.core.engine import Engine
 from quintet.core.recipe import Loss
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.model import CViViT
@@ -26,7 +27,7 @@ TINY = {
 }
 KINDS: dict[str, dict[str, Any]] = {
     **{name: {"quantizer": name} for name in ("vq", "lfq", "fsq")},
-    "shortcut": {"quantizer": "vq", "shortcut": True},
+    "shortcut": {"shortcut": True, "codebook_size": 64},
 }
 
 
@@ -323,3 +324,49 @@ def test_it_is_trained_in_python_on_a_data_set_object(tmp_path: Path) -> None:
     trainer.train()
     trainer.close()
     assert trainer.step == 2
+
+
+# --- a shortcut -----------------------------------------------------------------------------------------------------
+
+
+def stripes(batch: int, frames: int) -> Tensor:
+    """Films of few directions: a grey, a step between the halves of every patch, and a fading."""
+    draw = torch.Generator().manual_seed(frames)
+    grey, height, fading = torch.rand(3, batch, 1, 1, 1, 1, generator=draw, dtype=torch.float64)
+    edge = (torch.arange(24) % 8 < 4).double() - 0.5
+    later = (torch.arange(frames) + 1)[:, None, None] % 2
+    return (0.5 + (grey - 0.5) / 2 + edge * height / 4 + later * (fading - 0.5) / 4).expand(batch, 3, frames, 16, 24)
+
+
+def test_a_fresh_shortcut_is_the_transform_that_its_first_clips_need() -> None:
+    """Clips of three directions come through three numbers as they are, and a picture as if it were a still clip."""
+    keys = {"model.shortcut": True, "model.quantizer": "vq", "model.dim": 8, "model.codebook_size": 8}
+    made = recipe(**keys)
+    clips = stripes(64, 9)
+    batches = [
+        Batch(
+            made.collate([{"videos": clip} for clip in clips[start : start + 16]]),
+            tuple(map(str, range(16))),
+            Draw(0, [0] * 16, range(16)),
+            torch.float64,
+        )
+        for start in range(0, 64, 16)
+    ]
+    made.initialise(made.modules, batches, Engine(made.config.engine))
+    model, fresh = made.cvivit, stripes(4, 5)
+    with torch.no_grad():
+        latents = model.latents(fresh)
+        torch.testing.assert_close(model._pixels(latents)[:, :, 1:], fresh[:, :, 1:], rtol=0, atol=1e-6)
+        assert latents[..., 3:].abs().max() < 1e-6
+        still = fresh[:, :, :1].expand_as(fresh)
+        vectors = model.latents(still)
+        torch.testing.assert_close(vectors[:, :1].expand_as(vectors), vectors, rtol=0, atol=1e-9)
+        torch.testing.assert_close(model._pixels(vectors), still, rtol=0, atol=1e-6)
+        assert (model.decode(model.encode(clips)) - clips).abs().mean() < 0.05
+
+
+def test_codes_of_a_shortcut_begin_as_means_of_many_patches() -> None:
+    keys = {"model.shortcut": True, "model.quantizer": "vq", "train.batch_size": 4}
+    steps = recipe(**keys).opening_steps
+    assert steps * 4 * 5 * 6 >= 32 * TINY["codebook_size"] > (steps - 1) * 4 * 5 * 6
+    assert recipe(**{**keys, "model.shortcut": False}).opening_steps == 1
