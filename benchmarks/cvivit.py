@@ -4,10 +4,10 @@ dim 256, 2 + 2 blocks each way, heads 4 x 64, LFQ 1024, 9 frames of 64 pixels, p
 generator and discriminator step, one thread. Both sides look at one frame of each clip with the discriminator.
 
 `same` does what the peer does: a forward pass for each side, the penalty at every step, and a discriminator of as many
-weights. `recipe` is a step as quintet trains: one forward pass for both, the penalty at every fourth step, and its own
-discriminator. What still differs: the peer weighs the adversarial loss by gradients at its last layer, ours by a
-constant, as the paper; the peer has a perceptual net of one small convolution, ours none; the peer's temporal blocks
-begin with a convolution that looks ahead, ours look at distances.
+weights. `large` is a step as quintet trains, one forward pass for both and the penalty at every fourth step, with that
+discriminator; `recipe` has its own, much smaller one. What still differs: the peer weighs the adversarial loss by
+gradients at its last layer, ours by a constant, as the paper; the peer has a perceptual net of one small convolution,
+ours none; the peer's temporal blocks begin with a convolution that looks ahead, ours look at distances.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from pathlib import Path
 
 from side_by_side import HERE, Contender, interleave, record, table, vision_peer
 
+KINDS = {
+    "same": "same algorithm",
+    "large": "our recipe, a discriminator as large",
+    "recipe": "our recipe",
+}
+
 
 def contenders(precision: str) -> tuple[list[Contender], dict[str, str]]:
     peer = Contender(f"peer, {precision}", vision_peer(), "peers/cvivit_peer.py", (precision,))
     own = [
         Contender(f"ours, {words}, {precision}", sys.executable, "cvivit_ours.py", (kind, precision))
-        for kind, words in (("same", "same algorithm"), ("recipe", "our recipe"))
+        for kind, words in KINDS.items()
     ]
     return [peer, *own], {contender.name: peer.name for contender in own}
 

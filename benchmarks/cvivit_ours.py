@@ -1,7 +1,8 @@
-"""quintet's C-ViViT step as a worker: `cvivit_ours.py recipe|same PRECISION`.
+"""quintet's C-ViViT step as a worker: `cvivit_ours.py recipe|large|same PRECISION`.
 
-`recipe` is a step as quintet trains: one forward pass for both phases, a gradient penalty every fourth step.
-`same` does what the peer does: a forward pass for each side, the penalty at every step, and as large a discriminator.
+`recipe` is a step as quintet trains: one forward pass for both phases, a gradient penalty every fourth step; `large`
+is the same with a discriminator as large as the peer's. `same` does what the peer does: a forward pass for each side,
+the penalty at every step, and as large a discriminator.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def main(kind: str, precision: str) -> None:
         "engine.precision": precision,
         "optim.name": "adam",
     }
+    if kind != "recipe":
+        keys["loss.discriminator_dim"] = AS_LARGE
     if kind == "same":
-        keys |= {"loss.penalty_every": 1, "loss.discriminator_dim": AS_LARGE}
+        keys["loss.penalty_every"] = 1
     settings = config.build(CViViTConfig, overrides=keys)
     torch.manual_seed(0)
     recipe = runs.make_recipe(settings)
@@ -79,7 +82,7 @@ def main(kind: str, precision: str) -> None:
         number += 1
 
     parameters = {name: count_parameters(module) for name, module in recipe.modules.items()}
-    serve(together if kind == "recipe" else apart, {"parameters": parameters}, ("quintet",))
+    serve(apart if kind == "same" else together, {"parameters": parameters}, ("quintet",))
 
 
 if __name__ == "__main__":
