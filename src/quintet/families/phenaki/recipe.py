@@ -73,7 +73,9 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         return sources.collate(items)
 
     def lengths(self, source: Source) -> Sequence[int] | None:
-        return source.lengths() if hasattr(source, "lengths") else None
+        """Moments; none where all clips have as many, and any order is as good."""
+        lengths: list[int] = source.lengths() if hasattr(source, "lengths") else []
+        return lengths if len({*lengths} - {0}) > 1 else None
 
     # --- training ---------------------------------------------------------------------------------------------
 
