@@ -121,7 +121,7 @@ class CViViTConfig(RunConfig):
             "checkpoint.every": 10,
             "log.every": 5,
         },
-        # One CPU core, a quarter of an hour: it begins as a transform of 32 pixels' patches, and shallow blocks do the rest.
+        # One CPU core, a quarter of an hour: it begins as a transform, and shallow blocks improve on it.
         "small": {
             "model.image_size": 32,
             "model.patch": 4,
