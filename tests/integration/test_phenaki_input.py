@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contract.cases import GOLDEN, TINY_PHENAKI
+from contract.cases import GOLDEN, TINY_CVIVIT, TINY_PHENAKI
 from films import counted, write_film
 from helpers import error_line, made_once, quintet, succeed
 from quintet.media.video import read_header, read_video
@@ -145,6 +145,10 @@ def test_clips_of_every_length_and_pictures_train_together(tmp_path: Path) -> No
     assert len(record["train"]) + len(record["validation"]) == 13
     assert list(record["skipped"]) == ["damaged.mp4"]
     succeed("eval", tmp_path / "run")
+    # So does a tokenizer.
+    own = ("train.steps=4", "eval.every=4", "sample.every=4", "checkpoint.every=4")
+    succeed("train", "cvivit", data, "--out", tmp_path / "tokenizer", *TINY_CVIVIT, *own)
+    assert list(json.loads((tmp_path / "tokenizer" / "data.json").read_text())["skipped"]) == ["damaged.mp4"]
     succeed("sample", tmp_path / "run", "--images", "--text", "a still", "--num", 1, "--out", tmp_path / "out")
 
 

@@ -20,6 +20,7 @@ from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.python_clips import python_clip_sources
 from quintet.families.phenaki.trainer import PhenakiTrainer
+from quintet.generate.maskgit_decoding import told_both_ways
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.runs import link_to, open_link
 
@@ -116,6 +117,31 @@ def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: Link, tm
     told = [phenaki.maskgit.text_vectors(torch.randn(1, 3, WIDTH), torch.ones(1, 3).bool()) for _ in range(2)]
     tokens = torch.full((1, 12), phenaki.maskgit.mask_id)
     assert not torch.allclose(phenaki.maskgit(tokens, told[0]), phenaki.maskgit(tokens, told[1]))
+
+
+class Four:
+    """Four clips of one to three moments, which only their texts tell apart."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(0, 32, (1 + index % 3, 2, 2), generator=generator), f"clip {'abcd'[index]}"
+
+
+def test_it_learns_which_clip_a_text_stands_for(tokenizer: Link, tmp_path: Path) -> None:
+    quick = {"optim.name": "muon", "optim.lr": 1e-2, "optim.matrix_lr": 0.03, "optim.warmup_steps": 5}
+    wide = {"model.dim": 32, "model.depth": 2, "model.rotary": True, "loss.label_smoothing": 0.0, "sample.steps": 4}
+    keys = {**quick, **wide, "data.validation_fraction": 0.0, "ema.enabled": False}
+    trainer = trained("codes", tmp_path / "run", tokenizer, data=Four(), steps=150, config=keys)
+    phenaki = trainer.recipe.phenaki(trainer.recipe.modules)
+    wanted = [Four()[index] for index in range(4)]
+    told = told_both_ways(phenaki.maskgit, [text for _, text in wanted], None)
+    there = torch.arange(3) < torch.tensor([[len(codes)] for codes, _ in wanted])
+    made = phenaki.codes(told, Draw(0, [0] * 4, range(4)), there)
+    right = [(one[: len(codes)] == codes).float().mean() for one, (codes, _) in zip(made, wanted, strict=True)]
+    assert sum(right) / 4 > 0.9
 
 
 def test_codebook_ids_need_no_tokenizer(tmp_path: Path) -> None:
