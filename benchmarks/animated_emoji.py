@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/animated-emoji"))
     parser.add_argument("--strip", type=Path)
     parser.add_argument("keys", nargs="*", default=[])
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     words = ["train", "cvivit", arguments.folder, "--out", str(arguments.out), "--preset", "small"]
     words += [*KEYS, *arguments.keys]
     print("$ quintet", *words)

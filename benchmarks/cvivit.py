@@ -1,4 +1,4 @@
-"""A C-ViViT training step, ours beside phenaki-pytorch 0.5.0's: `make bench-cvivit`.
+"""A C-ViViT training step, ours beside phenaki-pytorch 0.5.0's: `make bench-video`.
 
 dim 256, 2 + 2 blocks each way, heads 4 x 64, LFQ 1024, 9 frames of 64 pixels, patch 8, 2 frames a tube, batch 2,
 generator and discriminator step, one thread. Both sides look at one frame of each clip with the discriminator.

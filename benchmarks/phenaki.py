@@ -1,4 +1,4 @@
-"""Text to video, ours beside phenaki-pytorch 0.5.0's: `make bench-phenaki`.
+"""Text to video, ours beside phenaki-pytorch 0.5.0's: `make bench-video`.
 
 dim 256, depth 4, heads 4 x 64, 5 x 8 x 8 tokens of 1024 codes, text of 32 symbols, one thread. `step`: a training step
 of batch 4 on given codes with Adam. `sample`: 18 steps, guidance 3, batch 2, from text to 9 frames of 64 pixels through

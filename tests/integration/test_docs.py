@@ -59,6 +59,13 @@ def test_the_audio_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytes
         assert found["texts"].tolist() == ["slow drums"]
 
 
+def test_the_video_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands("<!-- video commands: tested -->")
+    names = {path.suffix for path in (tmp_path / "videos").iterdir()}
+    assert {".mp4", ".gif", ".png", ".jsonl"} <= names
+
+
 def run_commands(marker: str) -> None:
     commands = block_after(README, marker).splitlines()
     assert len(commands) > 4
