@@ -146,6 +146,9 @@ class Merging(nn.Module):
         count = math.prod(self.merge)
         self.together = nn.Linear(count * dim, dim, bias=False)
         self.alone = nn.Linear(dim, count * dim, bias=False)
+        for layer in (self.together, self.alone):
+            # Tokens start at the scale of single codes, and codes at that of tokens.
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
     def merged(self, grid: Sequence[int]) -> tuple[int, ...]:
         return tuple(size // step for size, step in zip(grid, self.merge, strict=True))
