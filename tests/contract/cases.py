@@ -228,6 +228,7 @@ CASES: Mapping[str, Case] = {
                 "checkpoint.every=25",
                 "eval.every=26",
             ),
+            "shortcut": ("model.shortcut=true", "model.quantizer=vq", "model.codebook_size=16"),
         },
         brief=("train.steps=4", "loss.discriminator_start=2"),
         poison=spoilt_videos,

@@ -32,6 +32,8 @@ def begin_as_transform(model: CViViT, statistics: Statistics) -> None:
     mean = sums["sum"] / sums["count"]
     covariance = sums["products"] / sums["count"] - mean.outer(mean)
     directions = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, : model.config.dim]
+    # A direction and its opposite are the same one; rounding must not choose.
+    directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
     # A model that is wider than a patch has numbers to spare.
     directions = torch.nn.functional.pad(directions, (0, model.config.dim - directions.shape[1]))
     for layer, weight, bias in (
