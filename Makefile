@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-overhead results clean
+.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-mesh   mesh models beside meshgpt-pytorch's: steps, generation, loss, adjacency (about an hour)"
 	@echo "make bench-mulan  sound and text beside musiclm-pytorch's: step, loss and retrieval (about an hour)"
 	@echo "make bench-soundstorm  sound from codes beside soundstorm-pytorch's: step and generation"
+	@echo "make bench-video  C-ViViT and Phenaki beside phenaki-pytorch's: steps and sampling"
 	@echo "make bench-overhead  the loop's own share of a step"
 	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
 
@@ -74,6 +75,10 @@ bench-mulan: setup
 bench-soundstorm: setup
 	$(BIN)/python benchmarks/soundstorm.py step generate
 	$(BIN)/python benchmarks/soundstorm.py step generate --precision bf16 --warmup 1
+
+bench-video: setup
+	$(BIN)/python benchmarks/cvivit.py
+	$(BIN)/python benchmarks/phenaki.py step sample
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py

@@ -48,6 +48,14 @@ def sounds(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def videos(shared: Path) -> Path:
+    """48 clips of 17 frames, 32 x 32 pixels, with captions. Read only."""
+    return made_once(
+        shared, "videos", lambda folder: succeed("data", "make", "motions", folder, "--num", 48, "--size", 32)
+    )
+
+
+@pytest.fixture(scope="session")
 def trained(shared: Path, pictures: Path) -> Path:
     """A finished run with the checkpoints 4, 8 and 12. Read only: copy it before changing it."""
     return made_once(shared, "trained", lambda folder: train_tiny(pictures, folder))

@@ -287,6 +287,15 @@ def sample(
     seconds: Annotated[
         float | None, typer.Option(help="Length of a sound, prompt and all; if not given, the model's longest.")
     ] = None,
+    prime: Annotated[Path | None, typer.Option(help="A clip to go on from, as a video or a picture.")] = None,
+    scenes: Annotated[
+        Path | None, typer.Option(help="A file with a text on each line: one video of all of them, one after another.")
+    ] = None,
+    frames: Annotated[
+        int | None,
+        typer.Option(min=1, help="Length of a video, --prime and all; with --scenes, what each of them adds."),
+    ] = None,
+    images: Annotated[bool, typer.Option("--images", help="Pictures instead of videos.")] = False,
     data: Annotated[
         str | None, typer.Option(help="Take the items of this folder instead of the validation items.")
     ] = None,
@@ -298,17 +307,24 @@ def sample(
 
     trained = _open(run)
     trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("sample",))
-    asked = {"negative": negative, "image": image, "mask": mask, "mesh": mesh, "prompt": prompt, "seconds": seconds}
+    of_sound = {"prompt": prompt, "seconds": seconds}
+    of_video = {"prime": prime, "scenes": scenes, "frames": frames, "images": images or None}
+    asked = {"negative": negative, "image": image, "mask": mask, "mesh": mesh, **of_sound, **of_video}
     for option, value in asked.items():
         if value is not None and option not in trained.recipe.options:
             raise UsageError(f"recipe {trained.recipe.name} takes no --{option}")
     if (image is None) != (mask is None):
         raise UsageError("--image and --mask belong together: the mask says which part of the picture is drawn anew")
-    given = image or mesh or prompt
-    if negative is not None and not (text or given or trained.recipe.unprompted):
+    given = image or mesh or prompt or prime
+    story = _scenes(scenes, text, images)
+    if images and (prime or frames):
+        raise UsageError("--images are pictures: leave --prime and --frames out")
+    texts = [" / ".join(story)] if story else text
+    if negative is not None and not (texts or given or trained.recipe.unprompted):
         raise UsageError("--negative goes with --text: say also what it should look like")
-    if text or given or seconds is not None or trained.recipe.unprompted:
-        artifacts = runs.generate(trained, Request(text or [""], num, seed, negative, given, mask, seconds))
+    if texts or given or images or seconds is not None or frames is not None or trained.recipe.unprompted:
+        request = Request(texts or [""], num, seed, negative, given, mask, seconds, frames, story, images)
+        artifacts = runs.generate(trained, request)
     else:
         artifacts = runs.Looker.open(trained, data).artifacts(num)
     out.mkdir(parents=True, exist_ok=True)
@@ -319,6 +335,17 @@ def sample(
             lines.write(json.dumps({"file": target.name, "model": run, **artifact.about}, ensure_ascii=False) + "\n")
         _print(f"written: {target}")
     _next(f"quintet eval {run}")
+
+
+def _scenes(path: Path | None, text: Sequence[str] | None, images: bool) -> list[str]:
+    """The lines of a file of scenes; none without one."""
+    if path is None:
+        return []
+    if text or images:
+        raise UsageError("--scenes says what each part of a video shows: leave --text and --images out")
+    from quintet.data.text_lines import read_lines
+
+    return read_lines(path, "--scenes", "scene")
 
 
 def _with_keys(config: Any, overrides: Sequence[str] | None, sections: Sequence[str]) -> Any:
@@ -474,11 +501,12 @@ def _open(reference: str) -> Any:
 @data_app.command("make")
 def data_make(
     name: Annotated[
-        Literal["shapes", "solids", "sounds"], typer.Argument(help="Which data set: of pictures, meshes or sounds.")
+        Literal["shapes", "solids", "sounds", "motions"],
+        typer.Argument(help="Which data set: of pictures, meshes, sounds or video."),
     ],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     num: Annotated[int, typer.Option(help="How many items.")] = 5000,
-    size: Annotated[int | None, typer.Option(help="Side of the pictures in pixels; 64 if not given.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of pictures and video in pixels; 64 if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, other items.")] = 0,
 ) -> None:
     """Write an embedded data set, drawn by code, with captions."""
@@ -486,9 +514,13 @@ def data_make(
         from quintet.data.shapes import make_shapes
 
         make_shapes(folder, num, 64 if size is None else size, seed)
+    elif name == "motions":
+        from quintet.data.motions import make_motions
+
+        make_motions(folder, num, 64 if size is None else size, seed)
     else:
         if size is not None:
-            raise UsageError(f"--size is for pictures; {name} have none")
+            raise UsageError(f"--size is for pictures and video; {name} have none")
         if name == "solids":
             from quintet.data.solids import make_solids
 
@@ -498,19 +530,23 @@ def data_make(
 
             make_sounds(folder, num, seed)
     _print(f"{num} items written: {folder}")
-    recipe = {"shapes": "vqgan", "solids": "mesh-autoencoder", "sounds": "mulan"}[name]
+    recipe = {"shapes": "vqgan", "solids": "mesh-autoencoder", "sounds": "mulan", "motions": "cvivit"}[name]
     _next(f"quintet data check {folder}", f"quintet train {recipe} {folder}")
 
 
 @data_app.command("check")
 def data_check(
     folder: Annotated[Path, typer.Argument(help="Folder of media and captions.")],
+    medium: Annotated[
+        Literal["image", "mesh", "audio", "video"] | None,
+        typer.Option(help="What to look for; otherwise what most files are."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Tell what is in a folder, what is broken, and what will be used."""
     from quintet.data.check import MEDIA, check_folder
 
-    report = check_folder(folder)
+    report = check_folder(folder, medium=medium)
     if as_json:
         _print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     else:
@@ -558,7 +594,7 @@ def doctor() -> None:
 
 @app.command()
 def demo(
-    medium: Annotated[Literal["image", "mesh", "audio"], typer.Argument(help="What to show.")] = "image",
+    medium: Annotated[Literal["image", "mesh", "audio", "video"], typer.Argument(help="What to show.")] = "image",
     full: Annotated[bool, typer.Option("--full", help="Train to the figures in docs/results.md.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for data and runs; runs/demo-MEDIUM if not given.")] = None,
 ) -> None:

@@ -318,6 +318,8 @@ CHANGES = """\
   loop.
 - **Sounds of different lengths are padded, and the padding is not heard.** `MuLaNTrainer` cut a whole batch to its
   shortest sound. What is longer than `data.seconds` is cropped at a place drawn for each item and epoch.
+- **Phenaki drops texts and trains its critic.** The original dropped none, so that guidance had nothing to lead away
+  from, and left the critic as it was; its masks fell on padding as often as on codes.
 - **Mixed precision is bf16**; fp16 is not offered.
 """
 

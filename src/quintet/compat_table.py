@@ -512,11 +512,11 @@ VQGAN: tuple[Rule, ...] = (
 PHENAKI: tuple[Rule, ...] = (
     model("phenaki", "Phenaki"),
     to_argument("folder", None, "data", "The folder of videos or pictures."),
-    to_key("train_on_images", False, "data.train_on_images", FLAG, "Train on single pictures."),
+    to_key("train_on_images", False, "data.frames", FLAG, "Of a video one frame is taken.", if_true(1)),
     batch_size(16),
     accumulation(1),
-    to_key("num_frames", 17, "data.num_frames", FRAMES, "Frames of a training clip."),
-    to_key("sample_num_frames", None, "sample.num_frames", FRAMES, "Frames of a sample."),
+    to_key("num_frames", 17, "data.frames", FRAMES, "Frames of a training clip; pictures are clips of one."),
+    to_key("sample_num_frames", None, "sample.frames", FRAMES, "Frames of a sample."),
     rate("train_lr", 1e-4),
     steps("train_num_steps", 100_000),
     clip(None),
@@ -607,7 +607,7 @@ TRAINERS: Mapping[str, OriginalTrainer] = {
         OriginalTrainer("MuLaNTrainer", "mulan", "musiclm-pytorch", "0.2.8", 2, False, MULAN),
         OriginalTrainer("SoundStormTrainer", "soundstorm", "soundstorm-pytorch", "0.6.1", 1, False, SOUNDSTORM),
         OriginalTrainer("VQGanVAETrainer", "vqgan", "muse-maskgit-pytorch", "0.3.5", 1, False, VQGAN),
-        OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, True, PHENAKI),
+        OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, False, PHENAKI),
         OriginalTrainer(
             "MeshAutoencoderTrainer", "mesh-autoencoder", "meshgpt-pytorch", "1.8.1", 21, False, MESH_AUTOENCODER
         ),
@@ -637,7 +637,7 @@ METHODS: tuple[tuple[str, str, str], ...] = (
     ("`unwrapped_model`", "`recipe.modules`", "The bare modules by name."),
     ("`ema_vae`, `ema_model`, `ema_tokenizer`", "`state.averaged_nets()`", "The averaged modules by name."),
     ("`warmup(step)`", "`lr_schedule(step)`", "The rate of any step, not only of the warm-up."),
-    ("`generate(…)`", "the model's `generate` (with the family)", "Or `quintet sample RUN`."),
+    ("`generate(…)`", "the model's `generate`", "Or `quintet sample RUN`."),
     ("`tokenize(…)`", "the tokenizer's `encode`", "Or `quintet encode RUN DATA`."),
     (
         "`wandb_tracking(project, run)`",

@@ -124,6 +124,25 @@ class SoundDataConfig(DataConfig):
     memory_megabytes: int = Field(512, ge=0, description="Decoded clips each process keeps; 0: none.")
 
 
+class VideoDataConfig(DataConfig):
+    """The data of recipes that read video."""
+
+    frames: int = Field(17, gt=0, description="Frames of a clip; of a file that has fewer all are taken.")
+    stride: int = Field(1, gt=0, description="Every which frame of a file is taken.")
+    fps: float | None = Field(
+        None, gt=0, description="Frames a second by the time stamps of a file, instead of every `data.stride`-th."
+    )
+    flip: bool = Field(False, description="Mirror half of the training clips; not for captions that say left or right.")
+    random_crop: bool = Field(False, description="Crop training clips at random places instead of the centre.")
+    memory_megabytes: int = Field(512, ge=0, description="Decoded clips each process keeps; 0: none.")
+
+    @model_validator(mode="after")
+    def _one_pace(self) -> VideoDataConfig:
+        if self.fps is not None and self.stride != 1:
+            raise ValueError(f"data.fps={self.fps:g} and data.stride={self.stride} contradict each other; set one")
+        return self
+
+
 class AudioDataConfig(SoundDataConfig):
     """The data of recipes to which a long clip is several windows."""
 

@@ -105,6 +105,19 @@ def open_link(reference: str) -> Link:
     return Link(trained.recipe, nets, reference, export_contents(trained, {}))
 
 
+def link_to(model: Any) -> Link:
+    """The same for a model in memory, of one of the public classes of tokenizers."""
+    kind = type(model).__name__
+    for entry in recipes.RECIPES.values():
+        schema, recipe_class = entry.config_class(), entry.recipe_class()
+        if kind in entry.models and not schema.LINKS:
+            config = configs.build(schema, overrides={"model": model.config.model_dump(mode="json")})
+            recipe = recipe_class(config, **{recipe_class.exported: model})
+            trained = Trained(recipe, {recipe.exported: model}, None, Path(kind), None, [])
+            return Link(recipe, dict(trained.nets), f"a {kind} in Python", export_contents(trained, {}))
+    raise UsageError(f"a {kind} is no model of quintet that others stand on")
+
+
 def _place(config: RunConfig, name: str, home: Path | None) -> str:
     """The copy in a run's own folder; where there is none, what the key says."""
     own = home / name if home is not None else None

@@ -50,6 +50,21 @@ TINY_MULAN = (
 )
 """Two towers of some thousand weights each."""
 
+TINY_CVIVIT = (
+    *("--preset", "debug", "model.image_size=16", "model.dim=16", "model.head_dim=8", "model.quantizer=fsq"),
+    *("loss.discriminator_dim=8", "loss.discriminator_start=4", "loss.discriminator_ramp=4"),
+    *TWELVE_STEPS,
+)
+"""A tokenizer of video of some thousand weights with an active discriminator."""
+
+TINY_PHENAKI = (
+    *("--preset", "debug", f"tokenizer={GOLDEN / 'cvivit-format-1' / 'hub'}"),
+    *("model.dim=16", "model.depth=1", "model.text_dim=16", "model.text_length=32"),
+    *("eval.generated=4", "sample.steps=2"),
+    *TWELVE_STEPS,
+)
+"""A transformer of a few thousand weights over three moments of 2 x 2 codes."""
+
 TINY_AUDIO_CODEC = (
     *("--preset", "debug", "data.seconds=0.25", "eval.seconds=0.5", "model.rate=8000", "model.strides=[4,4,2]"),
     *("model.dim=4", "model.latent_dim=8", "model.levels=2", "model.codebook_size=32", "loss.mel_windows=[256,64]"),
@@ -83,6 +98,10 @@ def spoilt_meshes(item: Item, value: float) -> Item:
 
 def spoilt_sounds(item: Item, value: float) -> Item:
     return {**item, "wavs": torch.full(item["wavs"].shape, value)}
+
+
+def spoilt_videos(item: Item, value: float) -> Item:
+    return {**item, "videos": torch.full(item["videos"].shape, value)}
 
 
 def unchanged(recipe: Recipe[Any]) -> None:
@@ -197,6 +216,51 @@ CASES: Mapping[str, Case] = {
             "model.loss=decoupled model.audio.dropout=0.1 model.text.dropout=0.1",
         ),
         faults=("model.quantizer_levels=2", "model.codebook_size=8"),
+    ),
+    "cvivit": Case(
+        data="videos",
+        tiny=TINY_CVIVIT,
+        additive=("model.quantizer=fsq",),
+        worlds={
+            "fsq": ("model.quantizer=fsq",),
+            "lfq": ("model.quantizer=lfq", "train.accumulate=2"),
+            "vq": (
+                "model.quantizer=vq",
+                "train.accumulate=2",
+                "train.steps=52",
+                "checkpoint.every=25",
+                "eval.every=26",
+            ),
+            "shortcut": ("model.shortcut=true", "model.quantizer=vq", "model.codebook_size=16"),
+        },
+        brief=("train.steps=4", "loss.discriminator_start=2"),
+        poison=spoilt_videos,
+        resumed=("model.quantizer=vq data.random_crop=true data.flip=true", "loss.reconstruction=l1 data.stride=2"),
+        faults=("model.quantizer=vq",),
+        golden=("model.codebook_size=32",),
+        prepare=hasten_the_death_of_codes,
+        tokenizer=True,
+    ),
+    "phenaki": Case(
+        data="videos",
+        tiny=TINY_PHENAKI,
+        additive=None,
+        worlds={
+            "plain": (),
+            "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
+            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
+            "primed": ("loss.primed=0.9", "data.frames=17", "data.variants=2", "model.text=none"),
+        },
+        brief=("train.steps=4",),
+        poison=None,
+        resumed=(
+            "loss.critic=true",
+            "model.self_critic=true model.self_conditioning=true loss.primed=0.5",
+            "data.variants=2 data.flip=true data.stride=2 optim.name=muon model.dropout=0.1",
+        ),
+        faults=("loss.critic=true",),
+        golden=("eval.generated=0",),  # one code that tips over elsewhere makes another clip
+        opens_media=False,
     ),
     "audio-codec": Case(
         data="sounds",

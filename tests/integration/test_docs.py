@@ -59,6 +59,13 @@ def test_the_audio_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytes
         assert found["texts"].tolist() == ["slow drums"]
 
 
+def test_the_video_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands("<!-- video commands: tested -->")
+    names = {path.suffix for path in (tmp_path / "videos").iterdir()}
+    assert {".mp4", ".gif", ".png", ".jsonl"} <= names
+
+
 def run_commands(marker: str) -> None:
     commands = block_after(README, marker).splitlines()
     assert len(commands) > 4
@@ -166,7 +173,7 @@ def test_the_trainers_of_the_page(page: dict[str, Case], pictures: Path, tmp_pat
 
 def test_the_frozen_data_generators_and_judges_are_the_ones_in_the_results() -> None:
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    for name in ("shapes", "shapes_judge", "sounds", "sounds_judge"):
+    for name in ("shapes", "shapes_judge", "sounds", "sounds_judge", "motions", "motions_judge"):
         file = f"src/quintet/data/{name}.py"
         digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()
         assert f"| `{file}` | `{digest}` |" in results, f"{file} changed: that makes a new version of the data set"

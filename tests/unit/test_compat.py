@@ -99,12 +99,11 @@ def test_keys_outside_the_common_schema_are_those_of_families() -> None:
     common = set(keys(RunConfig))
     of_families = {key for trainer in TRAINERS.values() for rule in trainer.rules for key in rule.keys} - common
     assert of_families == {
-        "data.num_frames",
-        "data.train_on_images",
+        "data.frames",
         "loss.only",
         "loss.penalty_every",
         "optim.discriminator.clip",
-        "sample.num_frames",
+        "sample.frames",
         "sample.texts",
     }
     assert {key for rules in (*PARTS.values(), OWN) for rule in rules for key in rule.keys} <= common
@@ -422,7 +421,6 @@ def test_the_page_names_every_trainer_keyword_and_file() -> None:
         section = page.split(f"### {trainer.name}\n")[1].split("\n##")[0]
         assert all(f"| `{rule.keyword}` |" in section for rule in trainer.rules)
         assert ("does not have the recipe yet" in section) == trainer.planned
-    assert "`data.num_frames` (with the family)" in page
     for name in ("VQGanVAE", "MuLaN", "SoundStorm", "Phenaki", "CViViT", "MeshAutoencoder", "MeshTransformer"):
         assert f"`{name}`" in page.split("## Old weights")[1]
 

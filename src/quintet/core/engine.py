@@ -105,7 +105,10 @@ class Engine:
         for module in modules.values():
             module.to(self.device, self.dtype)
             if self.config.channels_last:
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                # Not by `to`, which would refuse tensors of five axes.
+                for tensor in (*module.parameters(), *module.buffers()):
+                    if tensor.ndim == 4:
+                        tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
             if self.config.recompute:
                 _recompute_activations(module)
 

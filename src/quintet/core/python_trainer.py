@@ -39,12 +39,14 @@ class PythonTrainer(Trainer):
         links = {name: keywords.pop(name) for name in self.config_class.LINKS if keywords.get(name) is not None}
         asked = self._translated((model, *positional) if positional or model is not None else (), keywords)
         arguments = asked.arguments
-        model = arguments.get("model")
+        handed = arguments.get("model")
+        model, inside, beside = self.taken_apart(handed)
+        links = {**inside, **links}
         self._check_given(model, links)
         resume = bool(arguments.get("resume"))
         out = Path(arguments.get("out") or next_folder(self.recipe_class.name))
         data, validation = arguments.get("data"), arguments.get("validation")
-        keys = {**self.keys_of(model, arguments), **asked.overrides, **self._paths(data, validation)}
+        keys = {**self.keys_of(handed, arguments), **asked.overrides, **self._paths(data, validation)}
         if "init" in keys:
             raise UsageError("in Python, load the weights into the model that you hand over, instead of the key `init`")
         if model is not None:
@@ -60,13 +62,18 @@ class PythonTrainer(Trainer):
         if model is not None and config.model != model.config:
             raise UsageError(f"{type(self).__name__}: the keys of model.* are those of the model; build it with them")
         torch.manual_seed(config.train.seed)  # what the recipe makes beside the model
-        parts: dict[str, Any] = {**links, self.recipe_class.exported: model}
+        parts: dict[str, Any] = {**links, **beside, self.recipe_class.exported: model}
         recipe = self.recipe_class(config, **parts)
         sources = None
         if not _is_folder(data):
             place_links(recipe)
             sources = self.sources_of(recipe, data, validation, arguments.get("declared"))
         super().__init__(recipe, run, sources=sources, resume=resume, lr_schedule=arguments.get("lr_schedule"))
+
+    @classmethod
+    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Link], dict[str, nn.Module]]:
+        """Of what was handed over as the model: what is trained, the links in it, and what else the recipe takes."""
+        return model, {}, {}
 
     @classmethod
     def keys_of(cls, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,12 @@ class Request:
     """The part of it to make anew."""
     seconds: float | None = None
     """How long it should be; none: as long as the model makes it."""
+    frames: int | None = None
+    """The same of a video; of scenes the length of each."""
+    scenes: Sequence[str] = ()
+    """What happens one after another in one video; `texts` then holds all of it as one text."""
+    stills: bool = False
+    """Pictures, of a model that makes videos."""
 
     @property
     def wanted(self) -> list[str]:
@@ -153,7 +159,7 @@ class Recipe(ABC, Generic[ConfigT]):
     """Modules that it is better with, such as a critic; an export holds those that the recipe has."""
     options: ClassVar[tuple[str, ...]] = ()
     """What it understands beside `--text`: of the options of `quintet sample` negative, image and mask, mesh, prompt,
-    seconds."""
+    seconds, prime, scenes, frames, images."""
     find_unused_parameters: ClassVar[bool] = False
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
     uncompiled: ClassVar[frozenset[str]] = frozenset()

@@ -71,11 +71,6 @@ def check_request(model: TextConfig, request: Request, asked: float, guidance: f
         say(f"warning: cut to {model.text_length - 2} bytes, which is all the model reads: {long[0]!r}")
 
 
-def possible_guidance(model: TextConfig, drop_text: float, asked: float) -> float:
-    """None, which is 1, for a model that knows no difference between a text and none."""
-    return asked if model.text != "none" and drop_text > 0 else 1.0
-
-
 def too_long(model: TextConfig, texts: Iterable[str]) -> list[str]:
     """Those that a byte encoder cuts; a frozen encoder counts in its own tokens and tells of its own cuts."""
     most = model.text_length - 2

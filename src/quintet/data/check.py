@@ -22,6 +22,7 @@ from quintet.errors import UnreadableItem
 from quintet.media import audio as sounds
 from quintet.media import image as images
 from quintet.media import mesh as meshes
+from quintet.media import video as films
 
 Facts = dict[str, float | str]
 Probe = Callable[[str], Facts]
@@ -34,6 +35,8 @@ _EXAMPLE_LENGTH = 80
 _CHUNK = 256
 _MANY_FACES = 800
 """The most that the mesh recipes take by default (`data.max_faces`)."""
+_FRAMES = 17
+"""Of a clip of the video recipes, by default (`data.frames`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Medium:
     recipe: str
     """What to train on it first."""
     notes: Callable[[Sequence[str], Sequence[Facts]], list[str]] = lambda files, facts: []
+    films: bool = False
+    """Whether a folder of numbered pictures counts as a file."""
 
 
 def image_probe(path: str) -> Facts:
@@ -63,7 +68,9 @@ def mesh_probe(path: str) -> Facts:
 
 def mesh_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
     """Which meshes are too large, and which have edges of more than two faces."""
-    large = [f"{file} ({row['faces']})" for file, row in zip(files, facts, strict=True) if _above(row, _MANY_FACES)]
+    large = [
+        f"{file} ({row['faces']})" for file, row in zip(files, facts, strict=True) if _above(row, "faces", _MANY_FACES)
+    ]
     odd = [file for file, row in zip(files, facts, strict=True) if row["surface"] == "non-manifold"]
     notes = []
     if large:
@@ -74,9 +81,9 @@ def mesh_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
     return notes
 
 
-def _above(row: Facts, most: int) -> bool:
-    faces = row["faces"]
-    return not isinstance(faces, str) and faces > most
+def _above(row: Facts, name: str, most: int) -> bool:
+    number = row[name]
+    return not isinstance(number, str) and number > most
 
 
 def audio_probe(path: str) -> Facts:
@@ -97,10 +104,30 @@ def audio_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
     return [f"{len(found)} files are {level}, and used: {_some(found)}" for level, found in named.items() if found]
 
 
+def video_probe(path: str) -> Facts:
+    """Length, size, rate and format of a video."""
+    facts = films.probe_video(path)
+    numbers: Facts = {
+        "frames": facts.frames,
+        "seconds": round(facts.seconds, 3),
+        "width": facts.width,
+        "height": facts.height,
+    }
+    return {**numbers, "rate": f"{facts.rate:.3g} fps" if facts.steady else "variable", "format": facts.format}
+
+
+def video_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
+    """Which files have fewer frames than a clip; they are used."""
+    short = [file for file, row in zip(files, facts, strict=True) if not _above(row, "frames", _FRAMES - 1)]
+    what = f"fewer than {_FRAMES} frames (data.frames), and are used"
+    return [f"{len(short)} files have {what}: {_some(short)}"] if short else []
+
+
 MEDIA: dict[str, Medium] = {
     "image": Medium(images.EXTENSIONS, image_probe, "vqgan"),
     "mesh": Medium(meshes.EXTENSIONS, mesh_probe, "mesh-autoencoder", mesh_notes),
     "audio": Medium(sounds.EXTENSIONS, audio_probe, "mulan", audio_notes),
+    "video": Medium(films.EXTENSIONS, video_probe, "cvivit", video_notes, films=True),
 }
 
 
@@ -206,9 +233,21 @@ def check_folder(
 
 def _scan_medium(root: str | os.PathLike[str], medium: str | None) -> tuple[str, Scan]:
     names = [medium] if medium else list(MEDIA)
-    scans = {name: scan(root, MEDIA[name].extensions, allow_empty=True) for name in names}
+    scans = {name: scan(root, MEDIA[name].extensions, allow_empty=True, films=MEDIA[name].films) for name in names}
     chosen = max(names, key=lambda name: scans[name].found)
+    if chosen == "image" and _moves(root, scans["image"], scans.get("video")):
+        chosen = "video"
     return chosen, scans[chosen]
+
+
+def _moves(root: str | os.PathLike[str], pictures: Scan, videos: Scan | None) -> bool:
+    """Whether files that may all be either, GIF and WebP, are videos: the first one is animated."""
+    if videos is None or not videos.entries or pictures.found != videos.found:
+        return False
+    try:
+        return films.read_header(os.path.join(root, videos.entries[0].file)).frames > 1
+    except UnreadableItem:
+        return False
 
 
 def _probe_all(

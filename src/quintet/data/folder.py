@@ -11,6 +11,7 @@ import json
 import os
 import posixpath
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quintet.data.captions import Metadata, Row, folder_caption, read_caption, read_metadata
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
+from quintet.media.video_formats import FRAME_EXTENSIONS, frame_order
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -75,18 +77,21 @@ class Scan:
     notes: list[str]
 
 
-def scan(root: str | os.PathLike[str], extensions: frozenset[str], *, allow_empty: bool = False) -> Scan:
+def scan(
+    root: str | os.PathLike[str], extensions: frozenset[str], *, allow_empty: bool = False, films: bool = False
+) -> Scan:
     """List the files below `root` with one of the extensions (lower case, with the dot) and their captions.
 
-    Captions come from metadata files if there are any, else from text files beside the media, else from the names
-    of the folders. Nothing but a `split` column divides the data: names mean nothing.
+    With `films`, a folder of numbered pictures is listed like a file, unless captions name single ones. Captions come
+    from metadata files if there are any, else from text files beside the media, else from the names of the folders.
+    Nothing but a `split` column divides the data: names mean nothing.
     """
     root = Path(root)
     if not os.path.exists(root):
         raise UsageError(f"folder {root} does not exist; give the path of a folder with your files")
     if not os.path.isdir(root):
         raise UsageError(f"{root} is a file; give the folder that contains your files")
-    walk = _Walk(root, extensions)
+    walk = _Walk(root, extensions, films)
     walk.run()
     result = Scan([], walk.skipped, "none", [], walk.found, [])
     _caption(root, walk, result)
@@ -216,10 +221,11 @@ def _is_scene(objects: Any) -> bool:
 class _Walk:
     """The files of a tree by kind. Links are followed to files inside the root only; hidden names are passed over."""
 
-    def __init__(self, root: Path, extensions: frozenset[str]) -> None:
+    def __init__(self, root: Path, extensions: frozenset[str], films: bool) -> None:
         self.root = root
         self.real_root = os.path.realpath(root)
         self.extensions = extensions
+        self.films = films
         self.media: list[str] = []
         self.stamps: dict[str, Stamp] = {}
         self.texts: dict[str, str] = {}
@@ -228,10 +234,13 @@ class _Walk:
         self.skipped: list[tuple[str, str]] = []
         self.found = 0
         self._folders = [""]
+        self._pictures: dict[str, str | None] = {}
+        self._named: dict[str, set[str]] = {}
 
     def run(self) -> None:
         while self._folders:
             prefix = self._folders.pop()
+            self._pictures = {}
             try:
                 with os.scandir(os.path.join(self.root, prefix)) as listing:
                     for entry in listing:
@@ -239,6 +248,56 @@ class _Walk:
                             self._visit(prefix, entry)
             except OSError as error:
                 self.skipped.append((prefix.rstrip("/") or ".", f"cannot be listed: {error.strerror}"))
+            self._add_film(prefix)
+
+    def _add_film(self, prefix: str) -> None:
+        """A folder below the root of nothing but numbered pictures, as far as media go, is a film.
+
+        Not if something is said of single pictures; then, and wherever else they lie, each is an item of its own, if
+        pictures are wanted at all.
+        """
+        if not self._pictures:
+            return
+        alone = not any(posixpath.dirname(file) + "/" == prefix for file in self.media[-1:])
+        numbered = alone and prefix and frame_order(list(self._pictures)) is not None
+        if not numbered or self._told_one_by_one(prefix):
+            self._add_pictures(prefix)
+            return
+        folder = prefix.rstrip("/")
+        self.found += 1
+        problems = [f"{name}: {problem}" for name, problem in sorted(self._pictures.items()) if problem]
+        if problems:
+            self.skipped.append((folder, problems[0]))
+            return
+        self.media.append(folder)
+        self.stamps[folder] = _joined([self.stamps.pop(prefix + name) for name in self._pictures])
+
+    def _add_pictures(self, prefix: str) -> None:
+        for name, problem in self._pictures.items():
+            if os.path.splitext(name)[1].lower() not in self.extensions:
+                continue
+            self.found += 1
+            self.others.discard(prefix + name)
+            if problem:
+                self.skipped.append((printable(prefix + name), problem))
+            else:
+                self.media.append(prefix + name)
+
+    def _told_one_by_one(self, prefix: str) -> bool:
+        """Whether text files lie beside the pictures, or a metadata file here or above names one of them."""
+        files = {prefix + name for name in self._pictures}
+        if any(posixpath.splitext(file)[0] in self.texts for file in files):
+            return True
+        above = [folder for folder in self.metadata if prefix.startswith(folder)]
+        return any(self._named_in(folder) & files for folder in above)
+
+    def _named_in(self, prefix: str) -> set[str]:
+        """The files that the metadata of a folder speaks of."""
+        if prefix not in self._named:
+            name = next(name for name in METADATA_NAMES if name in self.metadata[prefix])
+            rows = read_metadata(self.root / prefix / name).rows
+            self._named[prefix] = {posixpath.normpath(posixpath.join(prefix, row.file)) for row in rows}
+        return self._named[prefix]
 
     def _visit(self, prefix: str, entry: os.DirEntry[str]) -> None:
         file = prefix + entry.name
@@ -249,6 +308,10 @@ class _Walk:
         extension = extension.lower()
         is_media = extension in self.extensions
         is_metadata = entry.name in METADATA_NAMES
+        if self.films and extension in FRAME_EXTENSIONS:
+            self.others.add(file)
+            self._pictures[entry.name] = self._problem(entry, file, is_media=True)
+            return
         self.found += is_media
         if problem := self._problem(entry, file, is_media):
             if is_media or is_metadata or extension == ".txt" or entry.is_symlink():
@@ -306,7 +369,7 @@ def _caption(root: Path, walk: _Walk, result: Scan) -> None:
         _note_uncaptioned(result)
         return
     # A text file counts only beside media of its name: a README.txt is no caption.
-    texts = {file: text for file in files if (text := walk.texts.get(posixpath.splitext(file)[0]))}
+    texts = {file: text for file in files if (text := walk.texts.get(_stem(file, walk.extensions)))}
     if texts:
         result.captions_from = "text files"
         captions = {file: read_caption(os.path.join(root, text)) for file, text in texts.items()}
@@ -327,6 +390,12 @@ def _caption(root: Path, walk: _Walk, result: Scan) -> None:
         result.notes.append(
             f"folder names are captions here ({named}); to split the data use a `split` column in metadata.jsonl"
         )
+
+
+def _stem(file: str, extensions: frozenset[str]) -> str:
+    """What a text beside it is called; a folder that is a film has no extension to leave out."""
+    stem, extension = posixpath.splitext(file)
+    return stem if extension.lower() in extensions else file
 
 
 def _metadata_rows(root: Path, walk: _Walk, result: Scan) -> dict[str, Row] | None:
@@ -444,9 +513,26 @@ def _hash(seed: int, key: str) -> float:
 def stamp_of(path: str) -> Stamp | None:
     try:
         found = os.stat(path)
+        if stat.S_ISDIR(found.st_mode):
+            return _film_stamp(path)
     except OSError:
         return None
     return Stamp(found.st_size, found.st_mtime_ns)
+
+
+def _film_stamp(folder: str) -> Stamp:
+    """Of a folder that is a film: of all its pictures."""
+    with os.scandir(folder) as listing:
+        pictures = [
+            entry.stat()
+            for entry in listing
+            if not entry.name.startswith(".") and os.path.splitext(entry.name)[1].lower() in FRAME_EXTENSIONS
+        ]
+    return _joined([Stamp(found.st_size, found.st_mtime_ns) for found in pictures])
+
+
+def _joined(stamps: Sequence[Stamp]) -> Stamp:
+    return Stamp(sum(each.size for each in stamps), max((each.modified for each in stamps), default=0))
 
 
 def byte_size(path: str) -> int:

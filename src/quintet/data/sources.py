@@ -16,10 +16,10 @@ MakeSource = Callable[[str, Sequence[Entry], bool], Source]
 """Files below a root as items; whether to train on them says whether they are augmented."""
 
 
-def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeSource) -> Sources:
-    """The folders that the configuration names, split for validation."""
+def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeSource, *, films: bool = False) -> Sources:
+    """The folders that the configuration names, split for validation; with `films`, folders of pictures are items."""
     root = _required(config)
-    found = scan(root, extensions)
+    found = scan(root, extensions, films=films)
     train, validation = split_entries(
         found.entries, config.validation_fraction, config.split_seed, config.validation_group
     )
@@ -28,7 +28,7 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeSourc
     skipped = _reasons(found.skipped)
     prints = fingerprint(root, found.entries)
     if config.validation_path is not None:
-        other = scan(config.validation_path, extensions)
+        other = scan(config.validation_path, extensions, films=films)
         train_entries = [*train_entries, *held_out]
         held_out, held_root = other.entries, config.validation_path
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})

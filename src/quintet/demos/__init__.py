@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quintet.demos.script import Script
 
-MEDIA: Mapping[str, str] = {"audio": "audio_demo", "image": "image_demo", "mesh": "mesh_demo"}
+MEDIA: Mapping[str, str] = {"audio": "audio_demo", "image": "image_demo", "mesh": "mesh_demo", "video": "video_demo"}
 
 
 def find(medium: str) -> Callable[[Path, bool, Script], None]:

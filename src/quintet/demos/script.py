@@ -24,9 +24,9 @@ class Script:
         self.say(f"\n$ quintet {shlex.join(words)}")
         self.call(words)
 
-    def make(self, kind: str, data: Path, num: int) -> None:
+    def make(self, kind: str, data: Path, num: int, *words: str) -> None:
         if not (data / "metadata.jsonl").exists():
-            self.run("data", "make", kind, str(data), "--num", str(num))
+            self.run("data", "make", kind, str(data), "--num", str(num), *words)
 
     def train(self, recipe: str, data: Path, run: Path, steps: int, *words: str) -> None:
         """Up to `steps`: a new run by these words, or one that was interrupted."""

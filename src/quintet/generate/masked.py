@@ -25,6 +25,7 @@ from torch import Tensor
 
 from quintet.core.draw import Draw
 from quintet.errors import UsageError
+from quintet.generate.masked_config import MaskedSampleConfig
 from quintet.generate.sampling import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
 
 Schedule = Callable[[Tensor], Tensor]
@@ -116,6 +117,27 @@ class Sampling:
 
     def guidance_at(self, progress: float) -> float:
         return 1 + (self.guidance - 1) * _value(self.guidance_schedule, progress)
+
+
+def settings_of(
+    config: MaskedSampleConfig,
+    steps: int,
+    guidance: float,
+    top_k: int | float | None = None,
+    greedy_end: bool = False,
+) -> Sampling:
+    """As the keys `sample.*` say, with as much guidance as the model can be led by."""
+    return Sampling(
+        steps=steps,
+        temperature=config.temperature,
+        anneal_temperature=ANNEALS[config.anneal],
+        top_k=top_k,
+        top_p=config.top_p,
+        guidance=guidance,
+        guidance_schedule=GROWTHS[config.guidance_schedule],
+        choice_noise=config.choice_noise,
+        greedy_end=greedy_end,
+    )
 
 
 # Training

@@ -203,7 +203,7 @@ def write_grid(pictures: Sequence[Picture], path: str | os.PathLike[str], column
 def _read(path: Path, request: _Request) -> tuple[Image.Image, ImageFacts]:
     try:
         _check_file(path)
-        with _pillow_silent(), path.open("rb") as stream:
+        with pillow_silent(), path.open("rb") as stream:
             try:
                 return _decode(stream, request)
             except (OSError, SyntaxError):
@@ -397,7 +397,8 @@ _silence = _Silence()
 
 
 @contextmanager
-def _pillow_silent() -> Iterator[None]:
+def pillow_silent() -> Iterator[None]:
+    """Around whatever has Pillow read a file: what it warns of comes back as an error or does not matter."""
     _silence.enter()
     try:
         yield

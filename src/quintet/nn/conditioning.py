@@ -26,7 +26,8 @@ from quintet.nn.text_config import PRETRAINED, TextConfig
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
 
 Conditioning = Mapping[str, Tensor]
-"""Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture."""
+"""Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture; `there`, which
+tokens there are, where not all."""
 
 LOW_DEPTH = 2
 """Blocks of the transformer over low-resolution codes."""
@@ -42,6 +43,8 @@ def make_text_conditioning(config: TextConfig) -> TextConditioning | None:
         return ClassTable(config.classes, config.text_dim)
     if config.text.startswith(PRETRAINED):
         return FrozenText(config.text, config.text_dim, config.text_length, default_folder())
+    if config.vector_dim is not None:
+        return GivenVectors(config.vector_dim, config.text_dim)
     return ByteTextEncoder(config.text_dim, config.text_depth, config.text_heads, config.text_length)
 
 
@@ -88,12 +91,37 @@ class FrozenText(nn.Module):
         return {"text": vectors, "text_mask": kept_rows(mask, keep)}
 
     def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
-        # Frozen encoders differ in the scale of what they make; the model should not.
-        vectors = F.layer_norm(text.to(self.project.weight.dtype), (self.encoder.dim,))
-        return self.project(vectors), text_mask
+        return _projected(text, self.project), text_mask
 
 
-TextConditioning = ByteTextEncoder | ClassTable | FrozenText
+class GivenVectors(nn.Module):
+    """Embeddings of texts that somebody else has made, and a trained layer from their width to the model's."""
+
+    def __init__(self, given_dim: int, dim: int) -> None:
+        super().__init__()
+        self.given_dim = given_dim
+        self.project = nn.Linear(given_dim, dim)
+
+    def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+        """Of no text at all: this reads none."""
+        if any(texts) and (keep is None or keep.any()):
+            raise UsageError("this model is told by text embeddings (model.text=vectors): it reads no text itself")
+        return {
+            "text": torch.zeros(len(texts), 1, self.given_dim),
+            "text_mask": torch.zeros(len(texts), 1, dtype=torch.bool),
+        }
+
+    def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
+        return _projected(text, self.project), text_mask
+
+
+def _projected(vectors: Tensor, project: nn.Linear) -> Tensor:
+    """Who makes embeddings chooses their scale; the model should not depend on it."""
+    out: Tensor = project(F.layer_norm(vectors.to(project.weight.dtype), (project.in_features,)))
+    return out
+
+
+TextConditioning = ByteTextEncoder | ClassTable | FrozenText | GivenVectors
 
 
 class LowVectors(NamedTuple):

@@ -16,14 +16,25 @@ from torch import Tensor, nn
 
 from quintet.config import validate
 from quintet.errors import UsageError
-from quintet.nn.conditioning import Conditioning, FrozenText, LowResolution, TextConditioning, make_text_conditioning
+from quintet.nn.conditioning import (
+    Conditioning,
+    FrozenText,
+    GivenVectors,
+    LowResolution,
+    TextConditioning,
+    make_text_conditioning,
+)
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained import Pretrained
+from quintet.nn.text import kept_rows
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Rotary, Transformer
 
 
 class _Tokens(nn.Module):
-    """What generator and critic share: tokens, a text and the codes of a smaller picture into vectors on a grid."""
+    """What generator and critic share: tokens, a text and the codes of a smaller picture into vectors on a grid.
+
+    Rows that end early come with the conditioning `there`, (batch, tokens): where it is False nothing is seen.
+    """
 
     def __init__(self, config: MaskGitConfig) -> None:
         super().__init__()
@@ -35,6 +46,8 @@ class _Tokens(nn.Module):
         self.embedding = nn.Embedding(config.num_codes + 1, config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
+        self.merging = Merging(config.merge, config.dim) if config.merge is not None else None
+        seen = config.grid if self.merging is None else self.merging.merged(config.grid)
         self.transformer = Transformer(
             config.dim,
             config.depth,
@@ -42,8 +55,8 @@ class _Tokens(nn.Module):
             config.dim // config.heads,
             context_dim=None if config.text == "none" and config.low_grid is None else config.text_dim,
             dropout=config.dropout,
-            positions=LearnedPositions(config.grid, config.dim),
-            rotary=Rotary(config.grid, config.dim // config.heads, theta=100.0) if config.rotary else None,
+            positions=LearnedPositions(seen, config.dim),
+            rotary=Rotary(seen, config.dim // config.heads, theta=100.0) if config.rotary else None,
         )
         self.low: LowResolution | None = None
         if config.low_grid is not None and config.low_codes is not None:
@@ -61,6 +74,19 @@ class _Tokens(nn.Module):
             return {}
         device = self.embedding.weight.device
         return {name: made.to(device) for name, made in self.text_encoder.prepare(texts, keep).items()}
+
+    def text_vectors(self, vectors: Tensor, mask: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
+        """The same of texts that somebody else has embedded, (batch, words, width), and which words there are."""
+        encoder = self.text_encoder
+        if not isinstance(encoder, FrozenText | GivenVectors):
+            raise UsageError(f"text embeddings are for model.text=vectors, not for model.text={self.config.text}")
+        if vectors.shape[-1] != encoder.project.in_features:
+            raise UsageError(
+                f"text embeddings {vectors.shape[-1]} wide are not those of this model, which takes "
+                f"{encoder.project.in_features}"
+            )
+        device = self.embedding.weight.device
+        return {"text": vectors.to(device), "text_mask": kept_rows(mask, keep).to(device)}
 
     def cache_texts(self, folder: Path | None) -> None:
         """Where a frozen text encoder's embeddings are kept, if not in the user's cache folder; None: nowhere."""
@@ -85,8 +111,20 @@ class _Tokens(nn.Module):
             x = x + covering
             contexts.append(vectors)
             masks.append(torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device))
-        made: Tensor = self.transformer(x, context=_joined(contexts), context_mask=_joined(masks))
-        return made
+        there, shown = conditioning.get("there"), self._shown(tokens)
+        if self.merging is None:
+            alone: Tensor = self.transformer(x, there, _joined(contexts), _joined(masks), grid=shown)
+            return alone
+        groups = None if there is None else self.merging.group(there[..., None], shown).any(-1)
+        made = self.transformer(
+            self.merging(x, shown), groups, _joined(contexts), _joined(masks), grid=self.merging.merged(shown)
+        )
+        return self.merging.apart(made, shown)
+
+    def _shown(self, tokens: Tensor) -> tuple[int, ...]:
+        """How tokens lie: of a grid its beginning along the first axis will do, as of a video that is shorter."""
+        slice_of_it = math.prod(self.grid[1:])
+        return (tokens.shape[1] // slice_of_it, *self.grid[1:])
 
     def _has_low(self, conditioning: Conditioning) -> bool:
         if self.low is None and "low" in conditioning:
@@ -94,6 +132,48 @@ class _Tokens(nn.Module):
         if self.low is not None and "low" not in conditioning:
             raise UsageError("a super-resolution model (model.low_grid) needs the low-resolution codes, as `low`")
         return self.low is not None
+
+
+class Merging(nn.Module):
+    """Neighbouring codes as one token: their vectors side by side through one layer, and through another one apart.
+
+    What is masked, told and guessed are still single codes.
+    """
+
+    def __init__(self, merge: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.merge = tuple(merge)
+        count = math.prod(self.merge)
+        self.together = nn.Linear(count * dim, dim, bias=False)
+        self.alone = nn.Linear(dim, count * dim, bias=False)
+        for layer in (self.together, self.alone):
+            # Tokens start at the scale of single codes, and codes at that of tokens.
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+
+    def merged(self, grid: Sequence[int]) -> tuple[int, ...]:
+        return tuple(size // step for size, step in zip(grid, self.merge, strict=True))
+
+    def forward(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """(batch, codes, dim) to (batch, tokens, dim)"""
+        out: Tensor = self.together(self.group(x, grid))
+        return out
+
+    def apart(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """(batch, tokens, dim) to (batch, codes, dim)"""
+        axes, codes = len(self.merge), self.alone(x)
+        inside = codes.view(len(x), *self.merged(grid), *self.merge, -1)
+        # The places inside of tokens back to their axes.
+        order = [axis for number in range(axes) for axis in (1 + number, 1 + axes + number)]
+        out: Tensor = inside.permute(0, *order, 1 + 2 * axes).reshape(len(x), math.prod(grid), -1)
+        return out
+
+    def group(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """(batch, codes, width) to (batch, tokens, width of all its codes)"""
+        axes = len(self.merge)
+        sides = [side for pair in zip(self.merged(grid), self.merge, strict=True) for side in pair]
+        apart = x.view(len(x), *sides, x.shape[-1])
+        order = [*range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2)]
+        return apart.permute(0, *order, 1 + 2 * axes).reshape(len(x), math.prod(self.merged(grid)), -1)
 
 
 class MaskGit(Pretrained, _Tokens):

@@ -18,11 +18,13 @@ class TextConfig(Section):
     text: str = Field(
         "bytes",
         description="What reads the text: bytes, a byte encoder trained with the model; classes, a vector for each "
-        "class; hf:PATH_OR_NAME, a frozen encoder of transformers; none, no text.",
+        "class; hf:PATH_OR_NAME, a frozen encoder of transformers; vectors, text embeddings that a data set in Python "
+        "brings along; none, no text.",
     )
     classes: tuple[str, ...] | None = Field(
         None, description="Names of the classes for text=classes; none: the captions found in the data."
     )
+    vector_dim: int | None = Field(None, ge=1, description="Width of those text embeddings, for text=vectors.")
     text_dim: int = Field(
         128, ge=16, le=16_384, multiple_of=8, description="Width of the vectors that the model is told things by."
     )
@@ -36,8 +38,8 @@ class TextConfig(Section):
     @classmethod
     def _known_text(cls, text: str) -> str:
         named = text.startswith(PRETRAINED) and text.removeprefix(PRETRAINED).strip()
-        if text not in ("bytes", "classes", "none") and not named:
-            raise ValueError("choose bytes, classes, none, or hf:PATH_OR_NAME")
+        if text not in ("bytes", "classes", "vectors", "none") and not named:
+            raise ValueError("choose bytes, classes, vectors, none, or hf:PATH_OR_NAME")
         return text
 
     @field_validator("classes")
@@ -56,4 +58,11 @@ class TextConfig(Section):
             raise ValueError(f"model.text_heads={self.text_heads} does not divide a width of {self.text_dim}")
         if self.classes is not None and self.text != "classes":
             raise ValueError(f"model.classes are for model.text=classes, not for model.text={self.text}")
+        if (self.vector_dim is None) == (self.text == "vectors"):
+            raise ValueError("model.text=vectors and model.vector_dim belong together")
         return self
+
+
+def possible_guidance(model: TextConfig, drop_text: float, asked: float) -> float:
+    """None, which is 1, for a model that knows no difference between a text and none."""
+    return asked if model.text != "none" and drop_text > 0 else 1.0

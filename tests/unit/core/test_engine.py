@@ -177,6 +177,14 @@ def test_modules_are_placed_in_precision_and_memory_format() -> None:
     assert plain.weight.is_contiguous()
 
 
+def test_tensors_of_five_axes_are_placed_as_they_are() -> None:
+    module = nn.Conv2d(2, 3, 3)
+    module.register_buffer("angles", torch.rand(2, 3, 4, 1, 8))
+    Engine(CPU, 0).place({"module": module})
+    assert module.weight.is_contiguous(memory_format=torch.channels_last)
+    assert module.angles.is_contiguous()  # type: ignore[operator, union-attr]
+
+
 def test_autocast_lowers_the_forward_pass_alone() -> None:
     layer = nn.Linear(2, 2)
     with Engine(EngineConfig(device="cpu", precision="bf16")).autocast():

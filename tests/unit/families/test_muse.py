@@ -30,6 +30,7 @@ from quintet.families.muse.recipe import MuseRecipe
 from quintet.families.muse.trainer import MuseTrainer
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.recipe import VQGanRecipe
+from quintet.generate.maskgit_decoding import told_both_ways
 from quintet.media.image import read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.runs import Trained, export_contents, open_link, read_config
@@ -381,17 +382,16 @@ def test_an_empty_caption_is_no_text_in_training_as_in_drawing(recipe: MuseRecip
     batch = batch_of(recipe, range(2))
     batch.fields["texts"] = ["", "a red circle"]
     trained = recipe._conditioning(batch)["text_mask"].any(1)
-    drawn = recipe.stage(recipe.modules)._conditioning(["", "a red circle"], None)[0]["text_mask"].any(1)
+    drawn = told_both_ways(recipe.maskgit, ["", "a red circle"], None)[0]["text_mask"].any(1)
     assert trained.tolist() == drawn.tolist() == [False, True]
 
 
 def test_a_negative_text_is_led_away_from(recipe: MuseRecipe) -> None:
-    stage = recipe.stage(recipe.modules)
-    given, against = stage._conditioning(["a red circle"], "a blue star")
+    given, against = told_both_ways(recipe.maskgit, ["a red circle"], "a blue star")
     assert torch.equal(against["text"], recipe.maskgit.texts(["a red circle", "a blue star"])["text"][1:])
     assert against["text_mask"].any()
     assert not torch.equal(given["text"], against["text"])
-    assert not stage._conditioning(["a red circle"], None)[1]["text_mask"].any()
+    assert not told_both_ways(recipe.maskgit, ["a red circle"], None)[1]["text_mask"].any()
 
 
 def test_an_unconditional_model_draws_without_data_or_text(pictures: Path, tmp_path: Path) -> None:

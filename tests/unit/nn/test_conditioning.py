@@ -205,7 +205,7 @@ def test_an_encoder_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["byte", "", "hf:", "hf: ", "t5", "None"])
 def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
-    with pytest.raises(UsageError, match=r"text: choose bytes, classes, none, or hf:PATH_OR_NAME \(got "):
+    with pytest.raises(UsageError, match=r"text: choose bytes, classes, vectors, none, or hf:PATH_OR_NAME \(got "):
         validate(MaskGitConfig, {"text": text})
 
 
@@ -227,3 +227,28 @@ def test_keys_that_cannot_be(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         validate(MaskGitConfig, keys)
     assert message in str(caught.value)
+
+
+def test_embeddings_of_texts_come_from_outside() -> None:
+    config = MaskGitConfig(
+        grid=(2, 2), num_codes=5, dim=16, depth=1, heads=2, text="vectors", vector_dim=6, text_dim=16
+    )
+    model = MaskGit(config)
+    vectors, mask = torch.randn(2, 3, 6), torch.tensor([[True, True, False], [True, True, True]])
+    told = model.text_vectors(vectors, mask, torch.tensor([True, False]))
+    assert told["text_mask"].tolist() == [[True, True, False], [False] * 3]
+    tokens = torch.full((2, 4), model.mask_id)
+    # Neither padding nor a dropped row is seen, nor the scale of what somebody else made.
+    other = vectors.clone()
+    other[0, 2], other[1] = 9.0, 9.0
+    for same in (other, 5 * vectors):
+        made = model(tokens, model.text_vectors(same, mask, torch.tensor([True, False])))
+        torch.testing.assert_close(made, model(tokens, told), atol=1e-5, rtol=1e-4)
+    assert not model.texts(["", ""])["text_mask"].any()
+    with pytest.raises(UsageError, match="reads no text itself"):
+        model.texts(["a red circle"])
+    with pytest.raises(UsageError, match=r"for model\.text=vectors, not for model\.text=none"):
+        MaskGit(config.model_copy(update={"text": "none", "vector_dim": None})).text_vectors(vectors, mask)
+    for keys in ({"text": "vectors"}, {"vector_dim": 6}):
+        with pytest.raises(UsageError, match="belong together"):
+            MaskGit(grid=(2, 2), num_codes=5, **keys)

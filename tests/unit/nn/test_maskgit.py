@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from quintet.errors import UsageError
 from quintet.nn.conditioning import covering_places
-from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.nn.maskgit import MaskGit, Merging, TokenCritic
 
 GRID, CODES = (4, 6), 11
 LOW = {"low_grid": (2, 3), "low_codes": 7}
@@ -271,3 +271,53 @@ def test_turning_by_place_changes_what_attention_sees_and_no_weight() -> None:
     # Without learned positions it is distances alone that tell one place from another.
     moved = turning(tokens.roll(1, 1), {}).roll(-1, 1)
     assert not torch.allclose(turning(tokens, {}), moved)
+
+
+# --- rows that end early, and codes that are one token --------------------------------------------------------------
+
+VIDEO = (3, 4, 4)
+MERGED = pytest.mark.parametrize("merge", [None, (1, 2, 2), (1, 4, 1)])
+
+
+@MERGED
+def test_what_is_behind_the_end_of_a_row_is_not_seen(merge: tuple[int, ...] | None) -> None:
+    model = make(grid=VIDEO, merge=merge, rotary=True, text="none")
+    tokens = tokens_of(model, 2)
+    there = torch.ones_like(tokens, dtype=torch.bool)
+    there[1, 2 * 16 :] = False
+    made = model(tokens, {"there": there})
+    changed = torch.where(there, tokens, (tokens + 1) % CODES)
+    assert not torch.equal(changed, tokens)
+    torch.testing.assert_close(model(changed, {"there": there})[there], made[there], rtol=1e-11, atol=1e-11)
+    # A row is what it is without any padding, and one that is whole sees all of itself.
+    torch.testing.assert_close(model(tokens[1:, : 2 * 16], {})[0], made[1, : 2 * 16], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(model(tokens[:1], {})[0], made[0], rtol=1e-11, atol=1e-11)
+
+
+@MERGED
+def test_every_code_tells_every_other_one_something(merge: tuple[int, ...] | None) -> None:
+    model = make(grid=VIDEO, merge=merge, text="none")
+    tokens = tokens_of(model, 1)
+    before = model(tokens, {})[0]
+    for place in (0, 5, 47):
+        changed = tokens.clone()
+        changed[0, place] = (tokens[0, place] + 1) % CODES
+        assert ((model(changed, {})[0] - before).abs().amax(-1) > 1e-9).all()
+
+
+def test_merged_codes_are_neighbours_and_come_back_to_their_places() -> None:
+    merging = Merging((1, 2, 2), 3)
+    numbers = torch.arange(2 * 4 * 4.0).view(1, 32, 1)
+    groups = merging.group(numbers, (2, 4, 4))
+    assert groups[0, :3].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13]]
+    assert groups[0, 4].tolist() == [16, 17, 20, 21]
+    merging.alone = nn.Identity()  # type: ignore[assignment]
+    assert torch.equal(merging.apart(groups, (2, 4, 4)), numbers)
+    assert merging.merged((2, 4, 4)) == (2, 2, 2)
+
+
+def test_merged_codes_need_a_grid_they_divide() -> None:
+    with pytest.raises(UsageError, match=r"model\.merge=\[1, 3, 2\] does not divide a grid of \[3, 4, 4\] codes"):
+        make(grid=VIDEO, merge=(1, 3, 2))
+    with pytest.raises(UsageError, match="does not divide"):
+        make(grid=VIDEO, merge=(2, 2))

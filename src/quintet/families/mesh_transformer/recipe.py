@@ -17,7 +17,7 @@ from quintet.core.draw import Draw
 from quintet.core.link import Link
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
 from quintet.core.statistics import Statistics
-from quintet.data.captioned import check_request, found_keys, possible_guidance
+from quintet.data.captioned import check_request, found_keys
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer import sources
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
@@ -30,6 +30,7 @@ from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
 from quintet.media.mesh_measures import as_triangles, merged
 from quintet.media.mesh_render import contact_sheet
+from quintet.nn.text_config import possible_guidance
 
 SHOWN = 192
 """Pixels of one picture of a mesh."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from quintet.config import OptimConfig, PhaseOptimConfig, PictureDataConfig, RunConfig, SampleConfig, Section
-from quintet.nn.maskgit_config import MaskGitConfig
+from quintet.config import PictureDataConfig
+from quintet.generate.masked_config import MaskGitRunConfig
 
 
 class MuseDataConfig(PictureDataConfig):
@@ -22,42 +22,7 @@ class MuseDataConfig(PictureDataConfig):
     empty_captions: bool = Field(False, description="Train a text model although pictures without caption are there.")
 
 
-class MuseLossConfig(Section):
-    """What it is trained for."""
-
-    schedule: Literal["cosine", "linear"] = Field("cosine", description="How the share of masked tokens is drawn.")
-    drop_text: float = Field(
-        0.1, ge=0, lt=1, description="Share of texts dropped, so that guidance has something to lead away from."
-    )
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Share of the target spread over all codes.")
-    critic: bool = Field(False, description="Train a token critic beside it, which decides what is masked again.")
-    only: Literal["generator", "critic"] | None = Field(
-        None, description="Train only this of the two; the critic alone needs a trained generator (--init RUN)."
-    )
-
-
-class MuseSampleConfig(SampleConfig):
-    steps: int = Field(18, ge=1, le=1000, description="Decoding steps.")
-    guidance: float = Field(3.0, ge=0, description="Classifier-free guidance; 1: none.")
-    guidance_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "linear", description="How guidance grows over the steps."
-    )
-    temperature: float = Field(1.0, ge=0, description="Of drawing a token; 0: the likeliest.")
-    anneal: Literal["constant", "linear"] = Field(
-        "constant", description="Course of the temperature; linear falls to 0."
-    )
-    choice_noise: float = Field(4.5, ge=0, description="Noise in choosing which tokens stay; falls to 0.")
-    top_k: int | None = Field(None, ge=1, description="Draw from so many likeliest codes.")
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
-    )
-
-
-class MuseOptimConfig(OptimConfig):
-    critic: PhaseOptimConfig = Field(default_factory=PhaseOptimConfig, description="The critic's own optimizer.")
-
-
-class MuseConfig(RunConfig):
+class MuseConfig(MaskGitRunConfig):
     LINKS: ClassVar[tuple[str, ...]] = ("tokenizer", "base")
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "debug": {
@@ -128,18 +93,3 @@ class MuseConfig(RunConfig):
     )
     base_hash: str | None = Field(None, description="Of its weights; none: that of the base, from then on.")
     data: MuseDataConfig = Field(default_factory=MuseDataConfig, description="The files.")
-    model: MaskGitConfig = Field(default_factory=MaskGitConfig, description="The masked transformer.")
-    loss: MuseLossConfig = Field(default_factory=MuseLossConfig, description="What it is trained for.")
-    optim: MuseOptimConfig = Field(default_factory=MuseOptimConfig, description="Optimizer and schedule.")
-    sample: MuseSampleConfig = Field(default_factory=MuseSampleConfig, description="Decoding, here and while training.")
-
-    @model_validator(mode="after")
-    def _critics_agree(self) -> MuseConfig:
-        if self.loss.critic and self.model.self_critic:
-            raise ValueError("loss.critic=true and model.self_critic=true are two critics; choose one")
-        if self.loss.only == "critic":
-            if not (self.loss.critic or self.model.self_critic):
-                raise ValueError("loss.only=critic needs a critic: loss.critic=true or model.self_critic=true")
-            if self.init is None:
-                raise ValueError("loss.only=critic needs a trained generator to judge: --init RUN")
-        return self

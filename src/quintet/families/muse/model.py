@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from quintet.core.draw import Draw
 from quintet.errors import UsageError
-from quintet.generate import masked
 from quintet.generate.masked import Sampling
+from quintet.generate.maskgit_decoding import fill, told_both_ways
 from quintet.nn.maskgit import MaskGit, TokenCritic
 
 __all__ = ["Canvas", "MaskGit", "Muse", "Stage", "TokenCritic"]
@@ -80,7 +80,7 @@ class Stage(nn.Module):
     ) -> Tensor:
         """Codes, (batch, *grid). `low` are the codes of the stage below."""
         maskgit, count = self.maskgit, len(texts)
-        given, against = self._conditioning(texts, negative)
+        given, against = told_both_ways(self.maskgit, texts, negative)
         if low is not None:
             given["low"] = low.flatten(1)
         tokens = torch.full((count, maskgit.length), maskgit.mask_id, device=maskgit.embedding.weight.device)
@@ -88,36 +88,18 @@ class Stage(nn.Module):
         if canvas is not None:
             tokens, hole = (one.to(tokens.device).expand(count, -1) for one in self._known(canvas))
 
-        def predict(
-            tokens: Tensor, conditioning: Mapping[str, Tensor], previous: Tensor | None
-        ) -> tuple[Tensor, Tensor]:
-            logits = maskgit(tokens, conditioning, previous=previous)
-            return logits, logits
-
-        codes = masked.decode(
-            predict,
+        codes = fill(
+            maskgit,
             tokens,
             hole,
-            mask_id=maskgit.mask_id,
             draw=draw,
             settings=self.settings,
-            conditioning=given,
+            given=given,
             against=against,
-            critic=self._critic(),
+            critic=self.critic,
             name=name,
         )
         return codes.view(count, *maskgit.grid)
-
-    def _conditioning(self, texts: Sequence[str], negative: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What the texts become, and what guidance leads away from: the negative text, or none at all."""
-        count = len(texts)
-        opposite = [negative] * count if negative else list(texts)
-        # An empty text is none.
-        keep = torch.tensor([bool(text) for text in texts] + [bool(negative)] * count)
-        # In one call, so that both are padded alike.
-        both = self.maskgit.texts([*texts, *opposite], keep)
-        halves = [{name: tensor[part] for name, tensor in both.items()} for part in (slice(count), slice(count, None))]
-        return halves[0], halves[1]
 
     def _known(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
         """The codes of the canvas and which of them are to be drawn: those of which the hole touches any part."""
@@ -127,11 +109,6 @@ class Stage(nn.Module):
         hole = F.adaptive_max_pool2d(fitted.hole.float()[None, None], grid)[0, 0] > 0
         hole = hole.view(1, *grid, *[1] * (codes.ndim - 3)).expand(codes.shape)
         return codes.flatten(1), hole.flatten(1)
-
-    def _critic(self) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor] | None:
-        if self.critic is not None:
-            return self.critic
-        return self.maskgit.score if self.maskgit.config.self_critic else None
 
 
 class Muse(nn.Module):

@@ -7,39 +7,29 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.core import collectives
 from quintet.core.batch import Batch
 from quintet.core.link import Link
-from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
+from quintet.core.recipe import Artifact, Nets, Request, Sources
 from quintet.core.statistics import Statistics
-from quintet.data.captioned import check_request, found_keys, possible_guidance
+from quintet.data.captioned import check_request, found_keys
 from quintet.data.pictures import MODES
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
 from quintet.families.muse.sources import code_sources
-from quintet.generate import masked, sampling
+from quintet.generate.maskgit_recipe import MaskGitRecipe, Rows, start_from_codebook
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
-
-SELF_CONDITIONED = 0.9
-"""Share of rows that see the model's own prediction, where it is trained to."""
-
-RATIOS = (0.25, 0.5, 0.75, 1.0)
-"""Shares of masked tokens at which validation looks."""
 
 DRAWN_AT_ONCE = 32
 
 
-class MuseRecipe(Recipe[MuseConfig]):
+class MuseRecipe(MaskGitRecipe[MuseConfig]):
     name = "muse"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
-    exported = "maskgit"
-    exported_beside = ("critic",)
     options = ("negative", "image", "mask")
 
     def __init__(
@@ -61,50 +51,13 @@ class MuseRecipe(Recipe[MuseConfig]):
         self.modules = {"maskgit": self.maskgit}
         if config.loss.critic:
             self.modules["critic"] = TokenCritic(config.model)
-        self.phases = self._phases()
-
-    def _phases(self) -> list[Phase]:
-        config, critic = self.config, "critic" if self.config.loss.critic else "maskgit"
-        generator = Phase("generator", ("maskgit",), self.generator_loss, config.optim.for_phase())
-        judge = Phase("critic", (critic,), self.critic_loss, config.optim.for_phase(config.optim.critic))
-        if config.loss.only == "critic":
-            self.maskgit.requires_grad_(False)
-            if self.maskgit.to_score is not None:
-                self.maskgit.to_score.requires_grad_(True)
-            return [judge]
-        if config.loss.only == "generator":
-            for module in (self.modules.get("critic"), self.maskgit.to_score):
-                if module is not None:
-                    module.requires_grad_(False)
-        elif config.loss.critic:
-            return [generator, judge]
-        return [generator]
-
-    @property
-    def unprompted(self) -> bool:
-        return self.config.model.text == "none"
-
-    @property
-    def averaged(self) -> tuple[str, ...]:
-        return tuple(self.modules)
+        self.phases = self.make_phases()
 
     def sources(self) -> Sources:
         return code_sources(self.config, self.tokenizer, self.base.recipe.links["tokenizer"] if self.base else None)
 
-    # --- training ---------------------------------------------------------------------------------------------
-
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
-        codes = batch["codes"].flatten(1)
-        hidden = masked.training_mask(
-            batch.draw, torch.ones(codes.shape, dtype=torch.bool), masked.SCHEDULES[self.config.loss.schedule]
-        ).to(codes.device)
-        keep = batch.draw.uniform("keep text") >= self.config.loss.drop_text
-        conditioning = self._conditioning(batch, keep)
-        tokens = codes.masked_fill(hidden, self.maskgit.mask_id)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.only != "critic"):
-            previous = self._own_prediction(batch, tokens, conditioning)
-            logits = nets["maskgit"](tokens, conditioning, where=hidden, previous=previous)
-        return Output({"codes": codes, "hidden": hidden, "logits": logits, "conditioning": conditioning})
+    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
+        return Rows(batch["codes"].flatten(1), self._conditioning(batch, keep))
 
     def _conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
         # An empty caption is none, here as in drawing.
@@ -114,58 +67,7 @@ class MuseRecipe(Recipe[MuseConfig]):
             conditioning["low"] = batch["low"].flatten(1)
         return conditioning
 
-    def _own_prediction(self, batch: Batch, tokens: Tensor, conditioning: dict[str, Tensor]) -> Tensor | None:
-        """What the model would say without help, for most rows; the others learn to do without."""
-        if not self.config.model.self_conditioning:
-            return None
-        with torch.no_grad():
-            logits: Tensor = self.maskgit(tokens, conditioning)
-        helped = batch.draw.uniform("self-conditioning").to(logits.device) < SELF_CONDITIONED
-        return logits * helped[:, None, None]
-
-    def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
-        logits, target = output["logits"], output["codes"][output["hidden"]]
-        each = F.cross_entropy(
-            _wide(logits), target, reduction="none", label_smoothing=self.config.loss.label_smoothing
-        )
-        everything = torch.ones_like(each, dtype=torch.bool)
-        right = (logits.argmax(-1) == target).to(each.dtype)
-        loss = collectives.mean_over_ranks(each, everything)
-        parts = {"accuracy": collectives.mean_over_ranks(right, everything)}
-        if self.config.model.self_critic and self.config.loss.only is None:
-            parts["self_critic"] = self.critic_loss(nets, batch, output, step).value
-            loss = loss + parts["self_critic"]
-        return Loss(loss, parts)
-
-    def critic_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
-        """Is a token the original one, where the generator has made it?"""
-        codes, hidden = output["codes"], output["hidden"]
-        chances = batch.draw.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
-        tokens = codes.masked_scatter(hidden, sampling.guesses(output["logits"].detach(), chances))
-        if "critic" in nets:
-            scores = nets["critic"](tokens, output["conditioning"])
-        else:
-            scores = nets["maskgit"](tokens, output["conditioning"], scores=True)
-        each = F.binary_cross_entropy_with_logits(_wide(scores), (tokens != codes).to(_wide(scores)), reduction="none")
-        return Loss(collectives.mean_over_ranks(each, hidden))
-
     # --- looking ----------------------------------------------------------------------------------------------
-
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
-        """Loss and accuracy at fixed shares of masked tokens, the same ones every time."""
-        codes = batch["codes"].flatten(1)
-        conditioning = self._conditioning(batch)
-        sums: dict[str, Tensor] = {}
-        for ratio in RATIOS:
-            everything = torch.ones(codes.shape, dtype=torch.bool)
-            hidden = masked.training_mask(batch.draw, everything, partial(_always, ratio), f"at {ratio}")
-            hidden = hidden.to(codes.device)
-            tokens = codes.masked_fill(hidden, self.maskgit.mask_id)
-            logits, target = _wide(nets["maskgit"](tokens, conditioning, where=hidden)), codes[hidden]
-            sums[f"loss/{ratio}"] = F.cross_entropy(logits, target, reduction="sum")
-            sums[f"right/{ratio}"] = (logits.argmax(-1) == target).sum().to(logits.dtype)
-            sums[f"count/{ratio}"] = hidden.sum().to(logits.dtype)
-        return Statistics(sums)
 
     def measure_generated(self, nets: Nets, batch: Batch, split: str) -> Statistics:
         """What the judge of the embedded data finds in pictures drawn from captions, and in reconstructions."""
@@ -180,16 +82,6 @@ class MuseRecipe(Recipe[MuseConfig]):
         }
         return Statistics(rows=rows)
 
-    def summarise(self, statistics: Statistics) -> dict[str, float]:
-        sums = statistics.sums
-        figures: dict[str, float] = {}
-        for name, kind in (("loss", "loss"), ("accuracy", "right")):
-            at = {ratio: float(sums[f"{kind}/{ratio}"] / sums[f"count/{ratio}"]) for ratio in RATIOS}
-            figures[name] = sum(at.values()) / len(at)
-            figures.update({f"{name}_{ratio:.0%}".replace("%", ""): value for ratio, value in at.items()})
-        figures.update({name: float(values.double().mean()) for name, values in statistics.rows.items()})
-        return figures
-
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
         """A grid of pairs: the picture as the tokenizer has it, and what is drawn from its caption."""
         drawn = self.muse(nets).draw(batch["texts"], batch.draw)
@@ -201,7 +93,7 @@ class MuseRecipe(Recipe[MuseConfig]):
     # --- drawing ----------------------------------------------------------------------------------------------
 
     def generate(self, nets: Nets, request: Request) -> list[Artifact]:
-        check_request(self.config.model, request, self.config.sample.guidance, self._guidance())
+        check_request(self.config.model, request, self.config.sample.guidance, self.guidance())
         canvas, muse = self._canvas(request), self.muse(nets)
         pictures: list[Tensor] = []
         for part, draw in request.parts(DRAWN_AT_ONCE):
@@ -223,22 +115,9 @@ class MuseRecipe(Recipe[MuseConfig]):
         return Muse(self.base.recipe.stage(self.base.nets), own)
 
     def stage(self, nets: Nets) -> Stage:
-        maskgit, config = nets["maskgit"], self.config.sample
+        maskgit = nets["maskgit"]
         assert isinstance(maskgit, MaskGit)
-        settings = masked.Sampling(
-            steps=config.steps,
-            temperature=config.temperature,
-            anneal_temperature=masked.ANNEALS[config.anneal],
-            top_k=config.top_k,
-            top_p=config.top_p,
-            guidance=self._guidance(),
-            guidance_schedule=masked.GROWTHS[config.guidance_schedule],
-            choice_noise=config.choice_noise,
-        )
-        return Stage(maskgit, self.tokenizer.model, settings, nets.get("critic"))
-
-    def _guidance(self) -> float:
-        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
+        return Stage(maskgit, self.tokenizer.model, self.sampling(), nets.get("critic"))
 
     def _canvas(self, request: Request) -> Canvas | None:
         """The picture to draw on, cut as pictures are for training."""
@@ -257,10 +136,7 @@ class MuseRecipe(Recipe[MuseConfig]):
 
 def _new_model(config: MuseConfig, tokenizer: Link) -> MaskGit:
     model = MaskGit(config.model)
-    quantizer = tokenizer.model.quantizer
-    if quantizer.levels == 1:
-        # Codes that look alike start alike: the model need not learn that from the pictures.
-        model.start_from(quantizer.codes_to_vectors(torch.arange(quantizer.num_codes)).detach())
+    start_from_codebook(model, tokenizer)
     return model
 
 
@@ -293,14 +169,6 @@ def _fitted(config: MuseConfig, tokenizer: Link, base: Link | None) -> MuseConfi
 
 def _shape(config: Any) -> str:
     return f"{config.size[0]} x {config.size[1]} pixels of {config.channels} channels"
-
-
-def _always(share: float, progress: Tensor) -> Tensor:
-    return torch.full_like(progress, share)
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _size(image: Any) -> str:

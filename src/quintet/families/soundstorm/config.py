@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import RunConfig, SampleConfig, Section, SoundDataConfig
+from quintet.config import RunConfig, Section, SoundDataConfig
+from quintet.generate.masked_config import MaskedSampleConfig
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
 
@@ -97,25 +98,15 @@ class SoundStormLossConfig(Section):
     )
 
 
-class SoundStormSampleConfig(SampleConfig):
+class SoundStormSampleConfig(MaskedSampleConfig):
+    """The courses of guidance and temperature are those over the steps of a level."""
+
     steps: tuple[Steps, ...] = Field(
         (16, 1), min_length=1, max_length=64, description="Decoding steps of each level; the last number holds on."
     )
-    guidance: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
-    guidance_schedule: Literal["constant", "linear", "cosine", "falling"] = Field(
-        "constant", description="Course of the guidance over the steps of a level."
-    )
-    temperature: float = Field(1.0, ge=0, description="Of drawing a code; 0: the likeliest.")
-    anneal: Literal["constant", "linear"] = Field(
-        "constant", description="Course of the temperature over the steps of a level; linear falls to 0."
-    )
     greedy_end: bool = Field(True, description="Take the likeliest codes at the last step of a level.")
-    choice_noise: float = Field(4.5, ge=0, description="Noise in choosing which codes stay; falls to 0.")
     top_k: int | float | None = Field(
         None, gt=0, description="Draw from so many likeliest codes, or, below 1, from this share of them."
-    )
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
     )
     best_of: int = Field(
         1, ge=1, le=1000, description="Make so many of each, and keep the one nearest to its text (needs --condition)."

@@ -80,17 +80,7 @@ class Studio:
 
 def level_settings(config: SoundStormSampleConfig, guidance: float, levels: int) -> list[masked.Sampling]:
     """How each level is decoded; steps of levels that the codec does not have are left out."""
-    settings = masked.Sampling(
-        steps=config.steps[0],
-        temperature=config.temperature,
-        anneal_temperature=masked.ANNEALS[config.anneal],
-        top_k=config.top_k,
-        top_p=config.top_p,
-        guidance=guidance,
-        guidance_schedule=masked.GROWTHS[config.guidance_schedule],
-        choice_noise=config.choice_noise,
-        greedy_end=config.greedy_end,
-    )
+    settings = masked.settings_of(config, config.steps[0], guidance, config.top_k, config.greedy_end)
     return for_levels(settings, config.steps[:levels], levels)
 
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.core import collectives
 from quintet.core.batch import Batch, Item, Source
 from quintet.core.display import say
 from quintet.core.engine import Engine
@@ -28,6 +27,7 @@ from quintet.families.soundstorm.masking import Hidden, hide, hide_level
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.prompt import frames_of, read_prompt
 from quintet.generate import masked, sampling
+from quintet.generate.maskgit_recipe import score_loss, token_loss
 from quintet.media.audio import write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
@@ -144,18 +144,11 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         return vectors * helped[:, None, None]
 
     def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
-        logits, hidden = output["logits"], output["hidden"]
-        each = F.cross_entropy(
-            _wide(logits), hidden.targets, reduction="none", label_smoothing=self.config.loss.label_smoothing
-        )
-        everything = torch.ones_like(each, dtype=torch.bool)
-        right = (logits.argmax(-1) == hidden.targets).to(each.dtype)
-        loss = collectives.mean_over_ranks(each, everything)
-        parts = {"accuracy": collectives.mean_over_ranks(right, everything)}
+        loss = token_loss(output["logits"], output["hidden"].targets, self.config.loss.label_smoothing)
         if self.config.model.self_critic and self.config.loss.only is None:
-            parts["self_critic"] = self.critic_loss(nets, batch, output, step).value
-            loss = loss + parts["self_critic"]
-        return Loss(loss, parts)
+            opinion = self.critic_loss(nets, batch, output, step).value
+            return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
+        return loss
 
     def critic_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
         """Is a code the original one, where the generator has made it?"""
@@ -165,9 +158,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         scores = nets["soundstorm"](
             hidden.filled(made), output["told"], hidden.levels, where=hidden.where, want="scores"
         )
-        wrong = (made != hidden.targets).to(_wide(scores))
-        each = F.binary_cross_entropy_with_logits(_wide(scores), wrong, reduction="none")
-        return Loss(collectives.mean_over_ranks(each, torch.ones_like(each, dtype=torch.bool)))
+        return Loss(score_loss(scores, made != hidden.targets))
 
     # --- looking ----------------------------------------------------------------------------------------------
 
@@ -183,7 +174,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
             hidden = hide_level(
                 codes, frames, nowhere, levels, batch.draw, self.soundstorm.mask_id, schedule, name=name
             )
-            logits = _wide(nets["soundstorm"](hidden.tokens, told, levels, where=hidden.where))
+            logits = sampling.wide(nets["soundstorm"](hidden.tokens, told, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
             sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
             sums[f"count_{name}"] = hidden.where.sum().double()
@@ -392,7 +383,3 @@ def _told_tokens(config: SoundStormConfig) -> SoundStormConfig:
 
 def _texts(batch: Batch) -> list[str]:
     return list(batch["texts"]) if "texts" in batch else [""] * len(batch)
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

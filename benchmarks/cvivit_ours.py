@@ -1,0 +1,89 @@
+"""quintet's C-ViViT step as a worker: `cvivit_ours.py recipe|large|same PRECISION`.
+
+`recipe` is a step as quintet trains: one forward pass for both phases, a gradient penalty every fourth step; `large`
+is the same with a discriminator as large as the peer's. `same` does what the peer does: a forward pass for each side,
+the penalty at every step, and as large a discriminator.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+import video_task as task
+from quintet import config, runs
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.recipe import count_parameters
+from quintet.core.state import TrainingState
+from quintet.families.cvivit.config import CViViTConfig
+from worker import serve
+
+STARTED = 1_000_000
+"""A step at which the discriminator has its full say."""
+AS_LARGE = 144
+"""The width at which our discriminator has as many weights as the peer's."""
+
+
+def main(kind: str, precision: str) -> None:
+    torch.set_num_threads(1)
+    count = task.TOKENIZER_BATCH
+    keys: dict[str, Any] = {
+        **{f"model.{name}": value for name, value in task.TOKENIZER.items()},
+        "model.head_dim": task.HEAD_DIM,
+        "model.image_size": task.SIDE,
+        "model.patch": task.PATCH,
+        "model.temporal_patch": task.TUBE,
+        "model.quantizer": "lfq",
+        "model.codebook_size": task.CODES,
+        "data.frames": task.FRAMES,
+        "train.batch_size": count,
+        "engine.precision": precision,
+        "optim.name": "adam",
+    }
+    if kind != "recipe":
+        keys["loss.discriminator_dim"] = AS_LARGE
+    if kind == "same":
+        keys["loss.penalty_every"] = 1
+    settings = config.build(CViViTConfig, overrides=keys)
+    torch.manual_seed(0)
+    recipe = runs.make_recipe(settings)
+    engine = Engine(settings.engine)
+    engine.place(recipe.modules)
+    state = TrainingState(recipe)
+    clips = (task.videos(count) * 255).to(torch.uint8)
+    fields = recipe.collate([{"videos": clip} for clip in clips])
+    number = STARTED
+
+    def batch() -> Batch:
+        return Batch(fields, tuple(map(str, range(count))), Draw(0, [number] * count, range(count)))
+
+    def together() -> None:
+        nonlocal number
+        report = recipe.backward([batch()], recipe.modules, engine, number)
+        for phase in state.phases:
+            phase.optimizer.step()
+            phase.optimizer.zero_grad()
+        recipe.after_step(report.statistics, number)
+        number += 1
+
+    def apart() -> None:
+        nonlocal number
+        for phase in state.phases:
+            with engine.autocast():
+                output = recipe.forward(recipe.modules, batch(), STARTED)
+                loss = phase.phase.loss(recipe.modules, batch(), output, STARTED)
+            loss.value.backward()  # type: ignore[no-untyped-call]
+            phase.optimizer.step()
+            phase.optimizer.zero_grad()
+        number += 1
+
+    parameters = {name: count_parameters(module) for name, module in recipe.modules.items()}
+    serve(apart if kind == "same" else together, {"parameters": parameters}, ("quintet",))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

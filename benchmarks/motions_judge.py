@@ -1,0 +1,87 @@
+"""How far the judge of the data set `motions` can be trusted.
+
+`motions_judge.py`. The judge looks at drawn clips, clean and spoilt, and is compared with what was drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+
+from quintet.data.motions import Clip, MotionItem, draw_item
+from quintet.data.motions_judge import ATTRIBUTES, judge, match
+from side_by_side import HERE, write_facts
+
+SIZES = (32, 64)
+
+
+def clean(clip: Clip) -> Clip:
+    return clip
+
+
+def with_noise(clip: Clip) -> Clip:
+    """Of sigma 8 of 255, other noise in each frame."""
+    noise = np.random.default_rng(int(clip.sum())).normal(0, 8, clip.shape)
+    return np.clip(np.rint(clip + noise), 0, 255).astype(np.uint8)
+
+
+def blurred(clip: Clip) -> Clip:
+    return np.stack([np.asarray(Image.fromarray(frame).filter(ImageFilter.GaussianBlur(1))) for frame in clip])
+
+
+def as_jpeg(clip: Clip) -> Clip:
+    return np.stack([_jpeg(frame) for frame in clip])
+
+
+def _jpeg(frame: Clip) -> Clip:
+    stream = io.BytesIO()
+    Image.fromarray(frame).save(stream, "JPEG", quality=50)
+    return np.asarray(Image.open(stream))
+
+
+SPOILT: dict[str, Callable[[Clip], Clip]] = {
+    "clean": clean,
+    "noise of sigma 8": with_noise,
+    "blur of radius 1": blurred,
+    "JPEG of quality 50": as_jpeg,
+}
+
+
+def shares_right(items: list[MotionItem], spoil: Callable[[Clip], Clip]) -> dict[str, float]:
+    right: dict[str, list[bool]] = defaultdict(list)
+    for item in items:
+        for name, value in match(item.record, judge(spoil(item.clip))).items():
+            right[name].append(value)
+    return {name: statistics.fmean(values) for name, values in right.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=7919, help="one that no data set and no test is made with")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "motions-judge.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    columns = (*ATTRIBUTES, "everything")
+    print(f"| {arguments.num} clips | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
+    found: dict[str, dict[str, float]] = {}
+    for size in SIZES:
+        items = [draw_item(arguments.seed, index, size) for index in range(arguments.num)]
+        for spoilt, spoil in SPOILT.items():
+            name = f"{size} px, {spoilt}"
+            found[name] = shares_right(items, spoil)
+            print(f"| {name} | {' | '.join(f'{found[name][column]:.1%}' for column in columns)} |", flush=True)
+    write_facts(arguments.out, {"num": arguments.num, "seed": arguments.seed, "shares_right": found})
+    print(f"raw figures: {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

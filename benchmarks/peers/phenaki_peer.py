@@ -1,0 +1,85 @@
+"""phenaki-pytorch's Phenaki as a worker, in the peer's environment: `phenaki_peer.py step|sample PRECISION`.
+
+What is not the peer's own: text embeddings are given, because its T5 would be a download, and are not timed; and around
+its loss stands an Adam without its trainer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from cvivit_peer import PACKAGES, make_tokenizer
+from phenaki_pytorch import MaskGit, Phenaki, t5
+
+import video_task as task
+from worker import serve
+
+TEXT_WIDTH = 512
+"""Of T5-small's embeddings."""
+LONGEST = 1024
+"""Tokens that its table of positions has room for, as its own example says."""
+
+
+def make_phenaki() -> Any:
+    t5.T5_CONFIGS[t5.DEFAULT_T5_NAME] = {"config": SimpleNamespace(d_model=TEXT_WIDTH)}
+    tokenizer = make_tokenizer(use_vgg_and_gan=False)
+    maskgit = MaskGit(
+        dim=task.DIM,
+        num_tokens=task.CODES,
+        max_seq_len=LONGEST,
+        dim_context=TEXT_WIDTH,
+        depth=task.DEPTH,
+        heads=task.HEADS,
+        dim_head=task.DIM // task.HEADS,
+    )
+    return Phenaki(maskgit=maskgit, cvivit=tokenizer, steps=task.SAMPLE_STEPS)
+
+
+def about(phenaki: Any) -> dict[str, Any]:
+    positions = phenaki.maskgit.pos_emb.weight.numel()
+    own = sum(parameter.numel() for parameter in phenaki.maskgit.parameters()) - positions
+    return {"parameters": {"transformer": own, "table of positions": positions}}
+
+
+def autocast(precision: str) -> Any:
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+
+
+def serve_step(precision: str) -> None:
+    phenaki = make_phenaki().train()
+    parameters = [parameter for parameter in phenaki.maskgit.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=1e-4, betas=task.BETAS)
+    codes, texts = task.codes(task.STEP_BATCH), torch.randn(task.STEP_BATCH, task.TEXT_SYMBOLS, TEXT_WIDTH)
+
+    def step() -> None:
+        with autocast(precision):
+            loss = phenaki(video_codebook_ids=codes, text_embeds=texts)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    serve(step, about(phenaki), PACKAGES)
+
+
+def serve_sampling(precision: str) -> None:
+    phenaki = make_phenaki()
+    texts = torch.randn(task.SAMPLE_BATCH, task.TEXT_SYMBOLS, TEXT_WIDTH)
+    phenaki.encode_texts = lambda *_, **__: texts
+
+    def step() -> None:
+        with autocast(precision):
+            phenaki.sample(texts=task.texts(task.SAMPLE_BATCH), num_frames=task.FRAMES, cond_scale=task.GUIDANCE)
+
+    serve(step, about(phenaki), PACKAGES)
+
+
+WORKS: Mapping[str, Callable[[str], None]] = {"step": serve_step, "sample": serve_sampling}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    WORKS[sys.argv[1]](*sys.argv[2:])

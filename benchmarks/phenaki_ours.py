@@ -1,0 +1,135 @@
+"""quintet's Phenaki as a worker: `phenaki_ours.py step|sample|sample-alike PRECISION`.
+
+A training step of the recipe (masks, byte encoder, loss at masked places, Adam); text to video with the recipe's own
+settings, or with the peer's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import video_task as task
+from quintet import config, runs
+from quintet.core.batch import Batch
+from quintet.core.checkpoint import Contents
+from quintet.core.draw import Draw
+from quintet.core.engine import Engine
+from quintet.core.link import Link
+from quintet.core.recipe import count_parameters
+from quintet.core.state import TrainingState
+from quintet.families.cvivit.config import CViViTConfig
+from quintet.families.phenaki.config import PhenakiConfig
+from quintet.families.phenaki.model import Phenaki
+from quintet.families.phenaki.recipe import PhenakiRecipe
+from quintet.generate import masked
+from quintet.nn.text import ByteTextEncoder
+from worker import serve
+
+
+def tokenizer() -> Link:
+    """Untrained: only what it costs is of interest."""
+    keys = {
+        **{f"model.{name}": value for name, value in task.TOKENIZER.items()},
+        "model.head_dim": task.HEAD_DIM,
+        "model.image_size": task.SIDE,
+        "model.patch": task.PATCH,
+        "model.temporal_patch": task.TUBE,
+        "model.codebook_size": task.CODES,
+        "model.quantizer": "lfq",
+        "data.frames": task.FRAMES,
+        "loss.discriminator": False,
+    }
+    recipe = runs.make_recipe(config.build(CViViTConfig, overrides=keys))
+    return Link(recipe, dict(recipe.modules), "benchmark", Contents())
+
+
+def make_recipe(precision: str) -> tuple[PhenakiRecipe, Engine]:
+    keys: dict[str, Any] = {
+        "model.dim": task.DIM,
+        "model.depth": task.DEPTH,
+        "model.heads": task.HEADS,
+        # As wide as the context that the peer's attention sees, so that ours does no less for the text.
+        "model.text_dim": task.DIM,
+        "model.text_length": task.TEXT_SYMBOLS,
+        "data.frames": task.FRAMES,
+        "optim.name": "adam",
+        "optim.betas": task.BETAS,
+        "engine.precision": precision,
+        "train.batch_size": task.STEP_BATCH,
+        "ema.enabled": False,
+    }
+    torch.manual_seed(0)
+    recipe = PhenakiRecipe(config.build(PhenakiConfig, overrides=keys), tokenizer=tokenizer())
+    engine = Engine(recipe.config.engine)
+    engine.place(recipe.modules)
+    return recipe, engine
+
+
+def about(recipe: PhenakiRecipe) -> dict[str, Any]:
+    encoder = recipe.maskgit.text_encoder
+    assert isinstance(encoder, ByteTextEncoder)
+    text = count_parameters(encoder)
+    return {"parameters": {"transformer": count_parameters(recipe.maskgit) - text, "byte encoder": text}}
+
+
+def serve_step(precision: str) -> None:
+    recipe, engine = make_recipe(precision)
+    state = TrainingState(recipe)
+    count = task.STEP_BATCH
+    fields = recipe.collate(
+        [{"codes": codes, "texts": text} for codes, text in zip(task.codes(count), task.texts(count), strict=True)]
+    )
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        batch = Batch(fields, tuple(map(str, range(count))), Draw(0, [number] * count, range(count)))
+        recipe.backward([batch], recipe.modules, engine, number)
+        for phase in state.phases:
+            phase.optimizer.step()
+            phase.optimizer.zero_grad()
+        number += 1
+
+    serve(step, about(recipe), ("quintet",))
+
+
+def serve_sampling(precision: str, alike: bool) -> None:
+    recipe, engine = make_recipe(precision)
+    settings = recipe.sampling()
+    if alike:
+        # What the peer does by default: all codes, a temperature that falls to nothing, no noise.
+        settings = masked.Sampling(
+            steps=task.SAMPLE_STEPS,
+            temperature=task.TEMPERATURE,
+            anneal_temperature=masked.linear,
+            guidance=task.GUIDANCE,
+            choice_noise=0.0,
+        )
+    assert settings.steps == task.SAMPLE_STEPS
+    phenaki = Phenaki(recipe.maskgit.eval(), recipe.link_to_tokenizer(), settings=settings)
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        with engine.autocast():
+            videos = phenaki.sample(task.texts(task.SAMPLE_BATCH), task.FRAMES, seed=number)
+        assert videos.shape == (task.SAMPLE_BATCH, 3, task.FRAMES, task.SIDE, task.SIDE)
+        number += 1
+
+    serve(step, about(recipe), ("quintet",))
+
+
+WORKS: Mapping[str, Callable[[str], None]] = {
+    "step": serve_step,
+    "sample": lambda precision: serve_sampling(precision, alike=False),
+    "sample-alike": lambda precision: serve_sampling(precision, alike=True),
+}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    WORKS[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,1 @@
+"""The recipe `cvivit`: a tokenizer of video and pictures."""

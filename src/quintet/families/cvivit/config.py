@@ -1,0 +1,189 @@
+"""Owns the keys of the recipe `cvivit`. Imports no torch, so that help is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, Section, VideoDataConfig
+
+CHANNELS = 3
+
+
+class CViViTModelConfig(Section):
+    """The tokenizer; the keyword arguments of `CViViT`."""
+
+    image_size: int | tuple[int, int] = Field(64, description="Side in pixels, or [height, width].")
+    patch: int = Field(8, gt=0, description="Side in pixels of the square that one code stands for.")
+    temporal_patch: int = Field(
+        2, gt=0, description="Frames that one code stands for; the first frame of a video has codes of its own."
+    )
+    max_frames: int = Field(257, gt=0, description="Frames of the longest video.")
+    dim: int = Field(256, ge=8, multiple_of=8, description="Width.")
+    spatial_depth: int = Field(
+        2, gt=0, le=64, description="Blocks that look over one moment, in the encoder and in the decoder."
+    )
+    temporal_depth: int = Field(
+        2, gt=0, le=64, description="Blocks that look back in time, in the encoder and in the decoder."
+    )
+    shortcut: bool = Field(
+        False,
+        description="Tokens pass by the blocks too: training begins with the best linear transform, and improves it.",
+    )
+    heads: int = Field(4, gt=0, description="Attention heads.")
+    head_dim: int = Field(64, ge=4, multiple_of=4, description="Width of an attention head.")
+    quantizer: Literal["vq", "lfq", "fsq"] = Field(
+        "vq", description="Vector, lookup-free or finite scalar quantization."
+    )
+    codebook_size: int = Field(
+        1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
+    )
+    quantizer_levels: int = Field(
+        1, ge=1, le=64, description="More than one: residual quantization, so many codes a position."
+    )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)"""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of codes at one moment."""
+        height, width = self.size
+        return height // self.patch, width // self.patch
+
+    def moments(self, frames: int) -> int:
+        """How many moments of codes so many frames have; a last one may be filled in part."""
+        return 1 + -(-(frames - 1) // self.temporal_patch)
+
+    def frames(self, moments: int) -> int:
+        """How many frames so many moments of codes stand for."""
+        return 1 + (moments - 1) * self.temporal_patch
+
+    @model_validator(mode="after")
+    def _divisible(self) -> CViViTModelConfig:
+        if any(side <= 0 or side % self.patch for side in self.size):
+            near = tuple(max(self.patch, round(side / self.patch) * self.patch) for side in self.size)
+            raise ValueError(
+                f"model.image_size={self.image_size} is not divisible by model.patch = {self.patch}; "
+                f"the nearest that is: {near[0] if near[0] == near[1] else list(near)}"
+            )
+        return self
+
+
+class CViViTLossConfig(Section):
+    """What the tokenizer is trained for."""
+
+    reconstruction: Literal["l1", "l2"] = Field("l2", description="Distance of pixels.")
+    perceptual_weights: str | None = Field(
+        None, description="safetensors of VGG-16 for a perceptual loss; none: no such loss."
+    )
+    perceptual: float = Field(0.1, ge=0, description="Weight of the perceptual loss, where weights are given.")
+    discriminator: bool = Field(True, description="Train against a discriminator of single frames.")
+    discriminator_start: int = Field(5000, ge=0, description="Step at which the discriminator begins.")
+    discriminator_ramp: int = Field(1000, ge=0, description="Steps over which its say grows from nothing to full.")
+    discriminator_dim: int = Field(32, ge=8, multiple_of=8, description="Width of the discriminator's first layer.")
+    discriminator_layers: int = Field(4, ge=1, description="Strided layers; fewer where the picture is small.")
+    adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss.")
+    penalty: float = Field(10.0, ge=0, description="Weight of the gradient penalty on real frames; 0: none.")
+    penalty_every: int = Field(4, gt=0, description="Steps between two gradient penalties.")
+
+
+class CViViTOptimConfig(OptimConfig):
+    discriminator: PhaseOptimConfig = Field(
+        default_factory=PhaseOptimConfig, description="The discriminator's own optimizer."
+    )
+
+
+class CViViTConfig(RunConfig):
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "debug": {
+            "model.image_size": 32,
+            "model.dim": 32,
+            "model.spatial_depth": 1,
+            "model.temporal_depth": 1,
+            "model.heads": 2,
+            "model.head_dim": 16,
+            "model.codebook_size": 256,
+            "data.frames": 5,
+            "data.workers": 0,
+            "train.steps": 20,
+            "train.batch_size": 4,
+            "loss.discriminator_start": 10,
+            "loss.discriminator_ramp": 5,
+            "loss.discriminator_dim": 16,
+            "eval.every": 10,
+            "sample.every": 10,
+            "sample.num": 4,
+            "checkpoint.every": 10,
+            "log.every": 5,
+        },
+        # One CPU core, a quarter of an hour: it begins as a transform, and shallow blocks improve on it.
+        "small": {
+            "model.image_size": 32,
+            "model.patch": 4,
+            "model.temporal_patch": 4,
+            "model.dim": 128,
+            "model.spatial_depth": 1,
+            "model.temporal_depth": 1,
+            "model.shortcut": True,
+            "model.head_dim": 32,
+            "train.steps": 4000,
+            "train.batch_size": 4,
+            "optim.name": "muon",
+            "optim.lr": 1e-3,
+            "optim.matrix_lr": 0.01,
+            "optim.warmup_steps": 50,
+            "optim.clip": 1.0,
+            "loss.discriminator": False,
+            "eval.every": 500,
+            "sample.every": 1000,
+            "checkpoint.every": 500,
+            "data.workers": 0,  # the clips are soon in memory, and workers would take turns with the computation
+        },
+        "base": {
+            "model.image_size": 128,
+            "model.dim": 512,
+            "model.spatial_depth": 4,
+            "model.temporal_depth": 4,
+            "model.heads": 8,
+            "model.codebook_size": 65536,
+            "model.quantizer": "lfq",
+            "train.steps": 500_000,
+            "train.batch_size": 64,
+            "optim.lr": 1e-4,
+            "optim.warmup_steps": 5000,
+            "optim.clip": 1.0,
+            "ema.decay": 0.9995,
+            "loss.discriminator_start": 50_000,
+            "loss.discriminator_ramp": 5000,
+            "loss.discriminator_dim": 64,
+            "eval.every": 5000,
+            "sample.every": 5000,
+            "checkpoint.every": 5000,
+            "engine.precision": "bf16",
+            "data.workers": 8,
+            "data.random_crop": True,
+        },
+    }
+
+    recipe: Literal["cvivit"] = Field("cvivit", description="What is trained.")
+    data: VideoDataConfig = Field(default_factory=VideoDataConfig, description="The files.")
+    model: CViViTModelConfig = Field(default_factory=CViViTModelConfig, description="The tokenizer.")
+    loss: CViViTLossConfig = Field(default_factory=CViViTLossConfig, description="What it is trained for.")
+    optim: CViViTOptimConfig = Field(default_factory=CViViTOptimConfig, description="Optimizer and schedule.")
+
+    @model_validator(mode="after")
+    def _whole_moments(self) -> CViViTConfig:
+        frames, step = self.data.frames, self.model.temporal_patch
+        if (frames - 1) % step:
+            raise ValueError(
+                f"data.frames={frames} is not 1 and a multiple of model.temporal_patch = {step}; the nearest that is: "
+                f"{1 + step * max(1, round((frames - 1) / step))}"
+            )
+        if frames > self.model.max_frames:
+            raise ValueError(f"data.frames={frames} is more than model.max_frames={self.model.max_frames}")
+        return self

@@ -1,0 +1,31 @@
+"""Owns `CViViTTrainer`: the loop bound to the recipe `cvivit`, for use in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quintet.core.python_trainer import PythonTrainer
+from quintet.core.recipe import Recipe, Sources
+from quintet.data.python_videos import python_video_sources
+from quintet.families.cvivit.config import CViViTConfig
+from quintet.families.cvivit.model import CViViT
+from quintet.families.cvivit.recipe import CViViTRecipe
+
+
+class CViViTTrainer(PythonTrainer):
+    """Train a `CViViT` on a folder or a data set object.
+
+        CViViTTrainer(CViViT(dim=256, image_size=64), data="clips/", out="runs/tok", steps=10_000).train()
+
+    Any configuration key goes through `config={"data.frames": 9}`.
+    """
+
+    config_class = CViViTConfig
+    recipe_class = CViViTRecipe
+    model_class = CViViT
+
+    @classmethod
+    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+        config: CViViTConfig = recipe.config
+        return python_video_sources(data, config.data, config.model.size, validation=validation, declared=declared)

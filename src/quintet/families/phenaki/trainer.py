@@ -1,0 +1,58 @@
+"""Owns `PhenakiTrainer`: the loop bound to the recipe `phenaki`, for use in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from quintet.core.link import Link
+from quintet.core.python_trainer import PythonTrainer
+from quintet.core.recipe import Recipe, Sources
+from quintet.errors import UsageError
+from quintet.families.phenaki.config import PhenakiConfig
+from quintet.families.phenaki.model import Phenaki
+from quintet.families.phenaki.python_clips import python_clip_sources
+from quintet.families.phenaki.recipe import PhenakiRecipe
+from quintet.nn.maskgit import MaskGit
+
+
+class PhenakiTrainer(PythonTrainer):
+    """Train a `Phenaki`, or its `MaskGit` alone, on the codes of videos and pictures: a folder, or a data set object.
+
+        PhenakiTrainer(tokenizer=open_link("runs/vtok"), data="clips/", out="runs/phenaki", steps=10_000).train()
+        PhenakiTrainer(Phenaki(maskgit, open_link("runs/vtok")), data="clips/", out="runs/phenaki").train()
+
+    `open_link` is that of `quintet.runs`, where `link_to(cvivit)` does the same for a model in memory. Without a model
+    it is made to fit the tokenizer. Items of a data set hold `videos` or `video_codebook_ids`, and perhaps
+    `video_frame_mask`, `texts` or `text_embeds`. A model of codebook ids needs no tokenizer, but without one nothing
+    can be looked at.
+
+    Any configuration key goes through `config={"optim.lr": 1e-4}`. The keywords of the trainer in phenaki-pytorch are
+    accepted too; docs/migration.md says what becomes of each.
+    """
+
+    config_class = PhenakiConfig
+    recipe_class = PhenakiRecipe
+    model_class = MaskGit
+    needs = ()
+
+    @classmethod
+    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Link], dict[str, nn.Module]]:
+        if not isinstance(model, Phenaki):
+            return model, {}, {}
+        if model.link is None:
+            raise UsageError(
+                "PhenakiTrainer keeps the tokenizer with the run: Phenaki(maskgit, quintet.runs.link_to(cvivit))"
+            )
+        return model.maskgit, {"tokenizer": model.link}, {} if model.critic is None else {"critic": model.critic}
+
+    @classmethod
+    def keys_of(cls, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {"loss.critic": True} if isinstance(model, Phenaki) and model.critic is not None else {}
+
+    @classmethod
+    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+        assert isinstance(recipe, PhenakiRecipe)
+        return python_clip_sources(data, recipe.config, recipe.tokenizer, validation=validation, declared=declared)

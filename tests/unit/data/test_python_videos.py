@@ -1,0 +1,116 @@
+"""Clips of a person's own data set: the same items as those of a folder."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from films import counted, places_of
+from quintet.config import VideoDataConfig
+from quintet.core.draw import Draw
+from quintet.data.python_videos import python_video_sources
+from quintet.data.videos import video_folder_sources
+from quintet.errors import UnreadableItem, UsageError
+from quintet.media.video import clip_tensor
+from quintet.media.video_writing import write_video
+
+SIZE = (48, 64)
+
+
+def draw(item: int = 0, epoch: int = 0) -> Draw:
+    return Draw(0, [epoch], [item])
+
+
+def loaded(item: Any, *, train: bool = True, declared: Any = None, epoch: int = 0, **keys: Any) -> dict[str, Any]:
+    made = python_video_sources([item], VideoDataConfig(**keys), SIZE, declared=declared)
+    return (made.train if train else made.validation).load(0, draw(epoch=epoch))
+
+
+CLIP = clip_tensor(counted(5))
+
+
+@pytest.mark.parametrize(
+    ("item", "declared"),
+    [
+        ({"videos": CLIP, "texts": "lighter"}, None),
+        ({"video": CLIP, "caption": "lighter", "id": 7}, None),
+        ((CLIP, "lighter"), None),
+        (("lighter", CLIP.double() / 255), None),
+        ((counted(5), "lighter"), None),
+        (("lighter", CLIP), ("texts", "videos")),
+    ],
+    ids=["names", "aliases", "tuple", "floats", "numpy", "declared"],
+)
+def test_items_of_any_form(item: Any, declared: Any) -> None:
+    made = loaded(item, declared=declared)
+    assert made.keys() == {"videos", "texts"}
+    assert made["texts"] == "lighter"
+    assert torch.equal(made["videos"], CLIP)
+
+
+def test_a_picture_is_a_clip_of_one_frame() -> None:
+    assert torch.equal(loaded((CLIP[:, 2], "one"))["videos"], CLIP[:, 2:3])
+    assert torch.equal(loaded((counted(5)[2], "one"))["videos"], CLIP[:, 2:3])
+    grey = loaded((torch.rand(1, 4, *SIZE), "grey"))["videos"]
+    assert grey.shape == (3, 4, *SIZE)
+    assert torch.equal(grey[0], grey[2])
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("keys", [{}, {"frames": 5, "stride": 2}, {"frames": 4, "flip": True}], ids=str)
+def test_a_data_set_gives_the_items_that_a_folder_gives(tmp_path: Path, train: bool, keys: dict[str, Any]) -> None:
+    clips = [(counted(frames), f"{frames} frames") for frames in (3, 22)]
+    for clip, text in clips:
+        write_video(clip, tmp_path / f"{text[:2].strip():0>2}.webp")
+        (tmp_path / f"{text[:2].strip():0>2}.txt").write_text(text)
+    config = VideoDataConfig(path=str(tmp_path), validation_fraction=0, **keys)
+    folder, python = video_folder_sources(config, (20, 20)), python_video_sources(clips, config, (20, 20))
+    for item in range(2):
+        for epoch in range(3):
+            ours, theirs = (
+                (made.train if train else made.validation).load(item, draw(item, epoch)) for made in (python, folder)
+            )
+            assert ours["texts"] == theirs["texts"]
+            assert torch.equal(ours["videos"], theirs["videos"])
+
+
+def test_a_long_clip_begins_anywhere() -> None:
+    item = (counted(30), "long")
+    starts = {places_of(loaded(item, epoch=epoch)["videos"].permute(1, 2, 3, 0).numpy())[0] for epoch in range(40)}
+    assert len(starts) > 8
+    assert max(starts) <= 13
+
+
+@pytest.mark.parametrize(
+    ("video", "reason"),
+    [
+        (torch.full((3, 4, 48, 64), torch.nan), "not finite"),
+        (torch.zeros(2, 4, 48, 64), "a clip is a tensor 3 x frames"),
+        (np.zeros((4, 48, 64, 3)), "array of bytes"),
+        (torch.zeros(3, 0, 48, 64), "a clip is"),
+        (torch.zeros(48), r"shape \(48,\) for a video"),
+        ("film.mp4", "str for a video"),
+    ],
+)
+def test_clips_that_cannot_be_used_are_passed_over(video: Any, reason: str) -> None:
+    with pytest.raises(UnreadableItem, match=reason):
+        loaded({"videos": video, "texts": "odd"})
+
+
+def test_time_stamps_are_asked_for_in_vain() -> None:
+    with pytest.raises(UsageError, match=r"data\.fps goes by time stamps.*data\.stride"):
+        loaded((CLIP, "lighter"), fps=8.0)
+    with pytest.raises(UsageError, match="no 'videos'"):
+        loaded({"texts": "nothing"})
+
+
+def test_workers_can_hold_it() -> None:
+    made = python_video_sources([(CLIP, "lighter"), (Image.new("RGB", (2, 2)), "x")], VideoDataConfig(), SIZE)
+    again = pickle.loads(pickle.dumps(made.train))
+    assert torch.equal(again.load(0, draw())["videos"], made.train.load(0, draw())["videos"])

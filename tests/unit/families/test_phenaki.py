@@ -1,0 +1,322 @@
+"""Phenaki: what a training step hides and drops, clips of different lengths, and videos of texts, clips and scenes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from contract.cases import GOLDEN, TINY_PHENAKI
+from contract.worlds import make_recipe
+from quintet.core.batch import Batch
+from quintet.core.draw import Draw
+from quintet.core.evaluate import looking
+from quintet.core.recipe import Request
+from quintet.errors import UsageError
+from quintet.families.phenaki.asking import check_frames
+from quintet.families.phenaki.judging import are_known, judged
+from quintet.families.phenaki.model import Phenaki
+from quintet.families.phenaki.recipe import PhenakiRecipe
+from quintet.generate.masked import Sampling
+from quintet.media.video import clip_tensor, read_header, read_video
+from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.runs import open_link, open_trained
+
+TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
+"""32 codes of 2 x 2 places, of 8 pixels and two frames each."""
+PLACES = 4
+QUICK = Sampling(steps=2, guidance=2.0)
+
+
+@pytest.fixture
+def recipe(videos: Path) -> PhenakiRecipe:
+    made = make_recipe("phenaki", videos, TINY_PHENAKI)
+    assert isinstance(made, PhenakiRecipe)
+    return made
+
+
+def items(lengths: list[int]) -> list[dict[str, Any]]:
+    """Clips of so many moments."""
+    generator = torch.Generator().manual_seed(5)
+    return [
+        {"codes": torch.randint(0, 32, (moments, 2, 2), generator=generator), "texts": f"clip {number}"}
+        for number, moments in enumerate(lengths)
+    ]
+
+
+def batch_of(recipe: PhenakiRecipe, lengths: list[int], epoch: int = 0) -> Batch:
+    rows = range(len(lengths))
+    return Batch(recipe.collate(items(lengths)), tuple(map(str, rows)), Draw(0, [epoch] * len(rows), [*rows]))
+
+
+def one_of(recipe: PhenakiRecipe, lengths: list[int], row: int) -> Batch:
+    return Batch(recipe.collate([items(lengths)[row]]), (str(row),), Draw(0, [0], [row]))
+
+
+def phenaki(moments: int = 5, **keys: Any) -> Phenaki:
+    torch.manual_seed(0)
+    maskgit = MaskGit(
+        grid=(moments, 2, 2), num_codes=32, dim=16, depth=1, heads=2, rotary=True, text_dim=16, text_length=32
+    )
+    return Phenaki(maskgit, open_link(TOKENIZER), settings=QUICK, **keys).eval()
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def test_padding_is_never_masked_and_never_seen(recipe: PhenakiRecipe) -> None:
+    lengths = [3, 1, 2, 3]
+    recipe.config = recipe.config.changed({"loss.primed": 0.0, "loss.drop_text": 0.0})
+    for epoch in range(20):
+        batch = batch_of(recipe, lengths, epoch)
+        output = recipe.forward(recipe.modules, batch, step=0)
+        places = torch.tensor(lengths) * PLACES
+        assert not output["hidden"][~batch["there"]].any()
+        assert (output["hidden"].sum(1) >= 1).all()
+        assert (output["hidden"].sum(1) <= places).all()
+    # What an item becomes beside longer ones is what it becomes alone.
+    together = recipe.forward(recipe.modules, batch_of(recipe, lengths), step=0)
+    for row, moments in enumerate(lengths):
+        alone = recipe.forward(recipe.modules, one_of(recipe, lengths, row), step=0)
+        assert torch.equal(alone["hidden"][0], together["hidden"][row, : moments * PLACES])
+        before = int(together["hidden"][:row].sum())
+        mine = together["logits"][before : before + len(alone["logits"])]
+        torch.testing.assert_close(mine, alone["logits"], atol=1e-5, rtol=1e-4)
+
+
+def test_measuring_and_scoring_leave_padding_out(recipe: PhenakiRecipe, videos: Path) -> None:
+    lengths = [3, 1, 2]
+    with looking(recipe.modules):
+        together = recipe.measure(recipe.modules, batch_of(recipe, lengths)).sums
+        alone = [recipe.measure(recipe.modules, one_of(recipe, lengths, row)).sums for row in range(3)]
+    for name, total in together.items():
+        torch.testing.assert_close(total, sum(one[name] for one in alone), atol=1e-3, rtol=1e-4)
+    critical = make_recipe("phenaki", videos, (*TINY_PHENAKI, "loss.critic=true", "loss.primed=0"))
+    assert isinstance(critical, PhenakiRecipe)
+    batch = batch_of(critical, lengths)
+    output = critical.forward(critical.modules, batch, step=0)
+    loss = critical.critic_loss(critical.modules, batch, output, step=0).value
+    # The codes behind the end of a clip can be anything.
+    output.values["codes"] = output["codes"].masked_fill(~batch["there"], 17)
+    torch.testing.assert_close(critical.critic_loss(critical.modules, batch, output, step=0).value, loss)
+
+
+def test_the_share_of_dropped_texts_is_what_the_key_says(recipe: PhenakiRecipe) -> None:
+    recipe.config = recipe.config.changed({"loss.drop_text": 0.3})
+    dropped = 0
+    for epoch in range(100):
+        output = recipe.forward(recipe.modules, batch_of(recipe, [1] * 10, epoch), step=0)
+        dropped += int((~output["conditioning"]["text_mask"].any(1)).sum())
+    assert dropped / 1000 == pytest.approx(0.3, abs=0.04)
+
+
+def test_some_clips_are_gone_on_from(recipe: PhenakiRecipe) -> None:
+    recipe.config = recipe.config.changed({"loss.primed": 0.5})
+    primed = 0
+    for epoch in range(50):
+        batch = batch_of(recipe, [3, 2, 1, 3], epoch)
+        given = recipe.rows(batch, train=True).given
+        assert given is not None
+        moments = given.view(4, 3, PLACES)
+        assert (moments.all(2) == moments.any(2)).all()  # whole moments
+        counts = moments.all(2).sum(1)
+        assert (counts <= torch.tensor([2, 1, 0, 2])).all()
+        assert (moments.all(2).long().diff(dim=1) <= 0).all()  # the first ones
+        primed += int((counts[[0, 1, 3]] > 0).sum())
+        hidden = recipe.forward(recipe.modules, batch, step=0)["hidden"]
+        assert not (hidden & given).any()
+        assert hidden.any(1).all()
+    assert primed / 150 == pytest.approx(0.5, abs=0.12)
+    assert recipe.rows(batch, train=False).given is None
+
+
+def test_the_only_critic_or_the_only_generator_is_trained(videos: Path) -> None:
+    def trained(*keys: str) -> set[str]:
+        made = make_recipe("phenaki", videos, (*TINY_PHENAKI, *keys))
+        return {
+            f"{name}.{key.split('.')[0]}"
+            for name, module in made.modules.items()
+            for key, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+
+    everything = trained("loss.critic=true")
+    assert {"maskgit.to_logits", "critic.to_score"} <= everything
+    assert not any(name.startswith("critic") for name in trained("loss.critic=true", "loss.only=generator"))
+    only = trained("model.self_critic=true", "loss.only=critic", "init=somewhere")
+    assert only == {"maskgit.to_score"}
+
+
+# --- the model ----------------------------------------------------------------------------------------------------
+
+
+def test_a_place_in_time_matters_and_a_place_in_space_too() -> None:
+    net = phenaki().maskgit
+    tokens = torch.full((1, 5 * PLACES), net.mask_id)
+    tokens[0, 0] = 3
+    told = net.texts(["x"])
+    logits = net(tokens, told)[0]
+    assert not torch.allclose(logits[1], logits[2], atol=1e-5)
+    assert not torch.allclose(logits[PLACES], logits[2 * PLACES], atol=1e-5)
+    # Where the code is moved to, other places see it from elsewhere.
+    moved = net(tokens.roll(PLACES, 1), told)[0]
+    assert not torch.allclose(moved[3 * PLACES], logits[3 * PLACES], atol=1e-5)
+
+
+def test_a_transformer_of_other_codes_is_refused() -> None:
+    for keys in ({"num_codes": 64, "grid": (5, 2, 2)}, {"num_codes": 32, "grid": (5, 4, 4)}):
+        with pytest.raises(UsageError, match=r"transformer speaks .* codes on a grid of .*, the tokenizer 32 on 2 x 2"):
+            Phenaki(MaskGit(dim=16, depth=1, heads=2, text="none", **keys), open_link(TOKENIZER))
+
+
+def test_the_same_seed_makes_the_same_video_and_its_neighbours_do_not_matter() -> None:
+    model = phenaki()
+    texts = ["a red ball", "a blue star moves up", "nothing"]
+    made = model.sample(texts, seed=1)
+    assert made.shape == (3, 3, 9, 16, 16)
+    assert torch.equal(made, model.sample(texts, seed=1))
+    assert not torch.equal(made, model.sample(texts, seed=2))
+    torch.testing.assert_close(model.sample(texts[:1], seed=1), made[:1], atol=1e-4, rtol=0)
+
+
+def test_videos_of_any_length_and_pictures() -> None:
+    model = phenaki()
+    assert model.longest == 9
+    for frames in (1, 5, 9, 15, 31):
+        assert model.sample("a red ball", frames).shape == (1, 3, frames, 16, 16)
+    pictures = model.sample_images(["a", "b"], seed=4)
+    assert pictures.shape == (2, 3, 16, 16)
+    # A picture is the first frame of a video of one frame.
+    assert torch.equal(pictures, model.sample(["a", "b"], 1, seed=4)[:, :, 0])
+
+
+def test_a_clip_is_gone_on_from_and_stays_as_it_is() -> None:
+    model = phenaki(overlap=3)
+    clip = torch.rand(3, 5, 16, 16)
+    made = model.sample(["up", "down"], 9, prime_frames=clip)
+    assert torch.equal(made[:, :, :5], clip.expand(2, -1, -1, -1, -1))
+    assert not torch.equal(made[0, :, 5:], made[1, :, 5:])
+    # Behind a start as much is made as behind a scene.
+    assert model.sample("up", prime_frames=clip).shape[2] == 5 + 9 - 3
+    other = model.sample("up", 9, prime_frames=clip.flip(1))
+    assert not torch.allclose(other[:, :, 5:], made[:1, :, 5:], atol=1e-3)
+    with pytest.raises(UsageError, match="5 frames to go on from leave nothing to make of 5"):
+        model.sample("up", 5, prime_frames=clip)
+    for wrong in (torch.rand(3, 5, 8, 8), torch.rand(1, 5, 16, 16), torch.rand(3, 3, 5, 16, 16)):
+        with pytest.raises(UsageError, match="go on from"):
+            model.sample(["a", "b"], prime_frames=wrong)
+
+
+def test_the_next_scene_starts_from_the_last_frames() -> None:
+    """What is encoded as the start of a scene are the last frames of all before, and its codes are kept."""
+    model = phenaki(overlap=3)
+    shown: list[Tensor] = []
+    encode = model.cvivit.encode
+    model.cvivit.encode = lambda videos, mask=None: shown.append(videos) or encode(videos, mask)
+    made = model.make_video(["a", "b", "c"], num=2, seed=3)
+    assert made.shape == (2, 3, 9 + 6 + 6, 16, 16)
+    assert torch.equal(shown[0], made[:, :, 6:9])
+    assert torch.equal(shown[1], made[:, :, 12:15])
+    # The first scene does not depend on what comes after it, and each has noise of its own.
+    assert torch.equal(made[:, :, :9], model.make_video(["a"], num=2, seed=3))
+    assert not torch.equal(made[:, :, 9:15], made[:, :, 15:])
+    assert model.make_video(["a", "b"], 5, overlap=5).shape[2] == 10
+    with pytest.raises(UsageError, match="at least one scene"):
+        model.make_video([])
+
+
+def test_codes_of_a_start_are_given_and_the_rest_is_made() -> None:
+    model = phenaki()
+    told = (model.maskgit.texts(["x"]), model.maskgit.texts(["x"], torch.tensor([False])))
+    prime = torch.randint(0, 32, (1, 2, 2, 2))
+    there = torch.tensor([[True, True, True, True, False]])
+    with torch.no_grad():
+        codes = model.codes(told, Draw(0, [0], [0]), there, prime)
+    assert torch.equal(codes[:, :2], prime)
+    assert (codes[:, 2:4] >= 0).all()
+    assert (codes[:, 2:4] < 32).all()
+    assert (codes[:, 4] == -1).all()
+
+
+def test_a_critic_decides_what_is_masked_again() -> None:
+    plain = phenaki()
+    torch.manual_seed(1)
+    critic = TokenCritic(plain.maskgit.config)
+    judged_by = phenaki(critic=critic)
+    judged_by.maskgit.load_state_dict(plain.maskgit.state_dict())
+    assert not torch.equal(plain.sample("a", seed=2), judged_by.sample("a", seed=2))
+
+
+def test_an_export_is_opened_whole() -> None:
+    trained = open_trained(GOLDEN / "phenaki-format-1" / "hub")
+    model = trained.recipe.phenaki(trained.nets)  # type: ignore[attr-defined]
+    assert isinstance(model.critic, TokenCritic)
+    assert model.sample(["a red heart", "a cyan star"], 3, seed=1).shape == (2, 3, 3, 16, 16)
+
+
+# --- asking -------------------------------------------------------------------------------------------------------
+
+
+def test_frames_that_fill_no_moment_are_refused_with_the_nearest_that_do() -> None:
+    check_frames("--frames", 17, 4)
+    check_frames("--frames", 1, 4)
+    with pytest.raises(UsageError, match=r"--frames=12 is not 1 and a multiple of 4.*: 9 and 13"):
+        check_frames("--frames", 12, 4)
+    with pytest.raises(UsageError, match=r"the nearest that are: 1 and 5"):
+        check_frames("data.frames", 2, 4)
+
+
+def test_what_is_made_is_named_with_its_text_and_settings(recipe: PhenakiRecipe, tmp_path: Path) -> None:
+    texts = ["a red ball / moves", "a red ball / moves", ""]
+    with looking(recipe.modules):
+        strip, *single = recipe.generate(recipe.modules, Request(texts, num=1, seed=7, frames=3))
+    assert strip.file == "filmstrip.png"
+    files = [artifact.file for artifact in single]
+    assert files == [
+        *("000-a-red-ball-moves.mp4", "000-a-red-ball-moves.gif"),
+        *("001-a-red-ball-moves.mp4", "001-a-red-ball-moves.gif"),
+        *("002.mp4", "002.gif"),
+    ]
+    assert [artifact.about["text"] for artifact in single[::2]] == texts
+    assert {(artifact.about["seed"], artifact.about["frames"]) for artifact in single} == {(7, 3)}
+    for artifact in single[:2]:
+        artifact.write(tmp_path / artifact.file)
+        assert read_header(tmp_path / artifact.file).frames == 3
+
+
+def test_captions_to_sample_come_from_a_list_a_file_or_the_validation_set(videos: Path, tmp_path: Path) -> None:
+    file = tmp_path / "captions.txt"
+    file.write_text("a red ball\n\na blue star\n", encoding="utf-8")
+    for key, wanted in ((f"sample.texts={file}", ["a red ball", "a blue star"]), ('sample.texts=["x"]', ["x"])):
+        made = make_recipe("phenaki", videos, (*TINY_PHENAKI, key))
+        assert isinstance(made, PhenakiRecipe)
+        with looking(made.modules):
+            _, *single = made.sample(made.modules, batch_of(made, [3, 3, 1]))
+        assert [artifact.about["text"] for artifact in single[::2]] == wanted
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(UsageError, match=r"sample\.texts: .*empty\.txt is empty"):
+        make_recipe("phenaki", videos, (*TINY_PHENAKI, f"sample.texts={tmp_path / 'empty.txt'}"))
+
+
+def test_samples_of_validation_clips_are_as_long_as_these(recipe: PhenakiRecipe) -> None:
+    with looking(recipe.modules):
+        sheet, *single = recipe.sample(recipe.modules, batch_of(recipe, [3, 1, 2]))
+    assert sheet.about["texts"] == ["clip 0", "clip 1", "clip 2"]
+    assert [artifact.about["frames"] for artifact in single[::2]] == [5, 1, 3]
+
+
+def test_the_judge_sees_what_the_data_shows(videos: Path) -> None:
+    recipe = make_recipe("phenaki", videos, (*TINY_PHENAKI, "data.frames=17"))
+    media = recipe.sources().validation.media  # type: ignore[attr-defined]
+    records = [media.about(item)["motion"] for item in range(3)]
+    clips = [clip_tensor(read_video(media.entries[item].path(media.root))) / 255 for item in range(3)]
+    assert are_known(records)
+    assert not are_known([{"shape": "star"}])
+    found = judged(clips, records, "validation")
+    assert found.keys() == {"match_colour", "match_shape", "match_motion"}
+    assert all(column.tolist() == [1.0] * 3 for column in found.values())
+    swapped = judged([clip.flip(1) for clip in clips], [{**one, "colour": "none"} for one in records], "withheld")
+    assert swapped.keys() == {"match_withheld"}
