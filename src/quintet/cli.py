@@ -330,8 +330,12 @@ def view(
     host: Annotated[
         str | None, typer.Option(help="Listen beyond this machine, on this address; whoever looks needs the token.")
     ] = None,
-    token: Annotated[str | None, typer.Option(help="The token to ask for; with --host one is made if not given.")] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Only look: without the box to try models in.")] = False,
+    token: Annotated[
+        str | None, typer.Option(help="The token to ask for; with --host one is made if not given.")
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Only look: without the box to try models in.")
+    ] = False,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     export: Annotated[
         Path | None, typer.Option(help="Write the page to a .html file or to a new folder instead, to share it.")
@@ -352,7 +356,9 @@ def view(
     except ModuleNotFoundError as missing:
         if missing.name not in ("starlette", "uvicorn"):
             raise
-        raise UsageError(f"the page needs {missing.name}, which is not installed: pip install starlette uvicorn") from None
+        raise UsageError(
+            f"the page needs {missing.name}, which is not installed: pip install starlette uvicorn"
+        ) from None
 
 
 def _with_keys(config: Any, overrides: Sequence[str] | None, sections: Sequence[str]) -> Any:

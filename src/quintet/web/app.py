@@ -20,13 +20,13 @@ from starlette.routing import Route
 
 from quintet.errors import UsageError
 from quintet.web import samples
+from quintet.web.common import PAGE, speakable
 from quintet.web.folders import Folders, Missing, Place
 from quintet.web.library import Library, Watched
 from quintet.web.live import Live
 from quintet.web.safety import App, Guard, RateLimit
 from quintet.web.trying import Wish, Workshop
 
-PAGE = Path(__file__).parent / "page"
 SENT_AS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 MOST_POINTS = 4_000
 MOST_NAMES = 200
@@ -181,7 +181,7 @@ class Packed:
 
     @classmethod
     def json(cls, value: Any) -> Packed:
-        text = json.dumps(_speakable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(speakable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return cls(text.encode("utf-8", errors="replace"), "application/json")
 
     def response(self, request: Request) -> Response:
@@ -254,14 +254,3 @@ def _step(request: Request) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 15):
         raise UsageError("step must be a whole number")
     return int(text)
-
-
-def _speakable(value: Any) -> Any:
-    """What JSON can say: a configuration may hold an infinity, which no browser reads."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(key): _speakable(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_speakable(each) for each in value]
-    return value if value is None or isinstance(value, (str, int, bool)) else str(value)

@@ -1,8 +1,9 @@
-"""Owns what the page says of one run beside its curves and samples: configuration, data, checkpoints, console, codes."""
+"""Owns what the page says of a run beside its curves and samples: configuration, data, checkpoints, console, codes."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def console(place: Place) -> str:
 
 def evaluated(place: Place) -> dict[str, float]:
     found = read_json(place, "eval.json")
-    return {name: value for name, value in found.items() if isinstance(value, float) and value == value}
+    return {name: value for name, value in found.items() if isinstance(value, float) and math.isfinite(value)}
 
 
 def codes(place: Place) -> dict[str, Any] | None:

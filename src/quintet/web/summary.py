@@ -12,6 +12,7 @@ import re
 import socket
 import statistics
 import time
+from itertools import pairwise
 from typing import Any
 
 from quintet.web.figures import tail_rows
@@ -27,7 +28,7 @@ def summarise(place: Place, label: str) -> dict[str, Any]:
     rows = [row for row in tail_rows(place) if isinstance(row.get("time"), (int, float))]
     pace = [row for row in rows if any(name.startswith("train/") for name in row)]
     rate = _rate(pace)
-    step = whole(state.get("step")) or (whole(rows[-1]["step"]) if rows else 0)
+    step = whole(state.get("step")) or (whole(rows[-1]["step"]) if rows else None) or 0
     steps = whole(state.get("steps"))
     status, note = _status(state, rows)
     left = (steps - step) / rate if status == "running" and rate and steps and steps > step else None
@@ -86,7 +87,7 @@ def _rate(rows: list[dict[str, Any]]) -> float | None:
     """Steps a second: the median between the last rows, so that a validation between two of them does not count."""
     rates = [
         (after["step"] - before["step"]) / (after["time"] - before["time"])
-        for before, after in zip(rows, rows[1:], strict=False)
+        for before, after in pairwise(rows)
         if after["time"] > before["time"] and after["step"] > before["step"]
     ]
     return statistics.median(rates) if rates else None
@@ -105,7 +106,7 @@ def _status(state: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, str
     if state.get("host") == socket.gethostname() and process is not None and not _lives(process):
         return "failed", "its process is gone without a word; `quintet resume` goes on from the last checkpoint"
     beat = _number(state.get("heartbeat")) or 0.0
-    between = [after["time"] - before["time"] for before, after in zip(rows, rows[1:], strict=False)]
+    between = [after["time"] - before["time"] for before, after in pairwise(rows)]
     patience = max(SILENT_SECONDS, 10 * max(between, default=0.0))
     if time.time() - beat > patience:
         return "failed", f"no sign of life for {(time.time() - beat) / 3600:.1f} hours"
