@@ -85,8 +85,9 @@ class Figures:
             return anew, []
         with file:
             found = os.fstat(file.fileno())
-            anew = found.st_ino != self._inode or found.st_size < self._offset
-            if anew:
+            changed = found.st_ino != self._inode or found.st_size < self._offset
+            anew = changed and self.rows > 0
+            if changed:
                 self._reset(found.st_ino)
             file.seek(self._offset)
             for rows in self._pieces(file):

@@ -107,6 +107,7 @@ class Watched:
         config = self._once(detail.configuration, "config.yaml")
         saved = self._once(detail.checkpoints, "checkpoints")
         return {
+            "version": self.version,
             "summary": summary,
             "metrics": {name: len(column.values) for name, column in self.figures.columns.items()},
             "last": self.figures.last,

@@ -90,11 +90,14 @@ class Live:
         if channel is None:
             look, seconds = (self._run(label), RUN_SECONDS) if label else (self._list(), LIST_SECONDS)
             channel = self._channels[label] = Channel(look, seconds)
+            if not label:
+                await asyncio.to_thread(look)  # from here on changes are told
             channel.task = asyncio.create_task(channel.run())
         viewer: asyncio.Queue[bytes | None] = asyncio.Queue(LONGEST_QUEUE)
         channel.viewers.add(viewer)
         try:
-            yield event("hello", {})
+            # Who was given something older than this asks again.
+            yield event("hello", {"version": self._library.find(label).version if label else -1})
             while True:
                 try:
                     message = await asyncio.wait_for(viewer.get(), QUIET_SECONDS)
@@ -123,9 +126,8 @@ class Live:
 
         def look() -> dict[str, Any]:
             lines = {line["id"]: line for line in self._library.list()}
-            changed = [line for label, line in lines.items() if known.get(label) != line] if known else []
+            changed = [line for label, line in lines.items() if known.get(label) != line]
             gone = [label for label in known if label not in lines]
-            # Begins with what there is: whoever listens has just been given that.
             known.clear()
             known.update(lines)
             return {"runs": {"changed": changed, "gone": gone}} if changed or gone else {}

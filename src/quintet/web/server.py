@@ -53,6 +53,7 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -60,6 +61,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(512)
     except OSError as error:
+        if listener is not None:
+            listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UsageError(f"port {port} is in use; choose another with --port, or leave it out") from None
         raise UsageError(f"cannot listen on {host}, port {port}: {error.strerror}") from None

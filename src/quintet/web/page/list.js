@@ -32,7 +32,7 @@
       this.table = make("table", { class: "runs" }, make("thead", {}, make("tr", {}, this.heads)), this.body);
       this.panel = make("div", {}, make("h1", {}, found.title || "Runs"), make("div", { class: "tools" }, this.filter, this.count), this.table);
       this.render();
-      this.stop = source.listen("", { runs: ({ changed, gone }) => this.update(changed, gone), again: () => this.again(), gone: (text) => quintet.notice(text), back: () => this.again() });
+      this.stop = source.listen("", NaN, { runs: ({ changed, gone }) => this.update(changed, gone), again: () => this.again(), gone: (text) => quintet.notice(text), back: () => this.again() });
       this.clock = setInterval(() => this.render(), 30000);
     }
 

@@ -23,7 +23,7 @@
       this.log(about.console);
       this.addTabs();
       this.open(tab || (about.sample_steps.length ? "samples" : "curves"));
-      this.stop = source.listen(id, {
+      this.stop = source.listen(id, about.version, {
         rows: (rows) => this.rows(rows),
         anew: () => this.reload(),
         again: () => this.reload(),

@@ -54,17 +54,17 @@
     job(job) { return this.json("api/try", { job }); }
     made(job, file) { return `made?${new URLSearchParams({ job, file })}`; }
 
-    /** News of a run, or of the list; a function that ends it. After a break `again` asks for everything anew. */
-    listen(id, handlers) {
+    /** News of a run, or of the list; a function that ends it. Whoever holds another version than the news go on from,
+     *  after a break for one, asks `again`. */
+    listen(id, version, handlers) {
       const events = new EventSource(`api/events?${new URLSearchParams(id ? { run: id } : {})}`);
-      let met = false;
       const names = ["rows", "anew", "summary", "samples", "console", "gone", "back", "runs"];
       for (const name of names) {
         events.addEventListener(name, (event) => handlers[name] && handlers[name](JSON.parse(event.data)));
       }
-      events.addEventListener("hello", () => {
-        if (met) handlers.again();
-        met = true;
+      events.addEventListener("hello", (event) => {
+        if (JSON.parse(event.data).version !== version) handlers.again();
+        version = NaN; // from now on any break may have cost news
         pulse(true);
       });
       events.onerror = () => pulse(false);
