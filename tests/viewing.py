@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvicorn
 from PIL import Image
 
 from quintet import config as configs
 from quintet import recipes
 from quintet.media.audio import write_audio
 from quintet.media.mesh import Mesh, write_mesh
-from quintet.web.app import make_app
 from quintet.web.folders import Folders
-from quintet.web.server import LOOPBACK, _listen
+from quintet.web.server import LOOPBACK, listen
+from quintet.web.serving import make_server
 
-DEADLINE = 60
+DEADLINE = 30
 """Seconds after which something that should be told is said not to be."""
 
 
@@ -166,10 +165,8 @@ class Address:
 @contextmanager
 def serving(*folders: Path, token: str | None = None, read_only: bool = False) -> Iterator[Address]:
     """The server of `quintet view` in a thread."""
-    listener = _listen(LOOPBACK, 0)
-    app = make_app(Folders(folders), token, read_only)
-    settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(settings)
+    listener = listen(LOOPBACK, 0)
+    server = make_server(Folders(folders), token, read_only)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_written_is_looked_at_all_the_same(runs: Path) -
 
 def test_what_needs_the_server_but_is_not_installed_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "quintet.web.server", raising=False)
+    monkeypatch.delitem(sys.modules, "quintet.web.serving", raising=False)
     outcome = quintet("view", runs)
     assert "pip install starlette uvicorn" in error_line(outcome.errors)
 

@@ -166,8 +166,10 @@ class Site:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         yield
-        self.live.close()
         await self.workshop.close()
+
+    def app(self, token: str | None) -> App:
+        return Guard(Starlette(routes=self.routes(), lifespan=self.lifespan), token)
 
 
 class Packed:
@@ -191,12 +193,6 @@ class Packed:
         if self._small is not None and "gzip" in request.headers.get("accept-encoding", ""):
             return Response(self._small, media_type=self._sent_as, headers={**headers, "content-encoding": "gzip"})
         return Response(self._plain, media_type=self._sent_as, headers=headers)
-
-
-def make_app(folders: Folders, token: str | None = None, read_only: bool = False) -> App:
-    site = Site(folders, read_only)
-    app: App = Starlette(routes=site.routes(), lifespan=site.lifespan)
-    return Guard(app, token)
 
 
 def _guarded(answer: Answer) -> Answer:

@@ -71,8 +71,11 @@ class Live:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._channels: dict[str, Channel] = {}
+        self._closed = False
 
     def close(self) -> None:
+        """Let all viewers go, and take no more."""
+        self._closed = True
         for channel in self._channels.values():
             if channel.task is not None:
                 channel.task.cancel()
@@ -96,6 +99,8 @@ class Live:
         viewer: asyncio.Queue[bytes | None] = asyncio.Queue(LONGEST_QUEUE)
         channel.viewers.add(viewer)
         try:
+            if self._closed:
+                return
             # Who was given something older than this asks again.
             yield event("hello", {"version": self._library.find(label).version if label else -1})
             while True:

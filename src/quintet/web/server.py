@@ -27,32 +27,26 @@ def serve(
     browser: bool = True,
 ) -> None:
     """Show the runs below the given folders until Ctrl-C. Beyond this machine only with a token."""
-    import uvicorn
-
-    from quintet.web.app import make_app
     from quintet.web.folders import Folders
+    from quintet.web.serving import make_server
 
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isalnum()):
         raise UsageError(f"--token: at least {SHORTEST_TOKEN} letters and digits; without it a good one is made")
     if host is not None and token is None:
         token = secrets.token_hex(16)
     folders = Folders(given)
-    listener = _listen(host or LOOPBACK, port)
+    listener = listen(host or LOOPBACK, port)
     shown = f"[{host}]" if host and ":" in host else (host or LOOPBACK)
     address = f"http://{shown}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
     found = len(folders.scan())
     say(f"{found} run{'' if found == 1 else 's'} in {', '.join(map(str, given))}: {address} (Ctrl-C ends it)")
     if browser and _has_screen():
         webbrowser.open(address)
-    # Connections that wait for news never end by themselves.
-    settings = uvicorn.Config(
-        make_app(folders, token, read_only), log_level="warning", access_log=False, timeout_graceful_shutdown=1
-    )
     with listener:
-        uvicorn.Server(settings).run(sockets=[listener])
+        make_server(folders, token, read_only).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

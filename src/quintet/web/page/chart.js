@@ -38,7 +38,7 @@
       this.lines = [];
       this.hidden = new Set();
       this.plot = null;
-      this.area = make("div", { class: "area", tabindex: "0", role: "img", onkeydown: (event) => this.key(event) });
+      this.area = make("div", { class: "area", tabindex: "0", role: "group", onkeydown: (event) => this.key(event) });
       this.figure = make("figure", { class: "chart" }, make("figcaption", {}, title), this.area);
       new ResizeObserver(() => this.resize()).observe(this.area);
     }
@@ -89,15 +89,34 @@
         axes: [{ ...axis, size: 30, values: (_, values) => values.map(compact) }, { ...axis, size: 56, values: (_, values) => values.map((value) => (value === null ? "" : number(value, 3))) }],
         cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
         legend: { live: true },
-        hooks: { setSelect: [(plot) => this.selected(plot)], setSeries: [(plot, at) => this.toggled(plot, at)] },
+        hooks: { draw: [(plot) => this.drawn(plot)], setSelect: [(plot) => this.selected(plot)], setSeries: [(plot, at) => this.toggled(plot, at)] },
       };
       this.plot?.destroy();
       this.area.replaceChildren();
       this.plot = new uPlot(opts, data, this.area);
       this.plot.over.addEventListener("dblclick", () => this.moved(null));
       this.area.setAttribute("aria-label", spoken(this.title, this.lines));
+      this.plot.ctx.canvas.setAttribute("aria-hidden", "true");
+      for (const label of this.area.querySelectorAll(".u-series:not(.unlisted) > th")) this.makeButton(label);
+    }
+
+    drawn(plot) {
       this.area.dataset.points = String(this.lines.reduce((sum, line) => sum + line.steps.length, 0));
-      this.area.dataset.range = `${Math.round(this.plot.scales.x.min)}-${Math.round(this.plot.scales.x.max)}`;
+      this.area.dataset.range = `${Math.round(plot.scales.x.min)}-${Math.round(plot.scales.x.max)}`;
+    }
+
+    /** What shows or hides a line must not need a mouse. */
+    makeButton(label) {
+      label.tabIndex = 0;
+      label.setAttribute("role", "button");
+      label.setAttribute("aria-pressed", String(!label.parentElement.classList.contains("u-off")));
+      label.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        event.stopPropagation();
+        label.click();
+      });
+      label.addEventListener("click", () => label.setAttribute("aria-pressed", String(!label.parentElement.classList.contains("u-off"))));
     }
 
     selected(plot) {

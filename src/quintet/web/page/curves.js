@@ -14,7 +14,7 @@
     const live = side === "validation" && parts[0] === "live" && Boolean(parts.shift());
     const numbered = /^(.+?)_(?:level_)?(\d+)$/.exec(parts[parts.length - 1]);
     const name = numbered ? numbered[1] : parts[parts.length - 1];
-    return { metric, side, live, phase: parts.slice(0, -1).join("/"), name, level: numbered ? Number(numbered[2]) : null };
+    return { metric, side, live, phase: parts.slice(0, -1).join("/"), name, level: numbered ? Number(numbered[2]) : null, by: /_level_\d+$/.test(metric) ? "level" : "number" };
   }
 
   function sectionOf({ side, phase, name }) {
@@ -36,7 +36,7 @@
         const partner = partners.find((other) => other.phase !== "discriminator") || partners[0];
         phase = partner ? partner.phase : "";
       }
-      const key = `${phase ? `${phase}/` : ""}${each.name}${each.level === null ? "" : " by number"}`;
+      const key = `${phase ? `${phase}/` : ""}${each.name}${each.level === null ? "" : ` by ${each.by}`}`;
       if (!charts.has(key)) charts.set(key, { title: key, section: sectionOf({ ...each, phase }), metrics: [] });
       const chart = charts.get(key);
       if (each.side === "train" && chart.section === "Validation") chart.section = sectionOf(each);
@@ -143,12 +143,12 @@
       const several = this.compared.length > 0;
       const levels = each.metrics.some((metric) => metric.level !== null);
       const sorted = [...each.metrics].sort((a, b) => (a.side > b.side) - (a.side < b.side) || a.live - b.live || a.level - b.level);
-      const lines = [this.id, ...this.compared].flatMap((id, run) => sorted.filter((metric) => !(several || levels) || !metric.live).map((metric) => {
+      const lines = [this.id, ...this.compared].flatMap((id, run) => sorted.filter((metric) => !(several || levels) || !metric.live).map((metric, at) => {
         const points = (this.values.get(id) || {})[metric.metric];
         const name = metric.level === null ? metric.metric : `${metric.level}`;
         return points && {
           ...points, run: id, metric: metric.metric, label: several ? `${id} · ${name}` : name, smoothed: metric.side === "train",
-          colour: several ? lineColour(run) : undefined, dash: metric.live ? [3, 3] : several && metric.side === "validation" ? [7, 3] : undefined,
+          colour: several ? lineColour(run) : levels ? shade(at, sorted.length) : undefined, dash: metric.live ? [3, 3] : several && metric.side === "validation" ? [7, 3] : undefined,
         };
       })).filter(Boolean);
       each.chart.options = this.options();
@@ -178,6 +178,13 @@
       this.values.clear();
       this.load();
     }
+  }
+
+  /** One of many lines that belong in a row, from blue to red, as uPlot takes it. */
+  function shade(at, count) {
+    const part = count > 1 ? at / (count - 1) : 0;
+    const channels = [60 + 170 * part, 120 + 60 * Math.sin(Math.PI * part), 235 - 180 * part];
+    return `#${channels.map((value) => Math.round(value).toString(16).padStart(2, "0")).join("")}`;
   }
 
   function dot(at) {

@@ -75,7 +75,7 @@
     varying vec3 facing; varying vec3 along; uniform vec3 paint; uniform vec3 line;
     void main() {
       vec3 towards = normalize(gl_FrontFacing ? facing : -facing);
-      float light = 0.42 + 0.38 * max(dot(towards, normalize(vec3(-0.4, 0.7, 0.8))), 0.0) + 0.25 * max(dot(towards, normalize(vec3(0.8, 0.1, 0.4))), 0.0);
+      float light = 0.55 + 0.45 * max(dot(towards, normalize(vec3(-0.4, 0.7, 0.8))), 0.0) + 0.25 * max(dot(towards, normalize(vec3(0.8, 0.1, 0.4))), 0.0);
       vec3 width = fwidth(along);
       vec3 near = smoothstep(vec3(0.0), width * 1.1, along);
       float inner = min(min(near.x, near.y), near.z);
