@@ -26,11 +26,13 @@
       this.runs = new Map(found.runs.map((run) => [run.id, run]));
       [this.column, this.down] = (remember("sort") || "Last sign,").split(",");
       this.filter = make("input", { type: "search", placeholder: "Filter runs…", "aria-label": "Show runs with this text", value: remember("filter") || "", oninput: () => { remember("filter", this.filter.value); this.render(); } });
+      this.order = make("select", { class: "narrow", "aria-label": "Sort by", onchange: () => this.sort(this.order.value) }, COLUMNS.map((column) => make("option", {}, column.name)));
+      this.order.value = this.column;
       this.count = make("p", { class: "count", role: "status" });
       this.body = make("tbody", {});
       this.heads = COLUMNS.map((column) => make("th", { scope: "col" }, make("button", { type: "button", onclick: () => this.sort(column.name) }, column.name)));
       this.table = make("table", { class: "runs" }, make("thead", {}, make("tr", {}, this.heads)), this.body);
-      this.panel = make("div", {}, make("h1", {}, found.title || "Runs"), make("div", { class: "tools" }, this.filter, this.count), this.table);
+      this.panel = make("div", {}, make("h1", {}, found.title || "Runs"), make("div", { class: "tools" }, this.filter, this.order, this.count), this.table);
       this.render();
       this.stop = source.listen("", NaN, { runs: ({ changed, gone }) => this.update(changed, gone), again: () => this.again(), gone: (text) => quintet.notice(text), back: () => this.again() });
       this.clock = setInterval(() => this.render(), 30000);

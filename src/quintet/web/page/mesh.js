@@ -133,7 +133,7 @@
     }
     const centre = low.map((value, axis) => (value + high[axis]) / 2);
     const extent = Math.hypot(...low.map((value, axis) => high[axis] - value)) || 1;
-    return { arrays: [corners, normals, edges], centre, scale: 2 / extent, count: corners.length / 3 };
+    return { arrays: [corners, normals, edges], centre, scale: 2.6 / extent, count: corners.length / 3 };
   }
 
   function draw(target, mesh, pose) {

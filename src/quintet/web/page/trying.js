@@ -43,9 +43,11 @@
     }
 
     function show(job, wish) {
+      const single = job.entries.filter((entry) => !entry.texts);
+      const entries = [...single, ...job.entries.filter((entry) => entry.texts)];
       const words = Object.entries(wish).filter(([name]) => name !== "text").map(([name, value]) => `${name} ${value}`).join(", ");
       results.prepend(make("section", {}, make("h3", {}, wish.text || "without a text"), make("p", {}, words),
-        make("div", { class: "samples" }, job.entries.map((entry) => quintet.media.card(entry, source.made(job.job, entry.file)).figure))));
+        make("div", { class: "samples" }, entries.map((entry) => quintet.media.card(entry, source.made(job.job, entry.file)).figure))));
     }
 
     return make("div", {}, form, results);
