@@ -24,7 +24,7 @@ from quintet.web.folders import Folders
 from quintet.web.server import LOOPBACK, listen
 from quintet.web.serving import make_server
 
-DEADLINE = 30
+DEADLINE = 120
 """Seconds after which something that should be told is said not to be."""
 
 

@@ -190,7 +190,7 @@ def _train(trainer: Any) -> None:
         trainer.run.observe("curves.png", lambda: write_curves(rows, folder / "curves.png"))
         with suppress(OSError):  # what was trained stands, whether or not it can be said
             _print(f"trained to step {trainer.step}: {folder} (samples/ to look at, curves.png, metrics.jsonl)")
-            _next(f"quintet eval {folder}")
+            _next(f"quintet eval {folder}", f"quintet view {folder}")
     _leave(trainer)
 
 

@@ -88,7 +88,7 @@ def open_page(browser: Browser, serve: Serve) -> Iterator[Open]:
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(1_000 * DEADLINE)
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: elsewhere.append(request.url) if _is_elsewhere(request.url) else None)

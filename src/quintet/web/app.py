@@ -76,8 +76,8 @@ class Site:
         watched = await self._watched(request)
         names = request.query_params.getlist("name")[:MOST_NAMES]
         start, end = _bound(request, "from", -math.inf), _bound(request, "to", math.inf)
-        most = int(min(max(_bound(request, "points", 600), 10), MOST_POINTS))
-        return await self._answer(request, watched, lambda: watched.curves(names, start, end, most))
+        most = int(min(max(_bound(request, "points", 400), 10), MOST_POINTS))
+        return await self._answer(request, watched, lambda: watched.curves(names, start, end, most), plain=True)
 
     async def samples(self, request: Request) -> Response:
         watched = await self._watched(request)
@@ -101,15 +101,18 @@ class Site:
 
     async def _watched(self, request: Request) -> Watched:
         watched = await asyncio.to_thread(self.library.find, request.query_params.get("run", ""))
-        await asyncio.to_thread(watched.refresh)
+        if not watched.is_fresh:
+            await asyncio.to_thread(watched.refresh)
         return watched
 
-    async def _answer(self, request: Request, watched: Watched, make: Callable[[], Any]) -> Response:
-        """What was answered before, if nothing has changed since."""
+    async def _answer(
+        self, request: Request, watched: Watched, make: Callable[[], Any], plain: bool = False
+    ) -> Response:
+        """What was answered before, if nothing has changed since. `plain`: it is known that JSON can say it."""
         key = (watched.place.folder, watched.version, request.url.path, request.url.query)
         kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[key] = await asyncio.to_thread(lambda: Packed.json(make()))
+            kept = self._kept[key] = await asyncio.to_thread(lambda: Packed.json(make(), plain))
             while len(self._kept) > KEPT_ANSWERS:
                 self._kept.popitem(last=False)
         return kept.response(request)
@@ -177,13 +180,15 @@ class Packed:
 
     def __init__(self, content: bytes, sent_as: str) -> None:
         self._plain = content
-        self._small = gzip.compress(content, 3) if len(content) > 1_000 else None
+        self._small = gzip.compress(content, 1) if len(content) > 1_000 else None
         self._sent_as = sent_as
         self._tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
     @classmethod
-    def json(cls, value: Any) -> Packed:
-        text = json.dumps(speakable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    def json(cls, value: Any, plain: bool = False) -> Packed:
+        text = json.dumps(
+            value if plain else speakable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
         return cls(text.encode("utf-8", errors="replace"), "application/json")
 
     def response(self, request: Request) -> Response:

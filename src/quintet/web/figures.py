@@ -7,6 +7,7 @@ import math
 import os
 from array import array
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ PIECE = 2**18
 LONGEST_LINE = 2**24
 MOST_NAMES = 1_000
 LONGEST_NAME = 200
+NUMBERS = frozenset({int, float})
 NOT_FIGURES = frozenset({"step", "time"})
 
 
@@ -91,8 +93,9 @@ class Figures:
                 self._reset(found.st_ino)
             file.seek(self._offset)
             for rows in self._pieces(file):
-                for row in rows:
-                    self._add(row)
+                # Neighbours mostly have the same metrics, and are then added column by column.
+                for names, alike in groupby(rows, key=tuple):
+                    self._add(names, list(alike))
                 fresh = [*fresh, *rows][-1_000:]
         return anew, fresh
 
@@ -107,22 +110,33 @@ class Figures:
                 self._offset += len(rest)
                 rest = b""
 
-    def _add(self, row: Row) -> None:
-        step = row["step"]
-        self.rows += 1
-        for name, value in row.items():
-            # The exact types: a bool is an int, and nothing else can be drawn.
-            if (type(value) is float or type(value) is int) and name not in NOT_FIGURES:
-                column = self.columns.get(name) or self._column(name)
-                if column is not None and (number := _finite(value)) is not None:
-                    column.steps.append(step)
-                    column.values.append(number)
-                    self.last[name] = number
+    def _add(self, names: tuple[str, ...], rows: list[Row]) -> None:
+        self.rows += len(rows)
+        steps = [row["step"] for row in rows]
+        for name in names:
+            column = None if name in NOT_FIGURES else self._column(name)
+            if column is None:
+                continue
+            values = [row[name] for row in rows]
+            if not _all_finite(values):
+                pairs = [
+                    (step, number)
+                    for step, value in zip(steps, values, strict=True)
+                    if (number := _finite(value)) is not None
+                ]
+                column.steps.extend(step for step, _ in pairs)
+                values = [number for _, number in pairs]
+            else:
+                column.steps.extend(steps)
+            column.values.extend(values)
+            if values:
+                self.last[name] = values[-1]
 
     def _column(self, name: str) -> Column | None:
-        if len(self.columns) >= MOST_NAMES or len(name) > LONGEST_NAME:
-            return None
-        return self.columns.setdefault(name, Column())
+        known = self.columns.get(name)
+        if known is None and len(self.columns) < MOST_NAMES and len(name) <= LONGEST_NAME:
+            known = self.columns[name] = Column()
+        return known
 
 
 def _rows(lines: bytes) -> Iterator[Row]:
@@ -133,7 +147,7 @@ def _rows(lines: bytes) -> Iterator[Row]:
     except (ValueError, RecursionError):
         found = [_parsed(line) for line in text.split("\n")]
     for row in found:
-        if isinstance(row, dict) and type(row.get("step")) in (int, float) and _finite(row["step"]) is not None:
+        if isinstance(row, dict) and _finite(row.get("step")) is not None:
             yield row
 
 
@@ -144,12 +158,16 @@ def _parsed(line: str) -> Any:
         return None
 
 
-def _finite(value: float) -> float | None:
+def _all_finite(values: list[Any]) -> bool:
     try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+        return {*map(type, values)} <= NUMBERS and all(map(math.isfinite, values))
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def _finite(value: Any) -> float | None:
+    """The exact types: a bool is an int too, and no figure."""
+    return float(value) if _all_finite([value]) else None
 
 
 def tail_rows(place: Place, most: int = 2**14) -> list[Row]:
@@ -164,4 +182,7 @@ def tail_rows(place: Place, most: int = 2**14) -> list[Row]:
 
 def _short(values: Any) -> list[float]:
     """Six digits: more than a screen shows, and half as many bytes."""
-    return [float(f"{value:.6g}") for value in values.tolist()]
+    with np.errstate(divide="ignore"):
+        scale = 10.0 ** (5 - np.clip(np.floor(np.log10(np.abs(values))), -300, 300))
+    shortened: list[float] = (np.round(values * scale) / scale).tolist()
+    return shortened

@@ -5,6 +5,7 @@ Everything here blocks on files and is called from threads; a run has one reader
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ MOST_VALUES = 60_000_000
 MOST_NEWS = 1_000
 """Rows that are told one by one; who missed more asks for the curves anew."""
 FILES = ("metrics.jsonl", "state.json", "samples", "log.txt", "config.yaml", "data.json", "checkpoints", "eval.json")
+FRESH_SECONDS = 0.25
+"""What was read so lately is not read again for the next of many viewers."""
 SCAN_SECONDS = 1.0
 """How old a list of runs may be."""
 
@@ -52,6 +55,7 @@ class Watched:
         self._stamps: dict[str, tuple[int, int, int]] = {}
         self._read: dict[str, tuple[Any, Any]] = {}
         self._news = Changes()
+        self._read_at = -math.inf
 
     def refresh(self) -> None:
         """Read what is new, if the stamps of a few files say that there is anything; keep it as news."""
@@ -73,6 +77,11 @@ class Watched:
                 self._news.console = detail.console(self.place)
             if changed:
                 self.version += 1
+            self._read_at = time.monotonic()
+
+    @property
+    def is_fresh(self) -> bool:
+        return time.monotonic() - self._read_at < FRESH_SECONDS
 
     def news(self) -> Changes:
         """What was read since this was asked last."""

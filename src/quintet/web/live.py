@@ -41,7 +41,7 @@ class Channel:
         self.task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        trouble = ""
+        trouble, quiet = "", 0.0
         while True:
             await asyncio.sleep(self._seconds)
             try:
@@ -51,8 +51,10 @@ class Channel:
             except (Missing, OSError) as error:  # deleted, or on a disk that comes and goes; said once
                 before, trouble = trouble, str(error)
                 news = {"gone": trouble} if trouble != before else {}
-            for name, content in news.items():
-                self._send(event(name, content))
+            quiet += self._seconds
+            if news or quiet >= QUIET_SECONDS:
+                self._send(b"".join(event(name, content) for name, content in news.items()) or b": still here\n\n")
+                quiet = 0.0
 
     def _send(self, message: bytes) -> None:
         for viewer in list(self.viewers):
@@ -104,10 +106,7 @@ class Live:
             # Who was given something older than this asks again.
             yield event("hello", {"version": self._library.find(label).version if label else -1})
             while True:
-                try:
-                    message = await asyncio.wait_for(viewer.get(), QUIET_SECONDS)
-                except TimeoutError:
-                    message = b": still here\n\n"
+                message = await viewer.get()
                 if message is None:
                     return
                 yield message

@@ -15,6 +15,7 @@
   function map(rows, label) {
     const [width, height] = [Math.max(...rows.map((row) => row.length)), rows.length];
     const canvas = make("canvas", { class: "heat", width, height, role: "img", "aria-label": label });
+    canvas.style.setProperty("--count", String(height));
     const flat = canvas.getContext("2d");
     const picture = flat.createImageData(width, height);
     rows.forEach((row, y) => row.forEach((level, x) => {

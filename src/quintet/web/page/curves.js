@@ -4,7 +4,7 @@
 
 (function () {
   const { make, source, attempt, whenSeen, Chart, lineColour } = quintet;
-  const POINTS = 600;
+  const POINTS = 400;
   const SECTIONS = ["Loss", "Validation", "Codebook", "Optimizer", "Pace"];
 
   /** What a metric is of: {side, phase, name, level}. */

@@ -54,7 +54,7 @@
     if (listed && listed.length) {
       label.append(make("details", {}, make("summary", {}, entry.texts ? `${listed.length} captions` : `${listed.length} items`), make("ol", {}, listed.map((text) => make("li", {}, text)))));
     }
-    const figure = make("figure", { class: `card of-${entry.kind}${entry.kind === "image" && listed ? " sheet" : ""}` }, part.place, said, label);
+    const figure = make("figure", { class: `card of-${entry.kind}${entry.kind === "image" && !entry.text && !entry.item ? " sheet" : ""}` }, part.place, said, label);
     const fail = (text) => {
       said.hidden = !text;
       said.textContent = text;
