@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead results clean
+.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view browser results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
@@ -19,6 +19,8 @@ help:
 	@echo "make bench-soundstorm  sound from codes beside soundstorm-pytorch's: step and generation"
 	@echo "make bench-video  C-ViViT and Phenaki beside phenaki-pytorch's: steps and sampling"
 	@echo "make bench-overhead  the loop's own share of a step"
+	@echo "make bench-view   the run page: 200 runs of 100,000 rows, and 50 viewers of a live run (about 4 minutes)"
+	@echo "make browser      Debian's Chromium for the page's tests, where this may install it"
 	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
 
 setup: $(SETUP)
@@ -42,7 +44,14 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-unit: setup
+# Where it cannot be had, the tests that need it are skipped and say why; CI does not let them.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || test -n "$$QUINTET_BROWSER" || \
+		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium >/dev/null; } || \
+		echo "no Chromium, and no right to install it: the page is not tested in a browser"
+
+unit: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist load
 
 # Into a ledger of passed trials, from which the table is made.
@@ -82,6 +91,9 @@ bench-video: setup
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py
+
+bench-view: setup
+	$(BIN)/python benchmarks/view.py
 
 results: setup
 	$(BIN)/quintet demo image --full --out runs/full

@@ -190,7 +190,7 @@ def _train(trainer: Any) -> None:
         trainer.run.observe("curves.png", lambda: write_curves(rows, folder / "curves.png"))
         with suppress(OSError):  # what was trained stands, whether or not it can be said
             _print(f"trained to step {trainer.step}: {folder} (samples/ to look at, curves.png, metrics.jsonl)")
-            _next(f"quintet eval {folder}")
+            _next(f"quintet eval {folder}", f"quintet view {folder}")
     _leave(trainer)
 
 
@@ -346,6 +346,46 @@ def _scenes(path: Path | None, text: Sequence[str] | None, images: bool) -> list
     from quintet.data.text_lines import read_lines
 
     return read_lines(path, "--scenes", "scene")
+
+
+@app.command()
+def view(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FOLDER]…", help="A run, or folders that runs lie in; default runs.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any free port.")] = 0,
+    host: Annotated[
+        str | None, typer.Option(help="Listen beyond this machine, on this address; whoever looks needs the token.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="The token to ask for; with --host one is made if not given.")
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Only look: without the box to try models in.")
+    ] = False,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the page to a .html file or to a new folder instead, to share it.")
+    ] = None,
+) -> None:
+    """Look at runs on a local page: curves, pictures, players, videos, meshes to turn; live while they train."""
+    given = folders or [Path("runs")]
+    if export is not None:
+        from quintet.web.export import write_page
+
+        for line in write_page(given, export):
+            _print(line)
+        return
+    try:
+        from quintet.web.server import serve
+
+        serve(given, _print, host, port, token, read_only, browser)
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("starlette", "uvicorn"):
+            raise
+        raise UsageError(
+            f"the page needs {missing.name}, which is not installed: pip install starlette uvicorn"
+        ) from None
 
 
 def _with_keys(config: Any, overrides: Sequence[str] | None, sections: Sequence[str]) -> Any:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
     from rich.progress import Progress, TaskID
 
 ItemT = TypeVar("ItemT")
@@ -38,18 +40,23 @@ def track(items: Sequence[ItemT], done: str) -> Iterator[ItemT]:
 
 
 class Display:
-    """Step, rate, time left and loss parts. A silent one (other ranks, tests) prints nothing.
+    """Step, rate, time left, memory, loss parts, and the last validation. A silent one (other ranks, tests) prints
+    nothing.
 
-    A console that cannot be written (a file on a full disk, a terminal that is gone) is an observation lost.
+    On a terminal it is three lines that stay in place; elsewhere a plain line at each logging step. A console that
+    cannot be written (a file on a full disk, a terminal that is gone) is an observation lost.
     """
 
     def __init__(self, title: str, silent: bool = False) -> None:
         self.title = title
         self.silent = silent
+        self._live: Live | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._started = (0, 0.0)
         self._total = 0
+        self._losses = ""
+        self._validation = ""
 
     def start(self, step: int, total: int) -> None:
         self._started = (step, time.monotonic())
@@ -57,28 +64,40 @@ class Display:
         if self.silent or not sys.stderr.isatty():
             return
         from rich.console import Console
+        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
-        )
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+        self._bar = Progress(*columns, TextColumn("{task.fields[pace]}"), console=console)
+        self._task = self._bar.add_task(self.title, total=total, completed=step, pace="")
+        self._live = Live(get_renderable=self._lines, console=console, refresh_per_second=4)
         with suppress(OSError):
-            self._bar.start()
-        self._task = self._bar.add_task(self.title, total=total, completed=step, figures="")
+            self._live.start()
 
-    def update(self, step: int, figures: Mapping[str, float] | None = None) -> None:
-        """Move to a step; figures are given at logging steps."""
+    def _lines(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        assert self._bar is not None
+        words = [Text(text, no_wrap=True, overflow="ellipsis") for text in (self._losses, self._validation) if text]
+        return Group(self._bar, *words)
+
+    def update(self, step: int, figures: Mapping[str, float] | None = None, memory: int = 0) -> None:
+        """Move to a step; figures and memory are given at logging steps."""
         if self._bar is not None and self._task is not None:
             if figures is None:
                 self._bar.update(self._task, completed=step)
             else:
-                self._bar.update(self._task, completed=step, figures=f"{self.pace(step)}  {summary(figures)}")
+                self._losses = summary(figures)
+                self._bar.update(self._task, completed=step, pace=f"{self.pace(step)}  {gigabytes(memory)}")
         elif figures is not None and not self.silent:
-            self.note(f"step {step}/{self._total}  {self.pace(step)}  {summary(figures)}")
+            self.note(f"step {step}/{self._total}  {self.pace(step)}  {gigabytes(memory)}  {summary(figures)}")
+
+    def validated(self, step: int, figures: Mapping[str, float]) -> None:
+        """Keep the last validation in sight, the use of codebooks first."""
+        usage = {name: value for name, value in figures.items() if name == "codebook_usage"}
+        self._validation = f"validation at {step}: {summary({**usage, **figures})}"
 
     def pace(self, step: int) -> str:
         first, began = self._started
@@ -91,23 +110,27 @@ class Display:
         if self.silent:
             return
         with suppress(OSError):
-            if self._bar is not None:
-                self._bar.console.print(text, highlight=False, markup=False)
+            if self._live is not None:
+                self._live.console.print(text, highlight=False, markup=False)
             else:
                 sys.stderr.write(text + "\n")
                 sys.stderr.flush()
 
     def stop(self) -> None:
-        if self._bar is not None:
+        if self._live is not None:
             with suppress(OSError):
-                self._bar.stop()
-            self._bar = None
+                self._live.stop()
+            self._live = self._bar = None
 
 
 def summary(figures: Mapping[str, float]) -> str:
     losses = {name: value for name, value in figures.items() if not name.startswith(("train/time", "train/rate"))}
     shown = list(losses.items())[:SHOWN]
     return "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in shown)
+
+
+def gigabytes(memory: int) -> str:
+    return f"{memory / 2**30:.2f} GB"
 
 
 def duration(seconds: float) -> str:

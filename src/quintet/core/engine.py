@@ -7,6 +7,7 @@ the process group they made. This file and `collectives.py` alone import `torch.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -86,6 +87,19 @@ class Engine:
     @property
     def is_distributed(self) -> bool:
         return self.world_size > 1
+
+    @property
+    def device_name(self) -> str:
+        """What computes, and how many of it."""
+        kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        return kind if self.world_size == 1 else f"{self.world_size} x {kind}"
+
+    def memory_in_use(self) -> int:
+        """Bytes: the most that the device has held, or, on the CPU, that the process has."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
     def _join(self, place: Place) -> None:
         backend = "nccl" if self.device.type == "cuda" else "gloo"

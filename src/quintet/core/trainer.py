@@ -421,7 +421,7 @@ class Trainer:
         )
         self._share_skipped()
         self.log(**figures)
-        self.display.update(self.step, figures)
+        self.display.update(self.step, figures, self.engine.memory_in_use())
         self._write_state("running")
         return figures
 
@@ -450,6 +450,7 @@ class Trainer:
             figures.update({f"validation/live/{name}": value for name, value in live.items()})
         self._share_skipped()
         self.log(**figures)
+        self.display.validated(self.step, averaged)
         self.print("  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "/live/" not in name))
         self._keep_best(averaged)
         return figures
@@ -581,5 +582,11 @@ class Trainer:
                 else {"metric": self.recipe.best[0], "value": progress.best_value, "step": progress.best_step}
             )
             self.run.write_state(
-                status, recipe=self.recipe.name, step=self.step, steps=self.config.train.steps, best=best, **more
+                status,
+                recipe=self.recipe.name,
+                step=self.step,
+                steps=self.config.train.steps,
+                best=best,
+                device=self.engine.device_name,
+                **more,
             )

@@ -446,10 +446,15 @@ def test_even_a_heap_without_area_becomes_a_file(tmp_path: Path) -> None:
     assert (tmp_path / artifact.file).stat().st_size > 0
 
 
-def test_a_sheet_shows_both() -> None:
+def test_a_sheet_shows_both_and_files_can_be_turned(tmp_path: Path) -> None:
     recipe = make_recipe(**{"model.kind": "coordinates"})
-    (sheet,) = recipe.sample(recipe.modules, make_batch(recipe))
+    batch = make_batch(recipe)
+    sheet, *meshes = recipe.sample(recipe.modules, batch)
     assert sheet.file == "reconstructions.png"
+    assert [mesh.file for mesh in meshes[:2]] == ["000-input.glb", "000-reconstruction.glb"]
+    assert [mesh.about["item"] for mesh in meshes[::2]] == list(batch.names)
+    meshes[1].write(tmp_path / meshes[1].file)
+    assert (tmp_path / "000-reconstruction.glb").read_bytes()[:4] == b"glTF"
     assert sheet.tensor is not None
     assert sheet.tensor.ndim == 3
 

@@ -34,6 +34,8 @@ REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""
 SHOWN = 192
 """Pixels of one picture of a mesh."""
+TURNED = 8
+"""Pairs of meshes that are written beside the picture of all."""
 
 Tokenizer = MeshAutoencoder | CoordinateTokenizer
 
@@ -163,13 +165,18 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
         ]
 
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
-        """A sheet of pairs: the mesh, and what the tokenizer makes of it."""
+        """A sheet of pairs: the mesh, and what the tokenizer makes of it; the first of them also as files to turn."""
         made = decoded(tokenizer(nets), self.encode(nets, batch))
         given = [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in originals(meshes_of(batch))]
         pairs = [mesh for pair in zip(given, made, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=SHOWN)
         about = {"columns": "input, reconstruction", "items": list(batch.names)}
-        return [Artifact("reconstructions.png", partial(write_image, sheet), about, torch.from_numpy(sheet))]
+        artifacts = [Artifact("reconstructions.png", partial(write_image, sheet), about, torch.from_numpy(sheet))]
+        for number, (name, pair) in enumerate(zip(batch.names, zip(given, made, strict=True), strict=True)):
+            for what, mesh in zip(("input", "reconstruction"), pair, strict=True):
+                about_mesh = {"item": name, "what": what, "faces": len(mesh.faces)}
+                artifacts.append(Artifact(f"{number:03d}-{what}.glb", partial(write_mesh, mesh), about_mesh))
+        return artifacts[: 1 + 2 * TURNED]
 
 
 PER_MESH = ("chamfer", "normal_consistency", "valid", "watertight", "watertight_originals")

@@ -34,6 +34,8 @@ from quintet.nn.text_config import possible_guidance
 
 SHOWN = 192
 """Pixels of one picture of a mesh."""
+TURNED = 8
+"""Pairs of meshes that are written beside the picture of all."""
 MADE_AT_ONCE = 32
 
 
@@ -146,12 +148,19 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
         return figures | set_figures(statistics.rows)
 
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
-        """A sheet of pairs: the mesh as the tokenizer has it, and what is made from its caption."""
+        """A sheet of pairs: the mesh as the tokenizer has it, and what is made from its caption; the first of them also
+        as files to turn."""
         made = self._meshes(self._made(nets, batch["texts"], batch.draw, legal=self._grammar()))
-        pairs = [mesh for pair in zip(self._reconstructed(batch), made, strict=True) for mesh in pair]
+        given = self._reconstructed(batch)
+        pairs = [mesh for pair in zip(given, made, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=SHOWN)
         about = {"columns": "reconstruction, made from its caption", "texts": list(batch["texts"])}
-        return [Artifact("made.png", partial(write_image, sheet), about, torch.from_numpy(sheet))]
+        artifacts = [Artifact("made.png", partial(write_image, sheet), about, torch.from_numpy(sheet))]
+        for number, (text, pair) in enumerate(zip(batch["texts"], zip(given, made, strict=True), strict=True)):
+            for what, mesh in zip(("reconstruction", "made"), pair, strict=True):
+                about_mesh = {"text": text, "what": what, "faces": len(mesh.faces)}
+                artifacts.append(Artifact(f"{number:03d}-{what}.glb", partial(write_mesh, mesh), about_mesh))
+        return artifacts[: 1 + 2 * TURNED]
 
     # --- making -----------------------------------------------------------------------------------------------
 

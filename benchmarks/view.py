@@ -1,0 +1,277 @@
+"""The run page at scale and under load: `make bench-view`.
+
+`scale`: 200 runs of 100,000 rows each; seconds until the list, and until one of the runs with its first curves, has
+arrived. `load`: 50 viewers of a run that is being written, for a minute; how long their requests take, and what the
+server costs. The server has one core to itself, the writer and the viewers the other, where there are two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from quintet import config as configs
+from quintet.families.muse.config import MuseConfig
+
+RESULTS = Path(__file__).parent / "results" / "view.json"
+NAMES = (
+    "generator/loss",
+    "generator/accuracy",
+    "generator/gradient_norm",
+    "lr",
+    "rate/items_per_second",
+    "time/overhead",
+)
+DIFFERENT_FILES = 10
+"""Of so many metrics.jsonl; the runs share them by hard links, to spare the disk. Each is opened and read by itself."""
+
+
+# --- runs -----------------------------------------------------------------------------------------------------
+
+
+def row(step: int, random_numbers: random.Random) -> str:
+    values = {f"train/{name}": math.exp(-step / 30_000) + random_numbers.gauss(0, 0.05) for name in NAMES}
+    if step % 500 == 0:
+        values = {"validation/loss": math.exp(-step / 40_000), "validation/accuracy": 0.5}
+    return json.dumps({"step": step, "time": 1.8e9 + step / 5, **values}) + "\n"
+
+
+def write_rows(path: Path, rows: int, seed: int) -> None:
+    numbers = random.Random(seed)
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(row(step, numbers) for step in range(1, rows + 1))
+
+
+def write_run(folder: Path, rows: int, status: str = "finished") -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(configs.build(MuseConfig, preset="small").to_yaml(), encoding="utf-8")
+    (folder / "log.txt").write_text("begun\n", encoding="utf-8")
+    (folder / "data.json").write_text(json.dumps({"train": [f"{n}.png" for n in range(10_000)], "skipped": {}}))
+    write_state(folder, rows, status)
+
+
+def write_state(folder: Path, step: int, status: str) -> None:
+    state = {"status": status, "heartbeat": time.time(), "pid": os.getpid(), "host": platform.node(), "device": "cpu"}
+    more = {"recipe": "muse", "step": step, "steps": 10**6, "best": {"metric": "loss", "value": 3.0, "step": 500}}
+    temporary = folder / ".state.json.writing"
+    temporary.write_text(json.dumps({**state, **more}), encoding="utf-8")
+    temporary.replace(folder / "state.json")
+
+
+# --- the server -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[int, int]]:
+    """The port and the process of `quintet view`, on the last core."""
+    cores = sorted(os.sched_getaffinity(0))
+    words = [sys.executable, "-m", "quintet", "view", str(folder), "--no-browser", "--read-only"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    os.sched_setaffinity(process.pid, {cores[-1]})
+    os.sched_setaffinity(0, {cores[0]})
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        yield int(said.split("http://127.0.0.1:")[1].split("/")[0]), process.pid
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+        os.sched_setaffinity(0, set(cores))
+
+
+def cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def fetch(port: int, path: str) -> bytes:
+    """One request on a connection of its own; the body as it was before it was packed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n".encode()
+    )
+    head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"{path}: {head.splitlines()[0].decode()}")
+    return gzip.decompress(body) if b"content-encoding: gzip" in head else body
+
+
+FIRST = "".join(f"&name={quote(f'train/{name}', safe='')}" for name in NAMES) + "&name=validation%2Floss"
+
+
+async def open_run(port: int, run: str) -> None:
+    """What a browser asks for when a run is opened."""
+    await fetch(port, "/")
+    await fetch(port, "/api/runs")
+    await fetch(port, f"/api/run?run={run}")
+    await fetch(port, f"/api/curves?run={run}&points=400{FIRST}")
+
+
+# --- what is measured -----------------------------------------------------------------------------------------
+
+
+def scale(runs: int, rows: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary) / "runs"
+        files = []
+        for number in range(min(DIFFERENT_FILES, runs)):
+            files.append(Path(temporary) / f"{number}.jsonl")
+            write_rows(files[-1], rows, number)
+        for number in range(runs):
+            write_run(root / f"run-{number:03d}", rows)
+            os.link(files[number % len(files)], root / f"run-{number:03d}" / "metrics.jsonl")
+        with served(root) as (port, process):
+
+            def timed(*paths: str) -> float:
+                began = time.perf_counter()
+                for path in paths:
+                    asyncio.run(fetch(port, path))
+                return time.perf_counter() - began
+
+            result = {"list_seconds": timed("/", "/api/runs"), "list_again_seconds": timed("/", "/api/runs")}
+            opened, before = [], cpu_seconds(process)
+            for number in range(0, runs, max(1, runs // 8)):
+                began = time.perf_counter()
+                asyncio.run(open_run(port, f"run-{number:03d}"))
+                opened.append(time.perf_counter() - began)
+            result["run_cpu_seconds"] = (cpu_seconds(process) - before) / len(opened)
+            result["run_seconds_median"] = statistics.median(opened)
+            result["run_seconds_largest"] = max(opened)
+            result["run_again_seconds"] = timed("/api/run?run=run-000", f"/api/curves?run=run-000&points=400{FIRST}")
+            result["server_cpu_seconds"] = cpu_seconds(process)
+            result["megabytes_a_run"] = files[0].stat().st_size / 1e6
+    return {"runs": runs, "rows": rows, **result}
+
+
+async def viewer(port: int, seed: int, until: float, latencies: list[float], told: list[int]) -> None:
+    """Somebody who opens the run, keeps it open, and every ten seconds or so zooms, moves the slider or reloads."""
+    numbers = random.Random(seed)
+    await asyncio.sleep(numbers.uniform(0, 5))
+
+    async def timed(path: str) -> None:
+        began = time.perf_counter()
+        await fetch(port, path)
+        latencies.append(time.perf_counter() - began)
+
+    async def load() -> None:
+        for path in ("/", "/api/runs", "/api/run?run=live", f"/api/curves?run=live&points=400{FIRST}"):
+            await timed(path)
+        await timed("/api/samples?run=live&step=1")
+
+    await load()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /api/events?run=live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+
+    async def listen() -> None:
+        while line := await reader.readline():
+            told[0] += line.startswith(b"event: rows")
+
+    listening = asyncio.create_task(listen())
+    while time.perf_counter() < until:
+        await asyncio.sleep(numbers.uniform(5, 15))
+        start = numbers.randrange(50_000)
+        action = numbers.random()
+        if action < 0.2:
+            await load()
+        elif action < 0.6:
+            await timed(f"/api/curves?run=live&points=400&from={start}&to={start + 20_000}{FIRST}")
+        else:
+            await timed("/api/samples?run=live&step=1")
+            await timed("/media?run=live&step=1&file=000.png")
+    listening.cancel()
+    writer.close()
+
+
+async def write_live(run: Path, first: int, until: float) -> None:
+    """Five rows a second, as a quick training would."""
+    numbers = random.Random(0)
+    step = first
+    while time.perf_counter() < until:
+        step += 1
+        with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(row(step, numbers))
+        write_state(run, step, "running")
+        await asyncio.sleep(0.2)
+
+
+def load(viewers: int, rows: int, seconds: float) -> dict[str, Any]:
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary) / "live"
+        write_run(run, rows, "running")
+        write_rows(run / "metrics.jsonl", rows, 0)
+        samples = run / "samples" / "step-00000001"
+        samples.mkdir(parents=True)
+        Image.effect_noise((512, 512), 50).save(samples / "000.png")
+        (samples / "samples.jsonl").write_text('{"file": "000.png", "text": "noise"}\n', encoding="utf-8")
+        latencies: list[float] = []
+        told = [0]
+        with served(Path(temporary)) as (port, process):
+
+            async def all_of_them() -> None:
+                await open_run(port, "live")
+                until = time.perf_counter() + seconds
+                everybody = [viewer(port, seed, until, latencies, told) for seed in range(viewers)]
+                await asyncio.gather(write_live(run, rows, until), *everybody)
+
+            before, began = cpu_seconds(process), time.perf_counter()
+            asyncio.run(all_of_them())
+            lasted = time.perf_counter() - began
+            used = cpu_seconds(process) - before
+    ordered = sorted(latencies)
+    return {
+        "viewers": viewers,
+        "seconds": lasted,
+        "requests": len(ordered),
+        "events_told": told[0],
+        "latency_median_seconds": statistics.median(ordered),
+        "latency_p95_seconds": ordered[int(0.95 * len(ordered))],
+        "latency_largest_seconds": ordered[-1],
+        "server_cpu_seconds": used,
+        "server_share_of_a_core": used / lasted,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", choices=["scale", "load"], default=["scale", "load"])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--viewers", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    given = parser.parse_args()
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    measured = {
+        "scale": lambda: scale(given.runs, given.rows),
+        "load": lambda: load(given.viewers, given.rows, given.seconds),
+    }
+    for what in given.what:
+        other_load = os.getloadavg()[0]
+        results[what] = {**measured[what](), "load_average_before": other_load, "date": time.strftime("%Y-%m-%d")}
+        for name, value in results[what].items():
+            print(f"{what:<6} {name:<24} {value if isinstance(value, str) else format(value, '.4g')}")
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+// Owns what all parts of the page use: making elements, and saying numbers and times. Texts only ever become text
+// nodes and attributes, so that no name or caption can be more than a name or caption.
+"use strict";
+
+const quintet = {};
+
+(function () {
+  /** An element. `on` + event attributes are listeners; null, undefined and false are left out. */
+  function make(tag, attributes, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === null || value === undefined || value === false) continue;
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (name === "class") element.className = value;
+      else if (name in element && typeof value !== "string") element[name] = value;
+      else element.setAttribute(name, value === true ? "" : String(value));
+    }
+    element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+    return element;
+  }
+
+  function number(value, digits = 4) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    if (value !== 0 && (Math.abs(value) >= 1e6 || Math.abs(value) < 1e-4)) return value.toExponential(2);
+    return String(Number(value.toPrecision(digits)));
+  }
+
+  function whole(value) {
+    return value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en").replaceAll(",", " ");
+  }
+
+  function duration(seconds) {
+    if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
+    const minutes = Math.round(seconds / 60);
+    if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
+    if (minutes < 60) return `${minutes} min`;
+    if (minutes < 60 * 48) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")}`;
+    return `${Math.round(minutes / 1440)} days`;
+  }
+
+  function ago(seconds) {
+    return seconds === null || seconds === undefined ? "–" : `${duration(Date.now() / 1000 - seconds)} ago`;
+  }
+
+  function size(bytes) {
+    const units = ["B", "kB", "MB", "GB", "TB"];
+    let unit = 0;
+    while (bytes >= 1000 && unit < units.length - 1) { bytes /= 1000; unit += 1; }
+    return `${number(bytes, 3)} ${units[unit]}`;
+  }
+
+  function rate(stepsPerSecond) {
+    if (!stepsPerSecond) return "–";
+    return stepsPerSecond >= 1 ? `${number(stepsPerSecond, 3)} steps/s` : `${number(1 / stepsPerSecond, 3)} s/step`;
+  }
+
+  function badge(state, note) {
+    return make("span", { class: `badge ${state}`, title: note || null }, state);
+  }
+
+  /** Whatever went wrong, at the top of the page; the page goes on. */
+  function notice(text) {
+    const place = document.getElementById("notice");
+    place.replaceChildren(...(text ? [make("p", {}, text, make("button", { type: "button", class: "quiet", "aria-label": "Close", onclick: () => notice("") }, "×"))] : []));
+  }
+
+  /** A remembered choice; a page from a file may remember nothing. */
+  function remember(name, value) {
+    try {
+      if (value === undefined) return localStorage.getItem(`quintet.${name}`);
+      localStorage.setItem(`quintet.${name}`, value);
+    } catch { /* no storage here */ }
+    return value ?? null;
+  }
+
+  /** Call `then` once, when the element first comes near the screen. */
+  const waiting = new WeakMap();
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      const then = waiting.get(entry.target);
+      if (entry.isIntersecting && then) {
+        waiting.delete(entry.target);
+        observer.unobserve(entry.target);
+        then();
+      }
+    }
+  }, { rootMargin: "300px" });
+  function whenSeen(element, then) {
+    waiting.set(element, then);
+    observer.observe(element);
+  }
+
+  function colour(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  Object.assign(quintet, { make, number, whole, duration, ago, size, rate, badge, notice, remember, whenSeen, colour });
+})();

@@ -1,0 +1,140 @@
+// Owns the page of one run: what it is and how far, its tabs, and the news that reach them.
+"use strict";
+
+(function () {
+  const { make, source, attempt, badge, whole, number, rate, duration, ago, notice } = quintet;
+
+  class RunPage {
+    constructor(id, about, others, tab) {
+      this.id = id;
+      this.about = about;
+      this.others = others.filter((other) => other !== id);
+      this.curves = new quintet.Curves(id, this.others);
+      this.samples = new quintet.Samples(id);
+      this.facts = make("dl", { class: "facts" });
+      this.console = make("pre", { class: "console", tabindex: "0", "aria-label": "The end of the console" });
+      this.tabs = make("div", { class: "tabs", role: "tablist", "aria-label": "Parts of the run" });
+      this.content = make("div", { role: "tabpanel", class: "content", tabindex: "-1" });
+      this.title = make("h1", {}, id);
+      this.panel = make("div", {}, make("div", { class: "title" }, this.title), this.facts, this.tabs, this.content);
+      this.curves.update(Object.keys(about.metrics));
+      this.samples.update(about.sample_steps);
+      this.say(about.summary);
+      this.log(about.console);
+      this.addTabs();
+      this.open(tab || (about.sample_steps.length ? "samples" : "curves"));
+      this.stop = source.listen(id, about.version, {
+        rows: (rows) => this.rows(rows),
+        anew: () => this.reload(),
+        again: () => this.reload(),
+        back: () => { notice(""); this.reload(); },
+        summary: (summary) => this.say(summary),
+        samples: (steps) => { this.samples.update(steps); },
+        console: (text) => this.log(text),
+        gone: (text) => notice(`${text}; what is shown is what was read before`),
+      });
+    }
+
+    parts() {
+      const { about } = this;
+      return {
+        samples: ["Samples", () => this.samples.panel],
+        curves: ["Curves", () => this.curves.panel],
+        codes: quintet.codes.has(about) && ["Codes", () => quintet.codes.panel(this.id, this.about)],
+        try: source.live && about.trying && ["Try it", () => (this.box ??= quintet.trying.panel(this.id, about))],
+        config: ["Configuration", () => quintet.tables.configuration(this.about, this.others)],
+        data: [about.data.skipped_count ? `Data (${whole(about.data.skipped_count)} skipped)` : "Data", () => quintet.tables.data(this.about)],
+        checkpoints: ["Checkpoints", () => quintet.tables.checkpoints(this.about)],
+        console: ["Console", () => this.console],
+      };
+    }
+
+    addTabs() {
+      this.tabs.replaceChildren(...Object.entries(this.parts()).filter(([, part]) => part).map(([name, [label]]) => make("button", {
+        type: "button", role: "tab", id: `tab-${name}`, "data-tab": name, "aria-controls": "content", onclick: () => this.open(name), onkeydown: (event) => this.key(event),
+      }, label)));
+      this.content.id = "content";
+      this.mark();
+    }
+
+    key(event) {
+      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!move) return;
+      const tabs = [...this.tabs.children];
+      const next = tabs[(tabs.indexOf(event.target) + move + tabs.length) % tabs.length];
+      next.focus();
+      this.open(next.dataset.tab);
+    }
+
+    async open(name) {
+      const part = this.parts()[name] || this.parts().curves;
+      this.tab = this.parts()[name] ? name : "curves";
+      this.mark();
+      history.replaceState(null, "", quintet.addressOf(this.id, this.tab));
+      const wanted = this.tab;
+      const content = await part[1]();
+      if (wanted !== this.tab) return;
+      this.content.replaceChildren(content);
+      if (this.tab === "console") this.console.scrollTop = this.console.scrollHeight;
+    }
+
+    mark() {
+      for (const tab of this.tabs.children) {
+        const chosen = tab.dataset.tab === this.tab;
+        tab.setAttribute("aria-selected", String(chosen));
+        tab.tabIndex = chosen ? 0 : -1;
+        if (chosen) this.content.setAttribute("aria-labelledby", tab.id);
+      }
+    }
+
+    say(summary) {
+      this.about.summary = summary;
+      this.title.replaceChildren(this.id, " ", badge(summary.state, summary.note));
+      const facts = {
+        Recipe: `${summary.recipe}${this.about.config.preset ? `, ${this.about.config.preset}` : ""}`,
+        Step: summary.steps ? `${whole(summary.step)} of ${whole(summary.steps)}` : whole(summary.step),
+        Rate: summary.items_rate ? `${rate(summary.rate)}, ${number(summary.items_rate, 3)} items/s` : rate(summary.rate),
+        "Time left": summary.left === null ? null : duration(summary.left),
+        Best: summary.best ? `${summary.best.metric} ${number(summary.best.value)} at step ${whole(summary.best.step)}` : null,
+        Device: [summary.device, summary.host].filter(Boolean).join(" on ") || null,
+        "Last sign": ago(summary.heartbeat),
+      };
+      this.facts.replaceChildren(...Object.entries(facts).filter(([, value]) => value).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
+        ...(summary.note ? [make("div", { class: "note" }, make("dt", {}, "Note"), make("dd", {}, summary.note))] : []));
+    }
+
+    rows(rows) {
+      for (const row of rows) {
+        for (const [name, value] of Object.entries(row)) if (typeof value === "number" && name !== "step" && name !== "time") this.about.metrics[name] = (this.about.metrics[name] || 0) + 1;
+      }
+      this.curves.update(Object.keys(this.about.metrics));
+      this.curves.add(rows);
+    }
+
+    log(text) {
+      const atEnd = this.console.scrollHeight - this.console.scrollTop - this.console.clientHeight < 40;
+      this.console.textContent = text || "Nothing was said yet.";
+      if (atEnd) this.console.scrollTop = this.console.scrollHeight;
+    }
+
+    /** The file was rewritten, or news were missed. */
+    async reload() {
+      const about = await attempt(source.run(this.id));
+      if (!about) return;
+      this.about = about;
+      this.curves.update(Object.keys(about.metrics));
+      this.curves.anew();
+      this.samples.update(about.sample_steps);
+      this.say(about.summary);
+      this.log(about.console);
+      this.addTabs();
+    }
+
+    close() {
+      this.stop();
+      this.samples.play(false);
+    }
+  }
+
+  quintet.RunPage = RunPage;
+})();

@@ -1,0 +1,137 @@
+// Owns where the page has its content from: the server it came from, or what an export wrote into the page itself.
+"use strict";
+
+(function () {
+  const { notice } = quintet;
+
+  class Served {
+    constructor() {
+      this.live = true;
+    }
+
+    async get(path, query, options) {
+      const address = `${path}?${new URLSearchParams(query || {})}`;
+      let answer;
+      try {
+        answer = await fetch(address, options);
+      } catch {
+        throw new Error("the server does not answer; is `quintet view` still running?");
+      }
+      if (!answer.ok) {
+        const text = await answer.text();
+        let problem = text;
+        try { problem = JSON.parse(text).problem; } catch { /* it was plain text */ }
+        throw new Error(problem || `the server said ${answer.status}`);
+      }
+      return answer;
+    }
+
+    async json(path, query, options) {
+      return (await this.get(path, query, options)).json();
+    }
+
+    runs() { return this.json("api/runs"); }
+    run(id) { return this.json("api/run", { run: id }); }
+
+    async curves(id, names, range, points) {
+      const found = {};
+      for (let start = 0; start < names.length; start += 60) {
+        const query = [["run", id], ["points", points], ...names.slice(start, start + 60).map((name) => ["name", name])];
+        if (range) query.push(["from", range[0]], ["to", range[1]]);
+        Object.assign(found, await this.json("api/curves", query));
+      }
+      return found;
+    }
+
+    samples(id, step) { return this.json("api/samples", { run: id, step }); }
+    media(id, step, file) { return `media?${new URLSearchParams({ run: id, step, file })}`; }
+    async bytes(address) { return (await this.get(address.split("?")[0], address.split("?")[1])).arrayBuffer(); }
+
+    wish(id, wish) {
+      const headers = { "Content-Type": "application/json" };
+      return this.json("api/try", {}, { method: "POST", headers, body: JSON.stringify({ run: id, ...wish }) });
+    }
+    job(job) { return this.json("api/try", { job }); }
+    made(job, file) { return `made?${new URLSearchParams({ job, file })}`; }
+
+    /** News of a run, or of the list; a function that ends it. Whoever holds another version than the news go on from,
+     *  after a break for one, asks `again`. */
+    listen(id, version, handlers) {
+      const events = new EventSource(`api/events?${new URLSearchParams(id ? { run: id } : {})}`);
+      const names = ["rows", "anew", "summary", "samples", "console", "gone", "back", "runs"];
+      for (const name of names) {
+        events.addEventListener(name, (event) => handlers[name] && handlers[name](JSON.parse(event.data)));
+      }
+      events.addEventListener("hello", (event) => {
+        if (JSON.parse(event.data).version !== version) handlers.again();
+        version = NaN; // from now on any break may have cost news
+        pulse(true);
+      });
+      events.onerror = () => pulse(false);
+      return () => { events.close(); pulse(null); };
+    }
+  }
+
+  /** Everything lies in the page, or in files beside it that a page from a file may not fetch but may run. */
+  class Exported {
+    constructor(content) {
+      this.content = content;
+      this.live = false;
+      this.waiting = {};
+      quintet.arrived = (name, text) => { this.waiting[name]?.(text); };
+    }
+
+    async runs() { return { title: this.content.title, read_only: true, runs: this.content.runs.map((run) => run.about.summary) }; }
+
+    find(id) {
+      const run = this.content.runs.find((each) => each.about.summary.id === id);
+      if (!run) throw new Error("this run is not in the export");
+      return run;
+    }
+
+    async run(id) { return this.find(id).about; }
+
+    async curves(id, names) {
+      const { curves } = this.find(id);
+      return Object.fromEntries(names.filter((name) => curves[name]).map((name) => [name, curves[name]]));
+    }
+
+    async samples(id, step) { return this.find(id).samples[step] || []; }
+    media(id, step, file) { return this.find(id).media[`${step}/${file}`] || ""; }
+
+    async bytes(address) {
+      if (address.startsWith("data:")) return decoded(address.slice(address.indexOf(",") + 1));
+      const text = await new Promise((resolve, reject) => {
+        this.waiting[address] = resolve;
+        document.head.append(quintet.make("script", { src: `${address}.js`, onerror: () => reject(new Error(`${address} is missing`)) }));
+      });
+      return decoded(text);
+    }
+
+    listen() { return () => {}; }
+  }
+
+  function decoded(text) {
+    return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+  }
+
+  function pulse(connected) {
+    const place = document.getElementById("pulse");
+    place.className = connected === null ? "pulse" : connected ? "pulse on" : "pulse off";
+    place.title = connected === null ? "" : connected ? "News arrive as they happen" : "No connection; trying again";
+  }
+
+  /** A promise's result, or a notice and nothing. */
+  async function attempt(promise) {
+    try {
+      return await promise;
+    } catch (error) {
+      notice(error.message);
+      return undefined;
+    }
+  }
+
+  const inside = document.getElementById("exported");
+  quintet.source = inside ? new Exported(JSON.parse(inside.textContent)) : new Served();
+  quintet.attempt = attempt;
+})();

@@ -1,0 +1,68 @@
+"""Owns starting the page: where it listens, which address a person opens, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import sys
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from quintet.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+SHORTEST_TOKEN = 16
+
+
+def serve(
+    given: Sequence[Path],
+    say: Callable[[str], None],
+    host: str | None = None,
+    port: int = 0,
+    token: str | None = None,
+    read_only: bool = False,
+    browser: bool = True,
+) -> None:
+    """Show the runs below the given folders until Ctrl-C. Beyond this machine only with a token."""
+    from quintet.web.folders import Folders
+    from quintet.web.serving import make_server
+
+    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isalnum()):
+        raise UsageError(f"--token: at least {SHORTEST_TOKEN} letters and digits; without it a good one is made")
+    if host is not None and token is None:
+        token = secrets.token_hex(16)
+    folders = Folders(given)
+    listener = listen(host or LOOPBACK, port)
+    shown = f"[{host}]" if host and ":" in host else (host or LOOPBACK)
+    address = f"http://{shown}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    found = len(folders.scan())
+    say(f"{found} run{'' if found == 1 else 's'} in {', '.join(map(str, given))}: {address} (Ctrl-C ends it)")
+    if browser and _has_screen():
+        webbrowser.open(address)
+    with listener:
+        make_server(folders, token, read_only).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(512)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"port {port} is in use; choose another with --port, or leave it out") from None
+        raise UsageError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+    return listener
+
+
+def _has_screen() -> bool:
+    """Whether a browser could show itself; the ones that run inside of a terminal would take it over."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

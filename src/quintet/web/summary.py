@@ -1,0 +1,132 @@
+"""Owns one line of the list of runs: what state a run is in, how far it is, how fast, and what was best.
+
+Made from `state.json` and the end of `metrics.jsonl`, so that a thousand runs are listed in a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+import statistics
+import time
+from itertools import pairwise
+from typing import Any
+
+from quintet.web.figures import tail_rows
+from quintet.web.folders import Missing, Place
+
+SILENT_SECONDS = 900.0
+"""Without a sign of life for so long, and for ten times as long as between two rows, a process is taken for dead."""
+STATES = ("running", "finished", "stopped", "failed")
+
+
+def summarise(place: Place, label: str) -> dict[str, Any]:
+    state = read_json(place, "state.json")
+    rows = [row for row in tail_rows(place) if isinstance(row.get("time"), (int, float))]
+    pace = [row for row in rows if any(name.startswith("train/") for name in row)]
+    rate = _rate(pace)
+    step = whole(state.get("step")) or (whole(rows[-1]["step"]) if rows else None) or 0
+    steps = whole(state.get("steps"))
+    status, note = _status(state, rows)
+    left = (steps - step) / rate if status == "running" and rate and steps and steps > step else None
+    items = pace[-1].get("train/rate/items_per_second") if pace else None
+    return {
+        "id": label,
+        "recipe": text(state.get("recipe")) or _recipe(place),
+        "state": status,
+        "note": note,
+        "step": step,
+        "steps": steps,
+        "rate": rate,
+        "items_rate": items if isinstance(items, float) and math.isfinite(items) else None,
+        "left": left,
+        "best": _best(state.get("best")),
+        "device": text(state.get("device")) or "",
+        "host": text(state.get("host")) or "",
+        "heartbeat": _number(state.get("heartbeat")) or (_number(rows[-1]["time"]) if rows else None),
+    }
+
+
+def read_json(place: Place, *parts: str) -> dict[str, Any]:
+    """A file of ours; anything else is as good as empty."""
+    try:
+        found = json.loads(place.read(*parts))
+    except (OSError, ValueError, RecursionError, Missing):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def whole(value: Any) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and abs(number) < 2**53 else None
+
+
+def text(value: Any) -> str | None:
+    return value[:200] if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _best(found: Any) -> dict[str, Any] | None:
+    if not isinstance(found, dict) or _number(found.get("value")) is None:
+        return None
+    return {"metric": text(found.get("metric")), "value": _number(found["value"]), "step": whole(found.get("step"))}
+
+
+def _rate(rows: list[dict[str, Any]]) -> float | None:
+    """Steps a second: the median between the last rows, so that a validation between two of them does not count."""
+    rates = [
+        (after["step"] - before["step"]) / (after["time"] - before["time"])
+        for before, after in pairwise(rows)
+        if after["time"] > before["time"] and after["step"] > before["step"]
+    ]
+    return statistics.median(rates) if rates else None
+
+
+def _status(state: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """The state, and a word about it. A process that was killed leaves `running` behind it."""
+    status = state.get("status")
+    if status not in STATES:
+        return "stopped", "it has not begun" if not rows else "state.json cannot be read"
+    if status == "failed":
+        return "failed", (text(state.get("error")) or "")[:500]
+    if status != "running":
+        return str(status), ""
+    process = whole(state.get("pid"))
+    if state.get("host") == socket.gethostname() and process is not None and not _lives(process):
+        return "failed", "its process is gone without a word; `quintet resume` goes on from the last checkpoint"
+    beat = _number(state.get("heartbeat")) or 0.0
+    between = [after["time"] - before["time"] for before, after in pairwise(rows)]
+    patience = max(SILENT_SECONDS, 10 * max(between, default=0.0))
+    if time.time() - beat > patience:
+        return "failed", f"no sign of life for {(time.time() - beat) / 3600:.1f} hours"
+    return "running", ""
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _recipe(place: Place) -> str:
+    """From the configuration of a run that has not begun, without the time that reading YAML takes."""
+    try:
+        found = re.search(rb"^recipe: *([\w-]{1,40})", place.read("config.yaml", most=2**20), re.MULTILINE)
+    except (OSError, Missing):
+        return ""
+    return found[1].decode() if found else ""

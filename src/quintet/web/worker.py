@@ -1,0 +1,81 @@
+"""Owns the process that makes what was asked for in the try-it box: a line of JSON in, files and a line of JSON out.
+
+The only part of the page that needs torch. It keeps the last model, so that a second wish is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from quintet.errors import QuintetError
+
+
+class Worker:
+    def __init__(self) -> None:
+        self._known: tuple[str, str] = ("", "")
+        self._trained: Any = None
+
+    def make(self, wish: dict[str, Any]) -> None:
+        from quintet import runs
+        from quintet.core.recipe import Request
+
+        trained = self._open(wish["run"])
+        known = trained.recipe.config
+        trained.recipe.config = known.changed(_keys(known.sample, wish))
+        try:
+            artifacts = runs.generate(trained, Request([wish["text"]], wish["num"], wish["seed"]))
+        finally:
+            trained.recipe.config = known
+        out = Path(wish["out"])
+        out.mkdir()
+        with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
+            for artifact in artifacts:
+                artifact.write(out / artifact.file)
+                lines.write(json.dumps({"file": artifact.file, **artifact.about}, ensure_ascii=False) + "\n")
+
+    def _open(self, run: str) -> Any:
+        from quintet import runs
+
+        latest = Path(run) / "checkpoints" / "latest"
+        which = (run, latest.read_text(encoding="utf-8", errors="replace") if latest.is_file() else "")
+        if which != self._known:
+            self._trained = None  # never two of them in memory
+            self._trained = runs.open_trained(Path(run))
+            self._known = which
+        return self._trained
+
+
+def _keys(settings: Any, wish: dict[str, Any]) -> dict[str, Any]:
+    """The wish as keys of the run. Where each level has its number of steps, the wish is for the first."""
+    keys = {f"sample.{name}": wish[name] for name in ("guidance", "steps") if wish[name] is not None}
+    steps = getattr(settings, "steps", None)
+    if isinstance(steps, tuple) and "sample.steps" in keys:
+        keys["sample.steps"] = [keys["sample.steps"], *steps[1:]]
+    return {key: value for key, value in keys.items() if hasattr(settings, key.removeprefix("sample."))}
+
+
+def main() -> None:
+    # Answers have a stream of their own: whatever prints, prints to the console.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        try:
+            worker.make(json.loads(line))
+            answer = {}
+        except QuintetError as error:
+            answer = {"error": str(error)}
+        except OSError as error:
+            answer = {"error": f"{error.filename}: {error.strerror}"}
+        except Exception as error:  # whatever a model may think of; the next wish may be one that it likes
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

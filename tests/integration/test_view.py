@@ -1,0 +1,444 @@
+"""The server of `quintet view`: who is answered, what is never served, and what it says when things are amiss."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.cases import Train
+from helpers import environment, error_line, made_once, quintet, succeed
+from quintet.errors import UsageError
+from quintet.web.safety import RateLimit
+from quintet.web.server import LOOPBACK
+from quintet.web.trying import LONGEST_TEXT, Wish
+from viewing import Address, add_row, add_samples, serving, wait_for, write_run, write_state
+
+OUTSIDE = (
+    "/media?run=run&step=10&file=../../../secret.png",
+    "/media?run=run&step=10&file=..%2f..%2f..%2fsecret.png",
+    "/media?run=run&step=10&file=%2e%2e/%2e%2e/state.json",
+    "/media?run=run&step=10&file=/etc/passwd",
+    "/media?run=run&step=10&file=a%00.png",
+    "/media?run=run&step=../..&file=secret.png",
+    "/media?run=../secret&step=10&file=000-made.png",
+    "/media?run=..%2fsecret&step=10&file=000-made.png",
+    "/media?run=/etc&step=10&file=passwd",
+    "/media?run=run&step=10&file=link.png",
+    "/media?run=run&step=10&file=samples.jsonl",
+    "/media?run=run&step=10&file=page.html",
+    "/media?run=run&step=10&file=drawing.svg",
+    "/made?job=..&file=secret.png",
+    "/static/../app.py",
+    "/static/..%2fapp.py",
+    "/static/%2e%2e/%2e%2e/cli.py",
+    "/static//etc/passwd",
+    "/../../etc/passwd",
+    "/api/run?run=../secret",
+    "/api/samples?run=run&step=..",
+    "/api/curves?run=/&name=x",
+)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with one run, and a secret beside the folder."""
+    write_run(tmp_path / "runs" / "run")
+    folder = add_samples(tmp_path / "runs" / "run", 10, ("png", "wav"), caption="<img src=x onerror=alert(1)>")
+    write_run(tmp_path / "secret")
+    add_samples(tmp_path / "secret", 10)
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "page.html").write_text("<script>secret</script>")
+    (folder / "drawing.svg").write_text("<svg><script>secret</script></svg>")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def site(runs: Path) -> Iterator[Address]:
+    with serving(runs) as address:
+        yield address
+
+
+# --- what is served -------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_everything_it_asks_for_are_served(site: Address) -> None:
+    page = site.ask("/")
+    assert page.status == 200
+    files = re.findall(r'(?:src|href)="(static/[^"]+)"', page.body.decode())
+    assert len(files) > 10
+    assert {site.ask(f"/{file}").status for file in files} == {200}
+    assert not re.findall(r"https?://", page.body.decode())
+    assert site.ask("/static/vendor/uPlot-LICENSE.txt").body.startswith(b"The MIT License")
+    again = site.ask("/static/base.js", if_none_match=site.ask("/static/base.js").headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+
+
+def test_a_run_its_curves_samples_and_media_are_served(site: Address) -> None:
+    (line,) = site.ask("/api/runs").json["runs"]
+    assert (line["id"], line["state"]) == ("run", "finished")
+    about = site.ask("/api/run?run=run").json
+    assert about["rows"] == 10
+    assert about["data"]["skipped"] == [["bad <b>.png", "is cut off"]]
+    curves = site.ask("/api/curves?run=run&name=train/lr&name=nothing&from=25&to=55").json
+    assert curves == {"train/lr": {"steps": [20, 30, 40, 50, 60], "mean": [0.001] * 5}}
+    assert [each["file"] for each in site.ask("/api/samples?run=run&step=10").json][:2] == [
+        "000-made.png",
+        "000-made.wav",
+    ]
+    picture = site.ask("/media?run=run&step=10&file=000-made.png")
+    assert (picture.status, picture.headers["content-type"]) == (200, "image/png")
+    part = site.ask("/media?run=run&step=10&file=000-made.wav", range="bytes=0-3")
+    assert (part.status, part.body) == (206, b"RIFF")
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_nothing_outside_of_the_folders_is_served(site: Address, path: str) -> None:
+    reply = site.ask(path)
+    assert reply.status in (400, 404)
+    assert b'secret"' not in reply.body.replace(b"there is no run ../secret", b"")
+    assert b"root:" not in reply.body
+    assert b"Owns" not in reply.body
+
+
+def test_captions_stay_captions(site: Address) -> None:
+    """As JSON they are sent as they are; no browser takes that for a page, and the page only makes text of it."""
+    reply = site.ask("/api/samples?run=run&step=10")
+    assert reply.json[0]["text"] == "<img src=x onerror=alert(1)> 0"
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self';" in policy
+    assert "unsafe" not in policy
+    for file in (Path(sys.modules["quintet.web.app"].__file__ or "").parent / "page").glob("*.js"):
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(", file.read_text("utf-8")), (
+            file
+        )
+
+
+# --- who is answered ------------------------------------------------------------------------------------------
+
+
+def test_without_a_token_only_the_machines_own_names_are_answered(site: Address) -> None:
+    assert site.ask("/", host="localhost:1").status == 200
+    assert site.ask("/api/runs", host="[::1]:80").status == 200
+    for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[", ""):
+        assert site.ask("/api/runs", host=name).status == 403
+
+
+def test_a_token_is_asked_for_and_then_kept_in_a_cookie(runs: Path) -> None:
+    with serving(runs, token="sesame0123456789") as site:
+        for path in ("/", "/api/runs", "/static/base.js", "/media?run=run&step=10&file=000-made.png", "/?token=wrong"):
+            reply = site.ask(path)
+            assert (reply.status, b"open the address that `quintet view` printed" in reply.body) == (401, True)
+        welcome = site.ask("/?token=sesame0123456789")
+        assert (welcome.status, welcome.headers["location"]) == (303, "/")
+        assert "HttpOnly; SameSite=Strict" in welcome.headers["set-cookie"]
+        cookie = welcome.headers["set-cookie"].split(";")[0]
+        assert site.ask("/api/runs", cookie=cookie, host="machine.example").status == 200
+        assert site.ask("/api/runs", cookie="quintet_token=sesame").status == 401
+        assert site.ask("/api/runs", authorization="Bearer sesame0123456789").status == 200
+
+
+def test_the_command_makes_a_token_when_it_listens_beyond_the_machine(runs: Path) -> None:
+    assert "letters and digits" in error_line(quintet("view", runs, "--token", "short").errors)
+    words = [sys.executable, "-m", "quintet", "view", str(runs), "--host", "0.0.0.0", "--no-browser"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        found = re.search(r"1 run in .*: http://0\.0\.0\.0:(\d+)/\?token=([0-9a-f]{32}) ", said)
+        assert found, said
+        site = Address(int(found[1]))
+        assert site.ask("/api/runs").status == 401
+        assert site.ask("/api/runs", authorization=f"Bearer {found[2]}").status == 200
+    finally:
+        process.terminate()
+        process.stdout.close()
+        process.wait()
+
+
+# --- news -----------------------------------------------------------------------------------------------------
+
+
+def test_new_rows_samples_and_words_are_told_as_they_happen(runs: Path, site: Address) -> None:
+    site.ask("/api/run?run=run")
+    wanted = {"rows", "samples", "console", "summary"}
+    seen: dict[str, Any] = {}
+    for name, content in site.news("/api/events?run=run"):
+        if name == "hello":
+            add_row(runs / "run", 110)
+            add_samples(runs / "run", 110)
+            write_state(runs / "run", recipe="vqgan", status="running", step=110, steps=200)
+            (runs / "run" / "log.txt").write_text("something new\n")
+        seen[name] = content
+        if wanted <= seen.keys():
+            break
+    assert [row["step"] for row in seen["rows"]][-1] == 110
+    assert seen["samples"] == [10, 110]
+    assert seen["console"] == "something new\n"
+    assert seen["summary"]["state"] == "running"
+
+
+def test_the_list_tells_of_runs_that_come_and_go(runs: Path, site: Address) -> None:
+    write_run(runs / "other")
+    come: set[str] = set()
+    gone: set[str] = set()
+    for name, content in site.news("/api/events"):
+        if name == "hello":
+            write_run(runs / "late")
+            shutil.rmtree(runs / "other")
+        if name == "runs":
+            come |= {line["id"] for line in content["changed"]}
+            gone |= set(content["gone"])
+        if gone and come:
+            break
+    assert (come, gone) == ({"late"}, {"other"})
+
+
+def test_a_run_that_is_deleted_while_viewed_is_said_to_be_gone(runs: Path, site: Address) -> None:
+    for name, content in site.news("/api/events?run=run"):
+        if name == "hello":
+            shutil.rmtree(runs / "run")
+        if name == "gone":
+            assert "gone" in content
+            break
+    reply = site.ask("/api/run?run=run")
+    assert (reply.status, "gone" in reply.json["problem"] or "no run" in reply.json["problem"]) == (404, True)
+    assert site.ask("/api/runs").json["runs"] == []
+    assert site.ask("/").status == 200
+
+
+# --- bad input ------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_folder_is_a_page_without_runs(tmp_path: Path) -> None:
+    with serving(tmp_path) as site:
+        assert site.ask("/api/runs").json["runs"] == []
+        assert site.ask("/api/run?run=x").json == {"problem": "there is no run x"}
+
+
+def test_missing_media_are_said_to_be_missing(runs: Path, site: Address) -> None:
+    (runs / "run" / "samples" / "step-00000010" / "000-made.png").unlink()
+    assert site.ask("/api/samples?run=run&step=10").json[0]["missing"] is True
+    reply = site.ask("/media?run=run&step=10&file=000-made.png")
+    assert (reply.status, reply.json) == (404, {"problem": "000-made.png is missing"})
+
+
+def test_a_port_in_use_is_named(runs: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        outcome = quintet("view", runs, "--port", port, "--no-browser")
+    assert outcome.code == 2
+    assert error_line(outcome.errors) == f"error: port {port} is in use; choose another with --port, or leave it out"
+
+
+@pytest.mark.parametrize("words", [["nowhere"], ["file"]])
+def test_what_is_no_folder_is_named(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = quintet("view", *(tmp_path / word for word in words))
+    assert outcome.code == 2
+    assert "give a run, or a folder that runs lie in" in error_line(outcome.errors)
+
+
+def test_a_folder_that_cannot_be_written_is_looked_at_all_the_same(runs: Path) -> None:
+    """The server writes nothing beside the runs; nothing below them changes when they are looked at."""
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    for path in [*before, runs]:
+        if not path.is_symlink():
+            path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        with serving(runs) as site:
+            paths = ("/api/runs", "/api/run?run=run", "/media?run=run&step=10&file=000-made.png")
+            assert [site.ask(path).status for path in paths] == [200, 200, 200]
+        assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+    finally:
+        for path in [runs, *before]:
+            if path.is_dir():
+                path.chmod(0o755)
+
+
+def test_what_needs_the_server_but_is_not_installed_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "quintet.web.serving", raising=False)
+    outcome = quintet("view", runs)
+    assert "pip install starlette uvicorn" in error_line(outcome.errors)
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("step=x", 400), ("step=-1", 400), ("step=9999999999999999999", 400), ("step=", 400), ("step=7", 200)],
+)
+def test_a_step_that_is_none_is_refused(site: Address, query: str, status: int) -> None:
+    assert site.ask(f"/api/samples?run=run&{query}").status == status
+
+
+def test_an_address_that_is_too_long_is_refused(site: Address) -> None:
+    assert site.ask(f"/api/curves?run=run&name={'x' * 9_000}").status == 414
+
+
+# --- trying ---------------------------------------------------------------------------------------------------
+
+
+def test_oversized_and_wrong_wishes_are_refused(runs: Path, site: Address) -> None:
+    run = write_run(runs / "muse", "muse")
+    (run / "checkpoints" / "step-00000010").mkdir(parents=True)
+    refused = [
+        ({"text": "x" * (LONGEST_TEXT + 1)}, 400),
+        ({"text": 7}, 400),
+        ({"text": "a", "num": 9}, 400),
+        ({"text": "a", "num": 1.5}, 400),
+        ({"text": "a", "seed": -1}, 400),
+        ({"text": "a", "steps": 100_000}, 400),
+        ({"text": "a", "guidance": "much"}, 400),
+        ({"text": "a", "guidance": 1e9}, 400),
+        ({"text": "a", "run": "run"}, 409),
+        ({"text": "a", "run": "../secret"}, 404),
+    ]
+    for wish, status in refused:
+        reply = site.post("/api/try", {"run": "muse", **wish})
+        assert (reply.status, list(reply.json)) == (status, ["problem"]), wish
+    assert site.post("/api/try", {"run": "muse", "text": "x" * 100_000}).status == 413
+    assert site.ask("/api/try", "POST", b"{", content_type="application/json").status == 400
+    assert site.post("/api/try", [1]).status == 400
+
+
+def test_other_pages_cannot_send_wishes(site: Address) -> None:
+    body = json.dumps({"run": "run", "text": "a"}).encode()
+    assert site.ask("/api/try", "POST", body, content_type="text/plain").status == 403
+    assert (
+        site.ask("/api/try", "POST", body, content_type="application/json", origin="http://evil.example").status == 403
+    )
+
+
+def test_a_page_for_looking_only_makes_nothing(runs: Path) -> None:
+    run = write_run(runs / "muse", "muse")
+    (run / "checkpoints" / "step-00000010").mkdir(parents=True)
+    with serving(runs, read_only=True) as site:
+        assert site.ask("/api/run?run=muse").json["trying"] is None
+        assert site.post("/api/try", {"run": "muse", "text": "a"}).status == 403
+    with serving(runs) as site:
+        assert site.ask("/api/run?run=muse").json["trying"] is not None
+
+
+def test_a_wish_is_read_with_its_bounds() -> None:
+    assert Wish.read({"text": "a", "seed": 3.0, "guidance": 2}) == Wish("a", 3, 1, 2.0, None)
+    with pytest.raises(UsageError, match="guidance must be a number from 0 to 100"):
+        Wish.read({"text": "a", "guidance": float("nan")})
+
+
+def test_so_many_a_minute_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("quintet.web.safety.time.monotonic", lambda: now[0])
+    limit = RateLimit(2, 60.0)
+    assert [limit.allows("a") for _ in range(3)] == [True, True, False]
+    assert limit.allows("b")
+    now[0] = 61.0
+    assert limit.allows("a")
+
+
+@pytest.mark.parametrize("recipe", ["muse"], indirect=True)
+def test_a_trained_generator_makes_what_is_asked_for_the_same_for_the_same_seed(
+    recipe: str, train: Train, shared: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made_once(shared, f"finished-{recipe}", train), tmp_path / "runs" / "muse")
+    wish = {"run": "muse", "text": "a red heart", "num": 2, "steps": 2}
+    with serving(tmp_path / "runs") as site:
+        first = site.post("/api/try", wish).json["job"]
+        busy = site.post("/api/try", {"run": "muse", "text": "another"})
+        assert (busy.status, busy.json["problem"]) == (400, "one at a time: something is being made already")
+        made = [finished(site, first)]
+        for seed in (0, 5):
+            made.append(finished(site, site.post("/api/try", {**wish, "seed": seed}).json["job"]))
+        assert [each["file"] for each in made[0]["entries"]] == ["grid.png", "000.png", "001.png"]
+        assert made[0]["entries"][1]["text"] == "a red heart"
+        pictures = [site.ask(f"/made?job={each['job']}&file=grid.png").body for each in made]
+        assert pictures[0].startswith(b"\x89PNG")
+        assert pictures[0] == pictures[1] != pictures[2]
+        assert site.ask("/made?job=job-1&file=../job-2/grid.png").status == 404
+
+
+def finished(site: Address, job: str) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+
+    def ended() -> bool:
+        told.update(site.ask(f"/api/try?job={job}").json)
+        return bool(told["state"] != "working")
+
+    wait_for(ended, "what was asked for")
+    assert told["state"] == "done", told["message"]
+    return told
+
+
+# --- the page as files ----------------------------------------------------------------------------------------
+
+
+def exported(page: Path) -> list[dict[str, Any]]:
+    """The runs in a page."""
+    text = page.read_text("utf-8")
+    found = re.search(r'<script type="application/json" id="exported">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return list(json.loads(found[1])["runs"])
+
+
+def test_an_export_is_one_file_that_asks_for_nothing(runs: Path, tmp_path: Path) -> None:
+    add_samples(runs / "run", 20, caption="</script><script>alert(1)</script>")
+    said = succeed("view", runs / "run", "--export", tmp_path / "out" / "page.html").output
+    assert f"written: {tmp_path / 'out' / 'page.html'} (1 run; open it in a browser)" in said
+    text = (tmp_path / "out" / "page.html").read_text("utf-8")
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
+    assert "<script>alert(1)" not in text
+    (run,) = exported(tmp_path / "out" / "page.html")
+    assert run["curves"]["train/lr"]["steps"] == list(range(10, 101, 10))
+    assert run["media"]["20/000-made.png"].startswith("data:image/png;base64,")
+    assert run["samples"]["20"][0]["text"] == "</script><script>alert(1)</script> 0"
+    assert run["about"]["trying"] is None
+    again = quintet("view", runs, "--export", tmp_path / "out" / "page.html")
+    assert "exists already" in error_line(again.errors)
+
+
+def test_an_export_to_a_folder_lays_the_media_beside_the_page(runs: Path, tmp_path: Path) -> None:
+    succeed("view", runs, "--export", tmp_path / "site")
+    files = {
+        path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*") if path.is_file()
+    }
+    assert files == {
+        *("index.html", "media/0/step-00000010/000-made.png", "media/0/step-00000010/000-made.wav.js"),
+    }
+    run = exported(tmp_path / "site" / "index.html")[0]
+    assert run["media"]["10/000-made.wav"] == "media/0/step-00000010/000-made.wav"
+    assert next(each for each in run["samples"]["10"] if each["file"] == "link.png")["missing"] is True
+
+
+def test_what_does_not_fit_into_one_file_is_left_out_and_said(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_samples(runs / "run", 20)
+    size = (runs / "run" / "samples" / "step-00000020" / "000-made.png").stat().st_size
+    monkeypatch.setattr("quintet.web.export.LARGEST_PAGE", size)
+    said = succeed("view", runs, "--export", tmp_path / "page.html").output
+    run = exported(tmp_path / "page.html")[0]
+    assert list(run["media"]) == ["20/000-made.png"]
+    assert "left out: 2 samples of older steps" in said
+
+
+def test_an_export_without_runs_or_room_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "there is no run in" in error_line(
+        quintet("view", tmp_path / "empty", "--export", tmp_path / "x.html").errors
+    )
+    write_run(tmp_path / "runs" / "run")
+    (tmp_path / "file").write_text("")
+    outcome = quintet("view", tmp_path / "runs", "--export", tmp_path / "file" / "page.html")
+    assert "cannot write" in error_line(outcome.errors)

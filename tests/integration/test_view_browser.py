@@ -1,0 +1,397 @@
+"""The run page in a real browser, Chromium driven by Playwright: as a person would use it, without an error in its
+console and without a request off the machine. Screenshots are kept in artifacts/."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from contract.cases import Train
+from helpers import made_once, succeed
+from viewing import DEADLINE, Address, add_row, add_samples, serving, write_run, write_state
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ARTIFACTS = Path(os.environ.get("QUINTET_ARTIFACTS") or Path(__file__).parents[2] / "artifacts")
+REQUIRED = bool(os.environ.get("QUINTET_BROWSER_REQUIRED"))
+"""Set where these tests may not be skipped."""
+WITHOUT_A_SCREEN = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--mute-audio")
+UNNAMED = """() => {
+  const named = (element) => element.textContent.trim() || element.ariaLabel || element.alt || element.closest('label');
+  const all = document.querySelectorAll('button, input, select, audio, video, canvas:not([aria-hidden]), img');
+  return [...all].filter((element) => !named(element)).map((element) => element.outerHTML);
+}"""
+DIFFERENT = """(before) => {
+  const canvas = document.querySelector('.mesh');
+  return canvas.toDataURL() !== before && canvas.dataset.triangles === '4';
+}"""
+
+
+def chromium() -> str | None:
+    """The browser that is here: the one that is named, or Debian's."""
+    named = os.environ.get("QUINTET_BROWSER")
+    return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def missing() -> str | None:
+    """What is missing to run these tests."""
+    if find_spec("playwright") is None:
+        return "no Playwright: pip install playwright"
+    return None if chromium() else "no Chromium: apt-get install chromium, or name one in QUINTET_BROWSER"
+
+
+pytestmark = pytest.mark.skipif(not REQUIRED and missing() is not None, reason=missing() or "")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    assert missing() is None, missing()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium(), args=list(WITHOUT_A_SCREEN))
+        yield launched
+        launched.close()
+
+
+Open = Callable[..., "Page"]
+Serve = Callable[..., Address]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts servers, which outlive the pages that look at them."""
+    with ExitStack() as servers:
+        yield lambda *folders: servers.enter_context(serving(*folders))
+
+
+@pytest.fixture
+def open_page(browser: Browser, serve: Serve) -> Iterator[Open]:
+    """Opens pages; at the end none of them may have complained or asked for anything elsewhere."""
+    complaints: list[str] = []
+    elsewhere: list[str] = []
+    contexts: list[Any] = []
+
+    def opened(site: Address | None, path: str = "", width: int = 1280, dark: bool = False) -> Page:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(1_000 * DEADLINE)
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: elsewhere.append(request.url) if _is_elsewhere(request.url) else None)
+        page.goto(f"http://127.0.0.1:{site.port}/{path}" if site else path)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert elsewhere == []
+
+
+def _is_elsewhere(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme not in ("data", "blob", "file", "about") and parts.hostname != "127.0.0.1"
+
+
+def keep(page: Page, name: str) -> None:
+    (ARTIFACTS / "view").mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=ARTIFACTS / "view" / f"{name}.png")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    write_run(folder / "pictures", steps=400)
+    for step in (100, 200, 300):
+        add_samples(folder / "pictures", step, count=2, caption="<script>document.title = 'broken'</script>")
+    write_run(folder / "sounds", "soundstorm", steps=300)
+    add_samples(folder / "sounds", 100, ("wav",), count=2)
+    write_run(folder / "meshes", "mesh-transformer", status="stopped", steps=200)
+    add_samples(folder / "meshes", 100, ("glb",), count=2)
+    write_run(folder / "videos", steps=100)
+    add_samples(folder / "videos", 100, ("mp4",))
+    write_state(folder / "videos", recipe="vqgan", status="running", step=100, steps=1_000)
+    return folder
+
+
+@pytest.fixture
+def site(runs: Path, serve: Serve) -> Address:
+    return serve(runs)
+
+
+def until(page: Page, expression: str, given: object = None) -> None:
+    """Wait for a script to be true. Playwright's own way makes functions of texts, which the page's policy forbids."""
+    deadline = time.monotonic() + DEADLINE
+    while not page.evaluate(expression, given):
+        assert time.monotonic() < deadline, f"{DEADLINE} s passed before {expression}"
+        page.wait_for_timeout(20)
+
+
+def text(page: Page, selector: str) -> str:
+    return page.locator(selector).first.text_content() or ""
+
+
+def test_the_list_is_filtered_and_sorted_and_opens_a_run(site: Address, open_page: Open) -> None:
+    page = open_page(site)
+    rows = page.locator(".runs tbody tr")
+    rows.nth(3).wait_for()
+    assert "4 runs" in text(page, ".count")
+    assert "running" in page.locator("tr[data-run=videos]").inner_text()
+    keep(page, "list")
+    page.get_by_role("button", name="Run", exact=True).click()
+    assert [row.get_attribute("data-run") for row in rows.all()] == ["meshes", "pictures", "sounds", "videos"]
+    page.get_by_role("button", name="Run", exact=True).click()
+    assert rows.first.get_attribute("data-run") == "videos"
+    page.get_by_label("Show runs with this text").fill("soundstorm")
+    assert "1 of 4 runs" in text(page, ".count")
+    page.keyboard.press("Tab")  # past the heads, by the keyboard alone
+    page.locator("tr[data-run=sounds] a").focus()
+    page.keyboard.press("Enter")
+    page.locator("h1", has_text="sounds").wait_for()
+    assert page.title() == "sounds · quintet"
+
+
+def test_the_slider_moves_through_training_and_captions_are_only_captions(site: Address, open_page: Open) -> None:
+    page = open_page(site, "#/run/pictures")
+    slider = page.get_by_label("Step of training")
+    shown = page.locator(".card img").first
+    until(page, "document.querySelectorAll('.card img[src*=\"step=300\"]').length === 2")
+    assert "<script>document.title = 'broken'</script>" in text(page, ".card .caption")
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    until(page, "document.querySelectorAll('.card img[src*=\"step=200\"]').length === 2")
+    slider.fill("0")
+    until(page, "document.querySelectorAll('.card img[src*=\"step=100\"]').length === 2")
+    assert "100 (1 of 3)" in text(page, "output")
+    until(page, "document.querySelector('.card img').naturalWidth === 32")
+    shown.click()
+    page.locator("dialog[open]").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    keep(page, "samples")
+    page.get_by_role("button", name="Play").click()
+    until(page, "document.querySelectorAll('.card img[src*=\"step=300\"]').length === 2")
+    assert page.title() == "pictures · quintet"
+
+
+def test_a_sound_is_seen_and_heard(site: Address, open_page: Open) -> None:
+    page = open_page(site, "#/run/sounds")
+    until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 2")
+    colours = page.evaluate(
+        "new Set(document.querySelector('.spectrogram').getContext('2d').getImageData(0, 0, 560, 128).data).size"
+    )
+    assert colours > 20
+    page.evaluate("document.querySelector('audio').play()")
+    until(page, "document.querySelector('audio').currentTime > 0.05")
+    keep(page, "sounds")
+    page.locator(".spectrogram").nth(1).click()  # plays from there, and stops the other
+    until(page, "document.querySelectorAll('audio')[1].currentTime > 0.4")
+    until(page, "document.querySelector('audio').paused")
+
+
+def test_a_mesh_turns_under_the_mouse_and_the_keyboard(site: Address, open_page: Open) -> None:
+    page = open_page(site, "#/run/meshes")
+    until(page, "document.querySelector('.mesh')?.dataset.triangles === '4'")
+    mesh = page.locator(".mesh").first
+    until(page, DIFFERENT, page.evaluate("document.createElement('canvas').toDataURL()"))
+    keep(page, "meshes")
+    before = mesh.evaluate("canvas => canvas.toDataURL()")
+    box = mesh.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 100, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 180, box["y"] + 140, steps=4)
+    page.mouse.up()
+    until(page, DIFFERENT, before)
+    dragged = mesh.evaluate("canvas => canvas.toDataURL()")
+    page.keyboard.press("ArrowRight")
+    until(page, DIFFERENT, dragged)
+
+
+def test_a_video_plays(site: Address, open_page: Open) -> None:
+    page = open_page(site, "#/run/videos")
+    until(page, "document.querySelector('video')?.currentTime > 0")
+    assert page.evaluate("document.querySelector('video').videoWidth") == 32
+
+
+def test_a_curve_is_zoomed_smoothed_and_compared(site: Address, open_page: Open) -> None:
+    page = open_page(site, "#/run/pictures/curves")
+    area = page.locator(".area[data-points]").first
+    area.wait_for()
+    assert area.get_attribute("data-range") == "10-400"
+    assert "generator/loss" in (area.get_attribute("aria-label") or "")
+    keep(page, "curves")
+    box = page.locator(".u-over").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60, steps=4)
+    page.mouse.up()
+    until(page, "document.querySelector('.area').dataset.range !== '10-400'")
+    low, high = map(int, (area.get_attribute("data-range") or "").split("-"))
+    assert 90 < low < 125
+    assert 190 < high < 225
+    area.focus()
+    page.keyboard.press("0")
+    until(page, "document.querySelector('.area').dataset.range === '10-400'")
+    page.get_by_label("Log scale").check()
+    page.get_by_label("Smoothing").fill("0.8")
+    before = int(area.get_attribute("data-points") or 0)
+    page.get_by_label("Compare with another run").select_option("sounds")
+    until(page, "(before) => Number(document.querySelector('.area').dataset.points) > before", before)
+    assert "sounds · train/generator/loss" in text(page, ".chart")
+
+
+def test_what_a_training_writes_appears_without_a_reload(runs: Path, site: Address, open_page: Open) -> None:
+    page = open_page(site, "#/run/videos/curves")
+    page.locator(".area[data-points]").first.wait_for()
+    page.locator(".pulse.on").wait_for()
+    for step in (110, 120):
+        add_row(runs / "videos", step)
+    write_state(runs / "videos", recipe="vqgan", status="running", step=120, steps=1_000)
+    until(page, "document.querySelector('.area').dataset.range === '10-120'")
+    page.locator("dd", has_text="120 of 1 000").wait_for()
+    page.get_by_role("tab", name="Samples").click()
+    add_samples(runs / "videos", 120, caption="just made")
+    page.locator(".caption", has_text="just made").wait_for()
+    page.get_by_role("tab", name="Console").click()
+    with (runs / "videos" / "log.txt").open("a") as log:
+        log.write("a new line\n")
+    page.locator(".console", has_text="a new line").wait_for()
+    page.get_by_role("link", name="All runs").click()
+    page.locator("tr[data-run=videos]", has_text="120").wait_for()
+    write_run(runs / "late")
+    page.locator("tr[data-run=late]").wait_for()
+
+
+def test_what_is_gone_or_missing_is_said_and_the_page_goes_on(runs: Path, site: Address, open_page: Open) -> None:
+    (runs / "sounds" / "samples" / "step-00000100" / "000-made.wav").unlink()
+    page = open_page(site, "#/run/sounds")
+    page.locator(".said", has_text="000-made.wav is missing").wait_for()
+    until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 1")
+    page.locator(".pulse.on").wait_for()
+    shutil.rmtree(runs / "sounds")
+    page.locator("#notice", has_text="gone").wait_for()
+    keep(page, "gone")
+    page.get_by_role("link", name="All runs").click()
+    page.locator("tr[data-run=pictures]").wait_for()
+    assert page.locator("tr[data-run=sounds]").count() == 0
+
+
+def test_an_empty_folder_says_so(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    (tmp_path / "empty").mkdir()
+    page = open_page(serve(tmp_path / "empty"))
+    page.get_by_text("There is no run here yet").wait_for()
+
+
+def test_tables_of_keys_data_checkpoints_and_codes(site: Address, open_page: Open) -> None:
+    page = open_page(site, "#/run/pictures/config")
+    page.locator("th", has_text="train.steps").wait_for()
+    assert page.locator("td.changed").all_inner_texts() == ["400"]
+    page.get_by_label("Only differences").uncheck()
+    assert page.locator(".plain tbody tr").count() > 40
+    page.get_by_role("tab", name="Data (1 skipped)").click()
+    page.get_by_text("bad <b>.png").wait_for()
+    page.keyboard.press("ArrowLeft")  # between the tabs
+    page.keyboard.press("ArrowLeft")
+    page.locator(".heat").first.wait_for()
+    assert "at the end 50 %" in (page.locator(".heatmap .heat").first.get_attribute("aria-label") or "")
+
+
+def test_ten_thousand_samples_scroll(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    run = write_run(tmp_path / "runs" / "many")
+    folder = add_samples(run, 10)
+    for number in range(1, 10_000):
+        os.link(folder / "000-made.png", folder / f"{number:05d}.png")
+    page = open_page(serve(tmp_path / "runs"), "#/run/many")
+    cards = page.locator(".card")
+    cards.first.wait_for()
+    first = cards.count()
+    assert first < 500
+    for _ in range(3):
+        before = cards.count()
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        until(page, "(before) => document.querySelectorAll('.card').length > before", before)
+    page.get_by_label("Show samples with this text").fill("09999")
+    page.locator(".card .caption", has_text="09999.png").wait_for()
+    assert cards.count() == 1
+
+
+def test_it_is_of_use_on_a_phone_and_in_the_dark(site: Address, open_page: Open) -> None:
+    page = open_page(site, width=390, dark=True)
+    page.locator("tr[data-run=sounds]").wait_for()
+    keep(page, "phone-list")
+    for path in ("#/run/pictures/curves", "#/run/sounds", "#/run/pictures/config", "#/"):
+        page.goto(f"http://127.0.0.1:{site.port}/{path}")
+        page.wait_for_load_state("networkidle") if path == "#/" else page.locator(".tabs").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.get_by_label("Dark or light").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+
+
+def test_every_control_and_picture_has_a_name(site: Address, open_page: Open) -> None:
+    page = open_page(site)
+    for path in ("", "pictures", "pictures/curves", "sounds", "meshes", "pictures/config"):
+        page.goto(f"http://127.0.0.1:{site.port}/{f'#/run/{path}' if path else ''}")
+        page.locator("h1", has_text=path.split("/", maxsplit=1)[0] or "runs").wait_for()
+        assert page.evaluate(UNNAMED) == []
+
+
+@pytest.mark.parametrize("recipe", ["muse"], indirect=True)
+def test_a_prompt_becomes_pictures(
+    recipe: str, train: Train, shared: Path, tmp_path: Path, serve: Serve, open_page: Open
+) -> None:
+    shutil.copytree(made_once(shared, f"finished-{recipe}", train), tmp_path / "runs" / "muse")
+    page = open_page(serve(tmp_path / "runs"), "#/run/muse/try")
+    page.get_by_label("Text").fill("a red heart")
+    page.get_by_label("How many").fill("2")
+    page.get_by_label("Steps").fill("2")
+    page.get_by_role("button", name="Make").click()
+    page.get_by_role("status").filter(has_text="Made in").wait_for()
+    until(page, "[...document.querySelectorAll('.card img')].filter((i) => i.naturalWidth).length === 3")
+    keep(page, "try")
+
+
+@pytest.mark.parametrize("target", ["page.html", "site"])
+def test_an_export_opens_from_a_disk(runs: Path, tmp_path: Path, open_page: Open, target: str) -> None:
+    succeed("view", runs, "--export", tmp_path / target)
+    place = tmp_path / target if target.endswith(".html") else tmp_path / target / "index.html"
+    page = open_page(None, place.as_uri())
+    page.locator("tr[data-run=sounds] a").click()
+    until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 2")
+    page.evaluate("document.querySelector('audio').play()")
+    until(page, "document.querySelector('audio').currentTime > 0.05")
+    page.goto(f"{place.as_uri()}#/run/meshes")
+    until(page, "document.querySelector('.mesh')?.dataset.triangles === '4'")
+    page.goto(f"{place.as_uri()}#/run/pictures")
+    until(page, "document.querySelector('.card img')?.naturalWidth === 32")
+    page.get_by_role("tab", name="Curves").click()
+    page.locator(".area[data-points]").first.wait_for()
+    assert page.get_by_role("tab", name="Try it").count() == 0
+
+
+def test_a_page_whose_server_is_gone_says_so(runs: Path, browser: Browser) -> None:
+    """Outside of `open_page`: the browser itself complains of the connection, and should."""
+    page = browser.new_page()
+    with serving(runs) as site:
+        page.goto(f"http://127.0.0.1:{site.port}/#/run/pictures")
+        page.locator(".pulse.on").wait_for()
+    page.locator(".pulse.off").wait_for()
+    page.get_by_role("link", name="All runs").click()
+    page.locator("#notice", has_text="is `quintet view` still running?").wait_for()
+    page.close()

@@ -1,0 +1,303 @@
+"""Runs are read from disk as they are: growing, rewritten, half written, damaged, or not runs at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from quintet.errors import UsageError
+from quintet.web import detail, samples
+from quintet.web.figures import Column, Figures
+from quintet.web.folders import Folders, Missing, Place
+from quintet.web.library import Library
+from quintet.web.summary import summarise
+from viewing import add_row, add_samples, row, write_run, write_state
+
+
+def place_of(folder: Path) -> Place:
+    return Place(str(folder.resolve()), str(folder.resolve()))
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom quintet.web.folders import Folders\n"
+        "from quintet.web.library import Library\nimport quintet.web.app, quintet.web.server, quintet.web.export\n"
+        "library = Library(Folders([Path(sys.argv[1])])); run = library.find('a'); run.refresh()\n"
+        "assert library.list() and run.describe(False)['rows'] == 10\nassert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+# --- metrics --------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_read_as_they_are_added_and_a_half_written_line_waits(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=30)
+    figures = Figures(place_of(run))
+    anew, rows = figures.advance()
+    assert (anew, [each["step"] for each in rows]) == (False, [10, 20, 30])
+    whole = row(40)
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(whole[:25])
+    assert figures.advance() == (False, [])
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(whole[25:])
+    assert [each["step"] for each in figures.advance()[1]] == [40]
+    assert list(figures.columns["train/lr"].steps) == [10, 20, 30, 40]
+
+
+def test_only_what_was_added_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", steps=5_000)
+    figures = Figures(place_of(run))
+    figures.advance()
+    read: list[int] = []
+    pieces = Figures._pieces
+
+    def counted(self: Figures, file: object) -> object:
+        read.append(os.fstat(file.fileno()).st_size - file.tell())  # type: ignore[attr-defined]
+        return pieces(self, file)
+
+    monkeypatch.setattr(Figures, "_pieces", counted)
+    add_row(run, 5_010)
+    figures.advance()
+    assert read == [len(row(5_010))]
+
+
+def test_a_file_that_a_resumed_run_rewrote_is_read_from_its_start(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=100)
+    figures = Figures(place_of(run))
+    figures.advance()
+    shorter = run / "shorter"
+    shorter.write_text(row(10) + row(20), encoding="utf-8")
+    shorter.replace(run / "metrics.jsonl")
+    assert figures.advance()[0]
+    assert list(figures.columns["train/lr"].steps) == [10, 20]
+    (run / "metrics.jsonl").unlink()
+    assert figures.advance() == (True, [])
+    assert figures.columns == {}
+
+
+def test_lines_that_are_no_rows_are_passed_over(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=10)
+    bad = ['{"step": 1', "[]", "7", '{"loss": 1}', '{"step": "x"}', '{"step": NaN}', "\x00\xff", "[" * 5_000, ""]
+    values = f'{{"step": 5, "a": 1e999, "b": null, "c": "text", "d": true, "e": NaN, "f": {10**400}, "g": 2}}'
+    (run / "metrics.jsonl").write_text("\n".join([*bad, values]) + "\n", encoding="utf-8")
+    figures = Figures(place_of(run))
+    figures.advance()
+    assert {name: list(column.values) for name, column in figures.columns.items() if column.values} == {"g": [2.0]}
+
+
+def test_many_points_become_few_that_keep_means_and_extremes() -> None:
+    column = Column()
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=100_000)
+    values[54_321] = 1_000
+    column.steps.extend(range(100_000))
+    column.values.extend(values)
+    points = column.points(-np.inf, np.inf, 500)
+    assert {len(each) for each in points.values()} == {500}
+    assert max(points["high"]) == 1_000
+    assert min(points["low"]) == pytest.approx(values.min(), rel=1e-5)
+    assert np.mean(points["mean"]) == pytest.approx(values.mean(), abs=1e-3)
+    near = column.points(54_300, 54_340, 500)
+    assert near["steps"] == list(range(54_299, 54_342))
+    assert near["mean"][22] == 1_000
+    assert "low" not in near
+
+
+# --- the list -------------------------------------------------------------------------------------------------
+
+
+def test_a_line_says_state_step_rate_time_left_best_and_device(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", status="running", steps=100)
+    write_state(run, recipe="vqgan", status="running", step=100, steps=200)
+    line = summarise(place_of(run), "run")
+    assert (line["state"], line["recipe"], line["step"], line["steps"], line["device"]) == (
+        *("running", "vqgan", 100, 200),
+        "cpu",
+    )
+    assert line["rate"] == pytest.approx(5.0)
+    assert line["left"] == pytest.approx(20.0)
+    assert line["best"] == {"metric": "psnr", "value": 21.5, "step": 50}
+
+
+def test_a_run_whose_process_is_gone_has_failed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_state(run, status="running", step=3, steps=9, pid=ended.pid, host=socket.gethostname())
+    line = summarise(place_of(run), "run")
+    assert line["state"] == "failed"
+    assert "its process is gone" in line["note"]
+    write_state(run, status="running", step=3, steps=9, pid=os.getpid(), host=socket.gethostname())
+    assert summarise(place_of(run), "run")["state"] == "running"
+    write_state(run, status="running", step=3, steps=9, heartbeat=time.time() - 7_200)
+    assert "no sign of life for 2.0 hours" in summarise(place_of(run), "run")["note"]
+    write_state(run, status="failed", error="out of memory")
+    assert summarise(place_of(run), "run")["note"] == "out of memory"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"status": 3}', '{"status": "running", "step": 1e999}', "\x00"])
+def test_a_damaged_state_is_no_reason_to_fall(tmp_path: Path, content: str) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "state.json").write_text(content, encoding="utf-8")
+    line = summarise(place_of(run), "run")
+    assert line["state"] in ("stopped", "failed")
+    assert line["recipe"] == "vqgan"
+    json.dumps(line, allow_nan=False)
+
+
+def test_runs_are_found_below_the_folders_and_nothing_else_is(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a")
+    write_run(tmp_path / "runs" / "demo" / "b")
+    (tmp_path / "runs" / "data" / "images").mkdir(parents=True)
+    write_run(tmp_path / "runs" / "a" / "tokenizer")  # belongs to a
+    write_run(tmp_path / "other" / "c")
+    library = Library(Folders([tmp_path / "runs"]))
+    assert {line["id"] for line in library.list()} == {"a", "demo/b"}
+    both = Library(Folders([tmp_path / "runs", tmp_path / "other"]))
+    assert {line["id"] for line in both.list()} == {"runs/a", "runs/demo/b", "other/c"}
+    assert [line["id"] for line in Library(Folders([tmp_path / "other" / "c"])).list()] == ["c"]
+    with pytest.raises(UsageError, match=r"nowhere does not exist; give a run, or a folder that runs lie in"):
+        Folders([tmp_path / "nowhere"])
+
+
+def test_a_run_that_appears_is_listed_and_one_that_goes_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.web.library.SCAN_SECONDS", 0.0)
+    library = Library(Folders([tmp_path]))
+    assert library.list() == []
+    run = write_run(tmp_path / "new")
+    assert [line["id"] for line in library.list()] == ["new"]
+    watched = library.find("new")
+    watched.refresh()
+    for path in sorted(run.rglob("*"), reverse=True):
+        path.unlink()
+    run.rmdir()
+    assert library.list() == []
+    with pytest.raises(Missing, match="gone"):
+        watched.refresh()
+    with pytest.raises(Missing, match="gone"):
+        library.find("new")
+
+
+# --- links ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_a_link_leads_out_to_is_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    write_run(secret / "run")
+    (secret / "word.png").write_text("secret")
+    root = tmp_path / "root"
+    run = write_run(root / "run")
+    folder = add_samples(run, 10)
+    (folder / "out.png").symlink_to(secret / "word.png")
+    (run / "samples" / "step-00000020").symlink_to(secret)
+    (root / "linked").symlink_to(secret / "run")
+    (run / "eval.json").symlink_to(secret / "run" / "state.json")
+    (run / "log.txt").unlink()
+    (run / "log.txt").symlink_to("/etc/hostname")
+    library = Library(Folders([root]))
+    assert [line["id"] for line in library.list()] == ["run"]
+    watched = library.find("run")
+    watched.refresh()
+    about = watched.describe(False)
+    assert about["console"] == ""
+    assert about["evaluated"] == {}
+    for parts in (
+        ("step-00000010", "out.png"),
+        ("step-00000020", "word.png"),
+        ("..", "state.json"),
+        ("step-00000010", ""),
+    ):
+        with pytest.raises(Missing):
+            samples.media(watched.place, "samples", *parts)
+    inside = root / "elsewhere"
+    inside.symlink_to(run)
+    assert samples.media(watched.place, "samples", "step-00000010", "000-made.png")[1] == "image/png"
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_hold_the_reader(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    figures = Figures(place_of(run))
+    assert figures.advance() == (False, [])
+
+
+# --- the rest of a run ----------------------------------------------------------------------------------------
+
+
+def test_samples_are_listed_with_captions_and_what_is_gone_is_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    folder = add_samples(run, 10, ("png", "wav", "glb", "obj"), caption="<script>alert(1)</script>")
+    (folder / "000-made.wav").unlink()
+    (folder / "page.html").write_text("<script>alert(1)</script>")
+    (folder / "extra.png").write_bytes(b"")
+    found = samples.entries(place_of(run), "samples", "step-00000010")
+    assert [(each["file"], each["kind"], each.get("missing", False)) for each in found] == [
+        ("000-made.png", "image", False),
+        ("000-made.wav", "sound", True),
+        ("000-made.glb", "mesh", False),
+        ("extra.png", "image", False),
+    ]
+    assert found[0]["text"] == "<script>alert(1)</script> 0"
+    assert samples.steps(place_of(run)) == [10]
+    for file in ("page.html", "samples.jsonl", "nothing.png"):
+        with pytest.raises(Missing):
+            samples.media(place_of(run), "samples", "step-00000010", file)
+
+
+def test_a_configuration_is_shown_beside_its_preset(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=77)
+    found = detail.configuration(place_of(run))
+    differing = {key for key, value in found["keys"].items() if found["preset_keys"].get(key) != value}
+    assert found["problem"] is None
+    assert differing == {"train.steps"}
+    (run / "config.yaml").write_text("recipe: not-yet-written\nmodel:\n  dim: 3\n", encoding="utf-8")
+    later = detail.configuration(place_of(run))
+    assert later["keys"]["model.dim"] == 3
+    assert "unknown recipe" in later["problem"]
+    (run / "config.yaml").write_text("{", encoding="utf-8")
+    assert "is not YAML" in detail.configuration(place_of(run))["problem"]
+
+
+def test_checkpoints_and_the_use_of_codes_are_read_from_the_newest(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for step in (5, 10):
+        folder = run / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "meta.json").write_text("{}")
+        counts = np.array([0, 10, 30, 0], dtype=np.float32)
+        names = [f"quantizer.quantizers.{level}.cluster_size" for level in (0, 1, 10, 2)]
+        save_file({name: counts + number for number, name in enumerate(names)}, folder / "vae.safetensors")
+    (run / "checkpoints" / "best").write_text("step-00000005\n")
+    found = detail.checkpoints(place_of(run))
+    assert [(each["step"], each["marks"]) for each in found] == [(5, ["best"]), (10, [])]
+    assert found[0]["bytes"] > 64
+    codes = detail.codes(place_of(run))
+    assert codes is not None
+    assert codes["step"] == 10
+    assert codes["levels"][0] == {"size": 4, "used": 0.5, "cells": [0.0, 1.0, 3.0, 0.0]}
+    assert codes["levels"][3]["cells"][0] == pytest.approx(4 * 2 / 48, abs=1e-3)  # level 10 comes after level 2
+    (run / "checkpoints" / "step-00000010" / "vae.safetensors").write_bytes(b"broken")
+    assert (detail.codes(place_of(run)) or {})["step"] == 5
+
+
+def test_only_finished_generators_can_be_tried(tmp_path: Path) -> None:
+    muse = write_run(tmp_path / "muse", "muse")
+    keys = detail.configuration(place_of(muse))["keys"]
+    line = summarise(place_of(muse), "muse")
+    assert detail.trying(keys, line, saved=True) == {"guidance": 3.0, "steps": 4, "step_list": False}
+    assert detail.trying(keys, {**line, "state": "running"}, saved=True) is None
+    assert detail.trying(keys, line, saved=False) is None
+    assert detail.trying(keys, {**line, "recipe": "vqgan"}, saved=True) is None
