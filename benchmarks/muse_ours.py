@@ -29,10 +29,11 @@ from quintet.core.recipe import Sources, count_parameters
 from quintet.core.run import Run
 from quintet.core.state import TrainingState
 from quintet.core.trainer import Trainer
-from quintet.families.muse.config import MuseConfig, MuseSampleConfig
+from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.recipe import MuseRecipe
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.generate import masked
+from quintet.generate.masked_config import MaskGitSampleConfig
 from quintet.nn.maskgit import MaskGit
 from quintet.nn.text import ByteTextEncoder
 from worker import TimedTraining, serve
@@ -116,7 +117,7 @@ def sampling(alike: bool) -> masked.Sampling:
             guidance=task.GUIDANCE,
             choice_noise=0.0,
         )
-    own = MuseSampleConfig()
+    own = MaskGitSampleConfig()
     return masked.Sampling(
         steps=task.SAMPLE_STEPS,
         temperature=own.temperature,
