@@ -43,8 +43,8 @@ FULL = AudioDemo(
     mulan_every=250,
     codec_steps=300,
     codec_every=100,
-    storm_steps=4000,
-    storm_every=1000,
+    storm_steps=1800,
+    storm_every=600,
     judged=200,
 )
 
