@@ -181,8 +181,10 @@ class Loader:
                     deaths = 0
                     yield loaded
                 return
-            except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                # A batch that a dead worker had ready is fetched from it all the same, and the line to it is cut.
+                is_cut_off = workers > 0 and not isinstance(error, RuntimeError)
+                if not is_cut_off and "DataLoader worker" not in str(error):
                     raise
                 deaths += 1
                 if deaths == DEATHS:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from toy import Points
 
-from quintet.core.batch import Source, collate
+from quintet.core.batch import Item, Source, collate
 from quintet.core.draw import Draw
 from quintet.core.loader import VALIDATION_EPOCH, Loaded, Loader
 from quintet.core.order import Order, replacement
@@ -76,6 +77,27 @@ def test_the_number_of_workers_changes_nothing() -> None:
             assert torch.equal(mine.batch["x"], theirs.batch["x"])
             assert mine.skipped == theirs.skipped
             assert torch.equal(mine.batch.draw.uniform("mask", 5), theirs.batch.draw.uniform("mask", 5))
+
+
+@dataclass
+class CutOff(Points):
+    """The line to it is cut once, at one item."""
+
+    flag: Path = Path()
+
+    def load(self, item: int, draw: Draw) -> Item:
+        if item == 5 and not self.flag.exists():
+            self.flag.touch()
+            raise ConnectionResetError("connection reset by peer")
+        return super().load(item, draw)
+
+
+def test_a_batch_that_cannot_be_fetched_from_its_worker_is_read_again(tmp_path: Path) -> None:
+    order = Order(10, 4, 3)
+    wanted = names(steps(loader(Points(10)), order, 0, 6))
+    assert names(steps(loader(CutOff(10, flag=tmp_path / "cut"), workers=2), order, 0, 6)) == wanted
+    with pytest.raises(ConnectionResetError):
+        steps(loader(CutOff(10, flag=tmp_path / "own")), order, 0, 6)
 
 
 def test_starting_workers_leaves_the_stream_of_torch_alone() -> None:
