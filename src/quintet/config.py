@@ -67,7 +67,7 @@ for _class in (_Loader, _Dumper):
 
 RESUMABLE = (
     *("train.steps", "train.minutes", "train.accumulate", "train.max_bad_steps", "train.max_rollbacks"),
-    *("data.path", "data.validation_path", "data.workers", "data.memory_megabytes"),
+    *("data.path", "data.validation_path", "data.workers", "data.cache", "data.memory_megabytes"),
     *("log.", "eval.", "sample.", "checkpoint.", "engine."),
 )
 """What a resumed run may change; see docs/decisions/0003-resumable-keys.md."""
@@ -82,7 +82,10 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    path: str | None = Field(None, description="Folder of media and captions; none when Python handed over a data set.")
+    path: str | None = Field(
+        None,
+        description="Folder of media or of shards, or an address of shards; none when Python handed over a data set.",
+    )
     validation_path: str | None = Field(None, description="A folder of its own for validation, instead of a split.")
     validation_fraction: float = Field(
         0.05, ge=0, lt=1, description="Share split off for validation; 0 validates on the training items."
@@ -91,6 +94,12 @@ class DataConfig(Section):
         None, description="Regular expression; files with the same first group stay on one side of the split."
     )
     split_seed: int = Field(42, ge=0, description="Seed of the validation split.")
+    shuffle_shards: int | None = Field(
+        None, ge=1, description="Shuffle so many shards at a time, for data that is copied on the way; none: all items."
+    )
+    cache: str | None = Field(
+        None, description="Folder of caches (codes, indexes and copies of shards); none: the user's own cache folder."
+    )
     workers: int = Field(
         2, ge=0, description="Processes that read data beside the training; 0 reads in the training process."
     )
@@ -267,6 +276,9 @@ class EngineConfig(Section):
     threads: int | None = Field(None, gt=0, description="CPU threads of a process; none: as torch finds them.")
     processes: int | None = Field(None, gt=0, description="Refuse to start in a world of any other size.")
     timeout_seconds: int = Field(600, gt=0, description="How long a process waits for the others before it fails.")
+    shard: Literal["none", "full"] = Field(
+        "none", description="full: each process holds a part of weights, averages and optimizer state (FSDP2)."
+    )
     bucket_megabytes: int = Field(25, gt=0, description="Size of DDP's gradient buckets.")
 
 

@@ -12,7 +12,13 @@ import torch
 import quintet
 from quintet.core.state import cpu_name
 
-OPTIONAL = {"tensorboardX": "curves in TensorBoard", "wandb": "tracking with W&B", "trackio": "tracking with trackio"}
+OPTIONAL = {
+    "tensorboardX": "curves in TensorBoard",
+    "wandb": "tracking with W&B",
+    "trackio": "tracking with trackio",
+    "pyarrow": "parquet files as data",
+    "s3fs": "data on S3",
+}
 
 
 def lines() -> Iterator[str]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quintet.core import checkpoint
+from quintet.core import disk
 from quintet.core.display import track
 from quintet.core.engine import Engine
 from quintet.core.evaluate import looking
@@ -54,14 +54,14 @@ def refuse_without_space(trained: Trained) -> None:
         raise UsageError(f"recipe {trained.recipe.name} has no embeddings; `quintet recipes` lists those that have")
 
 
-def embed_media(trained: Trained, place: Path) -> Embedded:
-    """Every readable file of a folder, or one file."""
+def embed_media(trained: Trained, place: str | Path) -> Embedded:
+    """Every readable file of a folder or of shards, or one file."""
     refuse_without_space(trained)
     recipe = trained.recipe
     if "empty_captions" in type(recipe.config.data).model_fields:  # a sound to be found need not say what it is
         recipe.config = recipe.config.changed({"data.empty_captions": True})
     with _as_folder(place) as folder:
-        looker = Looker.open(trained, str(folder))
+        looker = Looker.open(trained, folder)
         source, files, vectors = looker.loader.source, [], []
         skipped = {name.removeprefix("validation: "): reason for name, reason in looker.skipped.items()}
         with looking(trained.nets):
@@ -81,15 +81,15 @@ def embed_media(trained: Trained, place: Path) -> Embedded:
 
 
 @contextmanager
-def _as_folder(place: Path) -> Iterator[Path]:
+def _as_folder(place: str | Path) -> Iterator[str]:
     """A folder, or a file in a folder of its own: what lies beside it is not looked at."""
-    if not place.is_file():
-        yield place
+    if not os.path.isfile(place):
+        yield str(place)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        shutil.copyfile(place, Path(temporary) / place.name)
+        shutil.copyfile(place, Path(temporary) / Path(place).name)
         try:
-            yield Path(temporary)
+            yield temporary
         except UsageError as error:
             raise UsageError(str(error).replace(temporary, str(place))) from None
 
@@ -134,9 +134,9 @@ def write_embeddings(out: Path, media: Embedded | None, texts: Sequence[str], te
     temporary = out.with_name(f".{out.name}.writing")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with io.BufferedWriter(checkpoint.open_own(temporary, "wb")) as file:
+        with io.BufferedWriter(disk.open_own(temporary, "wb")) as file:
             file.write(held.getbuffer())
-        checkpoint.sync(temporary)
+        disk.sync(temporary)
         os.replace(temporary, out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None

@@ -25,6 +25,10 @@ class RunError(QuintetError):
     exit_code = 1
 
 
+class LostContactError(RunError):
+    """Another process of the run is dead or does not answer."""
+
+
 class CheckpointError(RunError):
     """A checkpoint is damaged or is not what it should be."""
 

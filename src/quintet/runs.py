@@ -17,7 +17,7 @@ from quintet.config import RunConfig
 from quintet.core import checkpoint
 from quintet.core.batch import Source
 from quintet.core.checkpoint import Contents
-from quintet.core.engine import Engine, Place
+from quintet.core.engine import Engine, Place, may_be_restarted
 from quintet.core.evaluate import evaluate, looking, make_artifacts
 from quintet.core.link import Link
 from quintet.core.loader import Loader
@@ -35,6 +35,8 @@ from quintet.nn.text_config import PRETRAINED
 def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False) -> Trainer:
     """A trainer for a new run. Nothing is written before data and configuration have been found to fit."""
     folder = out or next_folder(config.recipe)
+    if may_be_restarted() and Run(folder).config_file.is_file():
+        return _started_again(config, folder, silent)
     # Only the process that will write looks: it may make the folder before the others get here.
     run = Run.new(folder, config.LINKS) if Place.from_environment().rank == 0 else Run(folder)
     init = None
@@ -52,6 +54,32 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     if config.init:
         _refuse_other_links(recipe, trained)
     return Trainer(recipe, run, init=init, silent=silent)
+
+
+def _started_again(config: RunConfig, folder: Path, silent: bool) -> Trainer:
+    """The same command again, by a launcher that was told to do so after a failure: the run goes on."""
+    old = read_config(folder / "config.yaml")
+    if old.recipe != config.recipe:
+        raise UsageError(f"{folder} is a run of recipe '{old.recipe}', not of '{config.recipe}'; choose another --out")
+    asked = configs.flatten(config.model_dump(mode="json"))
+    known = configs.flatten(old.model_dump(mode="json"))
+    # What the start has found out or looked up is not asked for again; what the run stands on lies in its folder.
+    found = {key for key, value in asked.items() if value is None}
+    for name in ("init", *old.LINKS):
+        if _folder_named(asked.get(name)) == _folder_named(known.get(name)):
+            found.add(name)
+    if config.train.epochs is not None:
+        found.add("train.steps")
+    overrides = {key: value for key, value in asked.items() if value != known.get(key) and key not in found}
+    return resumed_trainer(folder, overrides, silent=silent)
+
+
+def _folder_named(reference: str | None) -> str | None:
+    """Of a reference, without the step, which the start of a run adds to it."""
+    if reference is None:
+        return None
+    path = reference if os.path.exists(reference) else reference.rpartition("@")[0] or reference
+    return str(Path(path).resolve()) if os.path.exists(path) else path
 
 
 def _refuse_other_links(recipe: Recipe[Any], trained: Trained) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig, SoundDataConfig
-from quintet.core import checkpoint
+from quintet.core import checkpoint, disk
 from quintet.core.display import say, track
 from quintet.core.draw import Draw, seed_from
 from quintet.core.engine import own_device
@@ -201,7 +201,7 @@ def read_centroids(path: Path) -> Centroids:
         digest = bytes(tensors["digest"].tolist()).hex()
         return Centroids(centres, mean, deviation, layer, rate, digest)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, CheckpointError) as error:
-        reason = checkpoint.one_line(error)
+        reason = disk.one_line(error)
         raise UsageError(
             f"--centroids {path}: these are not clusters that `quintet encode … --layer N` wrote ({reason})"
         ) from None

@@ -2,7 +2,8 @@
 
 A checkpoint is written under a temporary name, hashed, synced and renamed; it either stands whole or not at all.
 `SHA256SUMS` covers every file and ends with a hash of itself, in a form that `sha256sum -c` accepts. Nothing here
-knows what the tensors mean. No pickle is written or read.
+knows what the tensors mean. No pickle is written or read. A group of tensors is a file, or, where several processes
+wrote it (`sharding.py`), a folder of files that hold parts of tensors and say where these lie; both are read alike.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quintet.core.disk import one_line, replace_text, sync
 from quintet.errors import CheckpointError
 
 FORMAT = 1
@@ -79,30 +83,53 @@ def write(root: Path, step: int, contents: Contents) -> Path:
     """Write one checkpoint. Whatever happens, `root` holds either all of it under its name or nothing of it."""
     target = folder_of(root, step)
     write_folder(target, contents)
-    # For people: resuming looks at the folders. The checkpoint stands, so that it must not be called a failure.
-    with suppress(OSError):
-        point(root, "latest", target)
+    point_at_latest(target)
     return target
+
+
+def point_at_latest(target: Path) -> None:
+    """For people: resuming looks at the folders. The checkpoint stands, so that it must not be called a failure."""
+    with suppress(OSError):
+        point(target.parent, "latest", target)
 
 
 def write_folder(target: Path, contents: Contents) -> None:
     """Write the files to a temporary neighbour of `target`, then rename it into place."""
+    temporary = begin_folder(target)
+    try:
+        finish_folder(target, contents)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_of(target: Path) -> Path:
+    return target.parent / f"{_TEMPORARY}{target.name}"
+
+
+def begin_folder(target: Path) -> Path:
+    """The temporary neighbour, empty."""
+    temporary = temporary_of(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f"{_TEMPORARY}{target.name}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
+    return temporary
+
+
+def finish_folder(target: Path, contents: Contents, hashed: Mapping[str, str] | None = None) -> None:
+    """Add files to the temporary neighbour and rename it; `hashed` are files that are there and synced already."""
+    temporary = temporary_of(target)
+    hashed = hashed or {}
     try:
         _write_files(temporary, contents)
-        _write_manifest(temporary)
+        _write_manifest(temporary, hashed)
         for path in sorted(temporary.rglob("*"), reverse=True):
-            sync(path)
+            if path.relative_to(temporary).as_posix() not in hashed:
+                sync(path)
         sync(temporary)
         _rename(temporary, target)
         sync(target.parent)
     except SafetensorError as error:
         raise _as_os_error(error, target) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> OSError:
@@ -147,9 +174,9 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return ready
 
 
-def _write_manifest(folder: Path) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = "".join(f"{hash_file(path)}  {path.relative_to(folder).as_posix()}\n" for path in files)
+def _write_manifest(folder: Path, hashed: Mapping[str, str]) -> None:
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    lines = "".join(f"{hashed.get(name) or hash_file(folder / name)}  {name}\n" for name in files)
     own = hashlib.sha256(lines.encode()).hexdigest()
     (folder / MANIFEST).write_text(f"{lines}{_SELF}{own}\n", encoding="utf-8")
 
@@ -188,11 +215,13 @@ _MOST_AXES = 64
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """The tensors of a file that nobody may have vouched for: it may be anything, and none of it is executed."""
-    path = folder / f"{name}.safetensors"
+    in_parts = is_in_parts(folder, name)
+    path = folder / name if in_parts else folder / f"{name}.safetensors"
     try:
-        _refuse_irregular(path)
-        tensors = load_file(path)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        if not in_parts:
+            _refuse_irregular(path)
+        tensors = _join(path) if in_parts else load_file(path)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"cannot read {path}: {one_line(error)}") from None
     for key, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
@@ -202,6 +231,69 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
         if not bool(tensor.isfinite().all()):
             raise CheckpointError(f"{path}: {key[:100]!r} holds numbers that are not finite; use another checkpoint")
     return tensors
+
+
+class _Part(NamedTuple):
+    """Where a part of a tensor is kept, and which part it is."""
+
+    file: Path
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
+
+
+def is_in_parts(folder: Path, name: str) -> bool:
+    """Whether a group of tensors was written by several processes."""
+    return (folder / name).is_dir() and not (folder / f"{name}.safetensors").exists()
+
+
+def shapes_of_parts(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors of such a group, once joined."""
+    try:
+        return {key: _whole_shape(key, parts) for key, parts in _find_parts(folder / name).items()}
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"cannot read {folder / name}: {one_line(error)}") from None
+
+
+def _join(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for key, parts in _find_parts(folder).items():
+        shape = _whole_shape(key, parts)
+        for part in parts:
+            with safe_open(part.file, framework="pt") as opened:
+                values = opened.get_tensor(key)
+            whole = tensors.setdefault(key, torch.zeros(shape, dtype=values.dtype))
+            whole[part.slices] = values
+    return tensors
+
+
+def _find_parts(folder: Path) -> dict[str, list[_Part]]:
+    found: dict[str, list[_Part]] = defaultdict(list)
+    for file in sorted(folder.glob("*.safetensors")):
+        _refuse_irregular(file)
+        with safe_open(file, framework="pt") as opened:
+            places = json.loads((opened.metadata() or {})["DCP_SHARDING_INFO"])
+            for key in opened.keys():  # noqa: SIM118 - it is no mapping
+                offsets = places[key]["saved_offsets"]
+                found[key].append(_Part(file, tuple(offsets), tuple(opened.get_slice(key).get_shape())))
+    return dict(found)
+
+
+def _whole_shape(key: str, parts: Sequence[_Part]) -> tuple[int, ...]:
+    """From what the files say of themselves, which must not make room for more than they hold."""
+    axes = len(parts[0].shape)
+    for part in parts:
+        if len(part.offsets) != axes or len(part.shape) != axes or not all(type(each) is int for each in part.offsets):
+            raise ValueError(f"the parts of {key[:100]!r} have different axes")
+    shape = tuple(max(part.offsets[axis] + part.shape[axis] for part in parts) for axis in range(axes))
+    if min((each for part in parts for each in part.offsets), default=0) < 0:
+        raise ValueError(f"a part of {key[:100]!r} lies outside of it")
+    if sum(math.prod(part.shape) for part in parts) != math.prod(shape):
+        raise ValueError(f"the parts of {key[:100]!r} do not make a whole")
+    return shape
 
 
 def read_json(folder: Path, name: str) -> Any:
@@ -221,12 +313,6 @@ def read_regular(path: Path) -> bytes:
 def _refuse_irregular(path: Path) -> None:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-
-
-def one_line(error: Exception) -> str:
-    """What a library says of a file that others wrote: it may quote the file, at any length."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def newest_sound(root: Path) -> tuple[Path, list[str]]:
@@ -294,36 +380,3 @@ def hash_file(path: Path) -> str:
 def hashes(folder: Path) -> Mapping[str, str]:
     """File name to SHA-256, for comparing two checkpoints."""
     return {p.relative_to(folder).as_posix(): hash_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def sync(path: Path) -> None:
-    """Have the operating system put a file or a directory entry on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def open_own(path: Path, mode: str) -> IO[bytes]:
-    """Open a file for writing; an OSError where a link or a pipe lies in its place, which would lead elsewhere."""
-
-    def opened(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-    return open(path, mode, buffering=0, opener=opened)
-
-
-def replace_text(path: Path, text: str, durable: bool = True) -> None:
-    """Replace a small text file so that a reader sees the old or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        with open_own(temporary, "wb") as file:
-            file.write(text.encode())
-        if durable:
-            sync(temporary)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

@@ -95,9 +95,12 @@ class Display:
             self.note(f"step {step}/{self._total}  {self.pace(step)}  {gigabytes(memory)}  {summary(figures)}")
 
     def validated(self, step: int, figures: Mapping[str, float]) -> None:
-        """Keep the last validation in sight, the use of codebooks first."""
+        """Keep the last validation in sight, the use of codebooks first; elsewhere than on a terminal say all of it."""
         usage = {name: value for name, value in figures.items() if name == "codebook_usage"}
-        self._validation = f"validation at {step}: {summary({**usage, **figures})}"
+        ordered = {**usage, **figures}
+        self._validation = f"validation at {step}: {summary(ordered)}"
+        if self._live is None:
+            self.note(f"validation at {step}: {spelled(ordered)}")
 
     def pace(self, step: int) -> str:
         first, began = self._started
@@ -124,9 +127,14 @@ class Display:
 
 
 def summary(figures: Mapping[str, float]) -> str:
-    losses = {name: value for name, value in figures.items() if not name.startswith(("train/time", "train/rate"))}
-    shown = list(losses.items())[:SHOWN]
-    return "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in shown)
+    """The few figures that say most: whole losses before their parts, sizes of gradients last; no times."""
+    kept = [name for name in figures if not name.startswith(("train/time", "train/rate"))]
+    kept.sort(key=lambda name: 2 if name.endswith("gradient_norm") else 0 if name.endswith("/loss") else 1)
+    return spelled({name: figures[name] for name in kept[:SHOWN]})
+
+
+def spelled(figures: Mapping[str, float]) -> str:
+    return "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in figures.items())
 
 
 def gigabytes(memory: int) -> str:

@@ -1,13 +1,14 @@
 """Owns a process's place in the world: rank, device, precision, wrapping of modules, start and end.
 
 Started by `torchrun`, `accelerate launch`, Slurm or Ray Train alike: it reads the environment they set, or joins
-the process group they made. This file and `collectives.py` alone import `torch.distributed`.
+the process group they made. This file, `collectives.py` and `sharding.py` alone import `torch.distributed`.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -19,13 +20,16 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous as _rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from quintet.config import EngineConfig
-from quintet.core import collectives
+from quintet.core import collectives, sharding
 from quintet.core.draw import seed_from
-from quintet.errors import RunError, UsageError
+from quintet.core.meeting import meet
+from quintet.core.watch import Watch
+from quintet.errors import LostContactError, RunError, UsageError
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class Place:
         return cls(0, 0, 1)
 
 
+def may_be_restarted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher was asked to run the same command again after a failure (`torchrun --max-restarts`)."""
+    return int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+
+
 class Engine:
     """Devices, precision and the other processes, as one run sees them."""
 
@@ -65,6 +74,8 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self._set_determinism()
+        self.watch: Watch | None = None
+        """Only where the processes met by this engine: a launcher that made the group watches over it."""
         if self._owns_group:
             self._join(place)
         self.rank = collectives.rank()
@@ -89,6 +100,11 @@ class Engine:
         return self.world_size > 1
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a part of the trained modules. Alone, a process holds all of them."""
+        return self.config.shard == "full" and self.is_distributed
+
+    @property
     def device_name(self) -> str:
         """What computes, and how many of it."""
         kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
@@ -104,7 +120,18 @@ class Engine:
     def _join(self, place: Place) -> None:
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.config.timeout_seconds)
-        dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
+        try:
+            # By hand, because `timeout` is for processes that work: these need not have begun at one pace.
+            store, _, _ = next(_rendezvous("env://", place.rank, place.world_size, timeout=max(timeout, MEETING)))
+            meeting = meet(store, place.rank, place.world_size, max(timeout, MEETING))
+            own = dist.PrefixStore(f"quintet/{meeting}", store)  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=own, rank=place.rank, world_size=place.world_size, timeout=timeout)
+            self.watch = _watch(place, meeting)
+        except (RuntimeError, TimeoutError) as error:
+            raise LostContactError(
+                f"the {place.world_size} processes of this run did not meet at MASTER_ADDR and MASTER_PORT "
+                f"({str(error).splitlines()[0]})"
+            ) from None
 
     def _set_determinism(self) -> None:
         wanted = self.device.type == "cpu" or self.config.deterministic
@@ -141,7 +168,8 @@ class Engine:
     def _wrap(self, module: nn.Module, find_unused_parameters: bool, compiled: bool) -> nn.Module:
         if compiled:
             module = torch.compile(module)  # type: ignore[assignment]
-        if not self.is_distributed or not any(p.requires_grad for p in module.parameters()):
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        if not self.is_distributed or self.is_sharded or not trained:
             return module
         return DistributedDataParallel(
             module,
@@ -151,6 +179,11 @@ class Engine:
             find_unused_parameters=find_unused_parameters,
             bucket_cap_mb=self.config.bucket_megabytes,
         )
+
+    def shard(self, modules: Mapping[str, nn.Module]) -> None:
+        """Keep this process's part of the modules alone, in place, if the run is to be sharded."""
+        if self.is_sharded:
+            sharding.cut(modules, self.device)
 
     # --- a step -------------------------------------------------------------------------------------------
 
@@ -164,6 +197,8 @@ class Engine:
         """Encloses forward and backward of one micro-batch: its dropout stream, and no exchange but in the last."""
         torch.manual_seed(seed_from(self.seed, step, number, self.rank))
         with ExitStack() as stack:
+            for net in nets.values():
+                sharding.synchronise(net, synchronise)
             if not synchronise:
                 for net in nets.values():
                     if isinstance(net, DistributedDataParallel):
@@ -179,6 +214,13 @@ class Engine:
         """The main process's number, on every rank."""
         return int(collectives.broadcast(torch.tensor([value], device=self.device)).item())
 
+    def explain(self, error: BaseException, accumulate: int, micro_batch: int) -> RunError | None:
+        """One sentence for a failure that is not of the code; the processes that it leaves waiting are told."""
+        failure = explain_failure(error, accumulate, micro_batch)
+        if isinstance(failure, LostContactError) and self.watch is not None:
+            self.watch.fail(str(failure))
+        return failure
+
     def barrier(self) -> None:
         if self.is_distributed:
             dist.barrier()
@@ -186,9 +228,30 @@ class Engine:
     def close(self) -> None:
         """Leave the process group in good order; the last thing after all work succeeded."""
         if self._owns_group and dist.is_initialized():
+            if self.watch is not None:
+                self.watch.stop()
             dist.barrier()
             dist.destroy_process_group()
             self._owns_group = False
+
+
+MEETING = timedelta(minutes=10)
+"""How long processes wait for each other to begin, at least: they need not start, nor list the data, at one pace."""
+
+
+def _watch(place: Place, meeting: str) -> Watch:
+    """At the store through which the processes met, by a connection of its own."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+    def alive() -> bool:
+        try:
+            socket.create_connection(address, timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
+    return Watch(store, alive, meeting, place.rank, place.world_size)
 
 
 def own_device(config: EngineConfig) -> torch.device:
@@ -235,9 +298,13 @@ def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> 
             "micro-batches shrink and the batch stays what it is"
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):
-        return RunError(
-            f"lost contact with another process of this run ({text.splitlines()[0]}); see that process's log"
-        )
+        if "imed out" in text:
+            return LostContactError(
+                "another process of this run did not answer within engine.timeout_seconds; the run's log.txt has the "
+                "stack of each"
+            )
+        reason = text.splitlines()[0].partition(". ")[0]
+        return LostContactError(f"lost contact with another process of this run ({reason}); see that process's log")
     return None
 
 

@@ -13,17 +13,18 @@ from quintet.core.batch import Batch
 from quintet.core.engine import Engine
 from quintet.core.loader import Loader
 from quintet.core.recipe import Artifact, Nets, Recipe
+from quintet.core.sharding import whole
 from quintet.core.statistics import Statistics
 
 
 @contextmanager
 def looking(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Modules in eval mode and no gradients; afterwards every part is back in the mode it was in."""
+    """Modules in eval mode, whole, and no gradients; afterwards every part is back in the mode it was in."""
     modes = {part: part.training for module in modules.values() for part in module.modules()}
     for part in modes:
         part.training = False
     try:
-        with torch.no_grad():
+        with torch.no_grad(), whole(modules.values()):
             yield
     finally:
         for part, mode in modes.items():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from quintet.config import OptimConfig, OptimizerConfig
+from quintet.core.sharding import copy_into, joined
 from quintet.errors import CheckpointError
 
 Parameters = dict[str, nn.Parameter]
@@ -202,7 +203,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 def gradient_norm(parameters: Parameters) -> Tensor:
     """The norm of the whole gradient: non-finite if any element is."""
     gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    return nn.utils.get_total_norm(gradients, foreach=True)
+    return joined(nn.utils.get_total_norm(gradients, foreach=True))
 
 
 def clip_gradients(parameters: Parameters, norm: Tensor, limit: float) -> None:
@@ -218,6 +219,17 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str,
     }
 
 
+def room_for_state(parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Tensors to read saved state into, by the names it was saved by, cut as the parameters are."""
+
+    def room(key: str, shape: tuple[int, ...]) -> Tensor:
+        kind, _, name = key.partition("/")
+        fits = kind != "step" and name in parameters and parameters[name].shape == shape
+        return torch.empty_like(parameters[name], requires_grad=False) if fits else torch.zeros(shape)
+
+    return {key: room(key, shape) for key, shape in shapes.items()}
+
+
 def load_optimizer_tensors(
     optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor], origin: str = "the saved state"
 ) -> None:
@@ -231,7 +243,8 @@ def load_optimizer_tensors(
             value = saved.clone().to(parameter.device if optimizer.defaults.get("fused") else "cpu")
         else:
             # In the parameter's own memory format: the fused kernels walk both as flat memory.
-            value = torch.empty_like(parameter, requires_grad=False).copy_(saved)
+            value = torch.empty_like(parameter, requires_grad=False)
+            copy_into(value, saved)
         optimizer.state[parameter][kind] = value
 
 

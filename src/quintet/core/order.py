@@ -7,6 +7,7 @@ group of `batch_size` from it, so batches wrap over the end of an epoch and no i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -21,13 +22,30 @@ BUCKET_BATCHES = 64
 """How many batches are sorted by length together: enough to make them even, few enough to stay random."""
 
 
-class Order:
-    """The training order. Where `lengths` are given, batches hold items of similar length."""
+@dataclass(frozen=True)
+class Portions:
+    """Items that are shuffled a portion at a time: of each item the file it is in, and how many files are a portion."""
 
-    def __init__(self, num_items: int, batch_size: int, seed: int, lengths: Sequence[int] | None = None) -> None:
+    file_of: npt.NDArray[np.int64]
+    together: int
+
+
+class Order:
+    """The training order. Where `lengths` are given, batches hold items of similar length; with `portions`, an epoch
+    goes through so many files at a time, drawn anew in each, and shuffles the items of those."""
+
+    def __init__(
+        self,
+        num_items: int,
+        batch_size: int,
+        seed: int,
+        lengths: Sequence[int] | None = None,
+        portions: Portions | None = None,
+    ) -> None:
         self.num_items = num_items
         self.batch_size = batch_size
         self.seed = seed
+        self.portions = portions
         self.lengths = None if lengths is None else np.asarray(lengths)
         self._permutation = lru_cache(maxsize=2)(self._make_permutation)
         self._window = lru_cache(maxsize=2)(self._make_window)
@@ -55,8 +73,18 @@ class Order:
 
     def _make_permutation(self, epoch: int) -> npt.NDArray[np.int64]:
         # Sorting hashed keys, rather than numpy's shuffle, keeps old runs resumable whatever numpy changes.
-        start = mix(np.full(self.num_items, seed_from(self.seed, epoch, "order"), np.uint64))
-        return np.argsort(absorb(start, np.arange(self.num_items, dtype=np.int64)), kind="stable")
+        keys = self._keys(self.num_items, epoch, "order")
+        if self.portions is None:
+            return np.argsort(keys, kind="stable")
+        files = int(self.portions.file_of.max()) + 1
+        place_of_file = np.empty(files, np.int64)
+        place_of_file[np.argsort(self._keys(files, epoch, "files"), kind="stable")] = np.arange(files)
+        portion = place_of_file[self.portions.file_of] // self.portions.together
+        return np.lexsort((keys, portion))
+
+    def _keys(self, count: int, epoch: int, name: str) -> npt.NDArray[np.uint64]:
+        start = mix(np.full(count, seed_from(self.seed, epoch, name), np.uint64))
+        return absorb(start, np.arange(count, dtype=np.int64))
 
     def _make_window(self, window: int) -> list[list[Slot]]:
         assert self.lengths is not None

@@ -11,6 +11,7 @@ from typing import Any
 import quintet
 from quintet.config import RunConfig
 from quintet.core import checkpoint
+from quintet.core.batch import Source
 from quintet.core.engine import own_device
 from quintet.core.recipe import Recipe, Sources
 from quintet.core.run import Run
@@ -28,6 +29,24 @@ def place_links(recipe: Recipe[Any]) -> None:
     device = own_device(recipe.config.engine)
     for link in recipe.links.values():
         link.to(device)
+
+
+def check_sharding(recipe: Recipe[Any]) -> None:
+    """Refuse what parts of a model cannot do, also where one process has all of it: the run may go on in several."""
+    if recipe.config.engine.shard == "none":
+        return
+    if not recipe.shardable:
+        raise UsageError(
+            f"engine.shard=full is for generators, whose only large part is a transformer; recipe {recipe.name} needs "
+            "engine.shard=none"
+        )
+    if recipe.config.engine.compile:
+        raise UsageError("engine.compile=true and engine.shard=full do not go together; choose one")
+    if any(phase.optim.name == "muon" for phase in recipe.phases):
+        raise UsageError(
+            "optim.name=muon turns whole matrices, and engine.shard=full leaves each process some of their rows; use "
+            "optim.name=adamw or lion"
+        )
 
 
 def check_sizes(recipe: Recipe[Any], sources: Sources, world_size: int) -> None:
@@ -74,14 +93,13 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
 
 
 def data_record(sources: Sources) -> dict[str, Any]:
-    """What `data.json` holds: the items, frozen, and what was passed over."""
-    train, validation = names_of(sources)
+    """What `data.json` holds: the items, frozen, by name or by an index and their number; and what was passed over."""
+    sides: dict[str, Source] = {"train": sources.train, "validation": sources.validation}
     return {
         "fingerprint": sources.fingerprint,
         **sources.about,
         "skipped": sources.skipped,
-        "train": train,
-        "validation": validation,
+        **{name: names_of(source) if sources.listed else len(source) for name, source in sides.items()},
     }
 
 
@@ -91,8 +109,13 @@ def changed_data(run: Run, sources: Sources) -> str:
     if known["fingerprint"] == sources.fingerprint:
         sources.skipped.update(known["skipped"])
         return ""
-    before = {*known["train"], *known["validation"]}
-    after = {name for names in names_of(sources) for name in names}
+    sides = (sources.train, sources.validation)
+    recorded = [known["train"], known["validation"]]
+    if not sources.listed or not all(isinstance(names, list) for names in recorded):
+        count = sum(len(names) if isinstance(names, list) else names for names in recorded)
+        return f"{count} items then, {sum(map(len, sides))} now, by another index"
+    before = {name for names in recorded for name in names}
+    after = {name for source in sides for name in names_of(source)}
     added, removed = sorted(after - before), sorted(before - after)
     return f"{len(added)} items added{_first(added)}, {len(removed)} removed{_first(removed)}, others may have changed"
 
@@ -111,7 +134,9 @@ def read_data_record(run: Run) -> dict[str, Any]:
     try:
         known = json.loads(checkpoint.read_regular(run.data_file))
         for name, kind in (("fingerprint", str), ("skipped", dict), ("train", list), ("validation", list)):
-            if not isinstance(known[name], kind) or not all(isinstance(each, str) for each in known[name]):
+            counted = kind is list and type(known[name]) is int
+            named = isinstance(known[name], kind) and all(isinstance(each, str) for each in known[name])
+            if not counted and not named:
                 raise ValueError(f"'{name}' is not what quintet writes")
         return dict(known)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -121,11 +146,8 @@ def read_data_record(run: Run) -> dict[str, Any]:
         ) from None
 
 
-def names_of(sources: Sources) -> tuple[list[str], list[str]]:
-    train, validation = (
-        [source.name(item) for item in range(len(source))] for source in (sources.train, sources.validation)
-    )
-    return train, validation
+def names_of(source: Source) -> list[str]:
+    return [source.name(item) for item in range(len(source))]
 
 
 def _first(names: list[str]) -> str:

@@ -19,6 +19,7 @@ from quintet.config import OptimizerConfig, RunConfig, SampleConfig
 from quintet.core import batch as batches
 from quintet.core.batch import Batch, Item, Source
 from quintet.core.draw import Draw
+from quintet.core.order import Portions
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 
@@ -137,6 +138,10 @@ class Sources:
     about: dict[str, Any] = field(default_factory=dict)
     others: Mapping[str, Source] = field(default_factory=dict)
     """What is neither trained on nor validated with, by the name of its split; a generator can be judged on it."""
+    portions: Portions | None = None
+    """Which training items are shuffled among each other, where not all are."""
+    listed: bool = True
+    """Whether `data.json` names each item; not where the fingerprint is that of an index, which does."""
 
 
 @dataclass
@@ -164,6 +169,9 @@ class Recipe(ABC, Generic[ConfigT]):
     """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
     uncompiled: ClassVar[frozenset[str]] = frozenset()
     """Modules that `engine.compile` must leave alone, because a loss differentiates twice through them."""
+    shardable: ClassVar[bool] = False
+    """Whether its modules can lie in parts over the processes (`engine.shard`): training calls nothing of them but
+    `forward`, no loss looks at single weights, and no weight is a single number."""
     minimum_batch: ClassVar[int] = 1
     """The smallest global batch that makes sense (a contrastive loss needs two items)."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from quintet.config import RunConfig
-from quintet.core import checkpoint
+from quintet.core import checkpoint, disk
 from quintet.core.checkpoint import Contents
 from quintet.errors import RunError, UsageError
 
@@ -83,7 +83,7 @@ class Run:
         """Become the only writer, until `close` or the end of the process, however it ends."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = checkpoint.open_own(self.folder / "lock", "a+b")
+            lock = disk.open_own(self.folder / "lock", "a+b")
         except OSError as error:
             raise UsageError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
         try:
@@ -127,12 +127,12 @@ class Run:
                 if not (self.folder / name).exists():
                     checkpoint.write_folder(self.folder / name, contents)
             self.write_json(self.data_file, data)
-            checkpoint.replace_text(self.config_file, config.to_yaml())
+            disk.replace_text(self.config_file, config.to_yaml())
         except OSError as error:
             raise RunError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
 
     def write_json(self, path: Path, value: Any, durable: bool = True) -> None:
-        checkpoint.replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable)
+        disk.replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable)
 
     # --- what may be lost: observations never stop a training -----------------------------------------------
 
@@ -197,7 +197,7 @@ class Run:
         if self.metrics_file.exists():
             rows = [row for row in self.read_metrics() if row["step"] <= step]
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            self.observe("metrics.jsonl", lambda: checkpoint.replace_text(self.metrics_file, text))
+            self.observe("metrics.jsonl", lambda: disk.replace_text(self.metrics_file, text))
 
 
 def _row(line: str) -> dict[str, Any] | None:
@@ -212,7 +212,7 @@ def _row(line: str) -> dict[str, Any] | None:
 def append_line(path: Path, line: str) -> None:
     """Add a whole line or, where the disk is full, nothing of it."""
     rest = memoryview(f"{line}\n".encode())
-    with checkpoint.open_own(path, "ab") as file:
+    with disk.open_own(path, "ab") as file:
         before = file.seek(0, os.SEEK_END)
         try:
             while rest:

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,22 @@ from torch.optim import Optimizer
 
 import quintet
 from quintet.config import RunConfig
-from quintet.core import checkpoint
+from quintet.core import checkpoint, sharding
 from quintet.core.checkpoint import Contents
 from quintet.core.ema import Average
-from quintet.core.optim import Parameters, load_optimizer_tensors, make_optimizer, named_parameters, optimizer_tensors
+from quintet.core.optim import (
+    Parameters,
+    load_optimizer_tensors,
+    make_optimizer,
+    named_parameters,
+    optimizer_tensors,
+    room_for_state,
+)
 from quintet.core.recipe import Phase, Recipe
 from quintet.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from quintet.core.engine import Engine
 
 
 @dataclass
@@ -50,11 +60,15 @@ class Progress:
 class TrainingState:
     """Modules, their average, optimizers and progress of one run."""
 
-    def __init__(self, recipe: Recipe[Any]) -> None:
+    def __init__(self, recipe: Recipe[Any], engine: Engine | None = None) -> None:
         self.recipe = recipe
         self.progress = Progress()
         config: RunConfig = recipe.config
         self.average = Average(config.ema, recipe.modules, recipe.averaged) if config.ema.enabled else None
+        if engine is not None:
+            # Copied whole first: what was cut cannot be copied. The optimizers are for the parts.
+            engine.shard(recipe.modules)
+            engine.shard(self.average.modules if self.average else {})
         self.phases = [self._phase_state(phase) for phase in recipe.phases]
 
     def _phase_state(self, phase: Phase) -> PhaseState:
@@ -104,11 +118,18 @@ class TrainingState:
                 load_module(module, folder, f"ema/{name}")
         if optimizers:
             for state in self.phases:
-                origin = f"optim/{state.phase.name}"
-                tensors = checkpoint.read_tensors(folder, origin)
-                load_optimizer_tensors(state.optimizer, state.parameters, tensors, f"{folder / origin}.safetensors")
+                self._restore_optimizer(state, folder)
         self.progress = progress
         return meta
+
+    def _restore_optimizer(self, state: PhaseState, folder: Path) -> None:
+        origin = f"optim/{state.phase.name}"
+        if _can_be_read_in_parts(state.parameters, folder, origin):
+            tensors = room_for_state(state.parameters, checkpoint.shapes_of_parts(folder, origin))
+            sharding.read(folder, origin, tensors)
+        else:
+            tensors = checkpoint.read_tensors(folder, origin)
+        load_optimizer_tensors(state.optimizer, state.parameters, tensors, f"{folder / origin}.safetensors")
 
 
 def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
@@ -169,20 +190,33 @@ def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
 
 def load_module(module: nn.Module, folder: Path, name: str) -> None:
     """Copy saved tensors into a module, which keeps its device, precision and memory format."""
-    copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors")
+    own = module.state_dict()
+    if _can_be_read_in_parts(own, folder, name):
+        _check_shapes(own, checkpoint.shapes_of_parts(folder, name), str(folder / name))
+        sharding.read(folder, name, own)
+    else:
+        copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors")
+
+
+def _can_be_read_in_parts(tensors: Mapping[str, Tensor], folder: Path, name: str) -> bool:
+    """Whether each process may read its own part alone."""
+    return any(map(sharding.is_cut, tensors.values())) and checkpoint.is_in_parts(folder, name)
+
+
+def _check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], origin: str) -> None:
+    for key in sorted(own.keys() ^ shapes.keys()):
+        raise CheckpointError(f"{origin} {'lacks' if key in own else 'has an unknown'} tensor '{key}'")
+    for key, value in own.items():
+        if value.shape != shapes[key]:
+            raise CheckpointError(f"{origin}: '{key}' has shape {shapes[key]}, the model expects {tuple(value.shape)}")
 
 
 def copy_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
     own = module.state_dict()
-    for key in sorted(own.keys() ^ tensors.keys()):
-        raise CheckpointError(f"{origin} {'lacks' if key in own else 'has an unknown'} tensor '{key}'")
+    _check_shapes(own, {key: tuple(value.shape) for key, value in tensors.items()}, origin)
     for key, value in own.items():
-        if value.shape != tensors[key].shape:
-            raise CheckpointError(
-                f"{origin}: '{key}' has shape {tuple(tensors[key].shape)}, the model expects {tuple(value.shape)}"
-            )
         if value.is_floating_point() != tensors[key].is_floating_point():
             raise CheckpointError(f"{origin}: '{key}' is of type {tensors[key].dtype}, the model expects {value.dtype}")
     with torch.no_grad():
         for key, value in own.items():
-            value.copy_(tensors[key])
+            sharding.copy_into(value, tensors[key])

@@ -12,7 +12,7 @@ One step:
     else:
         nothing changes but the count; what is to blame is named
         too many in a row: back to the last good checkpoint, if `train.max_rollbacks` allows, or stop
-    every n steps: log; evaluate; sample; save     all ranks enter, rank 0 writes
+    every n steps: log; evaluate; sample; save     all ranks enter, rank 0 writes (each its part, where sharded)
 
 The public `…Trainer` classes are this loop bound to a recipe.
 """
@@ -33,17 +33,25 @@ import torch
 from torch import Tensor
 
 from quintet.config import RunConfig
-from quintet.core import checkpoint, collectives
+from quintet.core import checkpoint, collectives, sharding
 from quintet.core.batch import Batch
 from quintet.core.display import Display
-from quintet.core.engine import Engine, Place, explain_failure
+from quintet.core.engine import Engine, Place
 from quintet.core.evaluate import evaluate, make_artifacts
 from quintet.core.finite import broken_tensors, largest_moment
 from quintet.core.loader import Loaded, Loader
 from quintet.core.metrics import Meter, Stopwatch, Tracker, check_trackers, make_trackers
 from quintet.core.optim import Schedule, clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from quintet.core.order import Order
-from quintet.core.prepare import changed_data, check_sizes, data_record, place_links, refuse_other_version, resolve
+from quintet.core.prepare import (
+    changed_data,
+    check_sharding,
+    check_sizes,
+    data_record,
+    place_links,
+    refuse_other_version,
+    resolve,
+)
 from quintet.core.recipe import Nets, Recipe, Sources
 from quintet.core.run import Run, pickle_hint
 from quintet.core.signals import StopRequest
@@ -79,10 +87,13 @@ class Trainer:
         check_trackers(config.log.trackers)
         place_links(recipe)  # also where the sources are handed over: samples are decoded by what it stands on
         self.sources = sources or recipe.sources()
+        check_sharding(recipe)
         check_sizes(recipe, self.sources, max(Place.from_environment().world_size, collectives.world_size()))
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.tell = self.display.note
+        if self.engine.watch is not None:
+            self.engine.watch.tell = run.write_log
         self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
@@ -120,7 +131,7 @@ class Trainer:
         else:
             first = loader.opening(self._order(), self.config.train.accumulate, self.recipe.opening_steps)
             self.recipe.initialise(self.nets, (self._moved(loaded) for loaded in first), self.engine)
-        self.state = TrainingState(self.recipe)
+        self.state = TrainingState(self.recipe, self.engine)
 
     def _resume(self, init: Weights | None, force: bool) -> None:
         if self.engine.is_main:
@@ -152,7 +163,7 @@ class Trainer:
 
     def _restore(self, folder: Path, problems: list[str], force: bool) -> None:
         self._keep_to_data(force)
-        self.state = TrainingState(self.recipe)
+        self.state = TrainingState(self.recipe, self.engine)
         meta = self.state.restore(folder)
         if not force:
             refuse_other_version(folder, meta)
@@ -204,7 +215,8 @@ class Trainer:
 
     def _order(self) -> Order:
         train = self.sources.train
-        return Order(len(train), self.config.train.batch_size, self.config.train.seed, self.recipe.lengths(train))
+        size, seed = self.config.train.batch_size, self.config.train.seed
+        return Order(len(train), size, seed, self.recipe.lengths(train), self.sources.portions)
 
     def _moved(self, loaded: Loaded) -> Batch:
         return loaded.batch.to(self.engine.device, self.engine.dtype)
@@ -242,7 +254,7 @@ class Trainer:
                     log_fn(logs)
             self._write_state("stopped" if stopped else "finished")
         except BaseException as error:
-            self.run.write_log(f"failed at step {self.step}:\n{traceback.format_exc()}")
+            self.run.write_log(f"process {self.engine.rank} failed at step {self.step}:\n{traceback.format_exc()}")
             failure = self._explained(error)
             self._write_state("failed", error=str(failure or error))
             if failure is None:
@@ -260,7 +272,7 @@ class Trainer:
 
     def _explained(self, error: BaseException) -> RunError | None:
         size = self.config.train.batch_size // (self.config.train.accumulate * self.engine.world_size)
-        return explain_failure(error, self.config.train.accumulate, size)
+        return self.engine.explain(error, self.config.train.accumulate, size)
 
     def train_step(self) -> Logs:
         """One optimizer step. Returns its loss parts as tensors, still on the device."""
@@ -342,13 +354,18 @@ class Trainer:
 
     def _culprits(self, batches: list[Batch]) -> tuple[str, list[str]]:
         """What to name for a bad step: broken tensors of the run itself, else items."""
-        broken = broken_tensors(self.state.tensors())
+        broken = self._broken_tensors()
         if broken:
             more = [f"and {len(broken) - 3} more"] if len(broken) > 3 else []
             return "tensors", [*broken[:3], *more]
         names = self._gathered([name for batch in batches for name in batch.suspects()])
         # Where no item holds a non-finite number itself, any of them may have caused one.
         return "items", names or self._gathered([name for batch in batches for name in batch.names])
+
+    def _broken_tensors(self) -> list[str]:
+        """Of the whole state, wherever its parts lie."""
+        broken = broken_tensors(self.state.tensors())
+        return list(dict.fromkeys(self._gathered(broken))) if self.engine.is_sharded else broken
 
     def _roll_back(self) -> bool:
         """Go back to the last good checkpoint, and on with the items that come next; False if it may not be."""
@@ -367,7 +384,7 @@ class Trainer:
         return True
 
     def _give_up(self) -> None:
-        broken = broken_tensors(self.state.tensors())
+        broken = self._broken_tensors()
         if broken:
             last = f"step {self.saved_step} is the newest saved and is finite" if self.saved_step else "none was saved"
             raise RunError(
@@ -403,7 +420,7 @@ class Trainer:
         with self.stopwatch.paused():
             # A broken tensor that no loss has met yet, a code that nobody uses for one.
             looks = validates or samples or saves
-            if looks and broken_tensors(self.state.tensors()) and (final or not self._roll_back()):
+            if looks and self._broken_tensors() and (final or not self._roll_back()):
                 self._give_up()
             if validates:
                 logs.update(self._validate())
@@ -450,8 +467,10 @@ class Trainer:
             figures.update({f"validation/live/{name}": value for name, value in live.items()})
         self._share_skipped()
         self.log(**figures)
+        said = "  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "/live/" not in name)
+        if self.engine.is_main:
+            self.run.write_log(f"step {self.step}: {said}")
         self.display.validated(self.step, averaged)
-        self.print("  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "/live/" not in name))
         self._keep_best(averaged)
         return figures
 
@@ -487,7 +506,8 @@ class Trainer:
         it is an error only where no later step can make up for it."""
         if self.saved_step == self.step:
             return
-        problem = self._write_checkpoint() if self.engine.is_main else "see the first process"
+        writes = self.engine.is_main or self.engine.is_sharded
+        problem = self._write_checkpoint() if writes else "see the first process"
         self.engine.barrier()
         saved = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
         self.saved_step = saved if saved >= 0 else None
@@ -499,14 +519,18 @@ class Trainer:
         problem = ""
         try:
             contents = self.state.contents(self.engine.world_size, self.sources.fingerprint)
-            if broken := broken_tensors(contents.tensors):
+            if broken := self._broken_tensors():
                 raise OSError(f"{broken[0]} is not finite")
-            checkpoint.write(self.run.checkpoints, self.step, contents)
+            if self.engine.is_sharded:
+                sharding.write(self.run.checkpoints, self.step, contents, self.engine.device)
+            else:
+                checkpoint.write(self.run.checkpoints, self.step, contents)
             self.saved_step = self.step
         except OSError as error:
             problem = str(error)
             self.print(f"warning: could not save step {self.step} ({problem}); the last checkpoint is unharmed")
-        self._prune()
+        if self.engine.is_main:
+            self._prune()
         return problem
 
     def _point(self, name: str, step: int | None) -> None:

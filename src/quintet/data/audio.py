@@ -23,15 +23,18 @@ from quintet.core.batch import Item, Source, collate
 from quintet.core.display import say
 from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
-from quintet.data.folder import Entry
+from quintet.data.folder import Entry, may_keep
 from quintet.data.sources import split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
 from quintet.media.audio import AudioHeader, Samples
+from quintet.media.files import MediaFile
 from quintet.media.loudness import to_loudness
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
+HEADERS = 2**14
+"""Headers that are kept; a set of shards may have millions."""
 LOOKED_AT = 100
 """Files whose rate is looked at before they are used."""
 _KNOWN = ("sound",)
@@ -63,6 +66,7 @@ class AudioFolder:
     _kept: dict[int, Samples] = field(default_factory=dict, init=False, repr=False)
     _headers: dict[int, AudioHeader] = field(default_factory=dict, init=False, repr=False)
     _used: int = field(default=0, init=False, repr=False)
+    _last: tuple[int, MediaFile] = field(default=(-1, ""), init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -123,25 +127,38 @@ class AudioFolder:
         return sounds.resampled_length(header.frames, header.rate, self.rate)
 
     def _header(self, item: int) -> AudioHeader:
-        path = self.entries[item].path(self.root)
+        if item in self._headers and self.entries[item].stored is not None:
+            return self._headers[item]
+        file = self._file(item)
         if item not in self._headers:
-            self._headers[item] = sounds.read_header(path)
+            if len(self._headers) >= HEADERS:
+                self._headers.clear()
+            self._headers[item] = sounds.read_header(file)
         return self._headers[item]
+
+    def _file(self, item: int) -> MediaFile:
+        """A file in memory is at hand until the next is asked for; one on the disk may have changed each time."""
+        known, file = self._last
+        if known != item or self.entries[item].stored is None:
+            file = self.entries[item].media(self.root)
+            self._last = item, file
+        return file
 
     def _read(self, item: int, start: int, count: int) -> Samples:
         """One window, (1, count). How it is read depends on the file alone, so keeping clips changes no sample."""
         if self.frames(item) <= WHOLE * self.window:
             samples = self._whole(item)[:, start : start + count]
         else:
-            path = self.entries[item].path(self.root)
-            samples = sounds.read_audio(path, self.rate, start=start, frames=count, header=self._header(item))
+            samples = sounds.read_audio(
+                self._file(item), self.rate, start=start, frames=count, header=self._header(item)
+            )
         return samples if self.loudness is None else to_loudness(samples, self.rate, self.loudness)
 
     def _whole(self, item: int) -> Samples:
         if item in self._kept:
             return self._kept[item]
-        samples = sounds.read_audio(self.entries[item].path(self.root), self.rate, header=self._header(item))
-        if self._used + samples.nbytes <= self.memory:
+        samples = sounds.read_audio(self._file(item), self.rate, header=self._header(item))
+        if may_keep(self.entries, item, samples.nbytes, self._used, self.memory):
             self._kept[item] = samples
             self._used += samples.nbytes
         return samples

@@ -10,7 +10,7 @@ from quintet.core.batch import Source
 from quintet.core.display import say
 from quintet.core.recipe import Request, Sources
 from quintet.data.code_cache import MediaSource
-from quintet.data.folder import scan
+from quintet.data.listing import list_media
 from quintet.errors import UsageError
 from quintet.nn.text_config import PRETRAINED, TextConfig
 
@@ -25,7 +25,7 @@ def found_keys(model: TextConfig, data: str | None, extensions: frozenset[str]) 
             raise UsageError(
                 "a model of classes needs their names (model.classes) or a folder whose captions are classes"
             )
-        return {"model.classes": sorted({entry.text for entry in scan(Path(data), extensions).entries if entry.text})}
+        return {"model.classes": sorted({entry.text for entry in list_media(data, extensions).entries if entry.text})}
     return {}
 
 

@@ -102,7 +102,7 @@ def read_caption(path: str | os.PathLike[str]) -> tuple[str, ...]:
             data = stream.read(_CAPTION_BYTES)
     except OSError:
         return ()
-    return captions_of(_decoded(data, Metadata()).split("\n"))
+    return captions_of(decoded(data).split("\n"))
 
 
 def folder_caption(name: str) -> str:
@@ -167,6 +167,11 @@ def _csv_rows(text: str, delimiter: str, metadata: Metadata) -> Iterator[tuple[i
         if header_read and any(cell.strip() for cell in cells):
             yield reader.line_num, cells
         header_read = True
+
+
+def decoded(data: bytes) -> str:
+    """The text in these bytes, whatever they are."""
+    return _decoded(data, Metadata())
 
 
 def _decoded(data: bytes, metadata: Metadata) -> str:

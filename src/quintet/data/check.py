@@ -14,18 +14,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from quintet.data.folder import Entry, Scan, byte_size, printable, scan
+from quintet.data.folder import Entry, Scan, printable
+from quintet.data.listing import list_media
 from quintet.errors import UnreadableItem
 from quintet.media import audio as sounds
 from quintet.media import image as images
 from quintet.media import mesh as meshes
 from quintet.media import video as films
+from quintet.media.files import MediaFile, open_file, place_of
 
 Facts = dict[str, float | str]
-Probe = Callable[[str], Facts]
+Probe = Callable[[MediaFile], Facts]
 Progress = Callable[[int, int], None]
 """Called with the files done and the files in all."""
 
@@ -52,14 +53,14 @@ class Medium:
     """Whether a folder of numbered pictures counts as a file."""
 
 
-def image_probe(path: str) -> Facts:
+def image_probe(path: MediaFile) -> Facts:
     """Size, format and mode of a picture."""
     facts = images.probe_image(path)
     kind = f"{facts.format}, animated (first frame used)" if facts.animated else facts.format
     return {"width": facts.width, "height": facts.height, "format": kind, "mode": facts.mode}
 
 
-def mesh_probe(path: str) -> Facts:
+def mesh_probe(path: MediaFile) -> Facts:
     """Faces, vertices, format and state of a mesh."""
     facts = meshes.probe_mesh(path)
     surface = "watertight" if facts.watertight else "non-manifold" if facts.non_manifold_edges else "open"
@@ -86,7 +87,7 @@ def _above(row: Facts, name: str, most: int) -> bool:
     return not isinstance(number, str) and number > most
 
 
-def audio_probe(path: str) -> Facts:
+def audio_probe(path: MediaFile) -> Facts:
     """Length, rate, channels, format and state of a sound."""
     facts = sounds.probe_audio(path)
     level = "silent" if facts.silent else "clipped" if facts.clipped else "sound"
@@ -104,7 +105,7 @@ def audio_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
     return [f"{len(found)} files are {level}, and used: {_some(found)}" for level, found in named.items() if found]
 
 
-def video_probe(path: str) -> Facts:
+def video_probe(path: MediaFile) -> Facts:
     """Length, size, rate and format of a video."""
     facts = films.probe_video(path)
     numbers: Facts = {
@@ -214,7 +215,7 @@ def check_folder(
     root: str | os.PathLike[str], *, medium: str | None = None, progress: Progress | None = None
 ) -> Report:
     """Read every file of a folder. Without `medium`, the one with the most files is checked."""
-    medium, scanned = _scan_medium(root, medium)
+    medium, scanned = scan_medium(root, medium)
     good, facts, broken = _probe_all(root, scanned.entries, MEDIA[medium].probe, progress)
     return Report(
         root=str(root),
@@ -231,9 +232,12 @@ def check_folder(
     )
 
 
-def _scan_medium(root: str | os.PathLike[str], medium: str | None) -> tuple[str, Scan]:
+def scan_medium(root: str | os.PathLike[str], medium: str | None) -> tuple[str, Scan]:
+    """The medium of a folder, that of most files if none is named, and those files."""
     names = [medium] if medium else list(MEDIA)
-    scans = {name: scan(root, MEDIA[name].extensions, allow_empty=True, films=MEDIA[name].films) for name in names}
+    scans = {
+        name: list_media(root, MEDIA[name].extensions, allow_empty=True, films=MEDIA[name].films) for name in names
+    }
     chosen = max(names, key=lambda name: scans[name].found)
     if chosen == "image" and _moves(root, scans["image"], scans.get("video")):
         chosen = "video"
@@ -245,7 +249,7 @@ def _moves(root: str | os.PathLike[str], pictures: Scan, videos: Scan | None) ->
     if videos is None or not videos.entries or pictures.found != videos.found:
         return False
     try:
-        return films.read_header(os.path.join(root, videos.entries[0].file)).frames > 1
+        return films.read_header(videos.entries[0].media(root)).frames > 1
     except UnreadableItem:
         return False
 
@@ -259,7 +263,7 @@ def _probe_all(
 
     def attempt(entry: Entry) -> Facts | str:
         try:
-            return probe(os.path.join(root, entry.file))
+            return probe(entry.media(root))
         except UnreadableItem as problem:
             return str(problem)
 
@@ -317,23 +321,23 @@ def _captions(scanned: Scan, good: Sequence[Entry]) -> Captions:
 
 def _duplicates(root: str | os.PathLike[str], entries: Sequence[Entry]) -> list[list[str]]:
     """Files of equal content; only those of equal size are read."""
-    by_size: dict[int, list[str]] = defaultdict(list)
+    by_size: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
-        by_size[byte_size(os.path.join(root, entry.file))].append(entry.file)
-    candidates = [file for files in by_size.values() if len(files) > 1 for file in files]
+        by_size[entry.stamp.size if entry.stamp else -1].append(entry)
+    candidates = [entry for alike in by_size.values() if len(alike) > 1 for entry in alike]
     by_content: dict[str, list[str]] = defaultdict(list)
     with _pool() as pool:
-        for file, digest in zip(candidates, pool.map(lambda file: _digest(Path(root, file)), candidates), strict=True):
-            by_content[digest].append(file)
+        for entry, digest in zip(candidates, pool.map(lambda entry: _digest(root, entry), candidates), strict=True):
+            by_content[digest].append(entry.file)
     return sorted(sorted(files) for files in by_content.values() if len(files) > 1)
 
 
-def _digest(path: Path) -> str:
+def _digest(root: str | os.PathLike[str], entry: Entry) -> str:
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError:  # gone since it was probed; then it equals nothing
-        return str(path)
+        with open_file(place_of(entry.media(root))) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    except (OSError, UnreadableItem):  # gone or changed since it was probed, or a film; then it equals nothing
+        return entry.file
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -12,12 +12,10 @@ The codes of items may differ in length, their first axis. Where arrays have to 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -27,8 +25,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quintet.core import checkpoint
+from quintet.core import checkpoint, disk
 from quintet.core.batch import Batch, Item, Source
+from quintet.core.caches import only_writer
 from quintet.core.draw import Draw
 from quintet.errors import UnreadableItem
 
@@ -89,7 +88,7 @@ class CodeCache:
         place = self.folder / f"codes-{self.key.name}"
         place.mkdir(parents=True, exist_ok=True)
         starts = range(0, len(self.media), SHARD)
-        with _only_writer(place / "lock"):
+        with only_writer(place / "lock"):
             shards = [_sound_shard(place, number) or self._make(place, number) for number in range(len(starts))]
         skipped = {item: reason for shard in shards for item, reason in shard.skipped.items()}
         return CodeSource(self.media, [shard.path for shard in shards], self.key.variants, skipped, self.kept_as)
@@ -199,11 +198,11 @@ def _write_shard(place: Path, number: int, rows: Sequence[Sequence[Codes]], skip
     temporary = path.with_suffix(".writing")
     with temporary.open("wb") as file:
         np.save(file, _stacked(rows) if rows else np.zeros((0,), np.int32), allow_pickle=False)
-    checkpoint.sync(temporary)
+    disk.sync(temporary)
     os.replace(temporary, path)
     # The record comes last: a shard without one is made again.
     record = {"sha256": checkpoint.hash_file(path), "skipped": {str(item): why for item, why in skipped.items()}}
-    checkpoint.replace_text(path.with_suffix(".json"), json.dumps(record))
+    disk.replace_text(path.with_suffix(".json"), json.dumps(record))
     return _Shard(path, skipped)
 
 
@@ -228,11 +227,3 @@ def _sound_shard(place: Path, number: int) -> _Shard | None:
         return _Shard(path, {int(item): str(why) for item, why in record["skipped"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-@contextmanager
-def _only_writer(path: Path) -> Iterator[None]:
-    """Let one process at a time make codes; a dead one does not keep the lock."""
-    with checkpoint.open_own(path, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

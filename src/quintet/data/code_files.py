@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.core import checkpoint
+from quintet.core import checkpoint, disk
 from quintet.errors import CheckpointError, UsageError
 
 ITEMS = "items.jsonl"
@@ -67,7 +67,7 @@ def read_codes(folder: Path) -> tuple[Tensor, list[tuple[str, int]]]:
             raise ValueError(f"codes of type {codes.dtype} and shape {tuple(codes.shape)}")
         return codes, _items([json.loads(line) for line in lines if line.strip()], len(codes))
     except (OSError, ValueError, KeyError, RecursionError, CheckpointError) as error:
-        reason = checkpoint.one_line(error)
+        reason = disk.one_line(error)
         raise UsageError(f"{folder} does not hold codes written by `quintet encode` ({reason})") from None
 
 
@@ -89,7 +89,7 @@ def read_semantic(folder: Path) -> SemanticTokens:
                 raise ValueError(f"there are gaps in the tokens of {file[:80]}")
         return SemanticTokens(rows, num_codes, float(rate))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, CheckpointError) as error:
-        reason = checkpoint.one_line(error)
+        reason = disk.one_line(error)
         raise UsageError(
             f"{folder} does not hold semantic tokens written by `quintet encode … --layer N` ({reason})"
         ) from None

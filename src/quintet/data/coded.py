@@ -24,6 +24,7 @@ from quintet.core.link import Link
 from quintet.core.recipe import Sources
 from quintet.data.code_cache import CacheKey, CodeCache, CodeSource, Collate, Encode, MediaSource
 from quintet.data.folder import Entry
+from quintet.data.shards import ShardEntries
 
 
 @runtime_checkable
@@ -96,6 +97,8 @@ def _made(maker: Maker, source: MediaSource, part: str, variants: int, done: str
 
 def _identity(entries: Sequence[Entry]) -> str:
     """Which files stand at which place, and when they were changed: codes are looked up by place."""
+    if isinstance(entries, ShardEntries):
+        return entries.identity
     rows = [[entry.file, entry.stamp] for entry in entries]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 

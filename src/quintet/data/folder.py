@@ -13,7 +13,7 @@ import posixpath
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quintet.data.captions import Metadata, Row, folder_caption, read_caption, read_metadata
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
+from quintet.media.files import Blob, MediaFile
 from quintet.media.video_formats import FRAME_EXTENSIONS, frame_order
 
 if TYPE_CHECKING:
@@ -53,9 +54,13 @@ class Entry:
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
     stamp: Stamp | None = field(default=None, compare=False)
     """The file as the scan found it."""
+    stored: Callable[[], Blob] | None = field(default=None, compare=False, repr=False)
+    """How to get at it where it is no file of its own."""
 
-    def path(self, root: str | os.PathLike[str]) -> str:
-        """Where to read it; `UnreadableItem` if it is not the file any more that the scan found."""
+    def media(self, root: str | os.PathLike[str]) -> MediaFile:
+        """What to read; `UnreadableItem` if it is not the file any more that the scan found."""
+        if self.stored is not None:
+            return self.stored()
         path = os.path.join(root, self.file)
         now = stamp_of(path)
         if self.stamp is not None and now is not None and now != self.stamp:
@@ -69,7 +74,7 @@ class Entry:
 class Scan:
     """What a folder holds. `found` counts the media files seen, `skipped` names files and metadata lines left out."""
 
-    entries: list[Entry]
+    entries: Sequence[Entry]
     skipped: list[tuple[str, str]]
     captions_from: str
     columns: list[str]
@@ -110,22 +115,27 @@ def split_entries(
     validation items, each file's name is hashed with the seed, so adding files never moves the others. `group`
     is a regular expression searched in the file's path; files with the same first group (or match) stay together.
     """
-    if not 0 <= fraction < 1:
-        raise UsageError(f"the validation fraction must be at least 0 and less than 1, not {fraction:g}")
     names = [(entry.split or TRAIN_SPLIT).lower() for entry in entries]
     train = [index for index, name in enumerate(names) if name == TRAIN_SPLIT]
     validation = [index for index, name in enumerate(names) if name in VALIDATION_SPLITS]
-    if entries and not train:
-        seen = ", ".join(sorted(set(names)))
-        raise UsageError(f"no item is left to train on: the `split` column says {seen}, and never '{TRAIN_SPLIT}'")
+    check_split(fraction, len(entries), len(train), names)
     if validation or not fraction:
         return train, validation
-    keys = _group_keys([entries[index].file for index in train], group)
-    chosen = _chosen_groups(set(keys), fraction, seed)
+    keys = group_keys([entries[index].file for index in train], group)
+    chosen = chosen_groups(set(keys), fraction, seed)
     sides: tuple[list[int], list[int]] = ([], [])
     for index, key in zip(train, keys, strict=True):
         sides[key in chosen].append(index)
     return sides
+
+
+def check_split(fraction: float, items: int, train: int, names: Iterable[str]) -> None:
+    """Refuse a split that leaves nothing to train on; `names` are those of the splits."""
+    if not 0 <= fraction < 1:
+        raise UsageError(f"the validation fraction must be at least 0 and less than 1, not {fraction:g}")
+    if items and not train:
+        seen = ", ".join(sorted(set(names)))
+        raise UsageError(f"no item is left to train on: the `split` column says {seen}, and never '{TRAIN_SPLIT}'")
 
 
 def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
@@ -195,15 +205,21 @@ class ImageFolder:
         if item in self._kept:
             return self._kept[item]
         pixels = images.resize_and_crop(self._read(item), self.height, self.width)
-        if self._used + pixels.nbytes <= self.memory:
+        if may_keep(self.entries, item, pixels.nbytes, self._used, self.memory):
             self._kept[item] = pixels
             self._used += pixels.nbytes
         return pixels
 
     def _read(self, item: int) -> Image.Image:
-        path = self.entries[item].path(self.root)
+        file = self.entries[item].media(self.root)
         side = max(self.height, self.width)
-        return images.read_image(path, mode=self.mode, truncated=self.truncated, side=side)
+        return images.read_image(file, mode=self.mode, truncated=self.truncated, side=side)
+
+
+def may_keep(entries: Sequence[Entry], item: int, size: int, used: int, memory: int) -> bool:
+    """Whether what was decoded may stay in memory. Of shards, which may hold millions, not where all of that size would
+    not fit: few would be met again before the end of an epoch, and the memory would grow until then."""
+    return used + size <= memory and (entries[item].stored is None or size * len(entries) <= memory)
 
 
 def _is_scene(objects: Any) -> bool:
@@ -478,7 +494,7 @@ def _nothing_usable(root: Path, extensions: frozenset[str], walk: _Walk) -> str:
 # Splitting
 
 
-def _group_keys(files: Sequence[str], group: str | None) -> list[str]:
+def group_keys(files: Sequence[str], group: str | None) -> list[str]:
     if group is None:
         return list(files)
     try:
@@ -494,7 +510,7 @@ def _group_key(match: re.Match[str] | None, file: str) -> str:
     return (match[1] if match.re.groups else None) or match[0]
 
 
-def _chosen_groups(keys: set[str], fraction: float, seed: int) -> set[str]:
+def chosen_groups(keys: set[str], fraction: float, seed: int) -> set[str]:
     """The groups of the validation side: by hash, but neither side empty where two groups can be had."""
     ranks = {key: _hash(seed, key) for key in keys}
     ordered = sorted(ranks, key=lambda key: (ranks[key], key))

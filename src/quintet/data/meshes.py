@@ -18,7 +18,7 @@ import torch
 from quintet.config import DataConfig
 from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
-from quintet.data.folder import Entry
+from quintet.data.folder import Entry, may_keep
 from quintet.data.sources import split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import mesh as meshes
@@ -81,12 +81,12 @@ class MeshFolder:
         """The mesh of an item as it was read."""
         if item in self._kept:
             return self._kept[item]
-        path = self.entries[item].path(self.root)
+        file = self.entries[item].media(self.root)
         mesh = meshes.read_mesh(
-            path, bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
+            file, bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
         )
         size = mesh.vertices.nbytes + mesh.faces.nbytes
-        if self._used + size <= self.memory:
+        if may_keep(self.entries, item, size, self._used, self.memory):
             self._kept[item] = mesh
             self._used += size
         return mesh

@@ -3,13 +3,15 @@ are trained on, which validate, which are set aside, and what `data.json` says a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from quintet.config import DataConfig
 from quintet.core.batch import Source
+from quintet.core.order import Portions
 from quintet.core.recipe import Sources
-from quintet.data.folder import Entry, fingerprint, scan, split_entries
+from quintet.data.folder import Entry
+from quintet.data.listing import fingerprint_of, joined, list_media, split_items
+from quintet.data.shards import ShardEntries
 from quintet.errors import UsageError
 
 MakeSource = Callable[[str, Sequence[Entry], bool], Source]
@@ -19,30 +21,30 @@ MakeSource = Callable[[str, Sequence[Entry], bool], Source]
 def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeSource, *, films: bool = False) -> Sources:
     """The folders that the configuration names, split for validation; with `films`, folders of pictures are items."""
     root = _required(config)
-    found = scan(root, extensions, films=films)
-    train, validation = split_entries(
+    found = list_media(root, extensions, films=films, cache=config.cache)
+    train, held_out, aside = split_items(
         found.entries, config.validation_fraction, config.split_seed, config.validation_group
     )
-    train_entries = [found.entries[place] for place in train]
-    held_out, held_root = [found.entries[place] for place in validation], root
+    held_root = root
     skipped = _reasons(found.skipped)
-    prints = fingerprint(root, found.entries)
+    prints = fingerprint_of(root, found.entries)
     if config.validation_path is not None:
-        other = scan(config.validation_path, extensions, films=films)
-        train_entries = [*train_entries, *held_out]
+        other = list_media(config.validation_path, extensions, films=films, cache=config.cache)
+        train = joined(train, held_out)
         held_out, held_root = other.entries, config.validation_path
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
-        prints += fingerprint(held_root, held_out)
+        prints += fingerprint_of(held_root, held_out)
     about = {"path": root, "captions_from": found.captions_from, "notes": found.notes}
-    used = {*train, *validation}
-    aside: dict[str, list[Entry]] = defaultdict(list)
-    for place, entry in enumerate(found.entries):
-        if place not in used:
-            aside[str(entry.split).lower()].append(entry)
-    others = {split: make(root, entries, False) for split, entries in sorted(aside.items())}
+    others = {split: make(root, entries, False) for split, entries in aside.items()}
     # Without a validation set the training items are looked at, unaugmented.
-    looked_at = make(held_root, held_out or train_entries, False)
-    return Sources(make(root, train_entries, True), looked_at, prints, skipped, about, others)
+    looked_at = make(held_root, held_out if len(held_out) else train, False)
+    sharded = isinstance(train, ShardEntries)
+    portions = None
+    if config.shuffle_shards is not None:
+        if not isinstance(train, ShardEntries):
+            raise UsageError(f"data.shuffle_shards={config.shuffle_shards} is for shards, and {root} holds none")
+        portions = Portions(train.shard_numbers, config.shuffle_shards)
+    return Sources(make(root, train, True), looked_at, prints, skipped, about, others, portions, not sharded)
 
 
 def _reasons(skipped: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -19,13 +19,16 @@ from quintet.config import VideoDataConfig
 from quintet.core.batch import Item, collate
 from quintet.core.draw import Draw
 from quintet.core.recipe import Sources
-from quintet.data.folder import Entry
+from quintet.data.folder import Entry, may_keep
 from quintet.data.sources import split_folder
 from quintet.media import video as films
+from quintet.media.files import MediaFile
 from quintet.media.video import Clip, Fit, VideoHeader
 
 WHOLE = 4
 """Files of up to so many clips may be kept, once they are read; of longer ones clips are read."""
+HEADERS = 2**14
+"""Headers that are kept; a set of shards may have millions."""
 _KNOWN = ("motion",)
 
 
@@ -59,15 +62,15 @@ class VideoFolder:
 
     def load(self, item: int, draw: Draw) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
-        path = self.entries[item].path(self.root)
-        header = self._header(item, path)
+        file = self.entries[item].media(self.root)
+        header = self._header(item, file)
         start = draw.number("start") if self.train else 0.5
         places = films.clip_frames(header, self.frames, stride=self.stride, rate=self.fps, start=start)
         if self.train and self.random_crop:
             fit = Fit(self.height, self.width, draw.number("crop-x"), draw.number("crop-y"))
-            clip = films.read_video(path, places, fit=fit, header=header)
+            clip = films.read_video(file, places, fit=fit, header=header)
         else:
-            clip = self._centred(item, path, header, places)
+            clip = self._centred(item, file, header, places)
         if self.train and self.flip and draw.number("flip") < 0.5:
             clip = clip[:, :, ::-1]
         return {**self.about(item), "videos": films.clip_tensor(clip)}
@@ -84,21 +87,23 @@ class VideoFolder:
         text = f"{self.height} x {self.width}, {self.frames} frames, {pace}"
         return f"{text}, from anywhere, flip={self.flip} crop={self.random_crop}" if self.train else text
 
-    def _header(self, item: int, path: str) -> VideoHeader:
+    def _header(self, item: int, file: MediaFile) -> VideoHeader:
         if item not in self._headers:
-            self._headers[item] = films.read_header(path)
+            if len(self._headers) >= HEADERS:
+                self._headers.clear()
+            self._headers[item] = films.read_header(file)
         return self._headers[item]
 
-    def _centred(self, item: int, path: str, header: VideoHeader, places: Sequence[int]) -> Clip:
+    def _centred(self, item: int, file: MediaFile, header: VideoHeader, places: Sequence[int]) -> Clip:
         """Always the same pixels, so they may be kept: for the clips of later epochs all of a short file is read."""
         fit = Fit(self.height, self.width)
         if item in self._kept:
             return self._kept[item][places]
         size = header.frames * self.height * self.width * 3
         short = header.frames <= WHOLE * (places[-1] - places[0] + 1)
-        if not short or self._used + size > self.memory:
-            return films.read_video(path, places, fit=fit, header=header)
-        self._kept[item] = films.read_video(path, fit=fit, header=header)
+        if not short or not may_keep(self.entries, item, size, self._used, self.memory):
+            return films.read_video(file, places, fit=fit, header=header)
+        self._kept[item] = films.read_video(file, fit=fit, header=header)
         self._used += size
         return self._kept[item][places]
 

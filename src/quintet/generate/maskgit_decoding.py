@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.core.draw import Draw
 from quintet.generate import masked
 from quintet.generate.masked import Critic, Sampling
-from quintet.nn.maskgit import MaskGit
+from quintet.nn.maskgit import MaskGit, TokenCritic
 
 Told = dict[str, Tensor]
 """The conditioning of a `MaskGit`."""
@@ -25,7 +25,7 @@ def fill(
     settings: Sampling,
     given: Told,
     against: Told,
-    critic: nn.Module | None = None,
+    critic: TokenCritic | None = None,
     name: str = "decode",
 ) -> Tensor:
     """The tokens (batch, places) with codes where the hole is; `against` is what guidance leads away from.
@@ -71,7 +71,7 @@ def told_by_vectors(maskgit: MaskGit, vectors: Tensor, mask: Tensor | None = Non
     return maskgit.text_vectors(vectors, mask), maskgit.text_vectors(vectors, mask, nothing)
 
 
-def _critic(maskgit: MaskGit, critic: nn.Module | None) -> Critic | None:
+def _critic(maskgit: MaskGit, critic: TokenCritic | None) -> Critic | None:
     if critic is not None:
         return critic
     return maskgit.score if maskgit.config.self_critic else None

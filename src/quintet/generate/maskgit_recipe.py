@@ -22,7 +22,7 @@ from quintet.core.recipe import Loss, Nets, Output, Phase, Recipe
 from quintet.core.statistics import Statistics
 from quintet.generate import masked, sampling
 from quintet.generate.masked_config import MaskGitRunConfig
-from quintet.nn.maskgit import MaskGit
+from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.text_config import possible_guidance
 
 SELF_CONDITIONED = 0.9
@@ -44,7 +44,7 @@ class Rows:
     valid: Tensor | None = None
     """(batch, places): where there is a code; none: everywhere."""
     given: Tensor | None = None
-    """(batch, places): what a training step leaves as it is; none: nothing."""
+    """(batch, places): what is never masked; none: nothing."""
 
     @property
     def there(self) -> Tensor:
@@ -60,6 +60,7 @@ class Rows:
 class MaskGitRecipe(Recipe[ConfigT]):
     exported = "maskgit"
     exported_beside = ("critic",)
+    shardable = True
 
     maskgit: MaskGit
 
@@ -140,7 +141,7 @@ class MaskGitRecipe(Recipe[ConfigT]):
         rows = self.rows(batch)
         sums: dict[str, Tensor] = {}
         for ratio in RATIOS:
-            hidden = masked.training_mask(batch.draw, rows.there, partial(_always, ratio), f"at {ratio}")
+            hidden = masked.training_mask(batch.draw, rows.open, partial(_always, ratio), f"at {ratio}")
             hidden = hidden.to(rows.codes.device)
             tokens, target = rows.codes.masked_fill(hidden, self.maskgit.mask_id), rows.codes[hidden]
             logits = sampling.wide(nets["maskgit"](tokens, rows.conditioning, where=hidden))
@@ -168,6 +169,12 @@ class MaskGitRecipe(Recipe[ConfigT]):
 
     def guidance(self) -> float:
         return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
+
+
+def critic_of(nets: Nets) -> TokenCritic | None:
+    critic = nets.get("critic")
+    assert critic is None or isinstance(critic, TokenCritic)
+    return critic
 
 
 def token_loss(logits: Tensor, target: Tensor, label_smoothing: float) -> Loss:

@@ -17,6 +17,7 @@ import numpy as np
 
 from quintet.errors import UsageError
 from quintet.media.audio_formats import EXTENSIONS, AudioHeader, Samples, read_blocks, read_frames, read_header
+from quintet.media.files import MediaFile
 from quintet.media.resample import input_span, resample, resampled_length
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class AudioFacts:
 
 
 def read_audio(
-    path: str | os.PathLike[str],
+    path: MediaFile,
     rate: int | None = None,
     *,
     start: int = 0,
@@ -106,7 +107,7 @@ def window_starts(frames: int, window: int, stride: int, most: int) -> list[int]
     return [round(number * (frames - window) / (count - 1)) for number in range(count)]
 
 
-def probe_audio(path: str | os.PathLike[str]) -> AudioFacts:
+def probe_audio(path: MediaFile) -> AudioFacts:
     """What a file holds, after decoding all of it."""
     header = read_header(path)
     peak, clipped = 0.0, 0

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
+from quintet.media.files import Blob, MediaFile, Place, check_file, open_file, place_of
 
 Samples = npt.NDArray[np.float32]
 """Channels x frames, 1 is full scale."""
@@ -67,14 +66,14 @@ class AudioHeader:
         return self.frames / self.rate
 
 
-def read_header(path: str | os.PathLike[str]) -> AudioHeader:
+def read_header(path: MediaFile) -> AudioHeader:
     """The header of a file that is whole, as far as that can be seen at its ends."""
-    path = Path(path)
+    place = place_of(path)
     with _reasons():
-        _check_file(path)
-        with path.open("rb") as stream:
+        check_file(place)
+        with open_file(place) as stream:
             _check_whole(stream)
-        header = _sndfile_header(path) or _ffmpeg_header(path)
+        header = _sndfile_header(place) or _ffmpeg_header(place)
     if not RATES[0] <= header.rate <= RATES[1]:
         raise UnreadableItem(f"a sample rate of {header.rate} Hz cannot be meant")
     if not 1 <= header.channels <= MAX_CHANNELS:
@@ -84,13 +83,13 @@ def read_header(path: str | os.PathLike[str]) -> AudioHeader:
     return header
 
 
-def read_frames(path: str | os.PathLike[str], header: AudioHeader, start: int, count: int) -> Samples:
+def read_frames(path: MediaFile, header: AudioHeader, start: int, count: int) -> Samples:
     """`count` frames from frame `start` on, which the header must have room for."""
     if start < 0 or count < 1 or start + count > header.frames:
         raise ValueError(f"frames {start} to {start + count} of a file of {header.frames}")
     with _reasons():
         read = _sndfile_frames if header.decoder == "libsndfile" else _ffmpeg_frames
-        samples = read(Path(path), start, count)
+        samples = read(place_of(path), start, count)
     if samples.shape != (header.channels, count):
         raise UnreadableItem("truncated: the file ends too early")
     peak = max(float(samples.max()), -float(samples.min()))
@@ -101,7 +100,7 @@ def read_frames(path: str | os.PathLike[str], header: AudioHeader, start: int, c
     return samples
 
 
-def read_blocks(path: str | os.PathLike[str], header: AudioHeader, count: int = 2**20) -> Iterator[Samples]:
+def read_blocks(path: MediaFile, header: AudioHeader, count: int = 2**20) -> Iterator[Samples]:
     """All frames, in portions."""
     for start in range(0, header.frames, count):
         yield read_frames(path, header, start, min(count, header.frames - start))
@@ -109,14 +108,6 @@ def read_blocks(path: str | os.PathLike[str], header: AudioHeader, count: int = 
 
 # --- ends of files ----------------------------------------------------------------------------------------------
 # A decoder takes a file that was cut as a shorter one, or finds out at the first window beyond the cut.
-
-
-def _check_file(path: Path) -> None:
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
-        raise UnreadableItem("not a regular file")
-    if facts.st_size == 0:
-        raise UnreadableItem("empty file")
 
 
 def _check_whole(stream: IO[bytes]) -> None:
@@ -196,25 +187,27 @@ def _mp3_frame_end(frame: bytes) -> int:
 
 
 @contextmanager
-def _sndfile(path: Path) -> Iterator[Any]:
+def _sndfile(place: Place) -> Iterator[Any]:
     """Opened by descriptor: libsndfile would believe an extension, and complain on the terminal."""
     import soundfile
 
-    with path.open("rb") as stream, soundfile.SoundFile(stream.fileno(), closefd=False) as file:
-        yield file
+    with open_file(place) as stream:
+        opened = stream if isinstance(place, Blob) else stream.fileno()
+        with soundfile.SoundFile(opened, closefd=False) as file:
+            yield file
 
 
-def _sndfile_header(path: Path) -> AudioHeader | None:
+def _sndfile_header(place: Place) -> AudioHeader | None:
     """None where libsndfile does not know the format, or would not read all of it."""
     import soundfile
 
     opened = False
     try:
-        with _sndfile(path) as file:
+        with _sndfile(place) as file:
             opened = True
             if file.frames >= _UNKNOWN_LENGTH:  # it would lose the last block
                 return None
-            if file.format == "MP3" and not _tells_length(path):  # it would guess, and lose what is beyond its guess
+            if file.format == "MP3" and not _tells_length(place):  # it would guess, and lose what is beyond its guess
                 return None
             if file.format == "FLAC" and file.frames:
                 file.seek(file.frames - 1)
@@ -227,13 +220,13 @@ def _sndfile_header(path: Path) -> AudioHeader | None:
         return None
 
 
-def _tells_length(path: Path) -> bool:
-    with path.open("rb") as stream:
+def _tells_length(place: Place) -> bool:
+    with open_file(place) as stream:
         return _mp3_length(stream)[0] > 0
 
 
-def _sndfile_frames(path: Path, start: int, count: int) -> Samples:
-    with _sndfile(path) as file:
+def _sndfile_frames(place: Place, start: int, count: int) -> Samples:
+    with _sndfile(place) as file:
         # After a jump an MP3 is silent for some frames, whose beginnings lie in the frames before.
         preroll = min(start, _MP3_PREROLL) if file.format == "MP3" else 0
         if start > preroll:
@@ -246,18 +239,18 @@ def _sndfile_frames(path: Path, start: int, count: int) -> Samples:
 
 
 @contextmanager
-def _ffmpeg(path: Path) -> Iterator[Any]:
-    """Opened by descriptor: FFmpeg would believe an extension. It opens nothing else."""
+def _ffmpeg(place: Place) -> Iterator[Any]:
+    """It opens nothing else than this."""
     import av
 
-    with open(os.open(path, os.O_RDONLY), "rb") as stream:
+    with open_file(place) as stream:
         options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
         with av.open(stream, options=options) as container:
             yield container
 
 
-def _ffmpeg_header(path: Path) -> AudioHeader:
-    with _ffmpeg(path) as container:
+def _ffmpeg_header(place: Place) -> AudioHeader:
+    with _ffmpeg(place) as container:
         if not container.streams.audio:
             raise UnreadableItem("not a sound file: no sound in it")
         stream = container.streams.audio[0]
@@ -279,8 +272,8 @@ def _ffmpeg_header(path: Path) -> AudioHeader:
         return AudioHeader(int(end * base * rate), rate, int(stream.channels), name.upper(), "ffmpeg")
 
 
-def _ffmpeg_frames(path: Path, start: int, count: int) -> Samples:
-    with _ffmpeg(path) as container:
+def _ffmpeg_frames(source: Place, start: int, count: int) -> Samples:
+    with _ffmpeg(source) as container:
         stream = container.streams.audio[0]
         rate, base, origin = int(stream.rate), Fraction(stream.time_base or 0), stream.start_time or 0
         window = np.zeros((int(stream.channels), count), np.float32)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import stat
 import threading
 import warnings
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError, features
 
 from quintet.errors import UnreadableItem, UsageError
+from quintet.media.files import MediaFile, Place, check_file, open_file, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ class _Request:
 
 
 def read_image(
-    path: str | os.PathLike[str],
+    path: MediaFile,
     *,
     mode: Mode = "RGB",
     truncated: Truncated = "skip",
@@ -105,7 +105,7 @@ def read_image(
     or an eighth of its size, which costs a fraction of the time. `truncated="use"` takes what is there of a
     file that ends too early.
     """
-    return _read(Path(path), _Request(mode, truncated, side, max_pixels, min_side))[0]
+    return _read(place_of(path), _Request(mode, truncated, side, max_pixels, min_side))[0]
 
 
 def upright(image: Image.Image, mode: Mode = "RGB") -> Image.Image:
@@ -115,9 +115,9 @@ def upright(image: Image.Image, mode: Mode = "RGB") -> Image.Image:
     return _convert(image if method is None else image.transpose(method), mode)
 
 
-def probe_image(path: str | os.PathLike[str], *, truncated: Truncated = "skip") -> ImageFacts:
+def probe_image(path: MediaFile, *, truncated: Truncated = "skip") -> ImageFacts:
     """What a file holds, after decoding it by the rules of `read_image`: what passes here can be trained on."""
-    return _read(Path(path), _Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]
+    return _read(place_of(path), _Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]
 
 
 def resize_and_crop(image: Image.Image | Pixels, height: int, width: int, *, x: float = 0.5, y: float = 0.5) -> Pixels:
@@ -200,10 +200,10 @@ def write_grid(pictures: Sequence[Picture], path: str | os.PathLike[str], column
 # Reading
 
 
-def _read(path: Path, request: _Request) -> tuple[Image.Image, ImageFacts]:
+def _read(place: Place, request: _Request) -> tuple[Image.Image, ImageFacts]:
     try:
-        _check_file(path)
-        with pillow_silent(), path.open("rb") as stream:
+        check_file(place)
+        with pillow_silent(), open_file(place) as stream:
             try:
                 return _decode(stream, request)
             except (OSError, SyntaxError):
@@ -215,14 +215,6 @@ def _read(path: Path, request: _Request) -> tuple[Image.Image, ImageFacts]:
         raise
     except Exception as error:  # Damaged files make decoders raise nearly anything; none of it may end a run.
         raise UnreadableItem(_reason(error)) from error
-
-
-def _check_file(path: Path) -> None:
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
-        raise UnreadableItem("not a regular file")
-    if facts.st_size == 0:
-        raise UnreadableItem("empty file")
 
 
 def _decode(stream: IO[bytes], request: _Request) -> tuple[Image.Image, ImageFacts]:

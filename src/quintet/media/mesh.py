@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from quintet.errors import UnreadableItem, UsageError
+from quintet.media.files import MediaFile, place_of
 from quintet.media.mesh_formats import EXTENSIONS, Faces, Soup, Vertices, read_soup
 
 __all__ = [
@@ -76,7 +77,7 @@ class MeshFacts:
 
 
 def read_mesh(
-    path: str | os.PathLike[str],
+    path: MediaFile,
     *,
     bins: int = BINS,
     max_faces: int | None = None,
@@ -88,12 +89,12 @@ def read_mesh(
     A mesh of more than `max_faces` is reduced to that many if `decimate`, and refused otherwise. With four `corners`
     a file of quads stays one, and any other is refused.
     """
-    return _mesh_of(read_soup(Path(path), corners), bins, max_faces, decimate)
+    return _mesh_of(read_soup(place_of(path), corners), bins, max_faces, decimate)
 
 
-def probe_mesh(path: str | os.PathLike[str], *, bins: int = BINS) -> MeshFacts:
+def probe_mesh(path: MediaFile, *, bins: int = BINS) -> MeshFacts:
     """What a file holds, after reading it as training does."""
-    soup = read_soup(Path(path))
+    soup = read_soup(place_of(path))
     mesh = _mesh_of(soup, bins, None, decimate=False)
     counts = edge_counts(mesh.faces)
     return MeshFacts(

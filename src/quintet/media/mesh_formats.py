@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import stat
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
+from quintet.media.files import Blob, Place, check_file, read_file
 
 Vertices = npt.NDArray[np.float64]
 Faces = npt.NDArray[np.int64]
@@ -63,16 +63,16 @@ class Soup:
     faces: Faces
 
 
-def read_soup(path: Path, corners: int = 3) -> Soup:
+def read_soup(place: Place, corners: int = 3) -> Soup:
     """Everything with faces in a file, in one coordinate system; `UnreadableItem` with the reason otherwise.
 
     Larger faces are cut into triangles, unless four `corners` are wanted: then the file must have quads alone.
     """
     try:
-        data = _content(path)
-        name = _format_of(data, path.suffix.lower())
+        data = _content(place)
+        name = _format_of(data, place.suffix.lower())
         with np.errstate(all="ignore"):
-            vertices, polygons = _READERS[name](data, path)
+            vertices, polygons = _READERS[name](data, place)
             faces = _triangles(polygons) if corners == 3 else _alike(polygons, corners)
         return Soup(name, *_checked(vertices, faces))
     except UnreadableItem:
@@ -81,15 +81,11 @@ def read_soup(path: Path, corners: int = 3) -> Soup:
         raise UnreadableItem(_reason(error)) from error
 
 
-def _content(path: Path) -> bytes:
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
-        raise UnreadableItem("not a regular file")
-    if facts.st_size == 0:
-        raise UnreadableItem("empty file")
-    if facts.st_size > MAX_BYTES:
-        raise UnreadableItem(f"{facts.st_size / 2**20:.0f} MiB, more than {MAX_BYTES // 2**20}; reduce the mesh first")
-    return path.read_bytes()
+def _content(place: Place) -> bytes:
+    size = check_file(place)
+    if size > MAX_BYTES:
+        raise UnreadableItem(f"{size / 2**20:.0f} MiB, more than {MAX_BYTES // 2**20}; reduce the mesh first")
+    return read_file(place)
 
 
 def _format_of(data: bytes, suffix: str) -> str:
@@ -161,7 +157,7 @@ def _fan(polygons: Faces) -> Faces:
 # --- OBJ and OFF ------------------------------------------------------------------------------------------------
 
 
-def _read_obj(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
+def _read_obj(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
     rows: list[list[bytes]] = []
     polygons: dict[int, list[list[int]]] = defaultdict(list)
     for line in data.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ").splitlines():
@@ -181,7 +177,7 @@ def _table(rows: Sequence[Sequence[bytes]]) -> Vertices:
     return np.array(rows, np.float64).reshape(-1, 3) if rows else np.empty((0, 3))
 
 
-def _read_off(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
+def _read_off(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
     lines = [words for line in data.splitlines() if (words := line.partition(b"#")[0].split())]
     header = lines[0][1:] or lines[1]
     body = lines[1 if lines[0][1:] else 2 :]
@@ -208,7 +204,7 @@ def _is_binary_stl(data: bytes) -> bool:
     return len(data) >= _STL_HEADER and len(data) == _STL_HEADER + _STL_FACE.itemsize * _stl_count(data)
 
 
-def _read_stl(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
+def _read_stl(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
     if _is_binary_stl(data):
         corners = np.frombuffer(data, _STL_FACE, offset=_STL_HEADER)["vertices"].reshape(-1, 3).astype(np.float64)
     else:
@@ -240,7 +236,7 @@ class _Element:
         return all(each.count_type is None for each in self.properties)
 
 
-def _read_ply(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
+def _read_ply(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
     end = re.search(rb"^end_header[^\n]*\n", data[:65536], re.MULTILINE)
     if end is None:
         raise UnreadableItem("truncated: its header has no end")
@@ -337,7 +333,7 @@ def _ply_lists(body: bytes, start: int, element: _Element, order: str, columns: 
 # --- glTF -------------------------------------------------------------------------------------------------------
 
 
-def _read_gltf(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
+def _read_gltf(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
     import trimesh
 
     binary = data.startswith(_GLB_MAGIC)
@@ -345,7 +341,7 @@ def _read_gltf(data: bytes, path: Path) -> tuple[Vertices, Polygons]:
     scene = trimesh.load_scene(
         io.BytesIO(data),
         file_type="glb" if binary else "gltf",
-        resolver=_folder_only(path.parent),
+        resolver=_folder_only(None if isinstance(place, Blob) else place.parent),
         skip_materials=True,
         process=False,
     )
@@ -401,7 +397,7 @@ def _check_gltf(header: Any) -> None:
         raise UnreadableItem(f"declares {sum(counts)} numbers, more than a mesh of {MAX_FACES} faces has")
 
 
-def _folder_only(folder: Path) -> Any:
+def _folder_only(folder: Path | None) -> Any:
     """What trimesh asks for a buffer that a glTF file names: files in the folder, nothing else on this machine."""
     from trimesh.resolvers import Resolver
 
@@ -425,7 +421,9 @@ def _folder_only(folder: Path) -> Any:
     return FolderOnly()
 
 
-def _read_beside(folder: Path, name: str) -> bytes:
+def _read_beside(folder: Path | None, name: str) -> bytes:
+    if folder is None:
+        raise UnreadableItem(f"its buffer {name[:80]!r} is another file, which a shard does not hold; save it as GLB")
     root = os.path.realpath(folder)
     target = os.path.realpath(os.path.join(root, unquote(name)))
     if "://" in name or os.path.commonpath([root, target]) != root:
@@ -435,7 +433,7 @@ def _read_beside(folder: Path, name: str) -> bytes:
     return _content(Path(target))
 
 
-_READERS: dict[str, Callable[[bytes, Path], tuple[Vertices, Polygons]]] = {
+_READERS: dict[str, Callable[[bytes, Place], tuple[Vertices, Polygons]]] = {
     "OBJ": _read_obj,
     "OFF": _read_off,
     "STL": _read_stl,

@@ -7,13 +7,13 @@ torch nor a decoder of films. `video_writing.py` writes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quintet.media.files import MediaFile
 from quintet.media.video_formats import (
     EXTENSIONS,
     FRAME_EXTENSIONS,
@@ -90,7 +90,7 @@ def stride_frames(frames: int, count: int, stride: int, start: float) -> list[in
 
 
 def read_video(
-    path: str | os.PathLike[str],
+    path: MediaFile,
     places: Sequence[int] | None = None,
     *,
     fit: Fit | None = None,
@@ -105,7 +105,7 @@ def read_video(
     return read_frames(path, header, range(header.frames) if places is None else places, fit, background)
 
 
-def probe_video(path: str | os.PathLike[str]) -> VideoFacts:
+def probe_video(path: MediaFile) -> VideoFacts:
     """What a file holds, after decoding all of it: what passes here can be trained on."""
     header = read_header(path)
     fit: Fit | None = None

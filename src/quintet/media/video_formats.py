@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +24,7 @@ from PIL import Image
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
 from quintet.media import video_structure as structure
+from quintet.media.files import Blob, MediaFile, Place, check_file, open_file, place_of
 
 Clip: TypeAlias = npt.NDArray[np.uint8]
 """Frames x height x width x 3."""
@@ -92,21 +91,17 @@ class Fit:
     y: float = 0.5
 
 
-def read_header(path: str | os.PathLike[str]) -> VideoHeader:
+def read_header(path: MediaFile) -> VideoHeader:
     """The header of a file that is whole, as far as that can be seen without decoding it."""
-    path = Path(path)
+    place = place_of(path)
     with _reasons():
-        if path.is_dir():
-            return _folder_header(path)
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            raise UnreadableItem("not a regular file")
-        if facts.st_size == 0:
-            raise UnreadableItem("empty file")
-        with path.open("rb") as stream:
+        if _is_folder(place):
+            return _folder_header(place)
+        check_file(place)
+        with open_file(place) as stream:
             kind = structure.kind_of(stream)
             # Who calls a picture a film has been given another file than was meant.
-            if path.suffix.lower() in FRAME_EXTENSIONS and structure.is_picture(stream):
+            if place.suffix.lower() in FRAME_EXTENSIONS and structure.is_picture(stream):
                 return _timed([1 / FOLDER_RATE], _PICTURE)
             if kind is None:
                 raise UnreadableItem("not a video: the content is of no known video format")
@@ -114,11 +109,11 @@ def read_header(path: str | os.PathLike[str]) -> VideoHeader:
             if kind in ("gif", "webp"):
                 seconds = structure.gif_seconds(stream) if kind == "gif" else structure.webp_seconds(stream)
                 return _timed(seconds, kind.upper())
-        return _ffmpeg_header(path, kind)
+        return _ffmpeg_header(place, kind)
 
 
 def read_frames(
-    path: str | os.PathLike[str],
+    path: MediaFile,
     header: VideoHeader,
     places: Sequence[int],
     fit: Fit | None = None,
@@ -127,12 +122,12 @@ def read_frames(
     """The frames at these places (in order; one may be asked for several times), at their own size or fitted."""
     if not len(places) or places[0] < 0 or places[-1] >= header.frames or any(np.diff(places) < 0):
         raise ValueError(f"frames {list(places)} of a file of {header.frames}")
-    path = Path(path)
+    source = place_of(path)
     wanted = sorted(set(places))
     with _reasons():
-        read = _folder_frames if path.is_dir() else _READERS.get(header.format, _ffmpeg_frames)
+        read = _folder_frames if _is_folder(source) else _READERS.get(header.format, _ffmpeg_frames)
         found: dict[int, npt.NDArray[np.uint8]] = {}
-        for place, picture in read(path, header, wanted, fit, background):
+        for place, picture in read(source, header, wanted, fit, background):
             # A file may change its size on the way; a clip has one.
             fit = fit or Fit(*picture.shape[:2])
             found[place] = picture
@@ -156,12 +151,15 @@ def frame_order(names: Sequence[str]) -> list[str] | None:
     return sorted(names, key=lambda name: found[name][1])
 
 
-def folder_pictures(path: Path) -> list[str]:
+def _is_folder(place: Place) -> bool:
+    return place.pictures is not None if isinstance(place, Blob) else place.is_dir()
+
+
+def folder_pictures(place: Place) -> list[str]:
     """The names of the frames of a folder, in order."""
+    listed = place.pictures or () if isinstance(place, Blob) else os.listdir(place)
     names = [
-        entry.name
-        for entry in os.scandir(path)
-        if not entry.name.startswith(".") and os.path.splitext(entry.name)[1].lower() in FRAME_EXTENSIONS
+        name for name in listed if not name.startswith(".") and os.path.splitext(name)[1].lower() in FRAME_EXTENSIONS
     ]
     if not names:
         raise UnreadableItem("a folder without pictures")
@@ -171,18 +169,19 @@ def folder_pictures(path: Path) -> list[str]:
     return ordered
 
 
-def _folder_header(path: Path) -> VideoHeader:
-    return _timed([1 / FOLDER_RATE] * len(folder_pictures(path)), "folder of pictures")
+def _folder_header(folder: Place) -> VideoHeader:
+    return _timed([1 / FOLDER_RATE] * len(folder_pictures(folder)), "folder of pictures")
 
 
 def _folder_frames(
-    path: Path, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+    folder: Place, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
 ) -> Frames:
-    names = folder_pictures(path)
+    names = folder_pictures(folder)
     for place in wanted:
         name = names[place] if place < len(names) else ""
         try:
-            picture = images.read_image(path / name, mode="RGBA", side=max(fit.height, fit.width) if fit else None)
+            file = folder.picture(name) if isinstance(folder, Blob) else folder / name
+            picture = images.read_image(file, mode="RGBA", side=max(fit.height, fit.width) if fit else None)
         except UnreadableItem as problem:
             raise UnreadableItem(f"{name}: {problem}") from problem
         fitted = _fitted_picture(picture, fit, background)
@@ -191,9 +190,9 @@ def _folder_frames(
 
 
 def _picture_frames(
-    path: Path, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+    file: Place, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
 ) -> Frames:
-    picture = images.read_image(path, mode="RGBA", side=max(fit.height, fit.width) if fit else None)
+    picture = images.read_image(file, mode="RGBA", side=max(fit.height, fit.width) if fit else None)
     yield 0, _fitted_picture(picture, fit, background)
 
 
@@ -211,9 +210,9 @@ def _timed(seconds: Sequence[float], kind: str) -> VideoHeader:
 
 
 def _pillow_frames(
-    path: Path, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+    file: Place, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
 ) -> Frames:
-    with images.pillow_silent(), path.open("rb") as stream, Image.open(stream, formats=_PILLOW) as picture:
+    with images.pillow_silent(), open_file(file) as stream, Image.open(stream, formats=_PILLOW) as picture:
         _check_pixels(*picture.size)
         for place in wanted:
             picture.seek(place)
@@ -239,13 +238,12 @@ def _fitted_picture(picture: Image.Image, fit: Fit | None, background: Colour) -
 
 
 @contextmanager
-def _ffmpeg(path: Path, kind: str) -> Iterator[tuple[Any, Any, Any]]:
-    """The file, its film and a decoder, opened by descriptor: FFmpeg would believe an extension. It opens nothing
-    else."""
+def _ffmpeg(file: Place, kind: str) -> Iterator[tuple[Any, Any, Any]]:
+    """The file, its film and a decoder. FFmpeg opens nothing else."""
     import av
     from av.stream import Disposition
 
-    with open(os.open(path, os.O_RDONLY), "rb") as stream:
+    with open_file(file) as stream:
         options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
         if kind.startswith(_TELLING):
             options["codec_whitelist"] = "none"  # of who opens it; the decoder of the film is another
@@ -276,8 +274,8 @@ def _check_pixels(width: int, height: int) -> None:
         raise UnreadableItem(f"frames of {width}x{height} pixels, more than {MAX_PIXELS / 1e6:.0f} million")
 
 
-def _ffmpeg_header(path: Path, kind: str) -> VideoHeader:
-    with _ffmpeg(path, kind) as (container, film, decoder):
+def _ffmpeg_header(file: Place, kind: str) -> VideoHeader:
+    with _ffmpeg(file, kind) as (container, film, decoder):
         name, base, promised = container.format.name.split(",")[0], Fraction(film.time_base or 0), film.frames
         hidden = _hidden_vp8 if film.codec_context.name == "vp8" else _never
         # An AVI does not tell when frames are shown that are stored in another order.
@@ -293,7 +291,7 @@ def _ffmpeg_header(path: Path, kind: str) -> VideoHeader:
     if len(packets) < promised and name == "mov":
         raise UnreadableItem(f"truncated: {promised} frames promised, {len(packets)} there")
     if untold or base <= 0 or any(packet[0] is None for packet in packets):
-        return _counted_header(path, kind)
+        return _counted_header(file, kind)
     packets = list({packet[0]: packet for packet in sorted(packets, key=lambda packet: int(packet[0] or 0))}.values())
     stamps = np.array([packet[0] for packet in packets], np.int64)
     keys = np.array([packet[2] for packet in packets])
@@ -312,17 +310,17 @@ def _hidden_vp8(packet: Any) -> bool:
     return not memoryview(packet)[0] & 0x10
 
 
-def _counted_header(path: Path, kind: str) -> VideoHeader:
+def _counted_header(file: Place, kind: str) -> VideoHeader:
     """Of a file without times: all of it is decoded to count its frames."""
-    with _ffmpeg(path, kind) as (container, film, decoder):
+    with _ffmpeg(file, kind) as (container, film, decoder):
         rate = float(film.average_rate or FOLDER_RATE)
         return _timed([1 / rate] * sum(len(decoder.decode(packet)) for packet in container.demux(film)), kind)
 
 
 def _ffmpeg_frames(
-    path: Path, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+    file: Place, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
 ) -> Frames:
-    with _ffmpeg(path, header.format) as (container, film, decoder):
+    with _ffmpeg(file, header.format) as (container, film, decoder):
         show = _Shown(background, lambda: _aspect(film, decoder))
         for place, frame in _decoded(container, film, decoder, header, wanted):
             if frame.is_corrupt:

@@ -58,6 +58,24 @@ class PatchDiscriminator(nn.Module):
         self.fake_mean.lerp_(fake_mean.to(self.fake_mean.dtype), 1 - LECAM_DECAY)
 
 
+def patch_loss(
+    discriminator: nn.Module, real: Tensor, fake: Tensor, penalised: bool
+) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor]]:
+    """The hinge loss of a `PatchDiscriminator` on real and made pictures, its parts, and the logits of both.
+
+    Where a penalty is asked for it is among the parts, and not yet in the loss.
+    """
+    real = real.detach().requires_grad_(penalised)
+    fake = fake.detach().to(real.dtype)
+    logits = discriminator(real, fake) if penalised else discriminator(torch.cat([real, fake]))
+    real_logits, fake_logits = logits.float().chunk(2) if logits.dtype != torch.float64 else logits.chunk(2)
+    loss = hinge_discriminator_loss(real_logits, fake_logits)
+    parts = {"hinge": loss, "real": real_logits.mean(), "fake": fake_logits.mean()}
+    if penalised:
+        parts["penalty"] = gradient_penalty(real_logits, real)
+    return loss, parts, (real_logits, fake_logits)
+
+
 def hinge_discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
     return (F.relu(1 - real).mean() + F.relu(1 + fake).mean()) / 2
 

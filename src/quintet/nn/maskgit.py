@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.config import validate
@@ -111,20 +112,42 @@ class _Tokens(nn.Module):
             x = x + covering
             contexts.append(vectors)
             masks.append(torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device))
-        there, shown = conditioning.get("there"), self._shown(tokens)
+        there, context, mask_of_it = conditioning.get("there"), _joined(contexts), _joined(masks)
+        # On a GPU it would have to be read from there which rows are how long.
+        if there is None or there.device.type != "cpu":
+            return self._through(x, there, context, mask_of_it)
+        return self._through_by_length(x, there, context, mask_of_it)
+
+    def _through(self, x: Tensor, there: Tensor | None, context: Tensor | None, context_mask: Tensor | None) -> Tensor:
+        shown = self._shown(x)
         if self.merging is None:
-            alone: Tensor = self.transformer(x, there, _joined(contexts), _joined(masks), grid=shown)
+            alone: Tensor = self.transformer(x, there, context, context_mask, grid=shown)
             return alone
         groups = None if there is None else self.merging.group(there[..., None], shown).any(-1)
-        made = self.transformer(
-            self.merging(x, shown), groups, _joined(contexts), _joined(masks), grid=self.merging.merged(shown)
-        )
+        made = self.transformer(self.merging(x, shown), groups, context, context_mask, grid=self.merging.merged(shown))
         return self.merging.apart(made, shown)
 
-    def _shown(self, tokens: Tensor) -> tuple[int, ...]:
+    def _through_by_length(
+        self, x: Tensor, there: Tensor, context: Tensor | None, context_mask: Tensor | None
+    ) -> Tensor:
+        """The same, rows of one length together and cut there: what a row lacks costs nothing."""
+        slice_of_it = math.prod(self.grid[1:])
+        last = (there * torch.arange(there.shape[1])).amax(1)
+        ends = (last // slice_of_it + 1) * slice_of_it
+        parts, numbers = [], []
+        for end in sorted({*ends.tolist()}):
+            rows = (ends == end).nonzero()[:, 0]
+            seen = there.index_select(0, rows)[:, :end]
+            told = (None if one is None else one.index_select(0, rows) for one in (context, context_mask))
+            made = self._through(x.index_select(0, rows)[:, :end], None if seen.all() else seen, *told)
+            parts.append(F.pad(made, (0, 0, 0, x.shape[1] - end)))
+            numbers.append(rows)
+        return torch.cat(parts).index_select(0, torch.cat(numbers).argsort())
+
+    def _shown(self, x: Tensor) -> tuple[int, ...]:
         """How tokens lie: of a grid its beginning along the first axis will do, as of a video that is shorter."""
         slice_of_it = math.prod(self.grid[1:])
-        return (tokens.shape[1] // slice_of_it, *self.grid[1:])
+        return (x.shape[1] // slice_of_it, *self.grid[1:])
 
     def _has_low(self, conditioning: Conditioning) -> bool:
         if self.low is None and "low" in conditioning:

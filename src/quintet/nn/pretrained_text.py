@@ -26,7 +26,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from quintet.core import checkpoint
+from quintet.core import checkpoint, disk
 from quintet.errors import RunError, UsageError
 from quintet.nn import transformers_folder
 from quintet.nn.text import padded_length
@@ -206,7 +206,7 @@ class PretrainedText:
         temporary = path.with_name(f".{path.name}.{uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with checkpoint.open_own(temporary, "xb") as file:
+            with disk.open_own(temporary, "xb") as file:
                 file.write(_pack(text, entry))
             os.replace(temporary, path)
         except OSError as error:

@@ -32,6 +32,9 @@ a plane's first coordinate loses what its second one gains, the sines of first o
 
 _EPSILON = 1e-6
 
+SHORT_ROW = 512
+"""Places up to which attention in bf16 is quicker by plain products on a CPU."""
+
 EMBEDDING_SCALE = 0.5
 """Standard deviation of fresh embeddings and positions. Much less than what a block adds, and tokens would drown in
 the first blocks' noise until training has turned them up: measured with Muse, see docs/decisions/0008."""
@@ -272,7 +275,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Queries by token, keys and values by head."""
         # Views: the kernels take any order of axes, and give theirs back so that heads join without a copy.
-        attended = F.scaled_dot_product_attention(_by_head(queries), keys, values, attn_mask=mask, is_causal=causal)
+        queries = _by_head(queries)
+        if _is_quicker_by_products(queries, keys) and not causal:
+            attended = _attention_by_products(queries, keys, values, mask)
+        else:
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
         out: Tensor = self.to_out(attended.transpose(1, 2).flatten(2))
         return out
 
@@ -280,6 +287,24 @@ class Attention(nn.Module):
 def _by_head(tensor: Tensor) -> Tensor:
     """`(batch, tokens, heads, head_dim)` to `(batch, heads, tokens, head_dim)`."""
     return tensor.transpose(1, 2)
+
+
+def _is_quicker_by_products(queries: Tensor, keys: Tensor) -> bool:
+    """On a CPU torch's kernel of attention in bf16, forth and back, takes two to four times as long as products up to
+    some hundred places do (`benchmarks/attention.py`); in fp32, and of long rows, it is the quicker one."""
+    return (
+        queries.dtype == torch.bfloat16
+        and queries.device.type == "cpu"
+        and max(queries.shape[-2], keys.shape[-2]) <= SHORT_ROW
+    )
+
+
+def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    scores = queries * queries.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    attended: Tensor = scores.softmax(-1).to(values.dtype) @ values
+    return attended
 
 
 def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from quintet.core import checkpoint
+from quintet.core import checkpoint, disk
 from quintet.errors import UsageError
 from quintet.nn.text_config import PRETRAINED
 
@@ -108,7 +108,7 @@ def loading(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError) as error:
-        reason = checkpoint.one_line(error)
+        reason = disk.one_line(error)
         raise UsageError(f"{folder} is not a {what} that `transformers` can load ({reason})") from None
     finally:
         if shown:

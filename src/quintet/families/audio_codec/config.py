@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from quintet.config import EvalConfig, OptimConfig, PhaseOptimConfig, RunConfig, Section, SoundDataConfig
+from quintet.config import EvalConfig, RunConfig, Section, SoundDataConfig
+from quintet.nn.adversarial_config import AdversarialLossConfig, AdversarialOptimConfig
 
 LONGEST_HOP = 2**16
 Stride = Annotated[int, Field(ge=1, le=64)]
@@ -114,7 +115,7 @@ class AudioCodecModelConfig(Section):
         return self
 
 
-class AudioCodecLossConfig(Section):
+class AudioCodecLossConfig(AdversarialLossConfig):
     """What the codec is trained for. Each aim pulls at a clip as strongly as its weight says, however far it is."""
 
     waveform: float = Field(
@@ -128,9 +129,6 @@ class AudioCodecLossConfig(Section):
     level_dropout: float = Field(
         0.5, ge=0, le=1, description="Share of the training clips of which only the first few levels, drawn, are used."
     )
-    discriminator: bool = Field(True, description="Train against discriminators.")
-    discriminator_start: int = Field(5000, ge=0, description="Step at which the discriminators begin.")
-    discriminator_ramp: int = Field(1000, ge=0, description="Steps over which their say grows from nothing to full.")
     discriminator_dim: int = Field(16, ge=4, le=1024, description="Width of the discriminators' first layers.")
     stft_windows: tuple[Window, ...] = Field(
         (1024, 512, 256), max_length=16, description="One discriminator of the spectrum for each; samples of a window."
@@ -151,12 +149,6 @@ class AudioCodecLossConfig(Section):
         if self.discriminator and not self.stft_windows and not self.periods:
             raise ValueError("loss.stft_windows and loss.periods are both empty; for none set loss.discriminator=false")
         return self
-
-
-class AudioCodecOptimConfig(OptimConfig):
-    discriminator: PhaseOptimConfig = Field(
-        default_factory=PhaseOptimConfig, description="The discriminators' own optimizer."
-    )
 
 
 class AudioCodecEvalConfig(EvalConfig):
@@ -241,5 +233,5 @@ class AudioCodecConfig(RunConfig):
     data: SoundDataConfig = Field(default_factory=SoundDataConfig, description="The files.")
     model: AudioCodecModelConfig = Field(default_factory=AudioCodecModelConfig, description="The tokenizer.")
     loss: AudioCodecLossConfig = Field(default_factory=AudioCodecLossConfig, description="What it is trained for.")
-    optim: AudioCodecOptimConfig = Field(default_factory=AudioCodecOptimConfig, description="Optimizer and schedule.")
+    optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")
     eval: AudioCodecEvalConfig = Field(default_factory=AudioCodecEvalConfig, description="Validation.")

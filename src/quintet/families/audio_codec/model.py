@@ -6,7 +6,6 @@ every layer, so that a clip has the same codes alone and beside longer ones.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +22,7 @@ from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Beside, Conv, FrameMask, Layer, Memory, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
 from quintet.families.audio_codec.pretrained import PretrainedCodec
+from quintet.families.audio_codec.rates import Rates
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import (
     PartedQuantizer,
@@ -49,7 +49,7 @@ class Reconstruction:
     statistics: Statistics
 
 
-class AudioCodec(Pretrained, nn.Module):
+class AudioCodec(Rates, Pretrained, nn.Module):
     """Waves (batch, samples) to codes (batch, frames, levels) and back.
 
     Keyword arguments are the keys of `model.*`; see `AudioCodecModelConfig`.
@@ -58,39 +58,11 @@ class AudioCodec(Pretrained, nn.Module):
     def __init__(self, config: AudioCodecModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(AudioCodecModelConfig, keywords)
+        self.hop = self.config.hop
         widths = [self.config.dim * min(2**number, 8) for number in range(len(self.config.strides) + 1)]
         self.encoder = _encoder(self.config, widths)
         self.quantizer = _quantizer(self.config)
         self.decoder = _decoder(self.config, widths)
-
-    @property
-    def num_codes(self) -> int:
-        """The vocabulary of each level."""
-        return self.quantizer.num_codes
-
-    @property
-    def levels(self) -> int:
-        return self.config.levels
-
-    @property
-    def rate(self) -> int:
-        """Samples a second."""
-        return self.config.rate
-
-    @property
-    def hop(self) -> int:
-        """Samples of a frame."""
-        return self.config.hop
-
-    @property
-    def frame_rate(self) -> float:
-        """Frames a second."""
-        return self.rate / self.hop
-
-    @property
-    def bitrate(self) -> float:
-        """Bits a second of codes of all levels."""
-        return self.frame_rate * self.levels * math.log2(self.num_codes)
 
     @property
     def codebooks(self) -> Tensor:
@@ -100,10 +72,6 @@ class AudioCodec(Pretrained, nn.Module):
             levels = [self.quantizer.level(level) for level in range(self.levels)]
         codes = torch.arange(self.num_codes, device=next(self.parameters()).device)
         return torch.stack([level.look_up(codes) for level in levels]).detach()
-
-    def frames(self, samples: Tensor) -> Tensor:
-        """Frames of clips of so many samples."""
-        return (samples + self.hop - 1) // self.hop
 
     # --- training -------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from quintet.config import validate
 from quintet.core import checkpoint
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecModelConfig
+from quintet.families.audio_codec.rates import Rates
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.transformers_folder import frozen, load_model, load_transformers, loading
 
@@ -29,7 +30,7 @@ FOLDERS_OWN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transf
 """What a configuration says beside what the codec is."""
 
 
-class PretrainedCodec(Pretrained, nn.Module):
+class PretrainedCodec(Rates, Pretrained, nn.Module):
     """Waves (batch, samples) to codes (batch, frames, levels) and back, by a codec that others trained.
 
         PretrainedCodec.from_transformers("encodec_24khz/")
@@ -70,30 +71,6 @@ class PretrainedCodec(Pretrained, nn.Module):
         return cls(validate(AudioCodecModelConfig, found), model)
 
     @property
-    def num_codes(self) -> int:
-        """The vocabulary of each level."""
-        return self.config.codebook_size
-
-    @property
-    def levels(self) -> int:
-        return self.config.levels
-
-    @property
-    def rate(self) -> int:
-        """Samples a second."""
-        return self.config.rate
-
-    @property
-    def frame_rate(self) -> float:
-        """Frames a second."""
-        return self.rate / self.hop
-
-    @property
-    def bitrate(self) -> float:
-        """Bits a second of codes of all levels."""
-        return self.frame_rate * self.levels * math.log2(self.num_codes)
-
-    @property
     def codebooks(self) -> Tensor:
         """What the codes of each level stand for, (levels, codes, width)."""
         quantizer = self.model.quantizer
@@ -111,10 +88,6 @@ class PretrainedCodec(Pretrained, nn.Module):
             if getattr(module, "_embed", None) is not None:
                 module._embed = None  # type: ignore[assignment]  # Mimi's copy of a codebook, which stays where it was
         return moved
-
-    def frames(self, samples: Tensor) -> Tensor:
-        """Frames of clips of so many samples."""
-        return (samples + self.hop - 1) // self.hop
 
     @torch.no_grad()
     def encode(self, waves: Tensor, lengths: Tensor | None = None, levels: int | None = None) -> Tensor:

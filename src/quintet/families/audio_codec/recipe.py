@@ -77,7 +77,7 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
                     ("discriminator",),
                     self.discriminator_loss,
                     config.optim.for_phase(config.optim.discriminator),
-                    self.discriminator_is_active,
+                    self.loss.is_adversarial,
                 )
             )
         self.mel = MelDistance(config.model.rate, self.loss.mel_windows)
@@ -152,12 +152,12 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
             "waveform": (self.loss.waveform, waveform_distance(made, waves, lengths)),
             "mel": (self.loss.mel, self.mel.to(waves.device)(made, waves, lengths)),
         }
-        if self.discriminator_is_active(step):
+        if self.loss.is_adversarial(step):
             with frozen(self.discriminator) as discriminator:
                 with torch.no_grad():
                     real: list[Maps] = discriminator(waves)
                 fake: list[Maps] = discriminator(made)
-            ramp = self.ramp(step)
+            ramp = self.loss.say(step)
             aims["adversarial"] = (ramp * self.loss.adversarial, generator_loss(self.loss.kind, fake, lengths))
             aims["feature"] = (ramp * self.loss.feature, feature_distance(real, fake, lengths))
         parts = {name: distances.detach().mean() for name, (_, distances) in aims.items()}
@@ -173,13 +173,6 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         judgements = {"real": real, "fake": fake}
         parts = {name: judged(maps, lengths, torch.Tensor.detach).mean() for name, maps in judgements.items()}
         return Loss(loss.mean(), parts)
-
-    def discriminator_is_active(self, step: int) -> bool:
-        return self.loss.discriminator and step >= self.loss.discriminator_start
-
-    def ramp(self, step: int) -> float:
-        """The discriminators' say: they begin with nothing, or their first mistakes would ruin the codec."""
-        return min(1.0, (step + 1 - self.loss.discriminator_start) / max(1, self.loss.discriminator_ramp))
 
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.learning.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, Section, VideoDataConfig
+from quintet.config import RunConfig, Section, VideoDataConfig
+from quintet.nn.adversarial_config import AdversarialOptimConfig, PictureLossConfig
 
 CHANNELS = 3
 
@@ -74,28 +75,11 @@ class CViViTModelConfig(Section):
         return self
 
 
-class CViViTLossConfig(Section):
-    """What the tokenizer is trained for."""
+class CViViTLossConfig(PictureLossConfig):
+    """What the tokenizer is trained for; the discriminator looks at single frames."""
 
     reconstruction: Literal["l1", "l2"] = Field("l2", description="Distance of pixels.")
-    perceptual_weights: str | None = Field(
-        None, description="safetensors of VGG-16 for a perceptual loss; none: no such loss."
-    )
     perceptual: float = Field(0.1, ge=0, description="Weight of the perceptual loss, where weights are given.")
-    discriminator: bool = Field(True, description="Train against a discriminator of single frames.")
-    discriminator_start: int = Field(5000, ge=0, description="Step at which the discriminator begins.")
-    discriminator_ramp: int = Field(1000, ge=0, description="Steps over which its say grows from nothing to full.")
-    discriminator_dim: int = Field(32, ge=8, multiple_of=8, description="Width of the discriminator's first layer.")
-    discriminator_layers: int = Field(4, ge=1, description="Strided layers; fewer where the picture is small.")
-    adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss.")
-    penalty: float = Field(10.0, ge=0, description="Weight of the gradient penalty on real frames; 0: none.")
-    penalty_every: int = Field(4, gt=0, description="Steps between two gradient penalties.")
-
-
-class CViViTOptimConfig(OptimConfig):
-    discriminator: PhaseOptimConfig = Field(
-        default_factory=PhaseOptimConfig, description="The discriminator's own optimizer."
-    )
 
 
 class CViViTConfig(RunConfig):
@@ -131,7 +115,7 @@ class CViViTConfig(RunConfig):
             "model.temporal_depth": 1,
             "model.shortcut": True,
             "model.head_dim": 32,
-            "train.steps": 4000,
+            "train.steps": 1000,
             "train.batch_size": 4,
             "optim.name": "muon",
             "optim.lr": 1e-3,
@@ -174,7 +158,7 @@ class CViViTConfig(RunConfig):
     data: VideoDataConfig = Field(default_factory=VideoDataConfig, description="The files.")
     model: CViViTModelConfig = Field(default_factory=CViViTModelConfig, description="The tokenizer.")
     loss: CViViTLossConfig = Field(default_factory=CViViTLossConfig, description="What it is trained for.")
-    optim: CViViTOptimConfig = Field(default_factory=CViViTOptimConfig, description="Optimizer and schedule.")
+    optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")
 
     @model_validator(mode="after")
     def _whole_moments(self) -> CViViTConfig:

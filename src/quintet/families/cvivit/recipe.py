@@ -27,12 +27,7 @@ from quintet.families.cvivit.model import CViViT, Reconstruction
 from quintet.families.cvivit.transform import begin_as_transform, patch_statistics
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip, write_video
-from quintet.nn.adversarial import (
-    PatchDiscriminator,
-    gradient_penalty,
-    hinge_discriminator_loss,
-    hinge_generator_loss,
-)
+from quintet.nn.adversarial import PatchDiscriminator, hinge_generator_loss, patch_loss
 from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
@@ -66,7 +61,7 @@ class CViViTRecipe(Recipe[CViViTConfig]):
                     ("discriminator",),
                     self.discriminator_loss,
                     config.optim.for_phase(config.optim.discriminator),
-                    self.discriminator_is_active,
+                    self.loss.is_adversarial,
                 )
             )
         self.perceptual = PerceptualLoss(Path(self.loss.perceptual_weights)) if self.loss.perceptual_weights else None
@@ -120,10 +115,10 @@ class CViViTRecipe(Recipe[CViViTConfig]):
         loss, parts = self.reconstruction_loss(batch, output)
         loss = loss + result.loss
         parts["quantizer"] = result.loss
-        if self.discriminator_is_active(step):
+        if self.loss.is_adversarial(step):
             with frozen(self.discriminator) as discriminator:
                 parts["adversarial"] = hinge_generator_loss(discriminator(output["made"]))
-            loss = loss + self.loss.adversarial * self.ramp(step) * parts["adversarial"]
+            loss = loss + self.loss.adversarial * self.loss.say(step) * parts["adversarial"]
         return Loss(loss, parts)
 
     def reconstruction_loss(self, batch: Batch, output: Output) -> tuple[Tensor, dict[str, Tensor]]:
@@ -140,24 +135,9 @@ class CViViTRecipe(Recipe[CViViTConfig]):
         return loss, parts
 
     def discriminator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
-        frames, made = output["frames"], output["made"].detach()
-        penalised = self.loss.penalty > 0 and step % self.loss.penalty_every == 0
-        real, fake = frames.detach().requires_grad_(penalised), made.to(frames.dtype)
-        logits = nets["discriminator"](real, fake) if penalised else nets["discriminator"](torch.cat([real, fake]))
-        real_logits, fake_logits = logits.float().chunk(2) if logits.dtype != torch.float64 else logits.chunk(2)
-        loss = hinge_discriminator_loss(real_logits, fake_logits)
-        parts = {"hinge": loss, "real": real_logits.mean(), "fake": fake_logits.mean()}
-        if penalised:
-            parts["penalty"] = gradient_penalty(real_logits, real)
-            loss = loss + self.loss.penalty * parts["penalty"]
-        return Loss(loss, parts)
-
-    def discriminator_is_active(self, step: int) -> bool:
-        return self.loss.discriminator and step >= self.loss.discriminator_start
-
-    def ramp(self, step: int) -> float:
-        """The discriminator's say: it begins with nothing, or its first mistakes would ruin the tokenizer."""
-        return min(1.0, (step + 1 - self.loss.discriminator_start) / max(1, self.loss.discriminator_ramp))
+        penalised = self.loss.is_penalised(step)
+        loss, parts, _ = patch_loss(nets["discriminator"], output["frames"], output["made"], penalised)
+        return Loss(loss + self.loss.penalty * parts["penalty"] if penalised else loss, parts)
 
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.cvivit.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
@@ -227,7 +207,11 @@ class CViViTRecipe(Recipe[CViViTConfig]):
         return [
             Artifact("reconstructions.png", partial(write_image, sheet), about, torch.from_numpy(sheet)),
             *(
-                Artifact(f"reconstruction-{number:02d}.mp4", partial(write_video, pair[:, :length]), {"item": name})
+                Artifact(
+                    f"reconstruction-{number:02d}.mp4",
+                    partial(write_video, pair[:, :length]),
+                    {"item": name, "what": "input, reconstruction"},
+                )
                 for number, (pair, length, name) in enumerate(zip(pairs, lengths, batch.names, strict=True))
             ),
         ]

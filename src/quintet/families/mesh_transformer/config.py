@@ -50,7 +50,6 @@ class MeshTransformerDataConfig(MeshDataConfig):
     variants: int = Field(
         8, ge=1, le=1000, description="Augmented variants of each training mesh in the code cache (data.augment)."
     )
-    cache: str | None = Field(None, description="Folder of the code cache; none: the user's own cache folder.")
     empty_captions: bool = Field(False, description="Train a text model although meshes without caption are there.")
 
 

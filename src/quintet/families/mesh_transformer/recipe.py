@@ -44,6 +44,7 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     exported = "transformer"
     options = ("negative", "mesh")
+    shardable = True
 
     def __init__(
         self, config: MeshTransformerConfig, tokenizer: Link | None = None, transformer: MeshTransformer | None = None

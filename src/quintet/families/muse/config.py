@@ -18,7 +18,6 @@ class MuseDataConfig(PictureDataConfig):
     variants: int = Field(
         1, ge=1, le=1000, description="Augmented variants of each picture in the code cache (flips, crops)."
     )
-    cache: str | None = Field(None, description="Folder of the code cache; none: the user's own cache folder.")
     empty_captions: bool = Field(False, description="Train a text model although pictures without caption are there.")
 
 

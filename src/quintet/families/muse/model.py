@@ -61,7 +61,7 @@ class Stage(nn.Module):
         maskgit: MaskGit,
         tokenizer: Any,
         settings: Sampling | None = None,
-        critic: nn.Module | None = None,
+        critic: TokenCritic | None = None,
     ) -> None:
         super().__init__()
         self.maskgit = maskgit

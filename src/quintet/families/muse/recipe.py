@@ -20,7 +20,7 @@ from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
 from quintet.families.muse.sources import code_sources
-from quintet.generate.maskgit_recipe import MaskGitRecipe, Rows, start_from_codebook
+from quintet.generate.maskgit_recipe import MaskGitRecipe, Rows, critic_of, start_from_codebook
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
 
@@ -117,7 +117,7 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
     def stage(self, nets: Nets) -> Stage:
         maskgit = nets["maskgit"]
         assert isinstance(maskgit, MaskGit)
-        return Stage(maskgit, self.tokenizer.model, self.sampling(), nets.get("critic"))
+        return Stage(maskgit, self.tokenizer.model, self.sampling(), critic_of(nets))
 
     def _canvas(self, request: Request) -> Canvas | None:
         """The picture to draw on, cut as pictures are for training."""

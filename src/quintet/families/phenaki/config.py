@@ -15,13 +15,28 @@ class PhenakiDataConfig(VideoDataConfig):
     variants: int = Field(
         1, ge=1, le=1000, description="Variants of each clip in the code cache (other beginnings, flips, crops)."
     )
-    cache: str | None = Field(None, description="Folder of the code cache; none: the user's own cache folder.")
     empty_captions: bool = Field(False, description="Train a text model although clips without caption are there.")
 
 
 class PhenakiLossConfig(MaskGitLossConfig):
+    order: Literal["together", "moments"] = Field(
+        "together",
+        description="What is guessed at once: all moments of a clip, as in the paper, or one after the other, each "
+        "from all before it.",
+    )
+    first_moment: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="In the order of moments: share of clips whose first one is guessed, for which the text is all "
+        "there is to go by; the later ones share the rest.",
+    )
     primed: float = Field(
-        0.1, ge=0, le=1, description="Share of clips of which the first moments are given, as in going on from a clip."
+        0.1,
+        ge=0,
+        le=1,
+        description="Of moments that are guessed together: share of clips of which the first ones are given, as in "
+        "going on from a clip.",
     )
 
 
@@ -80,14 +95,16 @@ class PhenakiConfig(MaskGitRunConfig):
             "model.rotary": True,
             "model.merge": [1, 2, 2],  # of the 5 x 8 x 8 codes that the tokenizer's preset of this name makes
             "model.text_dim": 96,
-            "train.steps": 12_000,
+            "loss.order": "moments",
+            "train.steps": 14_000,
             "train.batch_size": 16,
             "optim.name": "muon",
             "optim.lr": 3e-3,
             "optim.matrix_lr": 0.01,
             "optim.warmup_steps": 150,
             "optim.clip": 1.0,
-            "sample.steps": 24,
+            "sample.steps": 12,
+            "sample.overlap": 1,  # a clip of one moment, as all clips begin
             "sample.temperature": 0.6,
             "sample.choice_noise": 12.0,
             "sample.num": 8,

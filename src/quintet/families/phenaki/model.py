@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,10 @@ class Phenaki(nn.Module):
         self,
         maskgit: MaskGit,
         cvivit: Any,
-        critic: nn.Module | None = None,
+        critic: TokenCritic | None = None,
         settings: Sampling | None = None,
         overlap: int | None = None,
+        order: Literal["together", "moments"] = "together",
     ) -> None:
         super().__init__()
         self.maskgit = maskgit
@@ -48,6 +49,7 @@ class Phenaki(nn.Module):
         self.critic = critic
         self.settings = settings or Sampling(guidance=3.0)
         self.overlap = overlap
+        self.order = order
         self._check_codes()
 
     @property
@@ -195,18 +197,30 @@ class Phenaki(nn.Module):
         maskgit = self.maskgit
         places = prod(maskgit.grid[1:])
         valid = there.repeat_interleave(places, 1)
-        tokens = torch.full(valid.shape, maskgit.mask_id, device=valid.device)
-        hole = valid.clone()
+        known = 0 if prime is None else prime.shape[1]
+        tokens = torch.full(valid.shape, maskgit.mask_id, device=valid.device).masked_fill(~valid, 0)
         if prime is not None:
-            known = prime.shape[1] * places
-            tokens[:, :known] = prime.flatten(1)
-            hole[:, :known] = False
-        tokens = tokens.masked_fill(~valid, 0)
+            tokens[:, : known * places] = prime.flatten(1)
+        if self.order == "together":
+            tokens = self._filled(tokens, valid, known * places, told, draw, name)
+        else:
+            for moment in range(known, there.shape[1]):
+                end = (moment + 1) * places
+                seen = self._filled(tokens[:, :end], valid[:, :end], end - places, told, draw, f"{name}-{moment}")
+                tokens = torch.cat([seen, tokens[:, end:]], dim=1)
+        return tokens.masked_fill(~valid, NO_CODE).view(*there.shape, *maskgit.grid[1:])
+
+    def _filled(
+        self, tokens: Tensor, valid: Tensor, known: int, told: tuple[Told, Told], draw: Draw, name: str
+    ) -> Tensor:
+        """The tokens behind so many known ones, as far as there are any."""
+        hole = valid.clone()
+        hole[:, :known] = False
         given, against = told
         if not valid.all():
             given = {**given, "there": valid}
-        filled = fill(
-            maskgit,
+        return fill(
+            self.maskgit,
             tokens,
             hole,
             draw=draw,
@@ -216,7 +230,6 @@ class Phenaki(nn.Module):
             critic=self.critic,
             name=name,
         )
-        return filled.masked_fill(~valid, NO_CODE).view(*there.shape, *maskgit.grid[1:])
 
     def begun(self, frames: Tensor, count: int) -> Tensor:
         """Frames that are given, for each of so many videos."""

@@ -25,7 +25,7 @@ from quintet.families.phenaki.asking import check_frames, read_prime
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
 from quintet.generate.maskgit_decoding import told_both_ways
-from quintet.generate.maskgit_recipe import MaskGitRecipe, Rows, start_from_codebook
+from quintet.generate.maskgit_recipe import MaskGitRecipe, Rows, critic_of, start_from_codebook
 from quintet.media.image import image_grid, write_image
 from quintet.media.names import caption_name
 from quintet.media.video import EXTENSIONS
@@ -80,6 +80,8 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
+        if self.config.loss.order == "moments":
+            return self._up_to_a_moment(batch, keep)
         valid: Tensor | None = batch.fields.get("there")
         codes = batch["codes"].flatten(1)
         conditioning = self._texts(batch, keep)
@@ -87,6 +89,25 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
             codes = codes.masked_fill(~valid, 0)
             conditioning["there"] = valid
         return Rows(codes, conditioning, valid, self._given(batch) if train and self.config.loss.primed else None)
+
+    def _up_to_a_moment(self, batch: Batch, keep: Tensor | None) -> Rows:
+        """Of each clip one moment to guess, with all before it given; what comes later is not there."""
+        codes, there = batch["codes"], _moments(batch)
+        chosen = self._moments_to_guess(batch, there.sum(1))
+        if codes.device.type == "cpu":  # reading from a GPU would hold up every step
+            codes = codes[:, : int(chosen.max()) + 1]
+        numbers = torch.arange(codes.shape[1], device=codes.device)
+        places = prod(codes.shape[2:])
+        valid = (numbers <= chosen[:, None]).repeat_interleave(places, 1)
+        given = (numbers < chosen[:, None]).repeat_interleave(places, 1)
+        conditioning = self._texts(batch, keep) | {"there": valid}
+        return Rows(codes.flatten(1).masked_fill(~valid, 0), conditioning, valid, given)
+
+    def _moments_to_guess(self, batch: Batch, lengths: Tensor) -> Tensor:
+        """The number of one moment of each clip."""
+        chances, first = batch.draw.uniform("moment").to(lengths.device), self.config.loss.first_moment
+        later = 1 + ((chances - first) / max(1 - first, 1e-9) * (lengths - 1)).long()
+        return torch.where(chances < first, 0, later).minimum(lengths - 1)
 
     def _texts(self, batch: Batch, keep: Tensor | None) -> dict[str, Tensor]:
         if "vectors" in batch and self.config.model.text != "none":
@@ -230,7 +251,14 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         maskgit, config = nets["maskgit"], self.config.sample
         assert isinstance(maskgit, MaskGit)
         model = self.link_to_tokenizer().model
-        return Phenaki(maskgit, model, nets.get("critic"), self.sampling(), config.overlap or _third(maskgit, model))
+        return Phenaki(
+            maskgit,
+            model,
+            critic_of(nets),
+            self.sampling(),
+            config.overlap or _third(maskgit, model),
+            self.config.loss.order,
+        )
 
 
 def _third(maskgit: MaskGit, tokenizer: Any) -> int:

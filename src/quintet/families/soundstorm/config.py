@@ -63,7 +63,6 @@ class SoundStormDataConfig(SoundDataConfig):
     """Clips, from their start: they are encoded once, so what is used of them is the same in every epoch."""
 
     seconds: float = Field(4.0, gt=0, description="Of each clip so much is used, from its start.")
-    cache: str | None = Field(None, description="Folder of the code cache; none: the user's own cache folder.")
     semantic: str | None = Field(
         None,
         description="Folder of the semantic tokens of these files, as `quintet encode DATA --layer N` writes it; none: "
@@ -141,7 +140,7 @@ class SoundStormConfig(RunConfig):
             "model.heads": 4,
             "model.head_dim": 32,
             "loss.coarse_first": 2.0,
-            "train.steps": 1800,
+            "train.steps": 2000,
             "train.batch_size": 16,
             "optim.name": "muon",
             "optim.lr": 3e-3,
@@ -152,9 +151,9 @@ class SoundStormConfig(RunConfig):
             "sample.guidance": 2.0,
             "sample.temperature": 0.7,
             "sample.num": 8,
-            "eval.every": 600,
+            "eval.every": 1000,
             "eval.generated": 64,
-            "sample.every": 600,
+            "sample.every": 1000,
             "checkpoint.every": 500,
             "data.workers": 0,
         },

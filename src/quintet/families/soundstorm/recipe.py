@@ -45,6 +45,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     exported = "soundstorm"
     options = ("prompt", "seconds")
+    shardable = True
 
     def __init__(
         self,

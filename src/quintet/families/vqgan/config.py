@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import OptimConfig, PhaseOptimConfig, PictureDataConfig, RunConfig, Section
+from quintet.config import PictureDataConfig, RunConfig, Section
+from quintet.nn.adversarial_config import AdversarialOptimConfig, PictureLossConfig
 
 
 class VQGanModelConfig(Section):
@@ -57,32 +58,14 @@ class VQGanModelConfig(Section):
         return self
 
 
-class VQGanLossConfig(Section):
+class VQGanLossConfig(PictureLossConfig):
     """What the tokenizer is trained for."""
 
-    reconstruction: Literal["l1", "l2"] = Field("l1", description="Distance of pixels.")
-    perceptual_weights: str | None = Field(
-        None, description="safetensors of VGG-16 for a perceptual loss; none: no such loss."
-    )
-    perceptual: float = Field(1.0, ge=0, description="Weight of the perceptual loss, where weights are given.")
-    discriminator: bool = Field(True, description="Train against a discriminator.")
-    discriminator_start: int = Field(5000, ge=0, description="Step at which the discriminator begins.")
-    discriminator_ramp: int = Field(1000, ge=0, description="Steps over which its say grows from nothing to full.")
-    discriminator_dim: int = Field(32, ge=8, multiple_of=8, description="Width of the discriminator's first layer.")
-    discriminator_layers: int = Field(4, ge=1, description="Strided layers; fewer where the picture is small.")
     adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss, on top of the adaptive weight.")
     adaptive: bool = Field(
         True, description="Scale the adversarial gradient to the reconstruction's at the last layer."
     )
     lecam: float = Field(0.0, ge=0, description="Weight of LeCam regularisation.")
-    penalty: float = Field(10.0, ge=0, description="Weight of the gradient penalty on real pictures; 0: none.")
-    penalty_every: int = Field(4, gt=0, description="Steps between two gradient penalties.")
-
-
-class VQGanOptimConfig(OptimConfig):
-    discriminator: PhaseOptimConfig = Field(
-        default_factory=PhaseOptimConfig, description="The discriminator's own optimizer."
-    )
 
 
 class VQGanConfig(RunConfig):
@@ -148,4 +131,4 @@ class VQGanConfig(RunConfig):
     data: PictureDataConfig = Field(default_factory=PictureDataConfig, description="The files.")
     model: VQGanModelConfig = Field(default_factory=VQGanModelConfig, description="The tokenizer.")
     loss: VQGanLossConfig = Field(default_factory=VQGanLossConfig, description="What it is trained for.")
-    optim: VQGanOptimConfig = Field(default_factory=VQGanOptimConfig, description="Optimizer and schedule.")
+    optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")

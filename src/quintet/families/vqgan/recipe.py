@@ -23,10 +23,9 @@ from quintet.media.image import image_grid, write_image
 from quintet.nn.adversarial import (
     PatchDiscriminator,
     adaptive_weight,
-    gradient_penalty,
-    hinge_discriminator_loss,
     hinge_generator_loss,
     lecam_penalty,
+    patch_loss,
 )
 from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
@@ -62,7 +61,7 @@ class VQGanRecipe(Recipe[VQGanConfig]):
                     ("discriminator",),
                     self.discriminator_loss,
                     config.optim.for_phase(config.optim.discriminator),
-                    self.discriminator_is_active,
+                    self.loss.is_adversarial,
                 )
             )
         self.perceptual = PerceptualLoss(Path(self.loss.perceptual_weights)) if self.loss.perceptual_weights else None
@@ -89,7 +88,7 @@ class VQGanRecipe(Recipe[VQGanConfig]):
         reconstruction, parts = self.reconstruction_loss(images, result.images)
         total = reconstruction + result.loss
         parts["quantizer"] = result.loss
-        if self.discriminator_is_active(step):
+        if self.loss.is_adversarial(step):
             adversarial, weight, surrogate = self._adversarial(result, reconstruction, step)
             parts.update(adversarial=adversarial, adversarial_weight=weight)
             # The whole loss's value with the surrogate's gradient, which has been through the discriminator already.
@@ -119,7 +118,7 @@ class VQGanRecipe(Recipe[VQGanConfig]):
             adversarial = hinge_generator_loss(discriminator(made))
         (adversarial_slope,) = torch.autograd.grad(adversarial, made, retain_graph=False)
         (reconstruction_slope,) = torch.autograd.grad(reconstruction, made)
-        weight = torch.as_tensor(self.loss.adversarial * self.ramp(step), dtype=made.dtype, device=made.device)
+        weight = torch.as_tensor(self.loss.adversarial * self.loss.say(step), dtype=made.dtype, device=made.device)
         if self.loss.adaptive:
             weight = weight * adaptive_weight(
                 self.vae.last_layer,
@@ -131,34 +130,21 @@ class VQGanRecipe(Recipe[VQGanConfig]):
         return adversarial.detach(), weight, (made * slope).sum()
 
     def discriminator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
-        images, made = output["images"], output["result"].images.detach()
-        penalised = self.loss.penalty > 0 and step % self.loss.penalty_every == 0
-        real, fake = images.detach().requires_grad_(penalised), made.to(images.dtype)
-        logits = nets["discriminator"](real, fake) if penalised else nets["discriminator"](torch.cat([real, fake]))
-        real_logits, fake_logits = logits.float().chunk(2) if logits.dtype != torch.float64 else logits.chunk(2)
-        loss = hinge_discriminator_loss(real_logits, fake_logits)
-        parts = {"hinge": loss, "real": real_logits.mean(), "fake": fake_logits.mean()}
+        images, penalised = output["images"], self.loss.is_penalised(step)
+        loss, parts, logits = patch_loss(nets["discriminator"], images, output["result"].images, penalised)
+        real_logits, fake_logits = logits
         if self.loss.lecam:
             means = (self.discriminator.real_mean, self.discriminator.fake_mean)
             parts["lecam"] = lecam_penalty(real_logits, fake_logits, *means)
             loss = loss + self.loss.lecam * parts["lecam"]
         if penalised:
-            penalty = gradient_penalty(real_logits, real)
-            parts["penalty"] = penalty
-            loss = loss + self.loss.penalty * penalty
+            loss = loss + self.loss.penalty * parts["penalty"]
         sums = {
             "real": real_logits.detach().mean((1, 2, 3)).sum(),
             "fake": fake_logits.detach().mean((1, 2, 3)).sum(),
             "count": torch.tensor(float(len(images)), device=images.device, dtype=images.dtype),
         }
         return Loss(loss, parts, Statistics(sums).named("logits"))
-
-    def discriminator_is_active(self, step: int) -> bool:
-        return self.loss.discriminator and step >= self.loss.discriminator_start
-
-    def ramp(self, step: int) -> float:
-        """The discriminator's say: it begins with nothing, or its first mistakes would ruin the tokenizer."""
-        return min(1.0, (step + 1 - self.loss.discriminator_start) / max(1, self.loss.discriminator_ramp))
 
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.vae.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))

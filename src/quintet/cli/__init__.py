@@ -1,0 +1,109 @@
+"""Owns the command line: which verbs there are, and how a command ends. The verbs are thin: each checks its arguments,
+calls one function, prints the next command.
+
+Nothing here imports torch at the top, so that help and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from quintet.cli import data, looking, telling, training, using
+from quintet.cli.shared import say
+from quintet.errors import QuintetError
+
+app = typer.Typer(
+    name="quintet",
+    help="Train and sample discrete-token generative models of images, video, audio and meshes on your own files.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command(context_settings={"help_option_names": []})(training.train)
+app.command()(training.resume)
+app.command()(training.verify)
+app.command("eval")(looking.evaluate)
+app.command()(looking.sample)
+app.command()(looking.view)
+app.command()(using.encode)
+app.command()(using.decode)
+app.command()(using.embed)
+app.command()(using.search)
+app.command()(using.export)
+app.command("recipes")(telling.list_recipes)
+app.command("config")(telling.show_config)
+app.command()(telling.doctor)
+app.command()(telling.demo)
+app.command()(telling.version)
+
+data_app = typer.Typer(
+    help="Make an embedded data set, look at a folder of your own, or put it into shards.", no_args_is_help=True
+)
+data_app.command("make")(data.make)
+data_app.command("check")(data.check)
+data_app.command("shard")(data.shard)
+app.add_typer(data_app, name="data")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point: one sentence and an exit code for every failure; `--debug` shows the traceback instead."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    code = _guarded([word for word in words if word != "--debug"], debug)
+    world_size = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+    if "torch" in sys.modules and int(world_size) > 1:
+        from quintet.core.engine import exit_process
+
+        exit_process(code)
+    sys.exit(code)
+
+
+def call(words: Sequence[str]) -> int:
+    """Run one command in this process and return its exit code; failures are exceptions."""
+    code = app(list(words), prog_name="quintet", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def _guarded(words: Sequence[str], debug: bool) -> int:
+    try:
+        return call(words)
+    except SystemExit as stopped:  # by a signal; the process must still leave as `main` has it leave
+        return int(stopped.code or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        elif type(error).__name__ == "NoArgsIsHelpError":
+            say(_mistake(error))
+        else:
+            say(f"error: {_one_sentence(error)}")
+        return 2 if _is_misuse(error) else error.exit_code if isinstance(error, QuintetError) else 1
+
+
+def _is_misuse(error: Exception) -> bool:
+    """Whether the words of the command were wrong. By its form: Typer brings its own copy of click's exceptions."""
+    return hasattr(error, "format_message")
+
+
+def _mistake(error: Any) -> str:
+    return str(error.format_message())
+
+
+def _one_sentence(error: Exception) -> str:
+    if _is_misuse(error):
+        where = getattr(getattr(error, "param", None), "opts", None)
+        return f"{where[0]}: {_mistake(error)}" if where and where[0] not in _mistake(error) else _mistake(error)
+    if isinstance(error, QuintetError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        return f"cannot write {error.filename or 'the output'}: {error.strerror}"
+    return f"{type(error).__name__}: {error} (unexpected; --debug shows where)"

@@ -1,0 +1,50 @@
+"""Owns what the verbs share: words they all take, what they say, and opening a trained model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Any key of `quintet config RECIPE`.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+ModelReference = Annotated[str, typer.Argument(metavar="RUN", help="A run, RUN@step, RUN@best, or an exported folder.")]
+
+
+def say(text: str) -> None:
+    # Nobody may be listening any more, or the disk may be full that the words are kept on.
+    with suppress(OSError):
+        sys.stderr.write(text.rstrip() + "\n")
+        sys.stderr.flush()
+
+
+def print_line(text: str = "") -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_next(*commands: str) -> None:
+    """Every command ends by printing the next useful one."""
+    for command in commands:
+        print_line(f"next: {command}")
+
+
+def say_left_out(skipped: Mapping[str, str]) -> None:
+    for file, reason in skipped.items():
+        say(f"left out: {file} ({reason})")
+
+
+def open_model(reference: str) -> Any:
+    """A trained model; what was wrong with newer checkpoints is said."""
+    from quintet import runs
+
+    trained = runs.open_trained(reference)
+    for problem in trained.problems:
+        say(f"damaged checkpoint passed over: {problem}")
+    return trained

@@ -1,0 +1,157 @@
+"""Owns shards behind an address (`s3://…`, `https://…`, whatever fsspec knows): listing them, and copies in the cache.
+
+A shard is copied whole when an item of it is first read, by one process while the others wait, and is there from then
+on. A copy is known by the address, the size and the version that the other side tells. Whatever goes wrong on the way
+is tried again, each time after twice as long, and said; at last it is an error that names the shard. A copy that is
+shorter or longer than the shard is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from quintet.core import disk
+from quintet.core.caches import only_writer
+from quintet.core.display import say
+from quintet.data.shard_index import INDEX_NAME
+from quintet.data.shard_store import Found, chosen_shards, is_shard
+from quintet.errors import RunError, UsageError
+
+ResultT = TypeVar("ResultT")
+_HOPELESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+"""Errors of the client of S3 that no second attempt mends."""
+_VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime", "created")
+"""What file systems call what changes with the content."""
+
+
+class Patience(NamedTuple):
+    """How often something is tried, and how many seconds pass before the second time; each pause is twice the last."""
+
+    attempts: int = 6
+    pause: float = 0.5
+
+
+@dataclass
+class RemoteStore:
+    """Shards below an address, or the one that it names."""
+
+    url: str
+    cache: Path
+    """The folder of copies."""
+    patience: Patience = field(default_factory=Patience)
+    known: dict[str, Found] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        return self.url
+
+    def found(self) -> list[Found]:
+        self.known = {each.name: each for each in self._tried("list", self.url, self._listed)}
+        return [self.known[name] for name in chosen_shards(list(self.known))]
+
+    def index(self) -> Path | None:
+        return self.file(INDEX_NAME) if INDEX_NAME in self.known else None
+
+    def file(self, name: str) -> Path:
+        shard = self.known[name]
+        key = hashlib.sha256(repr((self.url, shard)).encode()).hexdigest()[:32]
+        folder = self.cache / "shards" / key[:2]
+        path = folder / f"{key}-{posixpath.basename(name)}"
+        if _is_whole(path, shard.size):
+            return path
+        folder.mkdir(parents=True, exist_ok=True)
+        with only_writer(folder / f"{key}.lock"):
+            if not _is_whole(path, shard.size):
+                self._tried("read", f"{self.url.rstrip('/')}/{name}", lambda: self._copy(shard, path))
+        return path
+
+    def _copy(self, shard: Found, path: Path) -> None:
+        system, root = self._system()
+        temporary = path.with_name(f"{path.name}.writing")
+        remote = root if is_shard(self.url) else posixpath.join(root, shard.name)
+        try:
+            system.get_file(remote, str(temporary))
+            size = temporary.stat().st_size
+            if size != shard.size:
+                raise OSError(f"cut off: {size} of {shard.size} bytes came")
+            disk.sync(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _listed(self) -> list[Found]:
+        system, root = self._system()
+        system.invalidate_cache()  # what was there a moment ago may be gone
+        details = system.find(root, detail=True)
+        if not details:
+            raise FileNotFoundError(self.url)
+        names = {path: posixpath.relpath(path, root) if path != root else posixpath.basename(path) for path in details}
+        return [
+            Found(names[path], int(facts.get("size") or 0), _version(facts))
+            for path, facts in sorted(details.items())
+            if names[path] == INDEX_NAME or is_shard(path)
+        ]
+
+    def _system(self) -> tuple[Any, str]:
+        """The file system of this process, and the path on it: its connections do not live on in a forked one."""
+        import fsspec
+
+        try:
+            system, path = fsspec.core.url_to_fs(self.url, **_options(self.url, fsspec.config.conf))
+        except ImportError as error:
+            raise UsageError(
+                f"{self.url} needs a package that is not installed ({error}): pip install 'quintet[shards]'"
+            ) from None
+        except ValueError as error:
+            raise UsageError(f"{self.url} is no address that can be read: {error}") from None
+        if hasattr(system, "retries"):
+            system.retries = 1  # those of s3fs, which nobody would hear of
+        return system, str(path).rstrip("/")
+
+    def _tried(self, verb: str, what: str, act: Callable[[], ResultT]) -> ResultT:
+        pause = self.patience.pause
+        for attempt in range(1, self.patience.attempts + 1):
+            try:
+                return act()
+            except UsageError:
+                raise
+            except FileNotFoundError:
+                raise UsageError(f"{what} does not exist, or holds no shard") from None
+            except PermissionError as error:
+                raise UsageError(f"{what} may not be read: {disk.one_line(error)}") from None
+            except Exception as error:  # each file system has errors of its own
+                problem = f"{type(error).__name__}: {disk.one_line(error)}"
+                if type(error).__name__ in _HOPELESS:
+                    raise UsageError(f"{what} may not be read: {problem}") from None
+            if attempt < self.patience.attempts:
+                say(f"{what}: {problem}; attempt {attempt + 1} of {self.patience.attempts} in {pause:g} s")
+                time.sleep(pause)
+                pause *= 2
+        raise RunError(
+            f"cannot {verb} {what} in {self.patience.attempts} attempts ({problem}); `quintet resume` goes on once it "
+            "can be reached"
+        )
+
+
+def _options(url: str, configured: Mapping[str, Any]) -> dict[str, Any]:
+    """The client of S3 tries again by itself, unheard, unless it is told not to; a person's own settings stand."""
+    is_s3 = url.startswith(("s3://", "s3a://")) and "config_kwargs" not in configured.get("s3", {})
+    return {"config_kwargs": {"retries": {"max_attempts": 0}}} if is_s3 else {}
+
+
+def _version(facts: dict[str, Any]) -> str:
+    return next((str(facts[name]) for name in _VERSIONS if facts.get(name) is not None), "")
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False

@@ -1,0 +1,67 @@
+"""Owns how a media file is got at, wherever it lies: on the disk under its path, or in memory, out of an archive.
+
+Readers of media take a `MediaFile` and open it here, so that what they do with its bytes is the same for both.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from quintet.errors import UnreadableItem
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A file in memory: its name, and what is in it. A film of numbered pictures has those instead."""
+
+    name: str
+    content: bytes = field(default=b"", repr=False)
+    pictures: Mapping[str, bytes] | None = field(default=None, repr=False)
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    def picture(self, name: str) -> Blob:
+        return Blob(name, (self.pictures or {}).get(name, b""))
+
+
+MediaFile = str | os.PathLike[str] | Blob
+"""What readers of media take."""
+Place = Path | Blob
+"""The same, once it is looked at."""
+
+
+def place_of(media: MediaFile) -> Place:
+    return media if isinstance(media, Blob) else Path(media)
+
+
+def check_file(place: Place) -> int:
+    """The size of a file; `UnreadableItem` if it is none, or empty."""
+    if isinstance(place, Blob):
+        size = len(place.content)
+    else:
+        facts = place.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise UnreadableItem("not a regular file")
+        size = facts.st_size
+    if not size:
+        raise UnreadableItem("empty file")
+    return size
+
+
+def open_file(place: Place) -> IO[bytes]:
+    """Opened without a name: some decoders would believe its extension rather than its content."""
+    if isinstance(place, Blob):
+        return io.BytesIO(place.content)
+    return open(os.open(place, os.O_RDONLY), "rb")
+
+
+def read_file(place: Place) -> bytes:
+    return place.content if isinstance(place, Blob) else place.read_bytes()
