@@ -4,96 +4,92 @@ sounds of words."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 from quintet.data.sounds import DRUMS, NOISES, TIMBRES
-from quintet.demos.script import Script, every, figures
+from quintet.demos.demo import Demo, Length, Stage
+from quintet.demos.script import Show
+from quintet.demos.table import Figure, Row
 
 TEXTS = ("a slow drum", "a rising flute", "a loud low bell", "quiet noise")
 
-
-@dataclass(frozen=True)
-class AudioDemo:
-    """How long each form of the demo trains."""
-
-    num: int
-    mulan_steps: int
-    mulan_every: int
-    codec_steps: int
-    codec_every: int
-    storm_steps: int
-    storm_every: int
-    judged: int
-
-
-QUICK = AudioDemo(
-    num=2000,
-    mulan_steps=200,
-    mulan_every=100,
-    codec_steps=60,
-    codec_every=30,
-    storm_steps=400,
-    storm_every=200,
-    judged=48,
+MULAN = Stage(
+    name="mulan",
+    recipe="mulan",
+    quick=Length(steps=200, every=100),
+    full=Length(steps=1000, every=250),
+    share=0.35,
+    pace=0.6,
+    keys=lambda steps, judged: (
+        "eval.distinct=200",
+        f"eval.labels={json.dumps([*TIMBRES, *DRUMS, *NOISES])}",
+        "eval.prompt=a {}",
+    ),
+    figures=(
+        Figure("text_to_audio_r1", "captions that find their unseen clip first", 0.6),
+        Figure("text_to_audio_r10", "among the first ten", 0.95),
+        Figure("zero_shot_accuracy", "instruments told by their name alone", 0.9),
+    ),
 )
-FULL = AudioDemo(
-    num=12_000,
-    mulan_steps=1000,
-    mulan_every=250,
-    codec_steps=300,
-    codec_every=100,
-    storm_steps=1800,
-    storm_every=600,
-    judged=200,
-)
-
-
-def audio_demo(out: Path, full: bool, script: Script) -> None:
-    demo = FULL if full else QUICK
-    data, mulan, codec, storm, made = (out / name for name in ("data", "mulan", "codec", "soundstorm", "made"))
-    script.make("sounds", data, demo.num)
-    timbres = json.dumps([*TIMBRES, *DRUMS, *NOISES])
-    script.train(
-        "mulan", data, mulan, demo.mulan_steps, f"train.steps={demo.mulan_steps}", *every(demo.mulan_every),
-        "eval.distinct=200", f"eval.labels={timbres}", "eval.prompt=a {}",
-    )  # fmt: skip
-    script.run("eval", str(mulan))
-    script.run("search", str(mulan), str(data), *(word for text in TEXTS for word in ("--text", text)), "--top", "3")
+CODEC = Stage(
+    name="codec",
+    recipe="audio-codec",
+    quick=Length(steps=60, every=30),
+    full=Length(steps=300, every=100),
+    share=0.2,
+    pace=0.7,
     # The discriminators are active for the last eighth.
-    script.train(
-        "audio-codec", data, codec, demo.codec_steps, f"train.steps={demo.codec_steps}",
-        f"loss.discriminator_start={demo.codec_steps * 7 // 8}", *every(demo.codec_every), "eval.batches=8",
-    )  # fmt: skip
-    script.run("eval", str(codec))
-    script.train(
-        "soundstorm", data, storm, demo.storm_steps, "--tokenizer", str(codec), "--condition", str(mulan),
-        f"train.steps={demo.storm_steps}", "loss.tell_caption=0.5", f"eval.generated={demo.judged}",
-        *every(demo.storm_every), "eval.batches=8",
-    )  # fmt: skip
-    script.run("eval", str(storm))
-    script.sample(storm, TEXTS, 4, made)
-    script.say(summary(mulan, codec, storm))
-    script.say(
-        f"listen to: {made}/ (four of each text; {made}/spectrograms.png shows them), {codec}/samples/ (clips and what "
-        f"the codec makes of them), {storm}/samples/"
-    )
-    script.say(f'next: quintet sample {storm} --text "a fast trumpet" --seconds 3 --num 4 --out out/')
-    script.say(f'next: quintet search {mulan} YOUR_FOLDER --text "slow drums"')
-    script.say("next: quintet train audio-codec YOUR_FOLDER")
+    keys=lambda steps, judged: (f"loss.discriminator_start={steps * 7 // 8}", "eval.batches=8"),
+    figures=(
+        Figure("bitrate_kbps", "bitrate", 6.0, "kbit/s", below=True),
+        Figure("mel_distance", "mel distance of unseen clips", 1.49, "", digits=2, below=True, why="Opus"),
+        Figure("si_sdr", "SI-SDR of unseen clips, noises and all", 5.0, "dB"),
+    ),
+)
+STORM = Stage(
+    name="soundstorm",
+    recipe="soundstorm",
+    quick=Length(steps=400, every=200),
+    full=Length(steps=2000, every=1000),
+    share=0.45,
+    pace=1.2,
+    links=(("tokenizer", "codec"), ("condition", "mulan")),
+    keys=lambda steps, judged: ("loss.tell_caption=0.5", f"eval.generated={judged}", "eval.batches=8"),
+    figures=(
+        Figure("match_timbre", "instrument as unseen captions say", 0.8),
+        Figure("match_register", "register", 0.8),
+        Figure("match_timbre_reconstruction", "instrument of real clips through the codec"),
+        Figure("match_register_reconstruction", "register of real clips through the codec"),
+    ),
+)
 
 
-def summary(mulan: Path, codec: Path, storm: Path) -> str:
-    found, kept, made = (figures(run) for run in (mulan, codec, storm))
-    return (
-        f"\namong {found['compared']:.0f} clips that were never heard, a caption finds its own first in "
-        f"{found['text_to_audio_r1']:.0%} of all cases and among the first ten in {found['text_to_audio_r10']:.0%}; "
-        f"by the name alone the instrument is told right in {found['zero_shot_accuracy']:.0%}\n"
-        f"the codec keeps unseen clips at {kept['bitrate_kbps']:.1f} kbit/s with {kept['si_sdr']:.1f} dB SI-SDR and a "
-        f"mel distance of {kept['mel_distance']:.2f}\n"
-        "clips made from captions that were never trained on sound as the caption says: "
-        + ", ".join(f"{what} {made[f'match_{what}']:.0%}" for what in ("timbre", "register"))
-        + " (of real clips through the codec: "
-        + ", ".join(f"{what} {made[f'match_{what}_reconstruction']:.0%}" for what in ("timbre", "register"))
-        + ")"
-    )
+def search(show: Show) -> list[Row]:
+    """What each text finds among all clips."""
+    texts = [word for text in TEXTS for word in ("--text", text)]
+    show.timed("samples", "search", str(show.out / "mulan"), str(show.out / "data"), *texts, "--top", "3")
+    return []
+
+
+DEMO = Demo(
+    medium="audio",
+    data="sounds",
+    quick_num=2000,
+    full_num=12_000,
+    quick_judged=48,
+    full_judged=200,
+    minutes=120,
+    stages=(MULAN, CODEC, STORM),
+    texts=TEXTS,
+    each=4,
+    made="made",
+    look=(
+        "OUT/made/ (four of each text; OUT/made/spectrograms.png shows them), OUT/codec/samples/ (clips and what the "
+        "codec makes of them), OUT/soundstorm/samples/"
+    ),
+    then=(
+        'quintet sample OUT/soundstorm --text "a fast trumpet" --seconds 3 --num 4 --out out/',
+        'quintet search OUT/mulan YOUR_FOLDER --text "slow drums"',
+        "quintet train audio-codec YOUR_FOLDER",
+    ),
+    besides=search,
+)

@@ -4,100 +4,58 @@ video of two scenes."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
 from pathlib import Path
 
-from quintet.demos.script import Script, every, figures
+from quintet.demos.demo import Demo, Length, Stage
+from quintet.demos.script import Show
+from quintet.demos.table import Figure, Row
 
-CAPTIONS = (
-    "a red circle moves right",
-    "a blue star grows",
-    "a yellow heart bounces",
-    "a green square moves up",
+SCENES = ("a red circle moves right", "a red circle moves left")
+LARGEST_SEAM = 3.0
+
+TOKENIZER = Stage(
+    name="tokenizer",
+    recipe="cvivit",
+    quick=Length(steps=200, every=100),
+    full=Length(steps=1000, every=500),
+    share=0.25,
+    pace=4.0,
+    figures=(
+        Figure("psnr", "PSNR of unseen clips", 26.0, "dB"),
+        Figure("codebook_usage", "codes in use"),
+    ),
 )
-SCENES = ("a red circle moves right", "a red circle moves down")
-SIDE = 32
-
-
-@dataclass(frozen=True)
-class VideoDemo:
-    """How long each form of the demo trains."""
-
-    num: int
-    tokenizer_steps: int
-    tokenizer_every: int
-    phenaki_steps: int
-    phenaki_every: int
-    judged: int
-
-
-QUICK = VideoDemo(
-    num=1500,
-    tokenizer_steps=200,
-    tokenizer_every=100,
-    phenaki_steps=500,
-    phenaki_every=250,
-    judged=48,
-)
-FULL = VideoDemo(
-    num=8000,
-    tokenizer_steps=4000,
-    tokenizer_every=1000,
-    phenaki_steps=10_000,
-    phenaki_every=1000,
-    judged=200,
+PHENAKI = Stage(
+    name="phenaki",
+    recipe="phenaki",
+    quick=Length(steps=500, every=250),
+    full=Length(steps=14_000, every=3500),
+    share=0.75,
+    pace=1.5,
+    links=(("tokenizer", "tokenizer"),),
+    keys=lambda steps, judged: (f"eval.generated={judged}",),
+    figures=(
+        Figure("match_colour", "colour as unseen captions say", 0.9),
+        Figure("match_motion", "motion", 0.85),
+        Figure("match_shape", "shape", 0.9, of="match_shape_reconstruction", why="0.9 of reconstructions"),
+    ),
 )
 
 
-def video_demo(out: Path, full: bool, script: Script) -> None:
-    demo = FULL if full else QUICK
-    data, tokenizer, phenaki, made, story = (out / name for name in ("data", "tokenizer", "phenaki", "made", "story"))
-    script.make("motions", data, demo.num, "--size", str(SIDE))
-    script.train(
-        "cvivit", data, tokenizer, demo.tokenizer_steps,
-        f"train.steps={demo.tokenizer_steps}", *every(demo.tokenizer_every),
-    )  # fmt: skip
-    script.run("eval", str(tokenizer))
-    script.train(
-        "phenaki", data, phenaki, demo.phenaki_steps, "--tokenizer", str(tokenizer),
-        f"train.steps={demo.phenaki_steps}", f"eval.generated={demo.judged}", *every(demo.phenaki_every),
-    )  # fmt: skip
-    script.run("eval", str(phenaki))
-    script.sample(phenaki, CAPTIONS, 4, made)
-    tell(phenaki, story, script)
-    script.say(summary(tokenizer, phenaki, story))
-    script.say(
-        f"look at:  {made}/ (four of each text; {made}/filmstrip.png shows them all), {story}/ (two scenes), "
-        f"{tokenizer}/samples/, {phenaki}/samples/, {phenaki}/curves.png"
-    )
-    script.say(f'next: quintet sample {phenaki} --text "a purple ring shrinks" --num 4 --out out/')
-    script.say(f"next: quintet sample {phenaki} --scenes scenes.txt --out out/")
-    script.say("next: quintet train cvivit YOUR_FOLDER")
-
-
-def tell(phenaki: Path, story: Path, script: Script) -> None:
-    """One video of two scenes."""
-    if (story / "samples.jsonl").exists():
-        return
-    scenes = story.with_suffix(".txt")
-    scenes.write_text("\n".join(SCENES) + "\n", encoding="utf-8")
-    script.run("sample", str(phenaki), "--scenes", str(scenes), "--num", "4", "--out", str(story))
-
-
-def summary(tokenizer: Path, phenaki: Path, story: Path) -> str:
-    kept, made = figures(tokenizer), figures(phenaki)
-    words = ("colour", "shape", "motion")
-    jumps = seams(story, phenaki)
-    return (
-        f"\nthe tokenizer reconstructs unseen clips at {kept['psnr']:.1f} dB PSNR "
-        f"and uses {kept['codebook_usage']:.0%} of its codebook\n"
-        "clips made from captions that were never trained on show what the caption says: "
-        + ", ".join(f"{what} {made[f'match_{what}']:.0%}" for what in words)
-        + " (of real clips through the tokenizer: "
-        + ", ".join(f"{what} {made[f'match_{what}_reconstruction']:.0%}" for what in words)
-        + ")\nfrom the first scene to the second the picture changes as much as between other frames times "
-        + ", ".join(f"{jump:.1f}" for jump in jumps)
-    )
+def tell(show: Show) -> list[Row]:
+    """Videos of two scenes, and how much the picture changes from the one to the other."""
+    story = show.out / "story"
+    if not (story / "samples.jsonl").exists():
+        scenes = story.with_suffix(".txt")
+        scenes.write_text("\n".join(SCENES) + "\n", encoding="utf-8")
+        words = ("--scenes", str(scenes), "--num", "4", "--out", str(story))
+        show.timed("samples", "sample", str(show.out / "phenaki"), *words)
+    found = seams(story, show.out / "phenaki")
+    reached = all(seam < LARGEST_SEAM for seam in found)
+    measured = ", ".join(f"{seam:.1f}" for seam in found)
+    what = "change at the seam of two scenes, in median changes"
+    return [Row("story", what, measured, f"< {LARGEST_SEAM:g}", "reached" if reached else "not reached")]
 
 
 def seams(story: Path, phenaki: Path) -> list[float]:
@@ -115,5 +73,32 @@ def seams(story: Path, phenaki: Path) -> list[float]:
             continue
         frames = read_video(story / row["file"]).astype(np.float64)
         changes = np.abs(np.diff(frames, axis=0)).mean((1, 2, 3))
-        found.append(float(changes[first - 1] / np.median(changes)))
+        usual = float(np.median(changes))
+        found.append(float(changes[first - 1]) / usual if usual else math.inf)
     return found
+
+
+DEMO = Demo(
+    medium="video",
+    data="motions",
+    data_words=("--size", "32"),
+    quick_num=1500,
+    full_num=24_000,
+    quick_judged=48,
+    full_judged=200,
+    minutes=120,
+    stages=(TOKENIZER, PHENAKI),
+    texts=("a red circle moves right", "a blue star grows", "a yellow heart bounces", "a green square moves up"),
+    each=4,
+    made="made",
+    look=(
+        "OUT/made/ (four of each text; OUT/made/filmstrip.png shows them all), OUT/story/ (two scenes), "
+        "OUT/tokenizer/samples/, OUT/phenaki/samples/"
+    ),
+    then=(
+        'quintet sample OUT/phenaki --text "a purple ring shrinks" --num 4 --out out/',
+        "quintet sample OUT/phenaki --scenes scenes.txt --out out/",
+        "quintet train cvivit YOUR_FOLDER",
+    ),
+    besides=tell,
+)

@@ -77,6 +77,8 @@ class Site:
         names = request.query_params.getlist("name")[:MOST_NAMES]
         start, end = _bound(request, "from", -math.inf), _bound(request, "to", math.inf)
         most = int(min(max(_bound(request, "points", 400), 10), MOST_POINTS))
+        if "whole" in request.query_params:
+            await asyncio.to_thread(watched.wait_for_whole)
         return await self._answer(request, watched, lambda: watched.curves(names, start, end, most), plain=True)
 
     async def samples(self, request: Request) -> Response:

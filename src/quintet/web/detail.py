@@ -52,7 +52,11 @@ def data(place: Place) -> dict[str, Any]:
     skipped = skipped if isinstance(skipped, dict) else {}
     notes = found.get("notes")
     return {
-        "counts": {name: len(value) for name, value in found.items() if isinstance(value, list) and name != "notes"},
+        "counts": {
+            name: len(value) if isinstance(value, list) else value
+            for name, value in found.items()
+            if (isinstance(value, list) and name != "notes") or type(value) is int
+        },
         "path": text(found.get("path")),
         "skipped": [[str(name)[:500], str(reason)[:500]] for name, reason in list(skipped.items())[:MOST_SKIPPED]],
         "skipped_count": len(skipped),

@@ -111,7 +111,7 @@ def _plain(file: str) -> str:
 
 
 def _run(watched: Watched, number: int, shelf: Shelf) -> dict[str, Any]:
-    watched.refresh()
+    watched.refresh(whole=True)
     about = watched.describe(read_only=True)
     found: dict[str, Any] = {}
     media: dict[str, str] = {}

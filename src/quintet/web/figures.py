@@ -19,6 +19,10 @@ Row = dict[str, Any]
 PIECE = 2**18
 """Bytes taken at once: a piece is parsed in a few milliseconds, between which other viewers get their turn."""
 LONGEST_LINE = 2**24
+SKETCHED_BYTES = 2**22
+"""Of a larger file there is a sketch first, while all of it is read: a browser waits for a few parts of it only."""
+SKETCH_PARTS = 64
+SKETCH_PART_BYTES = 2**14
 MOST_NAMES = 1_000
 LONGEST_NAME = 200
 NUMBERS = frozenset({int, float})
@@ -93,11 +97,14 @@ class Figures:
                 self._reset(found.st_ino)
             file.seek(self._offset)
             for rows in self._pieces(file):
-                # Neighbours mostly have the same metrics, and are then added column by column.
-                for names, alike in groupby(rows, key=tuple):
-                    self._add(names, list(alike))
+                self.add(rows)
                 fresh = [*fresh, *rows][-1_000:]
         return anew, fresh
+
+    def add(self, rows: list[Row]) -> None:
+        """Neighbours mostly have the same metrics, and are then added column by column."""
+        for names, alike in groupby(rows, key=tuple):
+            self._add(names, list(alike))
 
     def _pieces(self, file: Any) -> Iterator[list[Row]]:
         rest = b""
@@ -105,7 +112,7 @@ class Figures:
             whole, newline, rest = (rest + piece).rpartition(b"\n")
             if newline:
                 self._offset += len(whole) + 1
-                yield list(_rows(whole))
+                yield _rows(whole)
             elif len(rest) > LONGEST_LINE:  # no line of ours
                 self._offset += len(rest)
                 rest = b""
@@ -139,16 +146,28 @@ class Figures:
         return known
 
 
-def _rows(lines: bytes) -> Iterator[Row]:
-    """The rows of whole lines. All at once, which is quicker; line by line where one of them is broken."""
+def sketch(place: Place) -> Figures:
+    """Some rows of all parts of a file that is too large to be read while somebody waits."""
+    figures = Figures(place)
+    with place.open("metrics.jsonl") as file:
+        last = os.fstat(file.fileno()).st_size - SKETCH_PART_BYTES
+        for part in range(SKETCH_PARTS):
+            file.seek(last * part // (SKETCH_PARTS - 1))
+            lines = file.read(SKETCH_PART_BYTES).split(b"\n")
+            figures.add(_rows(b"\n".join(lines[1 if part else 0 : -1])))
+    return figures
+
+
+def _rows(lines: bytes) -> list[Row]:
+    """The rows of whole lines. All at once, which is quicker; one by one where one of them is broken."""
     text = lines.decode("utf-8", errors="replace")
     try:
         found = json.loads(f"[{text.replace(chr(10), ',')}]")
     except (ValueError, RecursionError):
         found = [_parsed(line) for line in text.split("\n")]
-    for row in found:
-        if isinstance(row, dict) and _finite(row.get("step")) is not None:
-            yield row
+    if {*map(type, found)} == {dict} and _all_finite([row.get("step") for row in found]):
+        return list(found)
+    return [row for row in found if isinstance(row, dict) and _finite(row.get("step")) is not None]
 
 
 def _parsed(line: str) -> Any:
@@ -176,8 +195,8 @@ def tail_rows(place: Place, most: int = 2**14) -> list[Row]:
         lines = place.tail("metrics.jsonl", most=most).split(b"\n")
     except (OSError, Missing):
         return []
-    # The first line is cut through unless it is the first of all, which costs nothing to try.
-    return [row for line in lines[:-1] for row in _rows(line)]
+    # The first line is cut through unless it is the first of all: by itself, so that the others are read at once.
+    return [*_rows(b"\n".join(lines[:-1][:1])), *_rows(b"\n".join(lines[1:-1]))]
 
 
 def _short(values: Any) -> list[float]:

@@ -9,11 +9,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from quintet.web import detail, samples
-from quintet.web.figures import Figures, Row
+from quintet.web.figures import SKETCHED_BYTES, Figures, Row, sketch
 from quintet.web.folders import Folders, Missing, Place
 from quintet.web.summary import summarise
 
@@ -26,6 +27,10 @@ MOST_NEWS = 1_000
 FILES = ("metrics.jsonl", "state.json", "samples", "log.txt", "config.yaml", "data.json", "checkpoints", "eval.json")
 FRESH_SECONDS = 0.25
 """What was read so lately is not read again for the next of many viewers."""
+SKETCH_SECONDS = 5.0
+"""Then all rows of a sketched run are read, if nobody has asked for its curves before: the page comes first."""
+LONGEST_READING = 60.0
+"""Seconds that somebody waits for all rows of a run."""
 SCAN_SECONDS = 1.0
 """How old a list of runs may be."""
 
@@ -56,18 +61,21 @@ class Watched:
         self._read: dict[str, tuple[Any, Any]] = {}
         self._news = Changes()
         self._read_at = -math.inf
+        self._whole = threading.Event()
+        self._whole.set()
+        self._shown = threading.Event()
 
-    def refresh(self) -> None:
-        """Read what is new, if the stamps of a few files say that there is anything; keep it as news."""
+    def refresh(self, whole: bool = False) -> None:
+        """Read what is new, if the stamps of a few files say that there is anything; keep it as news.
+
+        Of a long run, a sketch of its rows, unless `whole` is asked for; they are then read by a thread of its own."""
         with self.lock:
             self.used = time.monotonic()
             if not self.place.exists():
                 raise Missing(f"the run {self.label[:200]} is gone from the disk")
             changed = [name for name in FILES if self._changed(name)]
-            if "metrics.jsonl" in changed:
-                anew, rows = self.figures.advance()
-                self._news.anew |= anew
-                self._news.rows = [*self._news.rows, *rows][-MOST_NEWS:]
+            if "metrics.jsonl" in changed and not self.sketched:
+                self._read_rows(whole)
             if "state.json" in changed or "metrics.jsonl" in changed:
                 self._news.summary = summarise(self.place, self.label)
             if "samples" in changed or self._newest_changed():
@@ -78,6 +86,40 @@ class Watched:
             if changed:
                 self.version += 1
             self._read_at = time.monotonic()
+
+    def _read_rows(self, whole: bool) -> None:
+        if not whole and not self.figures.rows and self._stamps["metrics.jsonl"][1] > SKETCHED_BYTES:
+            with suppress(Missing):
+                self.figures = sketch(self.place)
+            self._whole.clear()
+            threading.Thread(target=self._read_all, daemon=True).start()
+            return
+        anew, rows = self.figures.advance()
+        self._news.anew |= anew
+        if self._read_at > -math.inf:  # what was there before is no news
+            self._news.rows = [*self._news.rows, *rows][-MOST_NEWS:]
+
+    def _read_all(self) -> None:
+        """Every row, in the place of a sketch; what was shown of that is to be asked for anew."""
+        self._shown.wait(SKETCH_SECONDS)
+        figures = Figures(self.place)
+        with suppress(OSError):
+            figures.advance()
+        with self.lock:
+            self.figures = figures
+            self._news.anew = True
+            self._stamps.pop("metrics.jsonl", None)  # it may have grown since
+            self.version += 1
+            self._whole.set()
+
+    @property
+    def sketched(self) -> bool:
+        """Whether the figures are a sketch."""
+        return not self._whole.is_set()
+
+    def wait_for_whole(self) -> None:
+        self._shown.set()
+        self._whole.wait(LONGEST_READING)
 
     @property
     def is_fresh(self) -> bool:
@@ -121,6 +163,7 @@ class Watched:
             "metrics": {name: len(column.values) for name, column in self.figures.columns.items()},
             "last": self.figures.last,
             "rows": self.figures.rows,
+            "sketched": self.sketched,
             "config": config,
             "data": self._once(detail.data, "data.json"),
             "checkpoints": saved,
@@ -134,7 +177,9 @@ class Watched:
     def curves(self, names: list[str], start: float, end: float, most: int) -> dict[str, Any]:
         with self.lock:
             columns = self.figures.columns
-            return {name: columns[name].points(start, end, most) for name in names if name in columns}
+            found = {name: columns[name].points(start, end, most) for name in names if name in columns}
+        self._shown.set()
+        return found
 
 
 class Library:

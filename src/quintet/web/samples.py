@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from typing import Any
 
 from quintet.web.detail import STEP_FOLDER
@@ -48,8 +49,14 @@ def entries(place: Place, *folder: str) -> list[dict[str, Any]]:
             found[file] = _entry(file, about, missing=file not in there)
     for file in there:
         found.setdefault(file, _entry(file, {}, missing=False))
-    # A mesh that lies there twice is shown once, in the smaller form.
-    return [entry for file, entry in found.items() if not (file.endswith(".obj") and f"{file[:-4]}.glb" in found)]
+    return [entry for file, entry in found.items() if not _is_double(file, found)]
+
+
+def _is_double(file: str, found: Collection[str]) -> bool:
+    """Whether a mesh or video lies there twice: it is shown once, in the form that is smaller or can be stopped."""
+    stem, ending = os.path.splitext(file)
+    better = {".obj": ".glb", ".gif": ".mp4"}.get(ending)
+    return better is not None and f"{stem}{better}" in found
 
 
 def _about(place: Place, *folder: str) -> list[dict[str, Any]]:
@@ -70,7 +77,7 @@ def _about(place: Place, *folder: str) -> list[dict[str, Any]]:
 
 def _entry(file: str, about: dict[str, Any], missing: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"file": file, "kind": kind_of(file)}
-    for key in ("text", "item", "what", "columns", "seed", "faces", "number"):
+    for key in ("text", "item", "what", "columns", "rows", "seed", "faces", "number"):
         value = about.get(key)
         if isinstance(value, str):
             entry[key] = value[:LONGEST_CAPTION]

@@ -38,7 +38,7 @@
       this.lines = [];
       this.hidden = new Set();
       this.plot = null;
-      this.area = make("div", { class: "area", tabindex: "0", role: "group", onkeydown: (event) => this.key(event) });
+      this.area = make("div", { class: "area", tabindex: "0", role: "group", "aria-label": title, onkeydown: (event) => this.key(event) });
       this.figure = make("figure", { class: "chart" }, make("figcaption", {}, title), this.area);
       new ResizeObserver(() => this.resize()).observe(this.area);
     }
@@ -81,7 +81,8 @@
       const whole_range = steps.length ? [steps[0], steps[steps.length - 1]] : [0, 1];
       const scales = {
         x: { time: false, range: () => range || (whole_range[0] === whole_range[1] ? [whole_range[0] - 1, whole_range[1] + 1] : whole_range) },
-        y: { distr: log ? 3 : 1 },
+        // A line without any change would otherwise be a hundred high.
+        y: { distr: log ? 3 : 1, ...(log ? {} : { range: (_, low, high) => (low === null ? [null, null] : low === high ? [low - 1, high + 1] : uPlot.rangeNum(low, high, 0.1, true)) }) },
       };
       const axis = { stroke: colour("--faint"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), width: 1 }, font: "11px system-ui, sans-serif" };
       const opts = {
@@ -97,7 +98,7 @@
       this.plot.over.addEventListener("dblclick", () => this.moved(null));
       this.area.setAttribute("aria-label", spoken(this.title, this.lines));
       this.plot.ctx.canvas.setAttribute("aria-hidden", "true");
-      for (const label of this.area.querySelectorAll(".u-series:not(.unlisted) > th")) this.makeButton(label);
+      for (const label of this.area.querySelectorAll(".u-series:not(.unlisted):not(:first-child) > th")) this.makeButton(label);
     }
 
     drawn(plot) {

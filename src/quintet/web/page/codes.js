@@ -32,13 +32,13 @@
   async function overTime(id, metrics) {
     const levels = metrics.filter((name) => /^validation\/codebook_usage_level_\d+$/.test(name)).sort((a, b) => parseInt(a.split("_").pop(), 10) - parseInt(b.split("_").pop(), 10));
     const names = levels.length ? levels : ["validation/codebook_usage"];
-    const found = await attempt(source.curves(id, names, null, 400));
+    const found = await attempt(source.curves(id, names, null, 400, true));
     const shown = found ? names.filter((name) => found[name]) : [];
     if (!shown.length) return [];
     const steps = found[shown[0]].steps;
     const rows = shown.map((name) => found[name].mean);
     const last = rows.map((row) => `${number(100 * row[row.length - 1], 3)} %`);
-    return [make("section", {}, make("h3", {}, "Share of the codes in use over training"),
+    return [make("section", {}, make("h3", {}, "Share of the codes in use, at each validation"),
       make("div", { class: "heatmap" },
         make("div", { class: "rows" }, shown.map((_, at) => make("span", {}, shown.length > 1 ? `level ${at + 1}` : "codebook"))),
         map(rows, `Codes in use from step ${whole(steps[0])} to step ${whole(steps[steps.length - 1])}; at the end ${last.join(", ")}`),
@@ -62,8 +62,8 @@
         !single && make("div", { class: "rows" }, codes.levels.map((_, at) => make("span", {}, `level ${at + 1}`))),
         Object.assign(map(rows, `Use of ${codes.levels.map((each) => each.size).join(", ")} codes; in use: ${used.join(", ")}`), { className: single ? "heat square" : "heat" }),
         !single && make("div", { class: "rows" }, used.map((text) => make("span", {}, text)))),
-      make("p", { class: "axis" }, make("span", {}, single ? `64 codes a row, ${used[0]} in use${grouped}` : `from code 0 to code ${whole(codes.levels[0].size - 1)}, and the share in use${grouped}`)),
-      scale("never", "30 times as often as all others"));
+      make("p", { class: "axis" }, make("span", {}, single ? `64 codes a row; ${used[0]} were in use in training lately${grouped}` : `from code 0 to code ${whole(codes.levels[0].size - 1)}, and the share in use in training lately${grouped}`)),
+      scale("never", "30 times the mean"));
   }
 
   async function panel(id, about) {

@@ -60,7 +60,8 @@
       this.charts = [];
       this.values = new Map(); // run -> metric -> points
       this.place = make("div", { class: "charts" });
-      this.panel = make("div", {}, this.tools(others), this.place);
+      this.hint = make("p", { class: "count", role: "status", hidden: true }, "A first sketch: all rows are being read.");
+      this.panel = make("div", {}, this.tools(others), this.hint, this.place);
     }
 
     tools(others) {
@@ -132,7 +133,7 @@
         if (!names.length) return;
         const ids = [this.id, ...this.compared];
         const range = this.range;
-        const found = await Promise.all(ids.map((id) => attempt(source.curves(id, names, range, POINTS))));
+        const found = await Promise.all(ids.map((id) => attempt(source.curves(id, names, range, POINTS, id !== this.id))));
         if (range !== this.range) return;
         ids.forEach((id, at) => this.values.set(id, { ...this.values.get(id), ...found[at] }));
         for (const each of seen) this.fill(each);
@@ -143,12 +144,13 @@
       const several = this.compared.length > 0;
       const levels = each.metrics.some((metric) => metric.level !== null);
       const sorted = [...each.metrics].sort((a, b) => (a.side > b.side) - (a.side < b.side) || a.live - b.live || a.level - b.level);
-      const lines = [this.id, ...this.compared].flatMap((id, run) => sorted.filter((metric) => !(several || levels) || !metric.live).map((metric, at) => {
+      const drawn = sorted.filter((metric) => !(several || levels) || !metric.live);
+      const lines = [this.id, ...this.compared].flatMap((id, run) => drawn.map((metric, at) => {
         const points = (this.values.get(id) || {})[metric.metric];
         const name = metric.level === null ? metric.metric : `${metric.level}`;
         return points && {
           ...points, run: id, metric: metric.metric, label: several ? `${id} · ${name}` : name, smoothed: metric.side === "train",
-          colour: several ? lineColour(run) : levels ? shade(at, sorted.length) : undefined, dash: metric.live ? [3, 3] : several && metric.side === "validation" ? [7, 3] : undefined,
+          colour: several ? lineColour(run) : levels ? shade(at, drawn.length) : undefined, dash: metric.live ? [3, 3] : several && metric.side === "validation" ? [7, 3] : undefined,
         };
       })).filter(Boolean);
       each.chart.options = this.options();

@@ -6,7 +6,7 @@
   const { make, source, whenSeen } = quintet;
 
   function captionOf(entry) {
-    const parts = [entry.what, entry.text, entry.columns, entry.text ? null : entry.item].filter(Boolean);
+    const parts = [entry.what, entry.text, entry.columns, entry.rows && `row by row: ${entry.rows}`, entry.text ? null : entry.item].filter(Boolean);
     return parts.length ? parts.join(" · ") : entry.file;
   }
 
@@ -18,9 +18,11 @@
   }
 
   const kinds = {
-    image(caption) {
+    image(caption, entry) {
       const image = make("img", { alt: caption, loading: "lazy", decoding: "async" });
-      image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth < 400));
+      // Pixels of samples are worth seeing; a drawing that only sums them up has words in it, which they would spoil.
+      const isSample = Boolean(entry.what || entry.text || entry.item || entry.columns || entry.rows);
+      image.addEventListener("load", () => image.classList.toggle("small", isSample && image.naturalWidth < 400));
       const button = make("button", { type: "button", class: "picture", "aria-label": `Enlarge: ${caption}`, onclick: () => enlarge(image.src, caption) }, image);
       return { place: button, watched: image, async show(address) { image.src = address; } };
     },
@@ -47,7 +49,7 @@
   /** A card for an entry; `address` says where the file is. */
   function card(entry, address) {
     const caption = captionOf(entry);
-    const part = kinds[entry.kind](caption);
+    const part = kinds[entry.kind](caption, entry);
     const said = make("p", { class: "said", hidden: true });
     const label = make("figcaption", {}, make("span", { class: "caption" }, caption));
     const listed = entry.texts || entry.items;

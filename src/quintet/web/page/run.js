@@ -17,6 +17,7 @@
       this.content = make("div", { role: "tabpanel", class: "content", tabindex: "-1" });
       this.title = make("h1", {}, id);
       this.panel = make("div", {}, make("div", { class: "title" }, this.title), this.facts, this.tabs, this.content);
+      this.curves.hint.hidden = !about.sketched;
       this.curves.update(Object.keys(about.metrics));
       this.samples.update(about.sample_steps);
       this.say(about.summary);
@@ -122,6 +123,7 @@
       const about = await attempt(source.run(this.id));
       if (!about) return;
       this.about = about;
+      this.curves.hint.hidden = !about.sketched;
       this.curves.update(Object.keys(about.metrics));
       this.curves.anew();
       this.samples.update(about.sample_steps);

@@ -33,11 +33,13 @@
     runs() { return this.json("api/runs"); }
     run(id) { return this.json("api/run", { run: id }); }
 
-    async curves(id, names, range, points) {
+    /** `whole`: wait until all rows are read, where there is only a sketch yet. */
+    async curves(id, names, range, points, whole) {
       const found = {};
       for (let start = 0; start < names.length; start += 60) {
         const query = [["run", id], ["points", points], ...names.slice(start, start + 60).map((name) => ["name", name])];
         if (range) query.push(["from", range[0]], ["to", range[1]]);
+        if (whole) query.push(["whole", ""]);
         Object.assign(found, await this.json("api/curves", query));
       }
       return found;
