@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -167,9 +167,18 @@ def python(*words: object) -> list[str]:
     return [sys.executable, *map(str, words)]
 
 
-def torchrun(processes: int, *words: object) -> list[str]:
-    place = ("--master_addr", "127.0.0.1", "--master_port", free_port())
+def torchrun(processes: int, *words: object, restarts: int = 0) -> list[str]:
+    place = ("--master_addr", "127.0.0.1", "--master_port", free_port(), "--max-restarts", restarts)
     return python("-m", "torch.distributed.run", "--nproc_per_node", processes, *place, *words)
+
+
+def accelerate_launch(processes: int, *words: object) -> list[str]:
+    # On CPUs: with --cpu accelerate would start a single one.
+    options = ("--num_machines", 1, "--mixed_precision", "no", "--dynamo_backend", "no")
+    place = ("--main_process_port", free_port())
+    return python(
+        "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", processes, *options, *place, *words
+    )
 
 
 @contextmanager
@@ -189,6 +198,19 @@ def forked(
     finally:
         process.remove()
         handle.close()
+
+
+@contextmanager
+def two_ranks(
+    words: Iterable[object], place: Path, prepare: Callable[[], object] | None = None
+) -> Iterator[list[Process]]:
+    """Two processes of one world, started by nobody who would clean up after them; `prepare` is for the second."""
+    address = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(forked(words, place / f"said-{rank}", made, RANK=rank, LOCAL_RANK=rank, **address))
+            for rank, made in enumerate((None, prepare))
+        ]
 
 
 def _run_command(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from helpers import environment
 from quintet import config as configs
 from quintet import recipes
 from quintet.media.audio import write_audio
@@ -160,6 +164,24 @@ class Address:
                     yield name, json.loads(rest)
         finally:
             connection.close()
+
+
+@contextmanager
+def viewing(*words: object, within: Sequence[str] = (), browser: Path | None = None) -> Iterator[tuple[Address, str]]:
+    """`quintet view` as a person starts it, in a process of its own; where it listens, and what it said. `within` is
+    the command that starts it, if not this one; `browser` the program that it may open the page in."""
+    command = [*within, sys.executable, "-m", "quintet", "view", *map(str, words)]
+    screen = {"DISPLAY": ":0", "BROWSER": f"{browser} %s"} if browser else {}
+    command += [] if browser else ["--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environment(), **screen}) as process:
+        assert process.stdout is not None
+        try:
+            said = process.stdout.readline()
+            found = re.search(r"http://[^:]+:(\d+)/", said)
+            assert found, said
+            yield Address(int(found[1])), said
+        finally:
+            process.terminate()
 
 
 @contextmanager

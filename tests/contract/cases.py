@@ -115,6 +115,10 @@ def hasten_the_death_of_codes(recipe: Recipe[Any]) -> None:
             part.decay = 0.9
 
 
+SHARDED = ("engine.shard=full",)
+"""In one process it is the same as none."""
+
+
 @dataclass(frozen=True)
 class Case:
     """What the contract tests have to know about a recipe."""
@@ -186,6 +190,7 @@ CASES: Mapping[str, Case] = {
             "plain": (),
             "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
             "self-critic": ("model.self_critic=true", "train.accumulate=2"),
+            "sharded": ("loss.critic=true", "train.accumulate=2", *SHARDED),
             "super-resolution": (f"base={GOLDEN / 'muse-format-1' / 'hub'}",),
         },
         brief=("train.steps=4",),
@@ -249,6 +254,7 @@ CASES: Mapping[str, Case] = {
             "plain": (),
             "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
             "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
+            "sharded": ("model.self_critic=true", "model.self_conditioning=true", *SHARDED),
             "primed": ("loss.primed=0.9", "data.frames=17", "data.variants=2", "model.text=none"),
         },
         brief=("train.steps=4",),
@@ -299,6 +305,7 @@ CASES: Mapping[str, Case] = {
         worlds={
             "plain": (),
             "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
+            "sharded": ("model.self_critic=true", "model.self_conditioning=true", "optim.name=lion", *SHARDED),
             "captions": ("loss.tell_caption=0.5", "data.clip=quantized", "loss.span=3", "optim.name=muon"),
             "untold": ("condition=null", "loss.coarse_first=2", "train.accumulate=2"),
         },
@@ -343,6 +350,7 @@ CASES: Mapping[str, Case] = {
             "plain": (),
             "flat": ("model.kind=flat", "loss.window=16", "train.accumulate=2", "optim.name=muon"),
             "window": ("loss.window=16", "data.variants=2", "train.accumulate=2"),
+            "sharded": ("loss.window=16", "train.accumulate=2", "engine.recompute=true", *SHARDED),
         },
         brief=("train.steps=4",),
         poison=None,

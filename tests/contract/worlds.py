@@ -1,13 +1,15 @@
 """Trains a recipe and notes which items were seen. As a program: a list of trainings, in one world of processes.
 
-`torchrun --nproc_per_node 2 worlds.py PLAN.json`; the plan is a list of the arguments of `train`.
+`torchrun --nproc_per_node 2 worlds.py PLAN.json`; the plan is a list of the arguments of `train`. What one of them does
+`alone` is done by a process of its own, `worlds.py PLAN.json alone`, while the world waits.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,14 @@ from typing import Any
 import torch.distributed as dist
 
 from contract.cases import case_of
+from helpers import environment
 from quintet import config as configs
 from quintet import recipes, runs
-from quintet.core.batch import Item, Source
+from quintet.core.batch import Batch, Item, Source
 from quintet.core.draw import Draw
-from quintet.core.engine import Place, exit_process
+from quintet.core.engine import Engine, Place, exit_process
 from quintet.core.prepare import open_sources
-from quintet.core.recipe import Recipe
+from quintet.core.recipe import Nets, Recipe, Report
 from quintet.core.run import Run
 from quintet.core.trainer import Trainer
 
@@ -56,25 +59,56 @@ def make_recipe(recipe: str, data: Path | str, words: Sequence[str]) -> Recipe[A
     return runs.make_recipe(configs.build(recipes.find(recipe).config_class(), preset=preset, overrides=overrides))
 
 
-def train(recipe: str, data: str, words: Sequence[str], out: str) -> None:
-    """Train in `out`, and leave there what this process has seen."""
+def noted_steps(made: Recipe[Any]) -> list[tuple[int, str]]:
+    """Filled, as the recipe is trained, with the step and name of each item that this process learns from."""
+    noted: list[tuple[int, str]] = []
+    learn = made.backward
+
+    def backward(micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int) -> Report:
+        noted.extend((step, name) for batch in micro_batches for name in batch.names)
+        return learn(micro_batches, nets, engine, step)
+
+    made.backward = backward  # type: ignore[method-assign]
+    return noted
+
+
+def train(recipe: str, data: str, words: Sequence[str], out: str, resume: bool = False) -> None:
+    """Train in `out`, where a run may have begun, and leave there what this process has seen."""
     rank = Place.from_environment().rank
     made = make_recipe(recipe, data, words)
+    if resume:
+        steps = made.config.train.steps
+        made = runs.make_recipe(runs.read_config(Path(out) / "config.yaml").changed({"train.steps": steps}), Path(out))
     case_of(recipe).prepare(made)
     sources = open_sources(made)
     noting = Noting(sources.train)
-    run = Run.new(Path(out)) if rank == 0 else Run(Path(out))
-    trainer = Trainer(made, run, sources=replace(sources, train=noting), silent=True)
+    noted = noted_steps(made)
+    run = Run.open(Path(out)) if resume else Run.new(Path(out)) if rank == 0 else Run(Path(out))
+    trainer = Trainer(made, run, sources=replace(sources, train=noting), resume=resume, silent=True)
     trainer.train()
     trainer.close()
     (run.folder / f"seen-{rank}.json").write_text(json.dumps(sorted(noting.seen)))
+    (run.folder / f"learned-{made.config.train.steps}-{rank}.json").write_text(json.dumps(noted))
+
+
+def train_in_turn(plan: Sequence[Mapping[str, Any]]) -> None:
+    for number, arguments in enumerate(plan):
+        own = {key: value for key, value in arguments.items() if key != "alone"}
+        if not arguments.get("alone", False):
+            train(**own)
+        elif dist.get_rank() == 0:
+            file = Path(sys.argv[1]).with_name(f"alone-{number}.json")
+            file.write_text(json.dumps(own))
+            subprocess.run([sys.executable, "-m", "contract.worlds", str(file), "alone"], env=environment(), check=True)
+        dist.barrier()
 
 
 if __name__ == "__main__":
+    if sys.argv[2:] == ["alone"]:
+        train(**json.loads(Path(sys.argv[1]).read_text()))
+        sys.exit()
     # As Ray Train does: the group is there before quintet is.
     dist.init_process_group("gloo")
-    for arguments in json.loads(Path(sys.argv[1]).read_text()):
-        train(**arguments)
-    dist.barrier()
+    train_in_turn(json.loads(Path(sys.argv[1]).read_text()))
     dist.destroy_process_group()
     exit_process(0)

@@ -212,6 +212,7 @@ TABLE = (
         ("codebook_size", "100", "power of two"),
     ),
     Row("device that is not there", TRAIN + " engine.device=mps", 2, ("engine.device=mps", "engine.device=cpu")),
+    Row("parts of what has none", TRAIN + " engine.shard=full", 2, ("engine.shard=full", "generators", "vqgan")),
     Row("processes that are not there", TRAIN + " engine.processes=2", 2, ("engine.processes=2", "torchrun")),
     Row(
         "tracker that is not there",

@@ -5,30 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers import (
     TINY,
-    Process,
+    accelerate_launch,
     error_line,
     executed,
     forked,
     free_port,
     log_text,
     metrics,
-    python,
     state,
     steps_saved,
     succeed,
     tensor_hashes,
     torchrun,
+    two_ranks,
     wait_for_step,
 )
+from quintet.core.trainer import Trainer
 
 
 @pytest.fixture(scope="session")
@@ -41,13 +43,6 @@ def three_pictures(pictures: Path, shared: Path) -> Path:
     return folder
 
 
-def accelerate_launch(*words: object) -> list[str]:
-    # Two processes on CPUs: with --cpu accelerate would start a single one.
-    options = ("--num_machines", 1, "--mixed_precision", "no", "--dynamo_backend", "no")
-    place = ("--main_process_port", free_port())
-    return python("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, *options, *place, *words)
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_a_launcher_runs_the_command_unchanged(
     launcher: str, pictures: Path, three_pictures: Path, tmp_path: Path
@@ -57,7 +52,7 @@ def test_a_launcher_runs_the_command_unchanged(
     uneven = (f"data.validation_path={three_pictures}", "eval.batch_size=2")
     words = (*TINY, *uneven, "engine.processes=2", "engine.precision=fp64")
     command = ("-m", "quintet", "train", "vqgan", pictures, "--out", run, *words)
-    launched = torchrun(2, *command) if launcher == "torchrun" else accelerate_launch(*command)
+    launched = torchrun(2, *command) if launcher == "torchrun" else accelerate_launch(2, *command)
     with executed(launched, tmp_path / "said") as process:
         assert process.end() == 0, process.seen
 
@@ -81,15 +76,18 @@ def test_a_launcher_runs_the_command_unchanged(
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-6, abs=1e-6), name
 
 
-@contextmanager
-def two_ranks(words: Iterable[object], place: Path) -> Iterator[list[Process]]:
-    """Two processes of one world, started by nobody who would clean up after them."""
-    address = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+def test_tasks_of_slurm_are_processes_of_one_run(pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    step = {"SLURM_STEP_NUM_TASKS": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    words = ("train", "vqgan", pictures, "--out", run, *TINY, "train.steps=4", "engine.processes=2")
     with ExitStack() as stack:
-        yield [
-            stack.enter_context(forked(words, place / f"said-{rank}", RANK=rank, LOCAL_RANK=rank, **address))
+        tasks = [
+            stack.enter_context(forked(words, tmp_path / f"said-{rank}", SLURM_PROCID=rank, SLURM_LOCALID=rank, **step))
             for rank in range(2)
         ]
+        assert [task.end() for task in tasks] == [0, 0], tasks[0].seen + tasks[1].seen
+
+    assert json.loads((run / "checkpoints" / "step-00000004" / "meta.json").read_text())["world_size"] == 2
 
 
 def test_a_batch_that_the_processes_cannot_share_is_refused(pictures: Path, tmp_path: Path) -> None:
@@ -141,3 +139,33 @@ def test_a_dead_process_ends_the_other(victim: int, pictures: Path, tmp_path: Pa
         assert survivor.end(within=60) == 1, survivor.seen
 
     assert "lost contact with another process" in error_line(survivor.seen)
+
+
+def hang_at_step_six() -> None:
+    """The sixth step of this process never ends."""
+    taken = Trainer.train_step
+
+    def wait_for_ever(trainer: Trainer) -> dict[str, Any]:
+        if trainer.step == 5:
+            threading.Event().wait()
+        return taken(trainer)
+
+    Trainer.train_step = wait_for_ever  # type: ignore[method-assign]
+
+
+def test_a_hung_process_ends_the_run_with_the_stack_of_each(pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", "vqgan", pictures, "--out", run, *TINY, "train.steps=1000000", "engine.timeout_seconds=8"]
+    with two_ranks(words, tmp_path, hang_at_step_six) as ranks:
+        assert [rank.end() for rank in ranks] == [1, 1]
+
+    waiting, hung = (rank.seen for rank in ranks)
+    assert "did not answer within engine.timeout_seconds" in error_line(waiting)
+    assert "told to end by process 0: another process of this run did not answer" in error_line(hung)
+    assert "in wait_for_ever" in hung
+    stacks = log_text(run)
+    assert "process 0 failed at step 5" in stacks
+    assert "engine.any_rank(" in stacks or "backward" in stacks
+    assert "process 1 was told to end" in stacks
+    assert "in wait_for_ever" in stacks
+    assert state(run)["status"] == "failed"

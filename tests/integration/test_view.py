@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import Any
 import pytest
 
 from contract.cases import Train
-from helpers import environment, error_line, made_once, quintet, succeed
+from helpers import error_line, made_once, quintet, succeed
 from quintet.errors import UsageError
 from quintet.web.safety import RateLimit
 from quintet.web.server import LOOPBACK
 from quintet.web.trying import LONGEST_TEXT, Wish
-from viewing import Address, add_row, add_samples, serving, wait_for, write_run, write_state
+from viewing import Address, add_row, add_samples, serving, viewing, wait_for, write_run, write_state
 
 OUTSIDE = (
     "/media?run=run&step=10&file=../../../secret.png",
@@ -39,7 +38,7 @@ OUTSIDE = (
     "/made?job=..&file=secret.png",
     "/static/../app.py",
     "/static/..%2fapp.py",
-    "/static/%2e%2e/%2e%2e/cli.py",
+    "/static/%2e%2e/%2e%2e/config.py",
     "/static//etc/passwd",
     "/../../etc/passwd",
     "/api/run?run=../secret",
@@ -151,20 +150,25 @@ def test_a_token_is_asked_for_and_then_kept_in_a_cookie(runs: Path) -> None:
 
 def test_the_command_makes_a_token_when_it_listens_beyond_the_machine(runs: Path) -> None:
     assert "letters and digits" in error_line(quintet("view", runs, "--token", "short").errors)
-    words = [sys.executable, "-m", "quintet", "view", str(runs), "--host", "0.0.0.0", "--no-browser"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
-    assert process.stdout is not None
-    try:
-        said = process.stdout.readline()
-        found = re.search(r"1 run in .*: http://0\.0\.0\.0:(\d+)/\?token=([0-9a-f]{32}) ", said)
+    with viewing(runs, "--host", "0.0.0.0") as (site, said):
+        found = re.search(r"1 run in .*: http://0\.0\.0\.0:\d+/\?token=([0-9a-f]{32}) ", said)
         assert found, said
-        site = Address(int(found[1]))
         assert site.ask("/api/runs").status == 401
-        assert site.ask("/api/runs", authorization=f"Bearer {found[2]}").status == 200
-    finally:
-        process.terminate()
-        process.stdout.close()
-        process.wait()
+        assert site.ask("/api/runs", authorization=f"Bearer {found[1]}").status == 200
+
+
+def test_the_page_is_opened_at_the_address_that_is_printed(runs: Path, tmp_path: Path) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.writing && mv {opened}.writing {opened}\n')
+    browser.chmod(0o755)
+    with socket.socket() as free:
+        free.bind((LOOPBACK, 0))
+        port = free.getsockname()[1]
+    with viewing(runs, "--port", port, browser=browser) as (site, said):
+        assert site.port == port
+        wait_for(opened.exists, "the browser is started")
+        assert opened.read_text() == f"http://127.0.0.1:{port}/"
+        assert f"1 run in {runs}: {opened.read_text()} (Ctrl-C ends it)" in said
 
 
 # --- news -----------------------------------------------------------------------------------------------------
@@ -205,43 +209,7 @@ def test_the_list_tells_of_runs_that_come_and_go(runs: Path, site: Address) -> N
     assert (come, gone) == ({"late"}, {"other"})
 
 
-def test_a_run_that_is_deleted_while_viewed_is_said_to_be_gone(runs: Path, site: Address) -> None:
-    for name, content in site.news("/api/events?run=run"):
-        if name == "hello":
-            shutil.rmtree(runs / "run")
-        if name == "gone":
-            assert "gone" in content
-            break
-    reply = site.ask("/api/run?run=run")
-    assert (reply.status, "gone" in reply.json["problem"] or "no run" in reply.json["problem"]) == (404, True)
-    assert site.ask("/api/runs").json["runs"] == []
-    assert site.ask("/").status == 200
-
-
 # --- bad input ------------------------------------------------------------------------------------------------
-
-
-def test_an_empty_folder_is_a_page_without_runs(tmp_path: Path) -> None:
-    with serving(tmp_path) as site:
-        assert site.ask("/api/runs").json["runs"] == []
-        assert site.ask("/api/run?run=x").json == {"problem": "there is no run x"}
-
-
-def test_missing_media_are_said_to_be_missing(runs: Path, site: Address) -> None:
-    (runs / "run" / "samples" / "step-00000010" / "000-made.png").unlink()
-    assert site.ask("/api/samples?run=run&step=10").json[0]["missing"] is True
-    reply = site.ask("/media?run=run&step=10&file=000-made.png")
-    assert (reply.status, reply.json) == (404, {"problem": "000-made.png is missing"})
-
-
-def test_a_port_in_use_is_named(runs: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind((LOOPBACK, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        outcome = quintet("view", runs, "--port", port, "--no-browser")
-    assert outcome.code == 2
-    assert error_line(outcome.errors) == f"error: port {port} is in use; choose another with --port, or leave it out"
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["file"]])
@@ -250,23 +218,6 @@ def test_what_is_no_folder_is_named(tmp_path: Path, words: list[str]) -> None:
     outcome = quintet("view", *(tmp_path / word for word in words))
     assert outcome.code == 2
     assert "give a run, or a folder that runs lie in" in error_line(outcome.errors)
-
-
-def test_a_folder_that_cannot_be_written_is_looked_at_all_the_same(runs: Path) -> None:
-    """The server writes nothing beside the runs; nothing below them changes when they are looked at."""
-    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
-    for path in [*before, runs]:
-        if not path.is_symlink():
-            path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        with serving(runs) as site:
-            paths = ("/api/runs", "/api/run?run=run", "/media?run=run&step=10&file=000-made.png")
-            assert [site.ask(path).status for path in paths] == [200, 200, 200]
-        assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
-    finally:
-        for path in [runs, *before]:
-            if path.is_dir():
-                path.chmod(0o755)
 
 
 def test_what_needs_the_server_but_is_not_installed_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

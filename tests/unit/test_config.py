@@ -468,7 +468,7 @@ def test_allowed_keys_are_exactly_these() -> None:
     sections = ("log", "eval", "sample", "checkpoint", "engine")
     allowed = {
         *("recipe", "train.steps", "train.minutes", "train.accumulate", "train.max_bad_steps", "train.max_rollbacks"),
-        *("data.path", "data.validation_path", "data.workers", "data.memory_megabytes"),
+        *("data.path", "data.validation_path", "data.workers", "data.memory_megabytes", "data.cache"),
     }
     everything = set(configs.keys(VQGanConfig)) - allowed
     assert refused == {key for key in everything if key.split(".")[0] not in sections}

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from toy import ToyRecipe, toy_config
 
-from quintet.core import checkpoint
+from quintet.core import checkpoint, disk
 from quintet.core.checkpoint import Contents
 from quintet.core.draw import Draw
 from quintet.core.state import TrainingState, load_module, read_meta
@@ -340,7 +340,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
 
 def test_replacing_a_text_leaves_no_second_file(tmp_path: Path) -> None:
     for text in ("one", "two ü"):
-        checkpoint.replace_text(tmp_path / "latest", text)
+        disk.replace_text(tmp_path / "latest", text)
         assert (tmp_path / "latest").read_text(encoding="utf-8") == text
     assert [path.name for path in tmp_path.iterdir()] == ["latest"]
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from quintet.core.display import Display
+from quintet.core.display import Display, summary
 
 FIGURES = {"train/generator/loss": 0.5, "train/lr": 1e-3, "train/rate/items_per_second": 9.0}
 VALIDATED = {"psnr": 30.5, "codebook_usage": 0.875}
@@ -23,9 +23,10 @@ def test_elsewhere_than_on_a_terminal_it_is_plain_lines(capsys: pytest.CaptureFi
     display.validated(20, VALIDATED)
     display.note("[a] note")
     display.stop()
-    first, second = capsys.readouterr().err.splitlines()
+    first, validation, second = capsys.readouterr().err.splitlines()
     assert first.startswith("step 20/100  ")
     assert first.endswith(" left  3.00 GB  generator/loss 0.5  lr 0.001")
+    assert validation == "validation at 20: codebook_usage 0.875  psnr 30.5"
     assert second == "[a] note"
 
 
@@ -44,7 +45,23 @@ def test_a_terminal_keeps_step_pace_memory_losses_and_the_last_validation_in_sig
     assert done.returncode == 0
     for expected in ("20/100", "steps/s", "left  3.00 GB", "generator/loss 0.5", "[a] note"):
         assert expected in shown
+    # In its place below the bar, drawn anew, and never once more for every validation.
     assert "validation at 20: codebook_usage 0.875  psnr 30.5" in shown
+    assert shown.index("[a] note") < shown.rindex("validation at 20")
+
+
+def test_whole_losses_come_before_their_parts_and_gradients_last() -> None:
+    parts = (
+        "discriminator/fake",
+        "discriminator/gradient_norm",
+        "discriminator/loss",
+        "generator/loss",
+        "lr",
+        "more",
+        "x",
+    )
+    figures = {f"train/{name}": 1.0 for name in parts} | {"train/time/overhead": 1.0}
+    assert summary(figures) == "discriminator/loss 1  generator/loss 1  discriminator/fake 1  lr 1  more 1"
 
 
 def test_a_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

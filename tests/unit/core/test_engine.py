@@ -11,9 +11,9 @@ from toy import toy_config
 
 from quintet.config import EngineConfig
 from quintet.core.draw import seed_from
-from quintet.core.engine import Engine, Place, choose_device, explain_failure
+from quintet.core.engine import Engine, Place, choose_device, explain_failure, may_be_restarted
 from quintet.core.evaluate import looking
-from quintet.errors import RunError, UsageError
+from quintet.errors import LostContactError, RunError, UsageError
 
 CPU = EngineConfig(device="cpu")
 
@@ -254,6 +254,20 @@ def test_a_lost_process_is_one_sentence(text: str) -> None:
     assert isinstance(told, RunError)
     assert "lost contact with another process" in str(told)
     assert "\n" not in str(told)
+
+
+def test_a_process_that_does_not_answer_is_one_sentence() -> None:
+    told = explain_failure(
+        RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"), 1, 8
+    )
+    assert isinstance(told, LostContactError)
+    assert "did not answer within engine.timeout_seconds" in str(told)
+
+
+def test_only_a_launcher_that_may_restart_says_so() -> None:
+    assert may_be_restarted({"TORCHELASTIC_MAX_RESTARTS": "3"})
+    assert not may_be_restarted({"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
+    assert not may_be_restarted({})
 
 
 def test_other_errors_are_not_explained_away() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.core.order import BUCKET_BATCHES, Order, replacement
+from quintet.core.order import BUCKET_BATCHES, Order, Portions, replacement
 
 steady = settings(deadline=None, derandomize=True, max_examples=50)
 """The same examples in every session, however busy the machine."""
@@ -28,6 +29,31 @@ def test_each_epoch_is_a_permutation_and_batches_wrap_over_its_end(num: int, bat
     assert [epoch for epoch, _ in slots] == [place // num for place in range(len(slots))]
     for epoch in range(3):
         assert sorted(item for number, item in slots if number == epoch)[:num] == list(range(num))
+
+
+@steady
+@given(files=st.lists(st.integers(0, 9), min_size=1, max_size=60), together=st.integers(1, 12), batch=st.integers(1, 9))
+def test_portions_take_few_files_at_a_time_and_each_item_once(files: list[int], together: int, batch: int) -> None:
+    order = Order(len(files), batch, 7, portions=Portions(np.array(files), together))
+    slots = stream(order, steps=-(-2 * len(files) // batch))
+    for epoch in range(2):
+        items = [item for number, item in slots if number == epoch]
+        assert sorted(items)[: len(files)] == list(range(len(files)))
+        spans = {file: [place for place, item in enumerate(items) if files[item] == file] for file in {*files}}
+        for place in range(len(items)):
+            assert sum(span[0] <= place <= span[-1] for span in spans.values()) <= together
+
+
+def test_portions_of_all_files_are_the_order_without() -> None:
+    files = np.arange(50) % 5
+    assert stream(Order(50, 7, 3, portions=Portions(files, 5)), 20) == stream(Order(50, 7, 3), 20)
+
+
+def test_portions_differ_from_epoch_to_epoch() -> None:
+    order = Order(40, 20, 0, portions=Portions(np.arange(40) // 10, 1))
+    assert [[item // 10 for _, item in order.batch(step)][::10] for step in (0, 1)] != [
+        [item // 10 for _, item in order.batch(step)][::10] for step in (2, 3)
+    ]
 
 
 def test_epochs_and_seeds_differ() -> None:

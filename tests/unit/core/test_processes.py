@@ -5,8 +5,10 @@ One pair of processes does everything once; the tests look at what it left.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from torch import Tensor, multiprocessing
+from torch import Tensor, multiprocessing, nn
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from toy import BucketedRecipe, points, saved_hashes, toy_trainer, trained, weights
 
 from quintet.config import EngineConfig
-from quintet.core import collectives
+from quintet.core import checkpoint, collectives, sharding
+from quintet.core.checkpoint import Contents
 from quintet.core.engine import Engine
 from quintet.core.run import Run
 from quintet.core.statistics import Statistics
-from quintet.errors import UsageError
+from quintet.errors import CheckpointError, UsageError
 
 WORLD = 2
 CPU = torch.device("cpu")
@@ -120,6 +124,32 @@ def between_ranks(rank: int) -> dict[str, Any]:
     }
 
 
+def write_in_parts(rank: int, folder: Path) -> dict[str, Any]:
+    """A checkpoint of which each process has a part; then another, in the way of which is one process's disk."""
+    module = nn.Linear(3, 5, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight.copy_(torch.arange(15).view(5, 3))
+    sharding.cut({"net": module}, CPU)
+    tied = {**module.state_dict(), "tied": module.weight, "plain": torch.tensor([True, False])}
+    made = Contents({"net": tied, "deep/er": module.state_dict()}, {"meta": {"step": 1}}, {"note": "ü"})
+    sharding.write(folder, 1, made, CPU)
+
+    refused = ""
+    (folder / "full").mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(sharding, "_own_hashes", no_space)
+        try:
+            sharding.write(folder / "full", 2, made, CPU)
+        except OSError as error:
+            refused = str(error)
+    return {"refused": refused, "own rows": len(sharding.own_part(module.weight))}
+
+
+def no_space(folder: Path) -> dict[str, str]:
+    raise OSError(errno.ENOSPC, "No space left on device", str(folder / "a part"))
+
+
 # --- the loop on a toy --------------------------------------------------------------------------------------------
 
 LOOP: dict[str, Any] = {
@@ -143,6 +173,7 @@ def train_toys(folder: Path) -> dict[str, dict[str, Tensor]]:
         "plain": LOOP,
         "poisoned": {**LOOP, "data": points(**POISONED)},
         "bucketed": {**LOOP, "kind": BucketedRecipe},
+        "sharded": {**LOOP, "engine__shard": "full", "data": points(**POISONED)},
     }.items():
         trainer = toy_trainer(folder / name, **options)
         trainer.train()
@@ -159,6 +190,8 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
     try:
         save_file(everything(rank, WORLD), f"{folder}/everything-{rank}.safetensors")
+        parts = write_in_parts(rank, Path(folder) / "parts")
+        Path(f"{folder}/parts-{rank}.json").write_text(json.dumps(parts), encoding="utf-8")
         Path(f"{folder}/between-{rank}.json").write_text(json.dumps(between_ranks(rank)), encoding="utf-8")
         for name, tensors in train_toys(Path(folder) / "runs").items():
             own = {key: value.contiguous().clone() for key, value in tensors.items()}
@@ -223,7 +256,7 @@ def test_what_ranks_tell_each_other(ranks: Path, rank: int) -> None:
 # --- the loop -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["plain", "poisoned", "bucketed"])
+@pytest.mark.parametrize("name", ["plain", "poisoned", "bucketed", "sharded"])
 def test_two_processes_end_in_the_weights_of_one(ranks: Path, alone: tuple[Path, dict[str, Any]], name: str) -> None:
     one = alone[1][name]
     left, right = (load_file(ranks / f"{name}-{rank}.safetensors") for rank in range(WORLD))
@@ -237,7 +270,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return Run(folder).read_metrics()
 
 
-@pytest.mark.parametrize("name", ["plain", "poisoned", "bucketed"])
+@pytest.mark.parametrize("name", ["plain", "poisoned", "bucketed", "sharded"])
 def test_two_processes_log_and_validate_as_one(ranks: Path, alone: tuple[Path, dict[str, Any]], name: str) -> None:
     one, two = metrics(alone[0] / name), metrics(ranks / "runs" / name)
     assert [row.keys() for row in one] == [row.keys() for row in two]
@@ -261,7 +294,8 @@ def test_the_bad_item_is_named_alone_whichever_rank_and_micro_batch_had_it(
 
 def test_the_main_process_alone_writes(ranks: Path, alone: tuple[Path, dict[str, Any]]) -> None:
     def files(folder: Path) -> set[str]:
-        return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+        found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+        return {name for name in found if not name.startswith("sharded/checkpoints/step-")}
 
     assert files(ranks / "runs") == files(alone[0])
     data = json.loads((ranks / "runs" / "poisoned" / "data.json").read_text(encoding="utf-8"))
@@ -274,3 +308,87 @@ def test_a_run_of_two_processes_goes_on_in_one(ranks: Path, tmp_path: Path) -> N
     straight = trained(tmp_path / "run", **{**LOOP, "train__steps": 8, "optim__horizon": 6})
     for key, value in weights(straight).items():
         torch.testing.assert_close(weights(resumed)[key], value, rtol=1e-12, atol=1e-12)
+
+
+# --- checkpoints in parts -----------------------------------------------------------------------------------------
+
+
+def test_a_run_of_parts_goes_on_in_one_process(ranks: Path, tmp_path: Path) -> None:
+    data = {"data": points(**POISONED)}
+    saved = checkpoint.folder_of(ranks / "runs" / "sharded" / "checkpoints", 6)
+    assert checkpoint.is_in_parts(saved, "ema/net")
+    resumed = trained(ranks / "runs" / "sharded", resume=True, train__steps=8, **data)
+    straight = trained(tmp_path / "run", **{**LOOP, **data, "train__steps": 8, "optim__horizon": 6})
+    for key, value in weights(straight).items():
+        torch.testing.assert_close(weights(resumed)[key], value, rtol=1e-12, atol=1e-12)
+
+
+def test_a_checkpoint_in_parts_stands_whole(ranks: Path) -> None:
+    folder = checkpoint.folder_of(ranks / "parts", 1)
+    checkpoint.verify(folder)
+    files = [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2)]
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
+        *(f"{group}/{file}" for group in ("net", "deep/er") for file in files),
+        *("meta.json", "note", "SHA256SUMS"),
+    }
+    assert [json.loads((ranks / f"parts-{rank}.json").read_text())["own rows"] for rank in range(WORLD)] == [3, 2]
+    net = checkpoint.read_tensors(folder, "net")
+    assert torch.equal(net["weight"], torch.arange(15.0, dtype=torch.float64).view(5, 3))
+    assert torch.equal(net["tied"], net["weight"])
+    assert net["plain"].tolist() == [True, False]
+    assert checkpoint.shapes_of_parts(folder, "net") == {"weight": (5, 3), "bias": (5,), "tied": (5, 3), "plain": (2,)}
+
+
+def test_torch_joins_the_parts_alike(ranks: Path, tmp_path: Path) -> None:
+    folder = checkpoint.folder_of(ranks / "parts", 1)
+    consolidate_safetensors_files(str(folder / "deep" / "er"), str(tmp_path), {"weight": 1, "bias": 1})
+    joined = load_file(tmp_path / "model-00001-of-00001.safetensors")
+    for key, value in checkpoint.read_tensors(folder, "deep/er").items():
+        assert torch.equal(joined[key], value)
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_where_one_process_cannot_write_there_is_no_checkpoint(ranks: Path, rank: int) -> None:
+    assert "No space left on device" in json.loads((ranks / f"parts-{rank}.json").read_text())["refused"]
+    assert list((ranks / "parts" / "full").iterdir()) == []
+
+
+def test_a_lost_part_is_noticed(ranks: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint.folder_of(ranks / "parts", 1), tmp_path / "step-00000001")
+    (folder / "net" / "shard-00001-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="is missing"):
+        checkpoint.verify(folder)
+    with pytest.raises(CheckpointError, match="do not make a whole"):
+        checkpoint.read_tensors(folder, "net")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([2**40, 0], "do not make a whole"),
+        ([-1, 0], "lies outside"),
+        ([0], "different axes"),
+        (["0", 0], "different axes"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_part_that_lies_about_its_place_is_refused(offsets: object, message: str, tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    places = json.dumps({"weight": {"saved_offsets": offsets}})
+    save_file({"weight": torch.ones(2, 3)}, tmp_path / "net" / "shard-1.safetensors", {"DCP_SHARDING_INFO": places})
+    for read in (checkpoint.read_tensors, checkpoint.shapes_of_parts):
+        with pytest.raises(CheckpointError, match=message):
+            read(tmp_path, "net")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"optim__name": "muon"}, r"optim\.name=muon turns whole matrices.*optim\.name=adamw or lion"),
+        ({"engine__compile": True}, r"engine\.compile=true and engine\.shard=full do not go together"),
+    ],
+)
+def test_what_parts_cannot_do_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        toy_trainer(tmp_path / "run", engine__shard="full", **keys)
+    assert not (tmp_path / "run").exists()

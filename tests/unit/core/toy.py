@@ -19,6 +19,7 @@ from quintet.core.draw import Draw
 from quintet.core.engine import Place
 from quintet.core.recipe import Artifact, Loss, Nets, Output, Phase, Recipe, Sources
 from quintet.core.run import Run
+from quintet.core.sharding import joined
 from quintet.core.statistics import Statistics
 from quintet.core.trainer import Trainer
 from quintet.errors import UnreadableItem
@@ -131,6 +132,7 @@ class ToyRecipe(Recipe[ToyConfig]):
     name = "toy"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("error", "min")
     exported = "net"
+    shardable = True
 
     def __init__(self, config: ToyConfig, data: Sources | None = None) -> None:
         super().__init__(config)
@@ -229,10 +231,10 @@ def trained(folder: Path, **options: Any) -> Trainer:
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    """Every number the run consists of: weights, averages and optimizer state."""
+    """Every number the run consists of: weights, averages and optimizer state, whole. All processes must ask."""
     contents = trainer.state.contents(1, "")
     return {
-        f"{group}/{name}": value.detach().clone()
+        f"{group}/{name}": joined(value.detach()).clone()
         for group, tensors in contents.tensors.items()
         for name, value in tensors.items()
     }

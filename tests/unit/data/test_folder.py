@@ -362,10 +362,10 @@ def test_a_file_that_changed_after_the_scan_is_not_read(tmp_path: Path) -> None:
     same, rewritten, grown = look(tmp_path).entries
     os.utime(tmp_path / "b.png", (1, 1))
     (tmp_path / "c.png").write_bytes(b"longer than before")
-    assert same.path(tmp_path) == str(tmp_path / "a.png")
+    assert same.media(tmp_path) == str(tmp_path / "a.png")
     for entry in (rewritten, grown):
         with pytest.raises(UnreadableItem, match="changed since the run began"):
-            entry.path(tmp_path)
+            entry.media(tmp_path)
 
 
 # Items

@@ -353,7 +353,7 @@ def test_the_loss_is_its_weighted_parts_and_the_discriminators_come_late() -> No
     torch.testing.assert_close(early.value, parts["waveform"] + 0.5 * parts["mel"] + 2 * parts["quantizer"])
     against = 0.1 * late.parts["adversarial"] + 0.5 * late.parts["feature"]
     torch.testing.assert_close(late.value, early.value + 0.25 * against)
-    assert [recipe.discriminator_is_active(step) for step in (9, 10)] == [False, True]
+    assert [recipe.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
 
 
 def test_every_aim_pulls_at_every_clip_as_its_weight_says() -> None:

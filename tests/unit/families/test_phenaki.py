@@ -21,6 +21,7 @@ from quintet.families.phenaki.judging import are_known, judged
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.recipe import PhenakiRecipe
 from quintet.generate.masked import Sampling
+from quintet.generate.maskgit_decoding import told_both_ways
 from quintet.media.video import clip_tensor, read_header, read_video
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.runs import open_link, open_trained
@@ -133,6 +134,30 @@ def test_some_clips_are_gone_on_from(recipe: PhenakiRecipe) -> None:
     assert recipe.rows(batch, train=False).given is None
 
 
+def test_in_the_order_of_moments_one_is_guessed_from_those_before(recipe: PhenakiRecipe) -> None:
+    recipe.config = recipe.config.changed({"loss.order": "moments", "loss.drop_text": 0.0})
+    lengths, guessed = [3, 1, 2, 3], torch.zeros(3)
+    for epoch in range(30):
+        batch = batch_of(recipe, lengths, epoch)
+        output = recipe.forward(recipe.modules, batch, step=0)
+        hidden = output["hidden"].view(4, -1, PLACES)
+        assert (hidden.any(2).sum(1) == 1).all()  # one moment of each clip
+        chosen = hidden.any(2).long().argmax(1)
+        assert (chosen < torch.tensor(lengths)).all()
+        guessed += torch.bincount(chosen[[0, 3]], minlength=3)
+        # What comes after it is not there, and could be anything.
+        later = torch.arange(3) > chosen[:, None]
+        batch.fields["codes"] = batch["codes"].masked_fill(later[..., None, None] & (batch["codes"] >= 0), 7)
+        torch.testing.assert_close(recipe.forward(recipe.modules, batch, step=0)["logits"], output["logits"])
+    # Half of them the first one, the others share the rest.
+    assert guessed[0] / 60 == pytest.approx(0.5, abs=0.15)
+    assert (guessed[1:] > 7).all()
+    recipe.config = recipe.config.changed({"loss.first_moment": 1.0})
+    given = recipe.rows(batch_of(recipe, [3] * 8), train=True).given
+    assert given is not None
+    assert not given.any()
+
+
 def test_the_only_critic_or_the_only_generator_is_trained(videos: Path) -> None:
     def trained(*keys: str) -> set[str]:
         made = make_recipe("phenaki", videos, (*TINY_PHENAKI, *keys))
@@ -241,6 +266,23 @@ def test_codes_of_a_start_are_given_and_the_rest_is_made() -> None:
     assert (codes[:, 4] == -1).all()
 
 
+def test_moments_that_are_made_in_their_order_do_not_depend_on_how_many_follow() -> None:
+    made = phenaki(order="moments")
+    short, long = made.sample(["a", "b"], 5, seed=3), made.sample(["a", "b"], 9, seed=3)
+    torch.testing.assert_close(long[:, :, :5], short)
+    assert not torch.allclose(phenaki().sample(["a", "b"], 9, seed=3), long)
+    # A clip of three moments beside one that ends after the first.
+    there = torch.tensor([[True] * 3, [True, False, False]])
+    told = told_both_ways(made.maskgit, ["a", "b"], None)
+    codes = made.codes(told, Draw(0, [0, 0], [0, 1]), there)
+    assert (codes[1, 1:] == -1).all()
+    assert (codes[0] >= 0).all()
+    assert (codes[1, 0] >= 0).all()
+    gone_on = made.codes(told, Draw(0, [0, 0], [0, 1]), torch.ones(2, 3, dtype=torch.bool), codes[:, :1])
+    assert torch.equal(gone_on[:, 0], codes[:, 0])
+    assert torch.equal(gone_on[0], codes[0])
+
+
 def test_a_critic_decides_what_is_masked_again() -> None:
     plain = phenaki()
     torch.manual_seed(1)
@@ -312,7 +354,7 @@ def test_the_judge_sees_what_the_data_shows(videos: Path) -> None:
     recipe = make_recipe("phenaki", videos, (*TINY_PHENAKI, "data.frames=17"))
     media = recipe.sources().validation.media  # type: ignore[attr-defined]
     records = [media.about(item)["motion"] for item in range(3)]
-    clips = [clip_tensor(read_video(media.entries[item].path(media.root))) / 255 for item in range(3)]
+    clips = [clip_tensor(read_video(media.entries[item].media(media.root))) / 255 for item in range(3)]
     assert are_known(records)
     assert not are_known([{"shape": "star"}])
     found = judged(clips, records, "validation")

@@ -75,7 +75,7 @@ def plain_generator_gradients(recipe: VQGanRecipe, batch: Batch) -> dict[str, Te
     adversarial = hinge_generator_loss(recipe.discriminator(result.images))
     last = recipe.vae.last_layer.weight
     slopes = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in (reconstruction, adversarial)]
-    weight = (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * recipe.loss.adversarial * recipe.ramp(0)
+    weight = (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * recipe.loss.adversarial * recipe.loss.say(0)
     total = reconstruction + weight * adversarial + result.loss
     names = dict(recipe.vae.named_parameters())
     gradients = torch.autograd.grad(total, list(names.values()), allow_unused=True)
@@ -122,8 +122,8 @@ def test_the_penalty_falls_on_every_nth_step_only() -> None:
 
 def test_the_discriminator_starts_late_and_its_say_grows() -> None:
     recipe = make_recipe(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4})
-    assert [recipe.discriminator_is_active(step) for step in (9, 10)] == [False, True]
-    assert [recipe.ramp(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
+    assert [recipe.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
+    assert [recipe.loss.say(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
     batch = make_batch()
     output = recipe.forward(recipe.modules, batch, 9)
     assert "adversarial" not in recipe.generator_loss(recipe.modules, batch, output, 9).parts

@@ -321,3 +321,18 @@ def test_merged_codes_need_a_grid_they_divide() -> None:
         make(grid=VIDEO, merge=(1, 3, 2))
     with pytest.raises(UsageError, match="does not divide"):
         make(grid=VIDEO, merge=(2, 2))
+
+
+def test_rows_that_end_early_are_what_they_are_alone() -> None:
+    """Those of one length go through together; a hole in the middle of a row is padding as well."""
+    model = make(grid=(4, 2, 3))
+    tokens, told = tokens_of(model, 5), model.texts(["one", "two", "three", "four", "five"])
+    there = torch.arange(24) < torch.tensor([24, 6, 18, 6, 12])[:, None]
+    there[2, 3:5] = False
+    together = model(tokens, {**told, "there": there})
+    for row in range(5):
+        own = {name: part[row : row + 1] for name, part in told.items()}
+        end = int(there[row].nonzero()[-1]) + 1
+        seen = there[row, :end]
+        alone = model(tokens[row : row + 1, :end], {**own, "there": seen[None]})[0]
+        torch.testing.assert_close(together[row, :end][seen], alone[seen], rtol=1e-11, atol=1e-11)

@@ -15,6 +15,7 @@ from quintet.core.engine import _recompute_activations
 from quintet.core.optim import named_parameters
 from quintet.errors import UsageError
 from quintet.nn.transformer import (
+    SHORT_ROW,
     Attention,
     Block,
     FeedForward,
@@ -486,3 +487,20 @@ def test_steps_that_make_no_sense() -> None:
         model = make(causal=True, positions=positions)
         with pytest.raises(UsageError, match="4 tokens do not fit into the positions of 3"):
             model.step(random(1, 4, DIM), model.start(1, 4))
+
+
+@pytest.mark.parametrize("keys", [5, SHORT_ROW + 1])
+def test_attention_in_bf16_is_that_of_fp32_by_products_and_by_the_kernel(keys: int) -> None:
+    torch.manual_seed(0)
+    exact = Attention(32, heads=2, head_dim=16, context_dim=8)
+    rough = Attention(32, heads=2, head_dim=16, context_dim=8).bfloat16()
+    rough.load_state_dict(exact.state_dict())
+    x, context = torch.randn(2, 3, 32), torch.randn(2, keys, 8)
+    there = torch.ones(2, keys, dtype=torch.bool)
+    there[0, 2:] = False
+    mask = attention_mask(there)
+    found = rough(x.bfloat16(), context.bfloat16(), mask).float()
+    torch.testing.assert_close(found, exact(x, context, mask), atol=0.03, rtol=0.05)
+    # What is not there is not seen.
+    context[0, 2:] = 100.0
+    torch.testing.assert_close(rough(x.bfloat16(), context.bfloat16(), mask).float()[0], found[0])

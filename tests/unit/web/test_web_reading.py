@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from quintet.web.figures import Column, Figures
 from quintet.web.folders import Folders, Missing, Place
 from quintet.web.library import Library
 from quintet.web.summary import summarise
-from viewing import add_row, add_samples, row, write_run, write_state
+from viewing import DEADLINE, add_row, add_samples, row, write_run, write_state
 
 
 def place_of(folder: Path) -> Place:
@@ -36,6 +39,13 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
         "assert library.list() and run.describe(False)['rows'] == 10\nassert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_the_items_of_a_run_on_shards_are_counted(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    record = {"fingerprint": "x", "notes": ["a"], "skipped": {"b": "c"}, "train": 950_000, "validation": ["d", "e"]}
+    (run / "data.json").write_text(json.dumps(record))
+    assert detail.data(place_of(run))["counts"] == {"train": 950_000, "validation": 2}
 
 
 # --- metrics --------------------------------------------------------------------------------------------------
@@ -71,6 +81,38 @@ def test_only_what_was_added_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     add_row(run, 5_010)
     figures.advance()
     assert read == [len(row(5_010))]
+
+
+def test_a_long_run_is_sketched_first_and_then_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.web.library.SKETCHED_BYTES", 2**16)
+    monkeypatch.setattr("quintet.web.figures.SKETCH_PART_BYTES", 2**10)
+    run = write_run(tmp_path / "run", steps=30_000)
+    reading, may_read = threading.Event(), threading.Event()
+    whole = Figures.advance
+
+    def wait(figures: Figures) -> tuple[bool, list[dict[str, Any]]]:
+        reading.set()
+        assert may_read.wait(DEADLINE)
+        return whole(figures)
+
+    monkeypatch.setattr(Figures, "advance", wait)
+    watched = Library(Folders([tmp_path])).find("run")
+    watched.refresh()
+    about = watched.describe(True)
+    assert (about["sketched"], 64 < about["rows"] < 1_000) == (True, True)
+    sketched = watched.curves(["train/generator/loss"], -math.inf, math.inf, 4_000)["train/generator/loss"]
+    assert (sketched["steps"][0], sketched["steps"][-1]) == (10, 30_000)
+    assert reading.wait(DEADLINE)
+    watched.refresh()
+    assert watched.sketched
+    add_row(run, 30_010)
+    before = watched.version
+    may_read.set()
+    watched.wait_for_whole()
+    assert watched.news().anew
+    watched.refresh()
+    assert (watched.describe(True)["rows"], watched.describe(True)["sketched"]) == (3_001, False)
+    assert watched.version > before
 
 
 def test_a_file_that_a_resumed_run_rewrote_is_read_from_its_start(tmp_path: Path) -> None:
@@ -243,13 +285,20 @@ def test_samples_are_listed_with_captions_and_what_is_gone_is_said(tmp_path: Pat
     (folder / "000-made.wav").unlink()
     (folder / "page.html").write_text("<script>alert(1)</script>")
     (folder / "extra.png").write_bytes(b"")
+    for name in ("clip.mp4", "clip.gif", "lone.gif"):
+        (folder / name).write_bytes(b"")
+    with (folder / "samples.jsonl").open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps({"file": "clip.mp4", "rows": "input, reconstruction"}) + "\n")
     found = samples.entries(place_of(run), "samples", "step-00000010")
     assert [(each["file"], each["kind"], each.get("missing", False)) for each in found] == [
         ("000-made.png", "image", False),
         ("000-made.wav", "sound", True),
         ("000-made.glb", "mesh", False),
+        ("clip.mp4", "video", False),
         ("extra.png", "image", False),
+        ("lone.gif", "image", False),
     ]
+    assert found[3]["rows"] == "input, reconstruction"
     assert found[0]["text"] == "<script>alert(1)</script> 0"
     assert samples.steps(place_of(run)) == [10]
     for file in ("page.html", "samples.jsonl", "nothing.png"):

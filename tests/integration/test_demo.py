@@ -1,0 +1,143 @@
+"""`quintet demo`: every medium goes the whole way, goes on where it was, and ends in one table that hides nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from helpers import error_line, quintet, succeed
+from quintet import demos
+from quintet.demos.demo import Demo, Length, Stage
+from quintet.demos.table import Figure, Row, lines, row_of
+
+STEPS = 6
+
+
+def tiny(demo: Demo) -> Demo:
+    """The same way with next to no training."""
+    quick = Length(STEPS, STEPS // 2)
+    stages = tuple(replace(stage, quick=quick, keys=_light(stage)) for stage in demo.stages)
+    small = {"quick_num": 60, "quick_judged": 4, "each": 1, "texts": demo.texts[:2], "preset": "debug"}
+    return replace(demo, stages=stages, **small)
+
+
+def _light(stage: Stage) -> Callable[[int, int], Sequence[str]]:
+    """Without processes that take longer to start than this takes."""
+    return lambda steps, judged: (*stage.keys(steps, judged), "data.workers=0", "log.trackers=[]")
+
+
+@pytest.fixture(autouse=True)
+def _tiny_demos(monkeypatch: pytest.MonkeyPatch) -> None:
+    for medium in demos.MEDIA:
+        module = import_module(f"quintet.demos.{medium}")
+        monkeypatch.setattr(module, "DEMO", tiny(module.DEMO))
+
+
+@pytest.mark.parametrize("medium", demos.MEDIA)
+def test_a_demo_goes_from_data_to_the_page_and_is_not_done_twice(medium: str, tmp_path: Path) -> None:
+    out, demo = tmp_path / "demo", demos.find(medium)
+    said = succeed("demo", medium, "--out", out).output
+    order = [line.split()[2] for line in said.splitlines() if line.startswith("$ quintet")]
+    assert [order.index(verb) for verb in ("data", "train", "sample", "eval", "view")] == sorted(
+        order.index(verb) for verb in ("data", "train", "sample", "eval", "view")
+    )
+    assert order.count("train") == order.count("eval") == len(demo.stages)
+    table = said[said.index("stage  ") :]
+    for stage in demo.stages:
+        assert re.search(rf"^{stage.name} +steps +{STEPS} +\d+m\d\ds$", table, re.MULTILINE), table
+        for figure in stage.figures:
+            (line,) = [
+                each for each in table.splitlines() if each.split("  ")[0] == "" and f"  {figure.what}  " in each
+            ][:1]
+            assert ("reached" in line) == (figure.bar is not None)
+    assert "not reached" in table
+    assert re.search(r"^the whole +\d+m\d\ds$", table, re.MULTILINE)
+    assert re.search(r"\d of \d+ bars reached; bars are those of --full", table)
+    assert f"next: quintet view {out}" in table
+    assert all(stage.name in (out / "page.html").read_text("utf-8") for stage in demo.stages)
+    again = succeed("demo", medium, "--out", out).output
+    assert not {"train", "resume", "data", "eval", "sample", "view"} & {
+        line.split()[2] for line in again.splitlines() if line.startswith("$ quintet")
+    }
+    assert again[again.index("stage  ") :].splitlines()[0] == table.splitlines()[0]
+
+
+def test_minutes_are_shared_by_the_stages_and_what_they_did_not_suffice_for_is_said(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    said = succeed("demo", "image", "--minutes", "0.2", "--out", out).output
+    plans = json.loads((out / "demo.json").read_text("utf-8"))["plans"]
+    tokenizer, muse = plans["tokenizer"], plans["muse"]
+    assert tokenizer["seconds"] == pytest.approx(0.3 * 12)
+    assert 0 < muse["seconds"] < 12
+    assert tokenizer["steps"] == int(3.6 * demos.find("image").stages[0].pace)
+    for name, plan in plans.items():
+        config = (out / name / "config.yaml").read_text("utf-8")
+        assert f"horizon: {plan['steps']}\n" in config
+        assert re.search(r"^  minutes: 0\.\d+$", config, re.MULTILINE)
+        taken = json.loads((out / name / "state.json").read_text("utf-8"))["step"]
+        shown = f"{taken:,}" if taken == plan["steps"] else f"{taken:,} of {plan['steps']:,}, its time was over"
+        assert re.search(rf"^{name} +steps +{shown} ", said, re.MULTILINE), said
+    assert "$ quintet resume" not in succeed("demo", "image", "--minutes", "0.2", "--out", out).output
+
+
+def test_a_demo_that_was_interrupted_goes_on_with_the_stage_it_was_in(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    succeed("demo", "mesh", "--out", out)
+    (out / "page.html").unlink()
+    ledger = json.loads((out / "demo.json").read_text("utf-8"))
+    ledger["plans"]["transformer"]["steps"] += 2
+    (out / "demo.json").write_text(json.dumps(ledger), "utf-8")
+    said = succeed("demo", "mesh", "--out", out).output
+    assert [line.split()[2] for line in said.splitlines() if line.startswith("$ quintet")] == ["resume", "eval", "view"]
+    assert re.search(rf"^transformer +steps +{STEPS + 2} ", said, re.MULTILINE)
+    spent = json.loads((out / "demo.json").read_text("utf-8"))["seconds"]
+    assert spent["transformer"] > ledger["seconds"]["transformer"]
+    assert spent["tokenizer"] == ledger["seconds"]["tokenizer"]
+
+
+def test_another_form_of_a_demo_is_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "demo.json").write_text(json.dumps({"command": "quintet demo image --full"}), "utf-8")
+    sentence = error_line(quintet("demo", "image", "--out", tmp_path).errors)
+    assert "was begun by `quintet demo image --full`: go on with that, or choose another folder" in sentence
+    assert not (tmp_path / "data").exists()
+    (tmp_path / "demo.json").write_text("{", "utf-8")
+    assert "demo.json cannot be read" in error_line(quintet("demo", "image", "--out", tmp_path).errors)
+    assert "choose one" in error_line(quintet("demo", "--full", "--minutes", "5", "--out", tmp_path).errors)
+
+
+def test_all_media_share_the_minutes_and_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, float | None]] = []
+
+    def run(show: demos.Show) -> list[Row]:
+        asked.append((show.out.name, show.form.minutes))
+        return [Row("stage", "steps", "5", seconds=61.0), Row("", "figure", "1 %", ">= 2 %", "not reached")]
+
+    monkeypatch.setattr(demos.Show, "run", run)
+    said = succeed("demo", "all", "--minutes", "8", "--out", tmp_path).output
+    assert asked == [("image", 2.0), ("video", 2.0), ("audio", 2.0), ("mesh", 2.0)]
+    assert said.count("stage         figure") == 1
+    assert [line.split()[0] for line in said.splitlines() if "1m01s" in line] == ["image:", "video:", "audio:", "mesh:"]
+    assert "0 of 4 bars reached" in said
+
+
+def test_a_bar_is_reached_missed_or_not_measured() -> None:
+    share = Figure("match", "shape", 0.9, of="match_real", why="0.9 of real")
+    assert row_of(share, {"match": 0.8, "match_real": 0.9}) == Row(
+        "", "shape", "80.0 %", ">= 81.0 % (0.9 of real)", "not reached"
+    )
+    assert row_of(share, {"match": 0.82, "match_real": 0.9}).verdict == "reached"
+    assert row_of(share, {}).measured == "not measured"
+    least = Figure("distance", "distance", 0.02, "", digits=3, below=True)
+    assert row_of(least, {"distance": 0.01}) == Row("", "distance", "0.010", "<= 0.020", "reached")
+    assert row_of(least, {"distance": float("nan")}).verdict == "not reached"
+    assert row_of(least, {}) == Row("", "distance", "not measured", "<= 0.020", "not reached")
+    assert row_of(Figure("psnr", "PSNR", None, "dB"), {"psnr": 30.0}) == Row("", "PSNR", "30.0 dB", "", "")
+    head, rule, *rest = lines([Row("a", "b", "1", seconds=70.0), Row("", "longer", "22", ">= 3", "reached")])
+    assert rest == ["a      b              1                 1m10s", "       longer        22  >= 3  reached"]
+    assert len(head) <= len(rule)

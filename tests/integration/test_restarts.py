@@ -1,0 +1,114 @@
+"""Launchers that start a failed run again, and two machines of which one is lost. Each ends as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers import (
+    TINY,
+    Process,
+    executed,
+    free_port,
+    log_text,
+    made_once,
+    metrics,
+    python,
+    quintet,
+    state,
+    tensor_hashes,
+    torchrun,
+    train_tiny,
+    two_ranks,
+)
+from integration import sabotage
+
+TESTS = Path(__file__).parents[1]
+WORDS = (*TINY, "engine.timeout_seconds=20")
+LONG = 600
+"""Seconds for a few starts of a few interpreters, one after the other, where other things run beside."""
+
+
+@pytest.fixture
+def undisturbed(pictures: Path, shared: Path) -> Path:
+    """The training as two processes make it. Read only."""
+
+    def train(folder: Path) -> None:
+        folder.mkdir()
+        with two_ranks(["train", "vqgan", pictures, "--out", folder / "run", *WORDS], folder) as ranks:
+            assert [rank.end() for rank in ranks] == [0, 0], ranks[0].seen + ranks[1].seen
+
+    return made_once(shared, "undisturbed", train) / "run"
+
+
+ATTEMPTS = [["0:1:6:die"], *([["0:1:6:die", "1:0:10:hang"]] if os.environ.get("QUINTET_SCALE") == "whole" else [])]
+"""The faults that cut attempts short: a death, and in `make scale` also a process that hangs in the second attempt."""
+
+
+@pytest.mark.parametrize("faults", ATTEMPTS, ids=len)
+def test_a_launcher_that_may_restart_brings_the_run_to_its_end(
+    faults: list[str], pictures: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = ("-m", sabotage.__name__, ",".join(faults), "train", "vqgan", pictures, "--out", run, *WORDS)
+    with executed(torchrun(2, *command, restarts=2), tmp_path / "said", cwd=TESTS) as agent:
+        assert agent.end(LONG) == 0, agent.seen
+
+    assert state(run)["status"] == "finished"
+    said = log_text(run)
+    resumed = [line.rpartition("/")[2] for line in said.splitlines() if "resumed from" in line]
+    assert resumed == ["step-00000004", "step-00000008"][: len(faults)]
+    assert ("in hang" in said) == (len(faults) == 2)
+    assert [row["step"] for row in metrics(run) if "train/lr" in row] == list(range(1, 13))
+    assert tensor_hashes(run, 12) == tensor_hashes(undisturbed, 12)
+
+
+def test_where_restarts_are_asked_for_only_the_same_run_is_continued(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train_tiny(pictures, run, "train.steps=4")
+    words = ("train", "vqgan", pictures, "--out", run, *TINY)
+
+    assert "exists already" in quintet(*words).errors
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    other = quintet(*words, "model.dim=16")
+    assert other.code == 2
+    assert "cannot change model.dim: 8 -> 16" in other.errors
+    longer = quintet(*words, "train.steps=6")
+    assert longer.code == 0, longer.errors
+    assert state(run)["step"] == 6
+
+
+@contextmanager
+def two_machines(words: list[object], place: Path) -> Iterator[list[Process]]:
+    """Two of torchrun's agents, each with one process, that meet at a port of this machine."""
+    meeting = ("--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_id", "quintet")
+    size = ("--nnodes", 2, "--nproc_per_node", 1, "--local_addr", "127.0.0.1")
+    command = python("-m", "torch.distributed.run", *size, *meeting, *words)
+    with ExitStack() as stack:
+        yield [stack.enter_context(executed(command, place / f"machine-{each}", cwd=TESTS)) for each in range(2)]
+
+
+def test_one_of_two_machines_is_lost(pictures: Path, undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    faulty = ["-m", sabotage.__name__, "0:1:6:lose-power", "train", "vqgan", pictures, "--out", run, *WORDS]
+    with two_machines(faulty, tmp_path) as machines:
+        codes = sorted(machine.end(LONG) for machine in machines)
+        said = "".join(machine.seen for machine in machines)
+
+    assert codes == [-9, 1], said
+    assert "error: lost contact with another process of this run" in said
+    assert state(run)["status"] == "failed"
+    assert "lost contact" in state(run)["error"]
+
+    with two_machines(["-m", "quintet", "resume", run], tmp_path) as machines:
+        assert [machine.end(LONG) for machine in machines] == [0, 0], machines[0].seen + machines[1].seen
+    assert state(run)["status"] == "finished"
+    assert json.loads((run / "checkpoints" / "step-00000012" / "meta.json").read_text())["world_size"] == 2
+    assert tensor_hashes(run, 12) == tensor_hashes(undisturbed, 12)

@@ -1,0 +1,256 @@
+"""Training on shards: the weights that the folder gives, exact resumption amid an epoch, several processes, S3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from contract import worlds
+from contract.cases import GOLDEN, case_of
+from faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
+from helpers import copied, error_line, executed, made_once, quintet, state, succeed, tensor_hashes, torchrun, tree
+from quintet.data.check import MEDIA
+from quintet.data.folder import scan
+from quintet.data.listing import list_media
+from quintet.data.remote_store import Patience, RemoteStore
+from quintet.data.shard_index import INDEX_NAME
+from quintet.errors import RunError, UsageError
+
+QUICK = Patience(4, 0.001)
+
+
+def shards_of(folder: Path, shared: Path) -> Path:
+    """Made once a session. Read only."""
+    return made_once(
+        shared, f"shards-of-{folder.name}", lambda out: succeed("data", "shard", folder, out, "--items", 10)
+    )
+
+
+def trained_on(recipe: str, data: object, out: Path, *more: object) -> dict[str, str]:
+    succeed("train", recipe, data, "--out", out, *case_of(recipe).tiny, *more)
+    return tensor_hashes(out, 12)
+
+
+# --- the same weights ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["vqgan", "mesh-autoencoder", "audio-codec", "cvivit", "muse"])
+def test_shards_give_the_weights_of_the_folder(
+    recipe: str, shared: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(case_of(recipe).data)
+    assert trained_on(recipe, shards_of(folder, shared), tmp_path / "shards") == trained_on(
+        recipe, folder, tmp_path / "folder"
+    )
+    record = json.loads((tmp_path / "shards" / "data.json").read_text())
+    assert type(record["train"]) is type(record["validation"]) is int
+    assert record["skipped"] == {}
+
+
+def test_workers_do_not_change_what_is_learned(pictures: Path, shared: Path, tmp_path: Path) -> None:
+    shards = shards_of(pictures, shared)
+    found = [trained_on("vqgan", shards, tmp_path / str(count), f"data.workers={count}") for count in (0, 1, 2)]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("portions", ["data.shuffle_shards=null", "data.shuffle_shards=2"])
+def test_a_run_is_resumed_exactly_amid_an_epoch(portions: str, pictures: Path, shared: Path, tmp_path: Path) -> None:
+    """Half of the training items have been seen at step 5; the shards have moved, and the workers are fewer."""
+    shards = copied(shards_of(pictures, shared), tmp_path / "moved")
+    straight = trained_on("vqgan", shards, tmp_path / "straight", portions)
+    parts = tmp_path / "parts"
+    succeed(
+        "train", "vqgan", shards, "--out", parts, *case_of("vqgan").tiny, "train.steps=5", "optim.horizon=12", portions,
+        "data.workers=2",
+    )  # fmt: skip
+    shards.rename(tmp_path / "elsewhere")
+    succeed("resume", parts, "train.steps=12", f"data.path={tmp_path / 'elsewhere'}", "data.workers=0")
+    assert tensor_hashes(parts, 12) == straight
+
+
+def test_shards_at_a_time_are_for_shards(pictures: Path) -> None:
+    outcome = quintet("train", "vqgan", pictures, "--preset", "debug", "data.shuffle_shards=2")
+    assert outcome.code == 2
+    assert "data.shuffle_shards=2 is for shards, and" in error_line(outcome.errors)
+
+
+def test_two_processes_see_the_items_that_one_sees(pictures: Path, shared: Path, tmp_path: Path) -> None:
+    arguments = {"recipe": "vqgan", "data": str(shards_of(pictures, shared)), "words": case_of("vqgan").tiny}
+    worlds.train(**arguments, out=str(tmp_path / "one"))
+    (tmp_path / "plan.json").write_text(json.dumps([{**arguments, "out": str(tmp_path / "two")}]))
+    command = torchrun(2, "-m", worlds.__name__, tmp_path / "plan.json")
+    with executed(command, tmp_path / "said", cwd=Path(__file__).parents[1]) as process:
+        assert process.end() == 0, process.seen
+    assert seen_in(tmp_path / "two") == seen_in(tmp_path / "one")
+
+
+def seen_in(out: Path) -> set[tuple[int, str]]:
+    files = sorted(out.glob("seen-*.json"))
+    return {(epoch, name) for file in files for epoch, name in json.loads(file.read_text())}
+
+
+def test_a_resume_on_other_shards_is_refused(pictures: Path, shared: Path, tmp_path: Path) -> None:
+    shards = copied(shards_of(pictures, shared), tmp_path / "shards")
+    trained_on("vqgan", shards, tmp_path / "run")
+    sorted(shards.glob("*.tar"))[-1].unlink()
+    outcome = quintet("resume", tmp_path / "run", "train.steps=14")
+    assert outcome.code == 2
+    assert "shard-00004.tar is missing" in error_line(outcome.errors)
+    (shards / INDEX_NAME).unlink()
+    outcome = quintet("resume", tmp_path / "run", "train.steps=14")
+    assert outcome.code == 2
+    assert "the data changed since the run started (41 items then, 35 now, by another index)" in error_line(
+        outcome.errors
+    )
+    succeed("resume", tmp_path / "run", "train.steps=14", "--force")
+
+
+def test_an_unreadable_item_of_a_shard_is_replaced_and_named(pictures: Path, shared: Path, tmp_path: Path) -> None:
+    shards = copied(shards_of(pictures, shared), tmp_path / "shards")
+    content = bytearray((shards / "shard-00000.tar").read_bytes())
+    content[512 : 512 + 200] = bytes(200)
+    (shards / "shard-00000.tar").write_bytes(content)
+    succeed("train", "vqgan", shards, "--out", tmp_path / "run", *case_of("vqgan").tiny)
+    assert list(json.loads((tmp_path / "run" / "data.json").read_text())["skipped"].values()) == [
+        "not a picture: the content is of no known image format"
+    ]
+
+
+def test_a_model_is_used_on_shards_as_on_a_folder(sounds: Path, shared: Path, tmp_path: Path) -> None:
+    shards = shards_of(sounds, shared)
+    model = GOLDEN / "mulan-format-1" / "hub"
+    found = [succeed("search", model, data, "--text", "a flute", "--json").output for data in (sounds, shards)]
+    assert found[0] == found[1]
+    tokenizer = GOLDEN / "audio-codec-format-1" / "hub"
+    for name, data in (("folder", sounds), ("shards", shards)):
+        succeed("encode", tokenizer, data, "--out", tmp_path / name)
+    assert tree(tmp_path / "folder") == tree(tmp_path / "shards")
+
+
+# --- S3 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def s3(pictures: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """`s3://bucket/set` is the shards of the pictures."""
+    with reachable(shards_of(pictures, shared), monkeypatch) as server:
+        yield server
+
+
+@contextmanager
+def reachable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """A folder as `s3://bucket/set`. What hangs is given up after a second."""
+    with faulty_s3(folder) as server:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": server.address}.items():
+            monkeypatch.setenv(name, value)
+        options = {"config_kwargs": {"read_timeout": 1, "retries": {"max_attempts": 0}}}
+        monkeypatch.setitem(fsspec.config.conf, "s3", options)
+        yield server
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+def test_a_run_on_s3_is_that_on_the_folder(s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
+    expected = trained_on("vqgan", pictures, tmp_path / "folder")
+    cache = f"data.cache={tmp_path / 'cache'}"
+    assert trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", cache) == expected
+    assert sorted(s3.asked) == sorted({*s3.asked}), "each file is fetched once"
+    fetched = len(s3.asked)
+    succeed("resume", tmp_path / "s3", "train.steps=13")
+    assert len(s3.asked) == fetched, "the cache has them all"
+
+
+def test_errors_time_outs_and_truncations_are_tried_again_and_said(
+    s3: FaultyS3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RemoteStore("s3://bucket/set", tmp_path, QUICK)
+    assert len(store.found()) == 5
+    for number, fault in enumerate(("error", "hang", "cut")):
+        s3.faults = [fault, fault]
+        name = f"shard-0000{number}.tar"
+        path = store.file(name)
+        assert path.stat().st_size == store.known[name].size
+        first, second = capsys.readouterr().err.splitlines()
+        for line, again in ((first, "attempt 2 of 4 in 0.001 s"), (second, "attempt 3 of 4 in 0.002 s")):
+            assert line.startswith(f"s3://bucket/set/{name}: ")
+            assert line.endswith(again)
+    assert not list(tmp_path.rglob("*.writing"))
+
+
+@pytest.mark.parametrize("fault", ["error", "cut"])
+def test_what_never_comes_is_an_error_that_names_it(fault: str, s3: FaultyS3, tmp_path: Path) -> None:
+    store = RemoteStore("s3://bucket/set", tmp_path, QUICK)
+    store.found()
+    s3.faults = [fault] * 1000
+    with pytest.raises(RunError, match=r"cannot read s3://bucket/set/shard-00001.tar in 4 attempts \(.*\); `quintet"):
+        store.file("shard-00001.tar")
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tar", ".writing")]
+    s3.faults.clear()
+    assert store.file("shard-00001.tar").stat().st_size == store.known["shard-00001.tar"].size
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_through_faults_is_one_without(workers: int, s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
+    """Nothing is skipped: the weights are the same. Workers have connections of their own."""
+    s3.faults = ["cut", "well", "error", "well", "cut"]
+    more = (f"data.cache={tmp_path / 'cache'}", f"data.workers={workers}")
+    found = trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", *more)
+    assert not s3.faults
+    assert found == trained_on("vqgan", pictures, tmp_path / "folder")
+    assert json.loads((tmp_path / "s3" / "data.json").read_text())["skipped"] == {}
+    assert state(tmp_path / "s3")["status"] == "finished"
+
+
+def test_an_address_without_shards_is_refused(s3: FaultyS3) -> None:
+    for address in ("s3://bucket/nothing", "s3://no-such-bucket/set"):
+        outcome = quintet("train", "vqgan", address, "--preset", "debug")
+        assert outcome.code == 2
+        assert error_line(outcome.errors) == f"error: {address} does not exist, or holds no shard"
+    with pytest.raises(UsageError, match="nosuch://x is no address that can be read"):
+        list_media("nosuch://x", MEDIA["image"].extensions)
+
+
+def test_parquet_files_behind_an_address_are_those_of_a_folder(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are of the same items as the folder, but not of the same names, by which items are split and ordered."""
+    entries = scan(pictures, MEDIA["image"].extensions).entries
+    (tmp_path / "tables").mkdir()
+    for number, part in enumerate((entries[:30], entries[30:])):
+        rows = [
+            {"image": {"bytes": (pictures / entry.file).read_bytes(), "path": None}, "text": entry.text}
+            for entry in part
+        ]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "tables" / f"train-{number}.parquet")
+    expected = trained_on("vqgan", tmp_path / "tables", tmp_path / "local")
+    assert json.loads((tmp_path / "local" / "data.json").read_text())["captions_from"] == "shards"
+    with reachable(tmp_path / "tables", monkeypatch) as server:
+        server.faults = ["cut", "error"]
+        more = (f"data.cache={tmp_path / 'cache'}", "data.workers=2")
+        assert trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", *more) == expected
+
+
+def test_missing_credentials_are_said_at_once(
+    s3: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(UsageError, match=r"s3://bucket/set may not be read: NoCredentialsError"):
+        RemoteStore("s3://bucket/set", tmp_path, QUICK).found()
+    assert "attempt" not in capsys.readouterr().err
+
+
+def test_shards_without_an_index_are_listed_from_s3(s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
+    whole = list_media("s3://bucket/set", MEDIA["image"].extensions, cache=str(tmp_path))
+    one = list_media("s3://bucket/set/shard-00001.tar", MEDIA["image"].extensions, cache=str(tmp_path))
+    assert [entry.file for entry in one.entries] == [entry.file for entry in whole.entries[10:20]]
+    assert succeed("data", "check", "s3://bucket/set").output.startswith("folder      s3://bucket/set\n")

@@ -1,0 +1,400 @@
+"""Shards: the same items as the folder they were made of, by index or without; what is wrong with them is an error."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import tarfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from quintet.core.draw import Draw
+from quintet.data.check import MEDIA, check_folder, scan_medium
+from quintet.data.folder import Entry, ImageFolder, scan
+from quintet.data.listing import fingerprint_of, list_media, split_items
+from quintet.data.shard_index import INDEX_NAME, ShardIndex
+from quintet.data.shard_writer import ShardWriter, write_shards
+from quintet.data.shards import ShardSet, open_set
+from quintet.data.tar_members import open_tar
+from quintet.errors import RunError, UsageError
+from quintet.media.files import Blob, place_of, read_file
+from quintet.media.video import read_header, read_video
+
+
+def sharded(folder: Path, out: Path, medium: str | None = None, items: int = 10) -> Path:
+    _, scanned = scan_medium(folder, medium)
+    write_shards(folder, scanned, out, items=items)
+    return out
+
+
+def png(colour: int = 0, size: int = 8) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (size, size), (colour % 256, 0, 0)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def known(entries: Any) -> list[tuple[Any, ...]]:
+    return [(entry.file, entry.text, entry.split, entry.extra) for entry in entries]
+
+
+def write_tar(path: Path, members: dict[str, bytes], form: int = tarfile.USTAR_FORMAT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content in members.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            tar.addfile(about, io.BytesIO(content))
+    return path
+
+
+# --- the same items -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "medium"), [("pictures", "image"), ("meshes", "mesh"), ("sounds", "audio"), ("videos", "video")]
+)
+def test_shards_hold_what_the_folder_holds(
+    data: str, medium: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(data)
+    shards = sharded(folder, tmp_path / "shards")
+    kind = MEDIA[medium]
+    of_folder = scan(folder, kind.extensions, films=kind.films).entries
+    of_shards = list_media(shards, kind.extensions, films=kind.films).entries
+    assert known(of_shards) == known(of_folder)
+    for one, other in zip(of_folder, of_shards, strict=True):
+        assert read_file(place_of(other.media(shards))) == (folder / one.file).read_bytes()
+    sides, other_sides = split_items(of_folder, 0.2, 42), split_items(of_shards, 0.2, 42)
+    assert [known(side) for side in sides[:2]] == [known(side) for side in other_sides[:2]]
+    assert {name: known(side) for name, side in sides[2].items()} == {
+        name: known(side) for name, side in other_sides[2].items()
+    }
+    report, same = check_folder(folder).to_json(), check_folder(shards).to_json()
+    differing = ("root", "notes", "captions")
+    assert {name: report[name] for name in report if name not in differing} == {
+        name: same[name] for name in same if name not in differing
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 400])
+@pytest.mark.parametrize("group", [None, r"\d"])
+@pytest.mark.parametrize("fraction", [0.0, 0.05, 0.999])
+def test_the_validation_split_is_that_of_the_folder(
+    count: int, group: str | None, fraction: float, tmp_path: Path
+) -> None:
+    writer = ShardWriter(tmp_path, 100, 1024)
+    entries = [Entry(f"ä/{number}.png") for number in range(count)]
+    for entry in entries:
+        writer.add(entry, Blob(entry.file, b"x"))
+    writer.close()
+    of_shards = list_media(tmp_path, frozenset({".png"})).entries
+    for seed in (42, 7):
+        expected = [known(side) for side in split_items(entries, fraction, seed, group)[:2]]
+        assert [known(side) for side in split_items(of_shards, fraction, seed, group)[:2]] == expected
+
+
+def test_a_lost_index_is_made_again_byte_by_byte(pictures: Path, tmp_path: Path) -> None:
+    shards = sharded(pictures, tmp_path / "shards")
+    before = fingerprint_of(shards, list_media(shards, frozenset({".png"})).entries)
+    (shards / INDEX_NAME).unlink()
+    scanned = list_media(shards, frozenset({".png"}), cache=str(tmp_path / "cache"))
+    assert fingerprint_of(shards, scanned.entries) == before
+    assert [path.suffix for path in (tmp_path / "cache" / "indexes").iterdir() if path.suffix != ".lock"] == [
+        ".safetensors"
+    ]
+
+
+def test_whatever_is_known_of_a_file_is_kept(tmp_path: Path) -> None:
+    """Columns of a person's own, several captions, captions of several lines, names with dots; by index or not."""
+    rows = [
+        {"file_name": "a.b.png", "text": ["one", "two\nlines"], "caption": "a column", "n": [1, {"x": None}]},
+        {"file_name": "a.c.png", "text": "first\nsecond", "texts": "a column", "split": "validation"},
+        {"file_name": "ü/d.png", "texts": ["no", "captions"]},
+    ]
+    for number, row in enumerate(rows):
+        path = tmp_path / "set" / str(row["file_name"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(number))
+    (tmp_path / "set" / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shards = sharded(tmp_path / "set", tmp_path / "shards")
+    expected = known(scan(tmp_path / "set", frozenset({".png"})).entries)
+    before = list_media(shards, frozenset({".png"})).entries
+    assert known(before) == expected
+    digest = fingerprint_of(shards, before)
+    (shards / INDEX_NAME).unlink()
+    after = list_media(shards, frozenset({".png"})).entries
+    assert known(after) == expected
+    assert fingerprint_of(shards, after) == digest
+    again = sharded(shards, tmp_path / "again")
+    assert known(list_media(again, frozenset({".png"})).entries) == expected
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damage=st.data())
+def test_a_damaged_tar_file_is_listed_or_refused(damage: st.DataObject, pictures: Path, shared: Path) -> None:
+    shards = shared / "shards-to-damage"
+    if not shards.exists():
+        sharded(pictures, shards)
+    content = bytearray((shards / "shard-00000.tar").read_bytes()[: 512 * 12])
+    for _ in range(damage.draw(st.integers(1, 3))):
+        content[damage.draw(st.integers(0, len(content) - 1))] = damage.draw(st.integers(0, 255))
+    path = shared / "damaged" / "0.tar"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with suppress(UsageError):
+        for entry in list_media(path, MEDIA["image"].extensions).entries:
+            entry.media(shared)
+
+
+def test_the_same_folder_gives_the_same_bytes(pictures: Path, tmp_path: Path) -> None:
+    one, other = sharded(pictures, tmp_path / "one"), sharded(pictures, tmp_path / "other")
+    assert [path.name for path in sorted(one.iterdir())] == [path.name for path in sorted(other.iterdir())]
+    for path in one.iterdir():
+        assert path.read_bytes() == (other / path.name).read_bytes()
+
+
+def test_other_programs_read_the_shards(pictures: Path, tmp_path: Path) -> None:
+    shards = sharded(pictures, tmp_path / "shards", items=20)
+    entries = scan(pictures, frozenset({".png"})).entries
+    with tarfile.open(shards / "shard-00001.tar") as tar:
+        assert tar.getnames()[:3] == ["000000020.png", "000000020.txt", "000000020.json"]
+        caption, told = (tar.extractfile(f"000000020.{kind}") for kind in ("txt", "json"))
+        assert caption is not None
+        assert told is not None
+        assert caption.read().decode() == entries[20].text
+        assert json.loads(told.read())["file_name"] == entries[20].file
+
+
+def test_a_film_of_numbered_pictures_stays_one(tmp_path: Path) -> None:
+    for film in ("one", "two"):
+        (tmp_path / "films" / film).mkdir(parents=True)
+        for number in (2, 10, 1):
+            (tmp_path / "films" / film / f"frame-{number}.png").write_bytes(png(20 * number))
+    (tmp_path / "films" / "one.txt").write_text("it brightens\n")
+    shards = sharded(tmp_path / "films", tmp_path / "shards", "video")
+    for _ in range(2):  # by the index, and without
+        entries = list_media(shards, MEDIA["video"].extensions, films=True).entries
+        assert [(entry.file, entry.text) for entry in entries] == [("one", "it brightens"), ("two", None)]
+        clip = read_video(entries[0].media(shards))
+        assert clip[:, 0, 0, 0].tolist() == [20, 40, 200]
+        assert np.array_equal(clip, read_video(tmp_path / "films" / "one"))
+        assert read_header(entries[0].media(shards)).frames == 3
+        (shards / INDEX_NAME).unlink(missing_ok=True)
+
+
+def test_sources_over_shards_can_be_sent_to_another_process(pictures: Path, tmp_path: Path) -> None:
+    shards = sharded(pictures, tmp_path / "shards")
+    source = ImageFolder(shards, list_media(shards, frozenset({".png"})).entries, 16, 16)
+    first = source.load(3, Draw(0, [0], [3]))
+    other = pickle.loads(pickle.dumps(source))
+    again = other.load(3, Draw(0, [0], [3]))
+    assert first["texts"] == again["texts"]
+    assert (first["images"] == again["images"]).all()
+
+
+@pytest.mark.parametrize(("short", "times"), [(0, 1), (1, 2)])
+def test_pictures_of_shards_are_kept_where_all_of_them_fit(
+    short: int, times: int, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the memory of a worker would grow over a whole epoch."""
+    shards = sharded(pictures, tmp_path / "shards")
+    entries = list_media(shards, frozenset({".png"})).entries
+    source = ImageFolder(shards, entries, 16, 16, memory=16 * 16 * 3 * len(entries) - short)
+    read: list[int] = []
+    real = ShardSet.read
+    monkeypatch.setattr(ShardSet, "read", lambda self, *place: read.append(place[1]) or real(self, *place))
+    for _ in range(2):
+        source.load(3, Draw(0, [0], [3]))
+    assert len(read) == times
+
+
+# --- shards that others wrote -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_shards_of_img2dataset_are_listed(form: int, tmp_path: Path) -> None:
+    long = "folder/" + "n" * (60 if form == tarfile.USTAR_FORMAT else 180)
+    members = {
+        "000000000.jpg": b"a",
+        "000000000.json": json.dumps({"caption": "by json", "url": "x", "width": 3}).encode(),
+        "000000000.txt": b"by text\n",
+        f"{long}.png": b"bb",
+        f"{long}.json": b'{"caption": "only json"}',
+        "ü.png": b"c",
+    }
+    write_tar(tmp_path / "set" / "00000.tar", members, form)
+    write_tar(tmp_path / "set" / "00001.tar", {"000010000.webp": b"dddd"}, form)
+    (tmp_path / "set" / "00000.parquet").write_bytes(b"a table about the first")
+    (tmp_path / "set" / "00000_stats.json").write_text("{}")
+    scanned = list_media(tmp_path / "set", MEDIA["image"].extensions)
+    assert known(scanned.entries) == [
+        ("000000000.jpg", "by text", None, {}),
+        (f"{long}.png", "only json", None, {}),
+        ("ü.png", None, None, {}),
+        ("000010000.webp", None, None, {}),
+    ]
+    assert [read_file(place_of(entry.media(tmp_path))) for entry in scanned.entries] == [b"a", b"bb", b"c", b"dddd"]
+    assert scanned.notes == ["2 of 4 files have no caption in the shards"]
+
+
+def test_each_medium_of_a_mixed_set_is_found_by_its_recipe(tmp_path: Path) -> None:
+    members = {"a.mp4": b"film", "a.m4a": b"sound", "a.jpg": b"picture", "a.txt": b"all of it"}
+    write_tar(tmp_path / "0.tar", members)
+    for medium, file in (("video", "a.mp4"), ("audio", "a.m4a"), ("image", "a.jpg")):
+        scanned = list_media(tmp_path, MEDIA[medium].extensions)
+        assert [(entry.file, entry.text) for entry in scanned.entries] == [(file, "all of it")]
+    with pytest.raises(UsageError, match=r"looked for .*\.obj.*, found 1 \.mp4, 1 \.m4a, 1 \.jpg"):
+        list_media(tmp_path, MEDIA["mesh"].extensions)
+
+
+def test_what_is_left_out_is_named(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", {"a.png": b"x", "b.txt": b"alone", "b.json": b"{}", "c.png": b"", "d/.e.png": b"h"})
+    with tarfile.open(tmp_path / "1.tar", "w") as tar:
+        link = tarfile.TarInfo("l.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+    scanned = list_media(tmp_path, MEDIA["image"].extensions)
+    assert [entry.file for entry in scanned.entries] == ["a.png"]
+    assert scanned.skipped == [
+        ("0.tar: b", "no media under this key, only json, txt"),
+        ("0.tar: c.png", "empty file"),
+        ("1.tar: l.png", "a link or a device, not a file"),
+    ]
+
+
+def test_a_shard_that_was_written_anew_is_listed_anew(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", {"a.png": b"x"})
+    assert len(list_media(tmp_path, MEDIA["image"].extensions).entries) == 1
+    write_tar(tmp_path / "0.tar", {"a.png": b"x", "b.png": b"y"})
+    assert len(list_media(tmp_path, MEDIA["image"].extensions).entries) == 2
+
+
+def test_loose_files_make_a_folder_a_folder(tmp_path: Path) -> None:
+    write_tar(tmp_path / "backup.tar", {"a.png": b"x"})
+    (tmp_path / "b.png").write_bytes(png())
+    assert [entry.file for entry in list_media(tmp_path, MEDIA["image"].extensions).entries] == ["b.png"]
+    assert [entry.file for entry in list_media(tmp_path / "backup.tar", MEDIA["image"].extensions).entries] == ["a.png"]
+
+
+# --- what is wrong ------------------------------------------------------------------------------------------------
+
+
+def test_two_items_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("0.tar", "1.tar"):
+        write_tar(tmp_path / name, {"a.png": b"x"})
+    with pytest.raises(UsageError, match=r"two items are called 'a.png', in the shards 0.tar and 1.tar"):
+        list_media(tmp_path, MEDIA["image"].extensions)
+
+
+def test_a_tar_file_that_was_cut_is_refused(pictures: Path, tmp_path: Path) -> None:
+    """At every length but those between two members, where nobody can tell: then it is noted."""
+    shards = sharded(pictures, tmp_path / "shards", items=3)
+    whole = (shards / "shard-00000.tar").read_bytes()
+    with open_tar(shards / "shard-00000.tar", "whole") as listing:
+        members = list(listing)
+    (tmp_path / "cut").mkdir()
+    for length in range(1, len(whole), 97):
+        (tmp_path / "cut" / "0.tar").write_bytes(whole[:length])
+        ends = [member.offset + member.size for member in members if member.offset + member.size <= length]
+        after = -(-ends[-1] // 512) * 512 if ends else 0
+        if length <= after or (len(ends) == len(members) and length >= after + 512):
+            list_media(tmp_path / "cut", MEDIA["image"].extensions, allow_empty=True, cache=str(tmp_path / str(length)))
+            continue
+        with pytest.raises(UsageError, match=r"the shard 0.tar of .*cut is cut off or damaged"):
+            list_media(tmp_path / "cut", MEDIA["image"].extensions, cache=str(tmp_path / str(length)))
+    (tmp_path / "cut" / "0.tar").write_bytes(whole[: members[3].header])
+    notes = list_media(tmp_path / "cut", MEDIA["image"].extensions).notes
+    assert notes == ["0.tar has no mark of its end: it may have been cut off; what is there is used"]
+
+
+def test_what_is_no_tar_file_is_refused(tmp_path: Path) -> None:
+    for content in (b"", b"PK" * 600, os.urandom(3000)):
+        (tmp_path / "0.tar").write_bytes(content)
+        with pytest.raises(UsageError, match=r"the shard 0.tar .* is cut off or damaged"):
+            list_media(tmp_path, MEDIA["image"].extensions)
+
+
+def test_an_index_that_no_longer_fits_is_refused(pictures: Path, tmp_path: Path) -> None:
+    shards = sharded(pictures, tmp_path / "shards")
+    last = sorted(shards.glob("*.tar"))[-1]
+    content = last.read_bytes()
+    shutil.copy(last, shards / "more.tar")
+    with pytest.raises(UsageError, match=r"does not name the shard more.tar"):
+        list_media(shards, MEDIA["image"].extensions)
+    (shards / "more.tar").unlink()
+    last.write_bytes(content[:-512])
+    with pytest.raises(UsageError, match=f"{last.name} had {len(content)} bytes and has {len(content) - 512}"):
+        list_media(shards, MEDIA["image"].extensions)
+    last.unlink()
+    with pytest.raises(UsageError, match=f"the shard {last.name} is missing in .*, which the index names"):
+        list_media(shards, MEDIA["image"].extensions)
+
+
+def test_a_shard_that_changes_under_a_run_ends_it(pictures: Path, tmp_path: Path) -> None:
+    shards = sharded(pictures, tmp_path / "shards")
+    entries = list_media(shards, MEDIA["image"].extensions).entries
+    entries[0].media(shards)
+    (shards / "shard-00001.tar").write_bytes(b"short")
+    with pytest.raises(RunError, match=r"shard-00001.tar of .* changed since the run began"):
+        entries[10].media(shards)
+    (shards / "shard-00002.tar").unlink()
+    with pytest.raises(RunError, match=r"shard-00002.tar of .* cannot be read: No such file"):
+        entries[20].media(shards)
+    os.truncate(shards / "shard-00000.tar", 100)
+    with pytest.raises(RunError, match=r"shard-00000.tar of .* is shorter than it was"):
+        entries[1].media(shards)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damage=st.data())
+def test_a_damaged_index_is_an_error_and_never_leads_out_of_a_shard(
+    damage: st.DataObject, pictures: Path, shared: Path
+) -> None:
+    shards = shared / "shards-to-damage"
+    if not shards.exists():
+        sharded(pictures, shards)
+    content = bytearray((shards / INDEX_NAME).read_bytes())
+    if damage.draw(st.booleans()):
+        del content[damage.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        place = damage.draw(st.integers(0, len(content) - 1))
+        content[place] = damage.draw(st.integers(0, 255))
+    path = shared / "damaged.safetensors"
+    path.write_bytes(content)
+    try:
+        index = ShardIndex.open(path)
+    except UsageError:
+        return
+    rows = [index.row(place) for place in range(len(index))]
+    assert all(row.offset >= 0 and row.offset + row.size <= index.shards[row.shard].size for row in rows)
+
+
+def test_a_folder_for_shards_that_is_in_use_is_refused(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "file.txt").touch()
+    with pytest.raises(UsageError, match="exists already; choose a new folder"):
+        sharded(pictures, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_file_that_vanishes_while_shards_are_written_is_named(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(png())
+    _, scanned = scan_medium(tmp_path, "image")
+    (tmp_path / "a.png").unlink()
+    written = write_shards(tmp_path, scanned, tmp_path / "out")
+    assert (written.items, written.shards) == (1, 1)
+    assert written.skipped == [("a.png", "cannot be opened: No such file or directory")]
+    assert open_set(tmp_path / "out").index.skipped == written.skipped
