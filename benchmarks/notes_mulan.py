@@ -8,12 +8,9 @@ alone? No instrument is on both sides of the split. Writes a confusion picture b
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
-import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +18,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from notes_data import split_notes
 from quintet import cli, runs
 from quintet.core.evaluate import looking
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
 
-HELD_OUT = 0.3
 FAMILIES = {
     "keyboard": ("piano", "ep", "celesta", "harpsichord", "organ", "accordian"),
     "strings": ("violin", "viola", "cello", "contrabass", "tremolo", "pizzicato", "harp"),
@@ -44,25 +41,6 @@ RESULTS = Path(__file__).parent / "results" / "notes-mulan.json"
 def family_of(caption: str) -> str | None:
     words = set(re.findall(r"[a-z]+", caption.lower()))
     return next((family for family, members in reversed(FAMILIES.items()) if words & set(members)), None)
-
-
-def instrument_of(row: dict[str, Any]) -> str:
-    return str(row["text"]).split(", note")[0]
-
-
-def split_notes(
-    folder: Path, data: Path, whose: Callable[[dict[str, Any]], str] = instrument_of
-) -> list[dict[str, Any]]:
-    """The notes in a folder of their own, with the split in its metadata: notes of one name are on one side."""
-    rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
-    data.mkdir(parents=True)
-    for row in rows:
-        share = int.from_bytes(hashlib.sha256(whose(row).encode()).digest()[:8], "big") / 2**64
-        row["split"] = "validation" if share < HELD_OUT else "train"
-        shutil.copyfile(folder / row["file_name"], data / row["file_name"])
-    lines = [json.dumps({name: row[name] for name in ("file_name", "text", "split")}) for row in rows]
-    (data / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return rows
 
 
 @torch.no_grad()

@@ -1,8 +1,9 @@
 """The run page at scale and under load: `make bench-view`.
 
-`scale`: 200 runs of 100,000 rows each; seconds until the list, and until one of the runs with its first curves, has
-arrived. `load`: 50 viewers of a run that is being written, for a minute; how long their requests take, and what the
-server costs. The server has one core to itself, the writer and the viewers the other, where there are two.
+`scale`: 200 runs of 100,000 rows each; seconds until the list, until one of the runs with its first curves, and until
+the curves of all its rows have arrived. `load`: 50 viewers of two live runs for a minute, half of them of one that is
+being trained; how long their requests take, and what the server costs. The server has one core to itself, the training
+and the viewers the other, where there are two.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ NAMES = (
     "rate/items_per_second",
     "time/overhead",
 )
+RUNS = ("live", "training")
+"""That the viewers look at: one of many rows, to which five a second are added, and one that is being trained."""
 DIFFERENT_FILES = 10
 """Of so many metrics.jsonl; the runs share them by hard links, to spare the disk. Each is opened and read by itself."""
 
@@ -126,6 +129,11 @@ async def open_run(port: int, run: str) -> None:
     await fetch(port, f"/api/curves?run={run}&points=400{FIRST}")
 
 
+async def open_whole_run(port: int, run: str) -> None:
+    """And then all of its rows in the place of the sketch of them."""
+    await fetch(port, f"/api/curves?run={run}&points=400{FIRST}&whole=")
+
+
 # --- what is measured -----------------------------------------------------------------------------------------
 
 
@@ -148,14 +156,18 @@ def scale(runs: int, rows: int) -> dict[str, Any]:
                 return time.perf_counter() - began
 
             result = {"list_seconds": timed("/", "/api/runs"), "list_again_seconds": timed("/", "/api/runs")}
-            opened, before = [], cpu_seconds(process)
+            opened, whole, before = [], [], cpu_seconds(process)
             for number in range(0, runs, max(1, runs // 8)):
                 began = time.perf_counter()
                 asyncio.run(open_run(port, f"run-{number:03d}"))
                 opened.append(time.perf_counter() - began)
-            result["run_cpu_seconds"] = (cpu_seconds(process) - before) / len(opened)
+                asyncio.run(open_whole_run(port, f"run-{number:03d}"))
+                whole.append(time.perf_counter() - began)
+            result["run_and_whole_cpu_seconds"] = (cpu_seconds(process) - before) / len(opened)
             result["run_seconds_median"] = statistics.median(opened)
             result["run_seconds_largest"] = max(opened)
+            result["run_whole_seconds_median"] = statistics.median(whole)
+            result["run_whole_seconds_largest"] = max(whole)
             result["run_again_seconds"] = timed("/api/run?run=run-000", f"/api/curves?run=run-000&points=400{FIRST}")
             result["server_cpu_seconds"] = cpu_seconds(process)
             result["megabytes_a_run"] = files[0].stat().st_size / 1e6
@@ -163,23 +175,28 @@ def scale(runs: int, rows: int) -> dict[str, Any]:
 
 
 async def viewer(port: int, seed: int, until: float, latencies: list[float], told: list[int]) -> None:
-    """Somebody who opens the run, keeps it open, and every ten seconds or so zooms, moves the slider or reloads."""
+    """Somebody who opens a run, keeps it open, and every ten seconds or so zooms, moves the slider or reloads."""
     numbers = random.Random(seed)
+    run = RUNS[seed % len(RUNS)]
     await asyncio.sleep(numbers.uniform(0, 5))
 
-    async def timed(path: str) -> None:
+    async def timed(path: str) -> bytes:
         began = time.perf_counter()
-        await fetch(port, path)
+        answer = await fetch(port, path)
         latencies.append(time.perf_counter() - began)
+        return answer
 
-    async def load() -> None:
-        for path in ("/", "/api/runs", "/api/run?run=live", f"/api/curves?run=live&points=400{FIRST}"):
+    async def load() -> int:
+        """The page; the newest step that has samples."""
+        for path in ("/", "/api/runs"):
             await timed(path)
-        await timed("/api/samples?run=live&step=1")
+        about = json.loads(await timed(f"/api/run?run={run}"))
+        await timed(f"/api/curves?run={run}&points=400{FIRST}")
+        return int(about["sample_steps"][-1])
 
-    await load()
+    step = await load()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /api/events?run=live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    writer.write(f"GET /api/events?run={run} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
 
     async def listen() -> None:
         while line := await reader.readline():
@@ -191,12 +208,12 @@ async def viewer(port: int, seed: int, until: float, latencies: list[float], tol
         start = numbers.randrange(50_000)
         action = numbers.random()
         if action < 0.2:
-            await load()
+            step = await load()
         elif action < 0.6:
-            await timed(f"/api/curves?run=live&points=400&from={start}&to={start + 20_000}{FIRST}")
+            await timed(f"/api/curves?run={run}&points=400&from={start}&to={start + 20_000}{FIRST}")
         else:
-            await timed("/api/samples?run=live&step=1")
-            await timed("/media?run=live&step=1&file=000.png")
+            entries = json.loads(await timed(f"/api/samples?run={run}&step={step}"))
+            await timed(f"/media?run={run}&step={step}&file={quote(entries[0]['file'])}")
     listening.cancel()
     writer.close()
 
@@ -213,11 +230,33 @@ async def write_live(run: Path, first: int, until: float) -> None:
         await asyncio.sleep(0.2)
 
 
+@contextmanager
+def trained(folder: Path) -> Iterator[int]:
+    """A real training on the first core, which writes rows, samples and checkpoints into a run of the folder."""
+    command = [sys.executable, "-m", "quintet"]
+    data = folder.parent / "pictures"
+    subprocess.run([*command, "data", "make", "shapes", str(data), "--num", "200", "--size", "32"], check=True)
+    words = ["train", "vqgan", str(data), "--out", str(folder / "training"), "--preset", "debug", "train.steps=1000000"]
+    often = ["log.every=5", "eval.every=100", "sample.every=100", "checkpoint.every=200", "data.workers=0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, *words, *often], stderr=subprocess.DEVNULL, env=environment) as process:
+        os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+        try:
+            while not any((folder / "training" / "samples").glob("*/samples.jsonl")):
+                if process.poll() is not None:
+                    raise RuntimeError("the training ended by itself")
+                time.sleep(0.2)
+            yield process.pid
+        finally:
+            process.terminate()
+
+
 def load(viewers: int, rows: int, seconds: float) -> dict[str, Any]:
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as temporary:
-        run = Path(temporary) / "live"
+        root = Path(temporary) / "runs"
+        run = root / "live"
         write_run(run, rows, "running")
         write_rows(run / "metrics.jsonl", rows, 0)
         samples = run / "samples" / "step-00000001"
@@ -226,18 +265,20 @@ def load(viewers: int, rows: int, seconds: float) -> dict[str, Any]:
         (samples / "samples.jsonl").write_text('{"file": "000.png", "text": "noise"}\n', encoding="utf-8")
         latencies: list[float] = []
         told = [0]
-        with served(Path(temporary)) as (port, process):
+        with trained(root) as trainer, served(root) as (port, process):
 
             async def all_of_them() -> None:
-                await open_run(port, "live")
+                for each in RUNS:
+                    await open_run(port, each)
+                    await open_whole_run(port, each)
                 until = time.perf_counter() + seconds
                 everybody = [viewer(port, seed, until, latencies, told) for seed in range(viewers)]
                 await asyncio.gather(write_live(run, rows, until), *everybody)
 
-            before, began = cpu_seconds(process), time.perf_counter()
+            before, trained_before, began = cpu_seconds(process), cpu_seconds(trainer), time.perf_counter()
             asyncio.run(all_of_them())
             lasted = time.perf_counter() - began
-            used = cpu_seconds(process) - before
+            used, trained_for = cpu_seconds(process) - before, cpu_seconds(trainer) - trained_before
     ordered = sorted(latencies)
     return {
         "viewers": viewers,
@@ -249,6 +290,7 @@ def load(viewers: int, rows: int, seconds: float) -> dict[str, Any]:
         "latency_largest_seconds": ordered[-1],
         "server_cpu_seconds": used,
         "server_share_of_a_core": used / lasted,
+        "trainer_share_of_the_other_core": trained_for / lasted,
     }
 
 

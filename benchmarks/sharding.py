@@ -1,0 +1,78 @@
+"""What one process holds of a generator, and how long a checkpoint takes, whole and in parts: part of `make scale`.
+
+`torchrun --nproc_per_node 2 benchmarks/sharding.py data/solids runs/parts --shard full`; each process says what it has,
+the first one prints all of it as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from quintet import config, runs
+from quintet.core import collectives
+from quintet.core.engine import exit_process
+from quintet.core.recipe import count_parameters
+from quintet.core.sharding import own_part
+from quintet.families.mesh_transformer.config import MeshTransformerConfig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help="meshes, as `quintet data make solids` makes them")
+    parser.add_argument("out", type=Path, help="a run folder that does not exist yet")
+    parser.add_argument("--shard", choices=("none", "full"), default="none")
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--depth", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=5)
+    options = parser.parse_args()
+    keys = {
+        "tokenizer": "coordinates:32",
+        "model.dim": options.dim,
+        "model.depth": options.depth,
+        "train.batch_size": 4,
+        "train.steps": options.steps,
+        "engine.shard": options.shard,
+        "engine.threads": 1,
+        "data.path": str(options.data.resolve()),
+        "data.workers": 0,
+        "log.trackers": [],
+    }
+    settings = config.build(MeshTransformerConfig, preset="debug", overrides=keys)
+    trainer = runs.new_trainer(settings, options.out, silent=True)
+    parameters = sum(map(count_parameters, trainer.recipe.modules.values()))
+    steps = [_cpu_seconds(trainer.train_step) for _ in range(options.steps)]
+    began = time.perf_counter()
+    trainer.save()
+    saved = time.perf_counter() - began
+    held = sum(own_part(value).nbytes for group in trainer.state.tensors().values() for value in group.values())
+    own = {
+        "state_megabytes": round(held / 2**20, 1),
+        "peak_megabytes": round(trainer.engine.memory_in_use() / 2**20),
+        "cpu_seconds_of_a_step": round(statistics.median(steps), 3),
+    }
+    told = collectives.gather_texts(json.dumps(own), trainer.device)
+    if trainer.is_main:
+        folder = trainer.run.checkpoints / f"step-{trainer.step:08d}"
+        sizes = [path.stat().st_size for path in folder.rglob("*.safetensors")]
+        found = {"shard": options.shard, "processes": trainer.engine.world_size, "parameters": parameters}
+        found["save_seconds"] = round(saved, 2)
+        found |= {"files": len(sizes), "checkpoint_megabytes": round(sum(sizes) / 2**20, 1)}
+        print(json.dumps({**found, "each": [json.loads(text) for text in told]}))
+    trainer.close()
+    trainer.engine.close()
+    exit_process(0)
+
+
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+if __name__ == "__main__":
+    main()
