@@ -4,13 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit faults soak bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view browser results clean
+.PHONY: help setup demo test lint types unit faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
 	@echo "make test         set up, then lint, types and all tests"
 	@echo "make faults       every trial of the fault matrix, into docs/reliability.md (needs strace; about half an hour)"
 	@echo "make soak         an hour of training; memory and open files must stay flat"
+	@echo "make scale        many processes: every recipe by every launcher, changing worlds, memory in parts"
 	@echo "make setup        the environment alone, in .venv"
 	@echo "make bench-vqgan  a training step beside muse-maskgit-pytorch's"
 	@echo "make bench-muse   masked transformers beside muse-maskgit-pytorch's: step, sampling, loss; and the code cache"
@@ -20,6 +21,7 @@ help:
 	@echo "make bench-video  C-ViViT and Phenaki beside phenaki-pytorch's: steps and sampling"
 	@echo "make bench-overhead  the loop's own share of a step"
 	@echo "make bench-view   the run page: 200 runs of 100,000 rows, and 50 viewers of a live run (about 4 minutes)"
+	@echo "make bench-shards a million items in shards beside webdataset (about ten minutes; WEBDATASET=folder of that package)"
 	@echo "make browser      Debian's Chromium for the page's tests, where this may install it"
 	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
 
@@ -64,6 +66,17 @@ soak: setup
 	OMP_NUM_THREADS=1 QUINTET_SOAK_MINUTES=60 QUINTET_SOAK_RECORD=$(CURDIR)/benchmarks/results/soak.json \
 		$(BIN)/pytest tests/faults/test_soak.py
 
+# Beyond what `make test` tries of many processes. The run folders of the last command are left to look at.
+SCALE := /tmp/quintet-scale
+scale: setup
+	OMP_NUM_THREADS=1 QUINTET_SCALE=whole $(BIN)/pytest -n 2 --dist load tests/contract/test_processes.py \
+		tests/integration/test_processes.py tests/integration/test_restarts.py tests/unit/core/test_processes.py
+	OMP_NUM_THREADS=1 QUINTET_LAUNCHER=accelerate $(BIN)/pytest -n 2 --dist load tests/contract/test_processes.py
+	rm -rf $(SCALE)
+	$(BIN)/quintet data make solids $(SCALE)/data --num 64
+	for shard in none full; do OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc_per_node 2 benchmarks/sharding.py \
+		$(SCALE)/data $(SCALE)/$$shard --shard $$shard || exit 1; done
+
 bench-vqgan: setup
 	$(BIN)/python benchmarks/vqgan.py
 
@@ -94,6 +107,9 @@ bench-overhead: setup
 
 bench-view: setup
 	$(BIN)/python benchmarks/view.py
+
+bench-shards: setup
+	$(BIN)/python benchmarks/shards.py runs/bench-shards
 
 results: setup
 	$(BIN)/quintet demo image --full --out runs/full
