@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -60,13 +61,15 @@ class _Quiet(WSGIRequestHandler):
 
 @contextmanager
 def faulty_s3(folder: Path, bucket: str = "bucket", prefix: str = "set") -> Iterator[FaultyS3]:
-    """A server that holds the files of a folder."""
+    """A server that holds the files of a folder, and nothing else."""
     served = FaultyS3(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, served, threaded=True, request_handler=_Quiet)
     served.address = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
+        # Its store is one for the whole process: what an earlier server held would still be there.
+        urlopen(Request(f"{served.address}/moto-api/reset", method="POST")).close()
         client = boto3.client(
             "s3",
             endpoint_url=served.address,
