@@ -95,7 +95,8 @@ class CodeCache:
 
     def _make(self, place: Path, number: int) -> _Shard:
         items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
-        self.tell(items.start, len(self.media))
+        if not items.start:  # the end of one part tells of the beginning of the next
+            self.tell(0, len(self.media))
         skipped: dict[int, str] = {}
         rows: list[list[Codes]] = []
         for start in range(items.start, items.stop, BATCH):
