@@ -331,22 +331,11 @@ own as well, so renaming tensors would not help:
 """
 
 OLD_WEIGHTS_TAIL = """\
-An existing **tokenizer stays usable as an object**. In Python a generator takes anything with `encode(media) -> codes`
-and `decode(codes) -> media`; load the old model with its own package and wrap it:
-
-```python
-class OldTokenizer:
-    def __init__(self, vae):  # a VQGanVAE of muse-maskgit-pytorch, loaded by its own `load`
-        self.vae = vae.eval().requires_grad_(False)
-
-    def encode(self, images):
-        return self.vae.encode(images)[1]
-
-    def decode(self, codes):
-        return self.vae.decode_from_ids(codes)
-```
-
-A run that was given objects resumes from Python, with the same objects.
+An existing **tokenizer stays usable through its codes**: encode your media with its own package, and train
+`PhenakiTrainer` on items with `video_codebook_ids`, `SoundStormTrainer` on (semantic, acoustic) token ids. What they
+make are then codes too, which the old package decodes. `MuseTrainer` and `MeshTransformerTrainer` want a tokenizer of
+quintet's own, whose hash the run keeps: train one on the same files. A run that was given objects resumes from Python,
+with the same objects.
 """
 
 

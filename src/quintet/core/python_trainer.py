@@ -113,7 +113,11 @@ class PythonTrainer(Trainer):
             if name in cls.needs and name not in links:
                 raise UsageError(f"{cls.__name__} needs a {name}: {name}=quintet.runs.open_link(RUN)")
             if name in links and not isinstance(links[name], Link):
-                raise UsageError(f"{cls.__name__} takes {name}=quintet.runs.open_link({links[name]!r})")
+                given = repr(str(links[name])) if _is_folder(links[name]) else "RUN"
+                raise UsageError(
+                    f"{cls.__name__} takes {name}=quintet.runs.open_link({given}), or link_to(model) of quintet.runs, "
+                    f"not a {type(links[name]).__name__}"
+                )
 
     @classmethod
     def _paths(cls, data: Any, validation: Any) -> dict[str, Any]:

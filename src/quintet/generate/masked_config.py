@@ -69,9 +69,6 @@ class MaskGitRunConfig(RunConfig):
     def _critics_agree(self) -> Self:
         if self.loss.critic and self.model.self_critic:
             raise ValueError("loss.critic=true and model.self_critic=true are two critics; choose one")
-        if self.loss.only == "critic":
-            if not (self.loss.critic or self.model.self_critic):
-                raise ValueError("loss.only=critic needs a critic: loss.critic=true or model.self_critic=true")
-            if self.init is None:
-                raise ValueError("loss.only=critic needs a trained generator to judge: --init RUN")
+        if self.loss.only == "critic" and not (self.loss.critic or self.model.self_critic):
+            raise ValueError("loss.only=critic needs a critic: loss.critic=true or model.self_critic=true")
         return self

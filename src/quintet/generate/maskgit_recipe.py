@@ -7,6 +7,7 @@ Padding is never masked, guessed or scored.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -17,9 +18,11 @@ from torch import Tensor
 
 from quintet.core import collectives
 from quintet.core.batch import Batch
+from quintet.core.engine import Engine
 from quintet.core.link import Link
 from quintet.core.recipe import Loss, Nets, Output, Phase, Recipe
 from quintet.core.statistics import Statistics
+from quintet.errors import UsageError
 from quintet.generate import masked, sampling
 from quintet.generate.masked_config import MaskGitRunConfig
 from quintet.nn.maskgit import MaskGit, TokenCritic
@@ -63,6 +66,8 @@ class MaskGitRecipe(Recipe[ConfigT]):
     shardable = True
 
     maskgit: MaskGit
+    is_new: bool
+    """Whether the model was made here, rather than handed over."""
 
     @abstractmethod
     def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
@@ -85,6 +90,10 @@ class MaskGitRecipe(Recipe[ConfigT]):
         elif config.loss.critic:
             return [generator, judge]
         return [generator]
+
+    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+        if self.config.loss.only == "critic":
+            refuse_untrained(self.is_new and self.config.init is None)
 
     @property
     def unprompted(self) -> bool:
@@ -169,6 +178,14 @@ class MaskGitRecipe(Recipe[ConfigT]):
 
     def guidance(self) -> float:
         return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
+
+
+def refuse_untrained(untrained: bool) -> None:
+    """Before a critic alone is trained."""
+    if untrained:
+        raise UsageError(
+            "loss.only=critic needs a trained generator to judge: --init RUN; in Python, hand over the trained model"
+        )
 
 
 def critic_of(nets: Nets) -> TokenCritic | None:

@@ -487,11 +487,10 @@ class Transformer(nn.Module):
         before, after = cache.length, cache.length + x.shape[1]
         if after > cache.max_length:
             raise UsageError(f"{after} tokens do not fit into a cache of {cache.max_length}.")
-        by = None
         if isinstance(self.positions, LearnedPositions):
             x = x + self.positions.between(before, after)
-        elif self.positions is not None:
-            by = self.positions.between(before, after)
+        turning = self.positions if isinstance(self.positions, Rotary) else self.rotary
+        by = None if turning is None else turning.between(before, after)
         for number, (block, past) in enumerate(zip(self.blocks, cache.pasts, strict=True)):
             assert isinstance(block, Block)
             x = block.step(x, past, cache.contexts[number] if cache.contexts else None, cache.context_mask, by)

@@ -253,6 +253,18 @@ def test_the_next_scene_starts_from_the_last_frames() -> None:
         model.make_video([])
 
 
+def test_without_a_word_a_third_is_gone_on_from() -> None:
+    model = phenaki()
+    assert model.longest == 9
+    assert model.make_video(["a", "b"]).shape[2] == 9 + 9 - 3
+    assert model.sample("a", prime_frames=torch.rand(3, 9, 16, 16)).shape[2] == 9 + 9 - 3
+
+
+def test_no_text_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="give at least one text"):
+        phenaki().sample()
+
+
 def test_codes_of_a_start_are_given_and_the_rest_is_made() -> None:
     model = phenaki()
     told = (model.maskgit.texts(["x"]), model.maskgit.texts(["x"], torch.tensor([False])))

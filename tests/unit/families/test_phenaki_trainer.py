@@ -104,6 +104,40 @@ def test_a_data_set_of_any_form_trains(form: str, tokenizer: Link, tmp_path: Pat
     assert (tmp_path / "run" / "samples" / "step-00000003" / "filmstrips.png").exists()
 
 
+def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: Link, tmp_path: Path) -> None:
+    """The order of moments, the overlap, and the critic that learns to judge a generator that stays as it is."""
+    maskgit = MaskGit(grid=(3, 2, 2), num_codes=32, rotary=True, **SMALL)
+    before = {name: tensor.clone() for name, tensor in maskgit.state_dict().items()}
+    phenaki = Phenaki(maskgit, tokenizer, critic=TokenCritic(maskgit.config), overlap=3, order="moments")
+    keys = {**QUICK, **{f"model.{key}": value for key, value in maskgit.config.model_dump(mode="json").items()}}
+    trainer = PhenakiTrainer(
+        phenaki,
+        data=Clips("codes"),
+        out=tmp_path / "run",
+        steps=2,
+        batch_size=4,
+        config={**keys, "loss.only": "critic"},
+    )
+    trainer.train()
+    trainer.close()
+    config = trainer.recipe.config
+    assert (config.loss.order, config.sample.overlap, config.loss.critic) == ("moments", 3, True)
+    assert [phase.name for phase in trainer.recipe.phases] == ["critic"]
+    assert all(torch.equal(before[name], tensor) for name, tensor in maskgit.state_dict().items())
+
+
+def test_a_tokenizer_of_another_kind_is_refused_by_its_type(tmp_path: Path) -> None:
+    class Other:
+        pass
+
+    with pytest.raises(
+        UsageError, match=r"tokenizer=quintet\.runs\.open_link\(RUN\), or link_to\(model\).* not a Other"
+    ):
+        trained("codes", tmp_path / "run", Other())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"open_link\('runs/vtok'\)"):
+        trained("codes", tmp_path / "run", "runs/vtok")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("form", ["embedded", "embedded codes"])
 def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: Link, tmp_path: Path) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer, config=EMBEDDED)

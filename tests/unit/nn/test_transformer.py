@@ -408,12 +408,14 @@ def in_pieces(model: Transformer, x: Tensor, pieces: list[int], *context: Tensor
 
 
 @pytest.mark.usefixtures("in_fp64")
-@pytest.mark.parametrize("where", ["nowhere", "learned", "rotary"])
+@pytest.mark.parametrize("where", ["nowhere", "learned", "rotary", "both"])
 @pytest.mark.parametrize("told", [False, True], ids=["alone", "with context"])
 @pytest.mark.parametrize("pieces", [[1] * 7, [7], [3, 1, 2, 1], [1, 6]], ids=str)
 def test_step_by_step_is_the_whole(where: str, told: bool, pieces: list[int]) -> None:
-    kinds = {"nowhere": None, "learned": LearnedPositions((9,), DIM), "rotary": Rotary((9,), HEAD_DIM)}
-    model = make(causal=True, context_dim=CONTEXT_DIM if told else None, positions=kinds[where])
+    kinds = {"nowhere": None, "rotary": Rotary((9,), HEAD_DIM)}
+    rotary = Rotary((9,), HEAD_DIM) if where == "both" else None
+    positions = kinds[where] if where in kinds else LearnedPositions((9,), DIM)
+    model = make(causal=True, context_dim=CONTEXT_DIM if told else None, positions=positions, rotary=rotary)
     x, context = random(3, 7, DIM), random(3, 4, CONTEXT_DIM, seed=1)
     mask = torch.tensor([[True, True, False, True], [False] * 4, [True] * 4])
     given = (context, mask) if told else ()

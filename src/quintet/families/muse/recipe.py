@@ -46,6 +46,7 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
         self.tokenizer = tokenizer
         self.base = base
         self.maskgit = maskgit or _new_model(config, tokenizer)
+        self.is_new = maskgit is None
         if config.data.cache:
             self.maskgit.cache_texts(Path(config.data.cache))
         self.modules = {"maskgit": self.maskgit}

@@ -30,7 +30,8 @@ class Phenaki(nn.Module):
 
     Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`, or what `quintet.runs.open_link`
     opens. `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses
-    that.
+    that. Longer videos and later scenes go on from `overlap` frames, by default about a third of what is made at once.
+    `order` is the one that the model was trained in, `loss.order` of its run.
     """
 
     def __init__(
@@ -62,6 +63,11 @@ class Phenaki(nn.Module):
         """Frames that one moment of codes stands for, after the first."""
         return int(self.cvivit.config.temporal_patch)
 
+    @property
+    def usual_overlap(self) -> int:
+        """Frames that a longer video or the next scene goes on from."""
+        return self.overlap or int(self.cvivit.config.frames(max(1, round(self.maskgit.grid[0] / 3))))
+
     # --- for people -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -81,11 +87,13 @@ class Phenaki(nn.Module):
         `text_embeds`, (batch, words, width), stand for texts, with a model that is told by them.
         """
         texts = [texts] if isinstance(texts, str) else texts
+        count = len(texts) if text_embeds is None else len(text_embeds)
+        if not count:
+            raise UsageError("give at least one text; an empty one asks for any video")
         if text_embeds is None:
             told = told_both_ways(self.maskgit, texts, negative)
         else:
             told = told_by_vectors(self.maskgit, text_embeds)
-        count = len(texts) if text_embeds is None else len(text_embeds)
         start = None if prime_frames is None else self.begun(prime_frames, count)
         if start is not None and num_frames is not None and start.shape[2] >= num_frames:
             raise UsageError(f"{start.shape[2]} frames to go on from leave nothing to make of {num_frames}")
@@ -130,7 +138,7 @@ class Phenaki(nn.Module):
         for number, scene in enumerate(scenes):
             told = told_both_ways(self.maskgit, [scene] * len(draw), negative)
             before = 0 if made is None else made.shape[2]
-            shown = 0 if made is None else self.shown_of(before, None if number == 0 else overlap or self.overlap)
+            shown = 0 if made is None else self.shown_of(before, None if number == 0 else overlap or self.usual_overlap)
             more = frames if frames is not None else self.longest - shown
             made = self.film(told, draw, before + more, made, overlap, f"scene-{number}", begins=number == 0)
         assert made is not None
@@ -153,7 +161,7 @@ class Phenaki(nn.Module):
             shown = 0
             if made is not None:
                 own_start = begins and part == 0
-                shown = self.shown_of(made.shape[2], None if own_start else overlap or self.overlap)
+                shown = self.shown_of(made.shape[2], None if own_start else overlap or self.usual_overlap)
             made = self._longer(made, shown, told, draw, frames, f"{name}-{part}")
             part += 1
         return made
@@ -170,7 +178,7 @@ class Phenaki(nn.Module):
         """How long a video is if nobody says: what is made at once, or as much behind a start as behind a scene."""
         if start is None:
             return self.longest
-        return start.shape[2] + self.longest - self.shown_of(start.shape[2], self.overlap)
+        return start.shape[2] + self.longest - self.shown_of(start.shape[2], self.usual_overlap)
 
     def _longer(
         self, made: Tensor | None, shown: int, told: tuple[Told, Told], draw: Draw, frames: int, name: str

@@ -53,6 +53,7 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         super().__init__(config, **({} if tokenizer is None else {"tokenizer": tokenizer}))
         self.tokenizer = tokenizer
         self.maskgit = maskgit or _new_model(config, tokenizer)
+        self.is_new = maskgit is None
         if config.data.cache:
             self.maskgit.cache_texts(Path(config.data.cache))
         self.modules = {"maskgit": self.maskgit}
@@ -248,22 +249,16 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
 
     def phenaki(self, nets: Nets) -> Phenaki:
         """The models put together."""
-        maskgit, config = nets["maskgit"], self.config.sample
+        maskgit = nets["maskgit"]
         assert isinstance(maskgit, MaskGit)
-        model = self.link_to_tokenizer().model
         return Phenaki(
             maskgit,
-            model,
+            self.link_to_tokenizer().model,
             critic_of(nets),
             self.sampling(),
-            config.overlap or _third(maskgit, model),
+            self.config.sample.overlap,
             self.config.loss.order,
         )
-
-
-def _third(maskgit: MaskGit, tokenizer: Any) -> int:
-    """About a third of the frames that are made at once, in whole moments."""
-    return int(tokenizer.config.frames(max(1, round(maskgit.grid[0] / 3))))
 
 
 def _moments(batch: Batch) -> Tensor:

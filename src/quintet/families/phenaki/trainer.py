@@ -50,7 +50,14 @@ class PhenakiTrainer(PythonTrainer):
 
     @classmethod
     def keys_of(cls, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return {"loss.critic": True} if isinstance(model, Phenaki) and model.critic is not None else {}
+        if not isinstance(model, Phenaki):
+            return {}
+        said = {
+            "loss.critic": True if model.critic is not None else None,
+            "loss.order": model.order if model.order != "together" else None,
+            "sample.overlap": model.overlap,
+        }
+        return {key: value for key, value in said.items() if value is not None}
 
     @classmethod
     def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:

@@ -27,7 +27,7 @@ from quintet.families.soundstorm.masking import Hidden, hide, hide_level
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.prompt import frames_of, read_prompt
 from quintet.generate import masked, sampling
-from quintet.generate.maskgit_recipe import score_loss, token_loss
+from quintet.generate.maskgit_recipe import refuse_untrained, score_loss, token_loss
 from quintet.media.audio import write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
@@ -103,8 +103,8 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
-        if self.config.loss.only == "critic" and self.config.init is None and self.is_new:
-            raise UsageError("loss.only=critic needs a trained generator to judge: --init RUN")
+        if self.config.loss.only == "critic":
+            refuse_untrained(self.is_new and self.config.init is None)
 
     def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
         loss, model = self.config.loss, self.soundstorm
