@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -454,6 +455,11 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def data_path(place: str | os.PathLike[str]) -> str:
+    """A folder of data as a run keeps it, wherever it is resumed from; an address stays as it is."""
+    return str(place) if "://" in str(place) else str(Path(place).resolve())
 
 
 def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -61,16 +61,16 @@ def _started_again(config: RunConfig, folder: Path, silent: bool) -> Trainer:
     old = read_config(folder / "config.yaml")
     if old.recipe != config.recipe:
         raise UsageError(f"{folder} is a run of recipe '{old.recipe}', not of '{config.recipe}'; choose another --out")
-    asked = configs.flatten(config.model_dump(mode="json"))
-    known = configs.flatten(old.model_dump(mode="json"))
-    # What the start has found out or looked up is not asked for again; what the run stands on lies in its folder.
-    found = {key for key, value in asked.items() if value is None}
-    for name in ("init", *old.LINKS):
-        if _folder_named(asked.get(name)) == _folder_named(known.get(name)):
-            found.add(name)
-    if config.train.epochs is not None:
-        found.add("train.steps")
-    overrides = {key: value for key, value in asked.items() if value != known.get(key) and key not in found}
+    named = {name: (getattr(config, name), getattr(old, name)) for name in ("init", *old.LINKS)}
+    overrides = {name: asked for name, (asked, known) in named.items() if _folder_named(asked) != _folder_named(known)}
+    if not overrides:
+        # As a new start would have it: with what follows from the data and from what it stands on, whose copy lies in
+        # the run's folder.
+        config = make_recipe(config.changed({name: known for name, (_, known) in named.items()}), folder).config
+        found = {"train.steps"} if config.train.epochs is not None else set()
+        found |= {"optim.horizon"} if config.optim.horizon is None else set()
+        changes = configs.differences(old, config).items()
+        overrides = {key: asked for key, (_, asked) in changes if key not in found}
     return resumed_trainer(folder, overrides, silent=silent)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from contract.cases import GOLDEN, case_of
 from helpers import (
     TINY,
     Process,
+    copied,
     executed,
     free_port,
     log_text,
@@ -21,6 +24,7 @@ from helpers import (
     python,
     quintet,
     state,
+    succeed,
     tensor_hashes,
     torchrun,
     train_tiny,
@@ -72,17 +76,36 @@ def test_where_restarts_are_asked_for_only_the_same_run_is_continued(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    train_tiny(pictures, run, "train.steps=4")
-    words = ("train", "vqgan", pictures, "--out", run, *TINY)
+    train_tiny(pictures, run, "train.steps=4", "optim.clip=1.5")
+    words = ("train", "vqgan", pictures, "--out", run, *TINY, "optim.clip=1.5")
 
     assert "exists already" in quintet(*words).errors
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     other = quintet(*words, "model.dim=16")
     assert other.code == 2
     assert "cannot change model.dim: 8 -> 16" in other.errors
+    # A key that is none now was not none before: that is another run too.
+    unclipped = quintet(*words, "optim.clip=null", "train.steps=6")
+    assert unclipped.code == 2
+    assert "cannot change optim.clip: 1.5 -> None" in unclipped.errors
     longer = quintet(*words, "train.steps=6")
     assert longer.code == 0, longer.errors
     assert state(run)["step"] == 6
+
+
+def test_what_a_start_finds_out_is_no_difference(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grid of a tokenizer, which may be gone by now, its hash, the classes of the data."""
+    tokenizer = copied(GOLDEN / "vqgan-format-1" / "hub", tmp_path / "tokenizer")
+    out, case = tmp_path / "run", case_of("muse")
+    words = [word for word in case.tiny if not str(word).startswith("tokenizer=")]
+    words = ["train", "muse", pictures, "--out", out, *words, "--tokenizer", tokenizer, "model.text=classes"]
+    succeed(*words, "train.steps=2")
+    shutil.rmtree(tokenizer)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    succeed(*words, "train.steps=3")
+    assert state(out)["step"] == 3
 
 
 @contextmanager

@@ -472,3 +472,11 @@ def test_allowed_keys_are_exactly_these() -> None:
     }
     everything = set(configs.keys(VQGanConfig)) - allowed
     assert refused == {key for key in everything if key.split(".")[0] not in sections}
+
+
+def test_a_folder_of_data_is_kept_whole_and_an_address_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert configs.data_path("photos") == str(tmp_path.resolve() / "photos")
+    assert configs.data_path("s3://bucket/date=2024/set") == "s3://bucket/date=2024/set"

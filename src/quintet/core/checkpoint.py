@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -244,6 +245,12 @@ class _Part(NamedTuple):
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
 
+    def overlaps(self, other: _Part) -> bool:
+        return all(
+            max(own.start, theirs.start) < min(own.stop, theirs.stop)
+            for own, theirs in zip(self.slices, other.slices, strict=True)
+        )
+
 
 def is_in_parts(folder: Path, name: str) -> bool:
     """Whether a group of tensors was written by several processes."""
@@ -266,6 +273,8 @@ def _join(folder: Path) -> dict[str, Tensor]:
             with safe_open(part.file, framework="pt") as opened:
                 values = opened.get_tensor(key)
             whole = tensors.setdefault(key, torch.zeros(shape, dtype=values.dtype))
+            if values.dtype != whole.dtype:
+                raise ValueError(f"the parts of {key[:100]!r} are of different kinds of numbers")
             whole[part.slices] = values
     return tensors
 
@@ -291,6 +300,8 @@ def _whole_shape(key: str, parts: Sequence[_Part]) -> tuple[int, ...]:
     shape = tuple(max(part.offsets[axis] + part.shape[axis] for part in parts) for axis in range(axes))
     if min((each for part in parts for each in part.offsets), default=0) < 0:
         raise ValueError(f"a part of {key[:100]!r} lies outside of it")
+    if any(one.overlaps(other) for one, other in combinations(parts, 2)):
+        raise ValueError(f"parts of {key[:100]!r} lie over each other")
     if sum(math.prod(part.shape) for part in parts) != math.prod(shape):
         raise ValueError(f"the parts of {key[:100]!r} do not make a whole")
     return shape

@@ -12,7 +12,7 @@ from torch import nn
 
 from quintet import compat
 from quintet.compat_table import TRAINERS, OriginalTrainer, to_argument
-from quintet.config import RunConfig, build, refuse_changes
+from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.core.link import Link
 from quintet.core.prepare import place_links
 from quintet.core.recipe import Recipe, Sources
@@ -127,8 +127,8 @@ class PythonTrainer(Trainer):
             raise UsageError("a validation set comes beside a data set object; beside a folder comes a folder")
         if not _is_folder(data):
             return {"data.path": None}
-        beside = {} if validation is None else {"data.validation_path": str(Path(validation).resolve())}
-        return {"data.path": str(Path(data).resolve()), **beside}
+        beside = {} if validation is None else {"data.validation_path": data_path(validation)}
+        return {"data.path": data_path(data), **beside}
 
 
 def _is_folder(data: Any) -> bool:

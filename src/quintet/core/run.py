@@ -157,6 +157,11 @@ class Run:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         self.observe("log.txt", lambda: append_line(self.log_file, f"{stamp} {text}"))
 
+    def write_log_once_begun(self, text: str) -> None:
+        """A folder that is no run yet is left as it is: with a log in it, it could not become one."""
+        if self.config_file.exists():
+            self.write_log(text)
+
     def write_sample(
         self, step: int, prefix: str, file: str, write: Callable[[Path], object], about: Mapping[str, Any]
     ) -> None:

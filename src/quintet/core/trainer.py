@@ -93,7 +93,7 @@ class Trainer:
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.tell = self.display.note
         if self.engine.watch is not None:
-            self.engine.watch.tell = run.write_log
+            self.engine.watch.tell = run.write_log_once_begun
         self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)

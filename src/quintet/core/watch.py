@@ -39,15 +39,16 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """The process is about to end by itself; the store may end before it."""
+        """The process is about to end by itself; the store may end before it. One on a machine that lost its power
+        answers nothing, not even that it has ended: it is not waited for."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(GRACE)
 
     def fail(self, reason: str) -> None:
         """Tell the others, and wait until they have left their stacks, but not for long."""
         self.stop()
-        if not self._alive():
-            return  # it ended with the process that kept it, which all others have noticed
+        if self._thread.is_alive() or not self._alive():
+            return  # the store ended with the process that kept it, which all others have noticed
         try:
             if not self._store.check([self._failed]):
                 self._store.set(self._failed, f"process {self.rank}: {reason}")

@@ -362,6 +362,26 @@ def test_a_lost_part_is_noticed(ranks: Path, tmp_path: Path) -> None:
         checkpoint.read_tensors(folder, "net")
 
 
+def write_parts(folder: Path, *parts: tuple[Tensor, object]) -> None:
+    (folder / "net").mkdir()
+    for number, (values, offsets) in enumerate(parts):
+        places = json.dumps({"weight": {"saved_offsets": offsets}})
+        save_file({"weight": values}, folder / "net" / f"shard-{number}.safetensors", {"DCP_SHARDING_INFO": places})
+
+
+def test_parts_that_lie_over_each_other_or_differ_in_kind_are_refused(tmp_path: Path) -> None:
+    """The sizes alone would make a whole, of which a third was never written."""
+    for name, starts in (("lying", (0, 0, 4)), ("kinds", (0, 2, 4))):
+        (tmp_path / name).mkdir()
+        values = [torch.ones(2), torch.ones(2, dtype=torch.float64 if name == "kinds" else None), torch.ones(2)]
+        write_parts(tmp_path / name, *((each, [start]) for each, start in zip(values, starts, strict=True)))
+    for read in (checkpoint.read_tensors, checkpoint.shapes_of_parts):
+        with pytest.raises(CheckpointError, match="lie over each other"):
+            read(tmp_path / "lying", "net")
+    with pytest.raises(CheckpointError, match="different kinds of numbers"):
+        checkpoint.read_tensors(tmp_path / "kinds", "net")
+
+
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
@@ -373,9 +393,7 @@ def test_a_lost_part_is_noticed(ranks: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_part_that_lies_about_its_place_is_refused(offsets: object, message: str, tmp_path: Path) -> None:
-    (tmp_path / "net").mkdir()
-    places = json.dumps({"weight": {"saved_offsets": offsets}})
-    save_file({"weight": torch.ones(2, 3)}, tmp_path / "net" / "shard-1.safetensors", {"DCP_SHARDING_INFO": places})
+    write_parts(tmp_path, (torch.ones(2, 3), offsets))
     for read in (checkpoint.read_tensors, checkpoint.shapes_of_parts):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path, "net")

@@ -189,3 +189,10 @@ def test_what_the_recipe_makes_follows_the_seed(tmp_path: Path) -> None:
         critics.append(trainer.recipe.modules["critic"].state_dict()["weight"])
     assert torch.equal(critics[0], critics[1])
     assert not torch.equal(critics[0], critics[2])
+
+
+def test_data_behind_an_address_is_asked_for_by_that_address() -> None:
+    assert PythonTrainer._paths("s3://bucket/set", "s3://bucket/other") == {
+        "data.path": "s3://bucket/set",
+        "data.validation_path": "s3://bucket/other",
+    }

@@ -40,6 +40,15 @@ def test_what_a_process_left_before_there_was_a_run_is_no_obstacle(tmp_path: Pat
         Run.new(tmp_path, links=("tokenizer",))
 
 
+def test_a_log_does_not_make_a_folder_a_used_one(tmp_path: Path) -> None:
+    run = Run.new(tmp_path)
+    run.write_log_once_begun("the stack of a process that hung before the beginning")
+    assert Run.new(tmp_path).folder == tmp_path
+    run.config_file.touch()
+    run.write_log_once_begun("later")
+    assert run.log_file.read_text().endswith(" later\n")
+
+
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_anything_else_that_exists_is_refused_too(tmp_path: Path, kind: str) -> None:
     (tmp_path / "holiday.jpg").touch()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
 from torch.distributed import HashStore
 
+from quintet.core import watch as watch_module
 from quintet.core.watch import Watch
 
 
@@ -37,6 +41,23 @@ def test_a_new_attempt_does_not_hear_of_the_last_one() -> None:
     later = watch_at(store, meeting="1")
     later.stop()
     assert not store.check(["quintet/1/failed"])
+
+
+def test_a_store_that_answers_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its machine has lost its power: connections stand, and nothing comes."""
+    monkeypatch.setattr(watch_module, "INTERVAL", 0.001)
+    monkeypatch.setattr(watch_module, "GRACE", 0.1)
+    asked, over = threading.Event(), threading.Event()
+
+    class Silent(HashStore):
+        def check(self, keys: list[str]) -> bool:
+            asked.set()
+            return not over.wait()
+
+    watch = watch_at(Silent())
+    asked.wait()
+    watch.fail("nobody answers")
+    over.set()
 
 
 def test_a_store_that_has_ended_is_not_asked() -> None:
