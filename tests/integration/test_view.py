@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -143,9 +146,19 @@ def test_a_token_is_asked_for_and_then_kept_in_a_cookie(runs: Path) -> None:
         assert (welcome.status, welcome.headers["location"]) == (303, "/")
         assert "HttpOnly; SameSite=Strict" in welcome.headers["set-cookie"]
         cookie = welcome.headers["set-cookie"].split(";")[0]
-        assert site.ask("/api/runs", cookie=cookie, host="machine.example").status == 200
-        assert site.ask("/api/runs", cookie="quintet_token=sesame").status == 401
+        assert site.ask("/api/runs", cookie=cookie, host=f"machine.example:{site.port}").status == 200
+        assert site.ask("/api/runs", cookie=f"{cookie.partition('=')[0]}=sesame").status == 401
         assert site.ask("/api/runs", authorization="Bearer sesame0123456789").status == 200
+
+
+def test_two_pages_on_one_machine_keep_their_tokens_apart(runs: Path) -> None:
+    """A browser sends the cookies of all ports of a machine to each of them."""
+    tokens = ("sesame0123456789", "another123456789")
+    with serving(runs, token=tokens[0]) as first, serving(runs, token=tokens[1]) as second:
+        welcomes = [site.ask(f"/?token={token}") for site, token in zip((first, second), tokens, strict=True)]
+        kept = dict(reply.headers["set-cookie"].split(";")[0].split("=") for reply in welcomes)
+        cookies = "; ".join(f"{name}={value}" for name, value in kept.items())
+        assert [site.ask("/api/runs", cookie=cookies).status for site in (first, second)] == [200, 200]
 
 
 def test_the_command_makes_a_token_when_it_listens_beyond_the_machine(runs: Path) -> None:
@@ -191,6 +204,23 @@ def test_new_rows_samples_and_words_are_told_as_they_happen(runs: Path, site: Ad
     assert seen["samples"] == [10, 110]
     assert seen["console"] == "something new\n"
     assert seen["summary"]["state"] == "running"
+
+
+def test_a_run_that_is_killed_is_told_to_have_failed_and_can_be_tried(runs: Path, site: Address) -> None:
+    run = write_run(runs / "muse", "muse")
+    (run / "checkpoints" / "step-00000010").mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        write_state(run, recipe="muse", status="running", step=10, pid=process.pid, host=socket.gethostname())
+        about = site.ask("/api/run?run=muse").json
+        assert (about["summary"]["state"], about["trying"]) == ("running", None)
+        for name, content in site.news("/api/events?run=muse"):
+            if name == "hello":
+                process.kill()
+                process.wait()
+            if name == "summary" and content["state"] == "failed":
+                break
+    about = site.ask("/api/run?run=muse").json
+    assert (about["summary"]["state"], about["trying"] is None) == ("failed", False)
 
 
 def test_the_list_tells_of_runs_that_come_and_go(runs: Path, site: Address) -> None:
@@ -268,9 +298,10 @@ def test_oversized_and_wrong_wishes_are_refused(runs: Path, site: Address) -> No
 def test_other_pages_cannot_send_wishes(site: Address) -> None:
     body = json.dumps({"run": "run", "text": "a"}).encode()
     assert site.ask("/api/try", "POST", body, content_type="text/plain").status == 403
-    assert (
-        site.ask("/api/try", "POST", body, content_type="application/json", origin="http://evil.example").status == 403
-    )
+    for origin in ("http://evil.example", "http://[", "null"):
+        assert site.ask("/api/try", "POST", body, content_type="application/json", origin=origin).status == 403
+    own = f"http://{LOOPBACK}:{site.port}"
+    assert site.ask("/api/try", "POST", body, content_type="application/json", origin=own).status == 409
 
 
 def test_a_page_for_looking_only_makes_nothing(runs: Path) -> None:
@@ -370,6 +401,17 @@ def test_an_export_to_a_folder_lays_the_media_beside_the_page(runs: Path, tmp_pa
     run = exported(tmp_path / "site" / "index.html")[0]
     assert run["media"]["10/000-made.wav"] == "media/0/step-00000010/000-made.wav"
     assert next(each for each in run["samples"]["10"] if each["file"] == "link.png")["missing"] is True
+
+
+def test_names_that_are_no_text_are_listed_opened_and_exported(tmp_path: Path) -> None:
+    run = write_run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/runs/b\xff")))
+    (run / "data.json").write_text(json.dumps({"skipped": {"bad\udcff.png": "is cut off"}}))
+    with serving(tmp_path / "runs") as site:
+        (line,) = site.ask("/api/runs").json["runs"]
+        about = site.ask(f"/api/run?run={quote(line['id'])}").json
+        assert about["data"]["skipped"] == [["bad?.png", "is cut off"]]
+    succeed("view", tmp_path / "runs", "--export", tmp_path / "page.html")
+    assert [each["about"]["summary"]["id"] for each in exported(tmp_path / "page.html")] == ["b\\xff"]
 
 
 def test_what_does_not_fit_into_one_file_is_left_out_and_said(

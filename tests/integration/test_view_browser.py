@@ -17,7 +17,10 @@ import pytest
 
 from contract.cases import Train
 from helpers import made_once, succeed
-from viewing import DEADLINE, Address, add_row, add_samples, serving, write_run, write_state
+from quintet import config as configs
+from quintet import recipes
+from quintet.web.trying import Wish
+from viewing import DEADLINE, Address, add_row, add_samples, row, serving, write_run, write_state
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -34,6 +37,29 @@ UNNAMED = """() => {
 DIFFERENT = """(before) => {
   const canvas = document.querySelector('.mesh');
   return canvas.toDataURL() !== before && canvas.dataset.triangles === '4';
+}"""
+
+
+HOLD_BACK = """(part) => {
+  const bytes = quintet.source.bytes.bind(quintet.source);
+  quintet.source.bytes = async (address) => {
+    const found = await bytes(address);
+    if (address.includes(part)) await new Promise((release) => { window.release = release; });
+    return found;
+  };
+}"""
+"""What the page asks for comes when it is let, if its address has this part."""
+LET_GO = """async () => {
+  release();
+  const { address } = document.querySelector('.card').dataset;
+  await quintet.sound.player('').show('', await quintet.source.bytes(address), () => true);
+}"""
+"""What was held back is decoded when a sound is that was asked for after it."""
+WITHOUT_3D = """() => {
+  const given = HTMLCanvasElement.prototype.getContext;
+  HTMLCanvasElement.prototype.getContext = function (kind, ...more) {
+    return kind === 'webgl' ? null : given.call(this, kind, ...more);
+  };
 }"""
 
 
@@ -203,6 +229,29 @@ def test_a_sound_is_seen_and_heard(site: Address, open_page: Open) -> None:
     until(page, "document.querySelector('audio').paused")
 
 
+def test_what_comes_after_the_slider_has_moved_on_is_not_shown(runs: Path, serve: Serve, open_page: Open) -> None:
+    add_samples(runs / "sounds", 200, ("wav",))
+    page = open_page(serve(runs), "#/run/sounds")
+    until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 1")
+    page.evaluate(HOLD_BACK, "step=100&file=000")
+    slider = page.get_by_label("Step of training")
+    slider.fill("0")
+    until(page, "typeof window.release === 'function'")
+    slider.fill("1")
+    until(page, "document.querySelector('.card').dataset.address.includes('step=200')")
+    painted = page.evaluate("document.querySelector('.spectrogram').toDataURL()")
+    page.evaluate(LET_GO)
+    assert "step=200" in page.evaluate("document.querySelector('audio').src")
+    assert page.evaluate("document.querySelector('.spectrogram').toDataURL()") == painted
+
+
+def test_a_browser_without_3d_says_so(site: Address, open_page: Open) -> None:
+    page = open_page(site)
+    page.evaluate(WITHOUT_3D)
+    page.locator("tr[data-run=meshes] a").click()
+    page.locator(".said", has_text="no WebGL").first.wait_for()
+
+
 def test_a_mesh_turns_under_the_mouse_and_the_keyboard(site: Address, open_page: Open) -> None:
     page = open_page(site, "#/run/meshes")
     until(page, "document.querySelector('.mesh')?.dataset.triangles === '4'")
@@ -276,6 +325,44 @@ def test_what_a_training_writes_appears_without_a_reload(runs: Path, site: Addre
     page.locator("tr[data-run=videos]", has_text="120").wait_for()
     write_run(runs / "late")
     page.locator("tr[data-run=late]").wait_for()
+
+
+def test_a_run_that_ends_while_it_is_watched_can_be_tried_and_shows_its_checkpoints(
+    runs: Path, site: Address, open_page: Open
+) -> None:
+    run = write_run(runs / "muse", "muse", status="running")
+    page = open_page(site, "#/run/muse/checkpoints")
+    page.get_by_text("No checkpoint yet.").wait_for()
+    page.locator(".pulse.on").wait_for()
+    assert page.get_by_role("tab", name="Try it").count() == 0
+    (run / "checkpoints" / "step-00000100").mkdir(parents=True)
+    write_state(run, recipe="muse", status="finished", step=100, steps=100)
+    page.get_by_role("table", name="Checkpoints").wait_for()
+    page.get_by_role("tab", name="Try it").wait_for()
+    # The way out of it stays as it was.
+    page.get_by_role("tab", name="Try it").click()
+    write_state(run, recipe="muse", status="running", step=100, steps=200)
+    page.get_by_role("tab", name="Curves", selected=True).wait_for()
+    assert page.get_by_role("tab", name="Try it").count() == 0
+
+
+def test_charts_stay_as_they_are_when_a_metric_is_added_and_go_with_their_page(
+    runs: Path, site: Address, open_page: Open
+) -> None:
+    page = open_page(site, "#/run/videos/curves")
+    page.locator(".area[data-points]").nth(1).wait_for()
+    page.locator(".pulse.on").wait_for()
+    page.get_by_label("Show metrics with this text").fill("generator")
+    assert page.locator(".chart:visible").count() == 1
+    page.evaluate("document.querySelector('.chart:not([hidden]) .area').dataset.kept = 'yes'")
+    with (runs / "videos" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(row(110, **{"train/new": 1.0}))
+    page.locator("figcaption", has_text="new").wait_for(state="attached")
+    assert page.locator(".chart:visible").count() == 1
+    page.locator(".area[data-kept][data-range='10-110']").wait_for()
+    page.get_by_role("link", name="All runs").click()
+    page.locator("tr[data-run=pictures]").wait_for()
+    assert page.evaluate("uPlot.sync('steps').plots.length") == 0
 
 
 def test_what_is_gone_or_missing_is_said_and_the_page_goes_on(runs: Path, site: Address, open_page: Open) -> None:
@@ -367,6 +454,19 @@ def test_a_prompt_becomes_pictures(
     keep(page, "try")
 
 
+def test_a_runs_own_numbers_may_be_sent(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    run = write_run(tmp_path / "runs" / "muse", "muse")
+    (run / "checkpoints" / "step-00000100").mkdir(parents=True)
+    numbers = {"sample.guidance": 1.75, "sample.steps": 1_000}
+    built = configs.build(recipes.find("muse").config_class(), preset="debug", overrides=numbers)
+    (run / "config.yaml").write_text(built.to_yaml(), encoding="utf-8")
+    page = open_page(serve(tmp_path / "runs"), "#/run/muse/try")
+    assert page.get_by_label("Guidance").input_value() == "1.75"
+    assert page.get_by_label("Steps").input_value() == "1000"
+    assert page.evaluate("document.querySelector('form.try').checkValidity()")
+    assert Wish.read({"text": "a", "steps": 1_000}).steps == 1_000
+
+
 @pytest.mark.parametrize("target", ["page.html", "site"])
 def test_an_export_opens_from_a_disk(runs: Path, tmp_path: Path, open_page: Open, target: str) -> None:
     succeed("view", runs, "--export", tmp_path / target)
@@ -395,3 +495,15 @@ def test_a_page_whose_server_is_gone_says_so(runs: Path, browser: Browser) -> No
     page.get_by_role("link", name="All runs").click()
     page.locator("#notice", has_text="is `quintet view` still running?").wait_for()
     page.close()
+
+
+def test_a_page_that_is_refused_news_does_not_promise_to_try_again(
+    runs: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of `open_page`: the browser itself complains of the refusal."""
+    monkeypatch.setattr("quintet.web.live.MOST_VIEWERS", 0)
+    page = browser.new_page()
+    with serving(runs) as site:
+        page.goto(f"http://127.0.0.1:{site.port}/#/run/pictures")
+        page.locator(".pulse.off[title*='load the page again']").wait_for()
+        page.close()

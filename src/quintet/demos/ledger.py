@@ -39,8 +39,8 @@ class Ledger:
         """A demo goes on as it was begun: its data and schedules are those of its form."""
         if self._begun_as != self._command:
             raise UsageError(
-                f"{self._path.parent} was begun by `{self._begun_as}`: go on with that, or choose another folder with "
-                "--out"
+                f"{self._path.parent} was begun by `{self._begun_as}`: go on with that, or choose another folder; "
+                f"--out {self._path.parent} is this one"
             )
 
     def plan_of(self, stage: str) -> Plan | None:

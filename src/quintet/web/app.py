@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from quintet.errors import UsageError
 from quintet.web import samples
-from quintet.web.common import PAGE, speakable
+from quintet.web.common import PAGE, speakable, to_json
 from quintet.web.folders import Folders, Missing, Place
 from quintet.web.library import Library, Watched
 from quintet.web.live import Live
@@ -78,7 +78,7 @@ class Site:
         start, end = _bound(request, "from", -math.inf), _bound(request, "to", math.inf)
         most = int(min(max(_bound(request, "points", 400), 10), MOST_POINTS))
         if "whole" in request.query_params:
-            await asyncio.to_thread(watched.wait_for_whole)
+            await watched.wait_for_whole()
         return await self._answer(request, watched, lambda: watched.curves(names, start, end, most), plain=True)
 
     async def samples(self, request: Request) -> Response:
@@ -188,10 +188,7 @@ class Packed:
 
     @classmethod
     def json(cls, value: Any, plain: bool = False) -> Packed:
-        text = json.dumps(
-            value if plain else speakable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")
-        )
-        return cls(text.encode("utf-8", errors="replace"), "application/json")
+        return cls(to_json(value if plain else speakable(value)), "application/json")
 
     def response(self, request: Request) -> Response:
         headers = {"etag": self._tag, "cache-control": "no-cache", "vary": "accept-encoding"}

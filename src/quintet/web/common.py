@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parent / "page"
+
+
+def to_json(value: Any) -> bytes:
+    """Of what is speakable. A name of a file may hold bytes that are no text; they are question marks."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", errors="replace")
 
 
 def speakable(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from quintet.errors import UsageError
 from quintet.web import samples
-from quintet.web.common import PAGE, speakable
+from quintet.web.common import PAGE, speakable, to_json
 from quintet.web.folders import Folders, Missing, Place
 from quintet.web.library import Library, Watched
 
@@ -135,8 +135,7 @@ def _run(watched: Watched, number: int, shelf: Shelf) -> dict[str, Any]:
 def _page(content: dict[str, Any]) -> str:
     """The page with its scripts and styles inside, and what it shows as JSON that no text in it can end."""
     page = (PAGE / "index.html").read_text(encoding="utf-8")
-    data = json.dumps(speakable(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")
+    data = to_json(speakable(content)).decode().replace("<", "\\u003c")
 
     def inline(found: re.Match[str]) -> str:
         file = (PAGE / (found[1] or found[2])).read_text(encoding="utf-8")

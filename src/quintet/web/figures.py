@@ -77,8 +77,8 @@ class Figures:
 
     @property
     def weight(self) -> int:
-        """Values held in memory."""
-        return sum(len(column.values) for column in self.columns.values())
+        """Values held in memory. Counted over a copy: whoever asks does not hold off the reader, which adds columns."""
+        return sum(len(column.values) for column in list(self.columns.values()))
 
     def advance(self) -> tuple[bool, list[Row]]:
         """Whether it started anew, and the new rows; of many only the last thousand. A half-written line waits."""

@@ -1,7 +1,7 @@
 """Owns which runs lie below the given folders, and that nothing outside of these is ever read.
 
-Every file of the page is opened here. A run is known by its id, which only a scan of the folders can make; a link
-that leads out of them is as good as missing.
+Every path of a run that is read is made by `Place.path`. A run is known by its id, which only a scan of the folders
+can make; a link that leads out of them is as good as missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO
 from quintet.errors import UsageError
 
 DEEPEST = 4
-"""Folders between a given one and a run."""
+"""How many folders below a given one a run may lie."""
 MOST_ENTRIES = 5_000
 """Of a folder that is no run; a data set of a million files must not keep the scan busy."""
 PASSED_OVER = frozenset({"checkpoints", "samples", "tensorboard", "wandb", "node_modules", "__pycache__"})
@@ -101,7 +101,7 @@ class Folders:
                 below = os.path.relpath(folder, root)
                 parts = [name, below] if len(self.roots) > 1 else [below]
                 label = "/".join(part for part in parts if part != ".") or os.path.basename(root)
-                found[label] = Place(root, folder)
+                found[_sayable(label)] = Place(root, folder)
         return found
 
     def _runs(self, root: str, folder: str, depth: int) -> Iterator[str]:
@@ -122,6 +122,11 @@ class Folders:
         if known is None or known[0] != changed:
             self._inside[folder] = known = (changed, list(_list_folders(root, folder)))
         return known[1]
+
+
+def _sayable(label: str) -> str:
+    """An id goes through JSON and addresses, and comes back: what is no text in a folder's name is written as text."""
+    return os.fsencode(label).decode("utf-8", errors="backslashreplace")
 
 
 def _list_folders(root: str, folder: str) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """Owns the runs that the server knows: found on disk, read as they grow, and kept in memory as long as looked at.
 
-Everything here blocks on files and is called from threads; a run has one reader at a time.
+Everything here but waiting blocks on files and is called from threads; a run has one reader at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
@@ -31,6 +32,8 @@ SKETCH_SECONDS = 5.0
 """Then all rows of a sketched run are read, if nobody has asked for its curves before: the page comes first."""
 LONGEST_READING = 60.0
 """Seconds that somebody waits for all rows of a run."""
+WAIT_SECONDS = 0.05
+"""Between two looks whether they are there."""
 SCAN_SECONDS = 1.0
 """How old a list of runs may be."""
 
@@ -60,6 +63,7 @@ class Watched:
         self._stamps: dict[str, tuple[int, int, int]] = {}
         self._read: dict[str, tuple[Any, Any]] = {}
         self._news = Changes()
+        self._summary: dict[str, Any] = {}
         self._read_at = -math.inf
         self._whole = threading.Event()
         self._whole.set()
@@ -76,8 +80,10 @@ class Watched:
             changed = [name for name in FILES if self._changed(name)]
             if "metrics.jsonl" in changed and not self.sketched:
                 self._read_rows(whole)
-            if "state.json" in changed or "metrics.jsonl" in changed:
-                self._news.summary = summarise(self.place, self.label)
+            summary = summarise(self.place, self.label)  # each time: a process that is killed changes no file
+            if summary != self._summary:
+                self._news.summary = self._summary = summary
+                changed.append("summary")
             if "samples" in changed or self._newest_changed():
                 self._news.steps = samples.steps(self.place)
                 changed.append("samples")
@@ -117,9 +123,12 @@ class Watched:
         """Whether the figures are a sketch."""
         return not self._whole.is_set()
 
-    def wait_for_whole(self) -> None:
+    async def wait_for_whole(self) -> None:
+        """For a coroutine: the few threads that answer everybody must not be spent on waiting."""
         self._shown.set()
-        self._whole.wait(LONGEST_READING)
+        deadline = time.monotonic() + LONGEST_READING
+        while self.sketched and time.monotonic() < deadline:
+            await asyncio.sleep(WAIT_SECONDS)
 
     @property
     def is_fresh(self) -> bool:
@@ -154,16 +163,21 @@ class Watched:
 
     def describe(self, read_only: bool) -> dict[str, Any]:
         """All of the run but its curves and samples."""
+        # The version first: what is read after it may be newer than it says, but never older.
+        with self.lock:  # figures must not grow while they are counted
+            figures = {
+                "version": self.version,
+                "metrics": {name: len(column.values) for name, column in self.figures.columns.items()},
+                "last": dict(self.figures.last),
+                "rows": self.figures.rows,
+                "sketched": self.sketched,
+            }
         summary = summarise(self.place, self.label)
         config = self._once(detail.configuration, "config.yaml")
         saved = self._once(detail.checkpoints, "checkpoints")
         return {
-            "version": self.version,
+            **figures,
             "summary": summary,
-            "metrics": {name: len(column.values) for name, column in self.figures.columns.items()},
-            "last": self.figures.last,
-            "rows": self.figures.rows,
-            "sketched": self.sketched,
             "config": config,
             "data": self._once(detail.data, "data.json"),
             "checkpoints": saved,

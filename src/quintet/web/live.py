@@ -7,11 +7,12 @@ where no notice of a change would arrive.
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+from quintet.web.common import speakable, to_json
 from quintet.web.folders import Missing
 from quintet.web.library import Changes, Library
 
@@ -23,38 +24,57 @@ LONGEST_QUEUE = 100
 """Messages a viewer may be behind; who is further is let go, and comes back with a fresh page."""
 MOST_VIEWERS = 1_000
 
+LOG = logging.getLogger(__name__)
+
 Look = Callable[[], dict[str, Any]]
 """What has changed since the last call, as an event's name to its content."""
 
 
 def event(name: str, content: Any) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), to_json(speakable(content)))
 
 
 class Channel:
-    """The viewers of one thing, and the task that looks at it for all of them."""
+    """The viewers of one thing, and the task that looks at it for all of them, from the first moment to the last."""
 
     def __init__(self, look: Look, seconds: float) -> None:
         self._look = look
         self._seconds = seconds
+        self._task = asyncio.create_task(self._run())
+        self.looked = asyncio.Event()
+        """Set after the first look: changes are told from there on."""
         self.viewers: set[asyncio.Queue[bytes | None]] = set()
-        self.task: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
+    def close(self) -> None:
+        self._task.cancel()
+        self.looked.set()
+        for viewer in self.viewers:
+            with suppress(asyncio.QueueFull):
+                viewer.put_nowait(None)
+
+    async def _run(self) -> None:
         trouble, quiet = "", 0.0
         while True:
-            await asyncio.sleep(self._seconds)
+            before = trouble
             try:
-                news, before, trouble = await asyncio.to_thread(self._look), trouble, ""
-                if before:
-                    news = {**news, "back": {}}
-            except (Missing, OSError) as error:  # deleted, or on a disk that comes and goes; said once
-                before, trouble = trouble, str(error)
-                news = {"gone": trouble} if trouble != before else {}
+                news = await asyncio.to_thread(self._look)
+                message = b"".join(event(name, content) for name, content in news.items())
+                trouble = ""
+            # Deleted, on a disk that comes and goes, or a fault of ours: said once, and looking goes on.
+            except Exception as error:
+                message, trouble = b"", str(error) or type(error).__name__
+                if trouble != before and not isinstance(error, (Missing, OSError)):
+                    LOG.exception("looking for news failed")
+            if not self.looked.is_set():
+                message = b""  # no news: who has something older asks again, after `hello`
+            if trouble != before:
+                message += event("gone", trouble) if trouble else event("back", {})
+            self.looked.set()
             quiet += self._seconds
-            if news or quiet >= QUIET_SECONDS:
-                self._send(b"".join(event(name, content) for name, content in news.items()) or b": still here\n\n")
+            if message or quiet >= QUIET_SECONDS:
+                self._send(message or b": still here\n\n")
                 quiet = 0.0
+            await asyncio.sleep(self._seconds)
 
     def _send(self, message: bytes) -> None:
         for viewer in list(self.viewers):
@@ -79,11 +99,7 @@ class Live:
         """Let all viewers go, and take no more."""
         self._closed = True
         for channel in self._channels.values():
-            if channel.task is not None:
-                channel.task.cancel()
-            for viewer in channel.viewers:
-                with suppress(asyncio.QueueFull):
-                    viewer.put_nowait(None)
+            channel.close()
 
     @property
     def full(self) -> bool:
@@ -95,16 +111,16 @@ class Live:
         if channel is None:
             look, seconds = (self._run(label), RUN_SECONDS) if label else (self._list(), LIST_SECONDS)
             channel = self._channels[label] = Channel(look, seconds)
-            if not label:
-                await asyncio.to_thread(look)  # from here on changes are told
-            channel.task = asyncio.create_task(channel.run())
+        # No `await` up to here: a channel without a viewer would have nobody to end it.
         viewer: asyncio.Queue[bytes | None] = asyncio.Queue(LONGEST_QUEUE)
         channel.viewers.add(viewer)
         try:
+            await channel.looked.wait()
             if self._closed:
                 return
             # Who was given something older than this asks again.
-            yield event("hello", {"version": self._library.find(label).version if label else -1})
+            version = (await asyncio.to_thread(self._library.find, label)).version if label else -1
+            yield event("hello", {"version": version})
             while True:
                 message = await viewer.get()
                 if message is None:
@@ -114,8 +130,7 @@ class Live:
             channel.viewers.discard(viewer)
             if not channel.viewers and self._channels.get(label) is channel:
                 del self._channels[label]
-                if channel.task is not None:
-                    channel.task.cancel()
+                channel.close()
 
     def _run(self, label: str) -> Look:
         def look() -> dict[str, Any]:

@@ -16,7 +16,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-COOKIE = "quintet_token"
 OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 LONGEST_ADDRESS = 8_000
 """Bytes of a path and its query."""
@@ -56,7 +55,7 @@ class Guard:
         elif scope["method"] == "POST" and not _same_page(headers):
             await _refuse(send, 403, "this page does not take requests of others")
         elif self._token is not None and _fits(self._token, parse_qs(query).get("token", [""])[0]):
-            await _welcome(send, self._token)
+            await _welcome(send, _cookie(headers), self._token)
         elif self._token is not None and not self._knows(headers):
             await _refuse(send, 401, "this page needs its token: open the address that `quintet view` printed")
         else:
@@ -65,7 +64,7 @@ class Guard:
     def _knows(self, headers: MutableMapping[str, str]) -> bool:
         assert self._token is not None
         try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie(headers))
         except CookieError:
             cookie = None
         given = headers.get("authorization", "").removeprefix("Bearer ")
@@ -104,9 +103,16 @@ def _name(host: str) -> str:
         return ""
 
 
+def _cookie(headers: MutableMapping[str, str]) -> str:
+    """Its name. Browsers keep the cookies of all ports of a machine together: without the port in its name, that of a
+    second page would take the place of the first one's."""
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"quintet_token_{port}" if port.isascii() and port.isdecimal() else "quintet_token"
+
+
 def _same_page(headers: MutableMapping[str, str]) -> bool:
     origin = headers.get("origin")
-    own = origin is None or urlsplit(origin).netloc == headers.get("host")
+    own = origin is None or origin.partition("://")[2] == headers.get("host")
     return own and headers.get("content-type", "").split(";")[0].strip() == "application/json"
 
 
@@ -125,9 +131,9 @@ async def _refuse(send: Send, status: int, reason: str) -> None:
     await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
 
 
-async def _welcome(send: Send, token: str) -> None:
+async def _welcome(send: Send, name: str, token: str) -> None:
     """Keep the token in a cookie and out of the address, which people copy and browsers remember."""
-    cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/".encode("latin-1")
+    cookie = f"{name}={token}; HttpOnly; SameSite=Strict; Path=/".encode("latin-1")
     headers = [(b"location", b"/"), (b"set-cookie", cookie), (b"cache-control", b"no-store"), *HEADERS]
     await send({"type": "http.response.start", "status": 303, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -19,7 +19,10 @@ from quintet.web.figures import tail_rows
 from quintet.web.folders import Missing, Place
 
 SILENT_SECONDS = 900.0
-"""Without a sign of life for so long, and for ten times as long as between two rows, a process is taken for dead."""
+"""Without a sign of life for so long, and for ten times as long as between two rows, a process of another machine is
+taken for dead."""
+CLOCK_SECONDS = 60.0
+"""How far the times of a process's start and of its heartbeat may be off."""
 STATES = ("running", "finished", "stopped", "failed")
 
 
@@ -102,25 +105,43 @@ def _status(state: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, str
         return "failed", (text(state.get("error")) or "")[:500]
     if status != "running":
         return str(status), ""
+    death = _death(state, rows)
+    return ("failed", death) if death else ("running", "")
+
+
+def _death(state: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """What says that a run which calls itself running is dead, or nothing. On this machine its process decides, on
+    another how long it has been silent."""
     process = whole(state.get("pid"))
-    if state.get("host") == socket.gethostname() and process is not None and not _lives(process):
-        return "failed", "its process is gone without a word; `quintet resume` goes on from the last checkpoint"
     beat = _number(state.get("heartbeat")) or 0.0
+    if state.get("host") == socket.gethostname() and process is not None:
+        gone = "its process is gone without a word; `quintet resume` goes on from the last checkpoint"
+        return "" if _lives(process, beat) else gone
     between = [after["time"] - before["time"] for before, after in pairwise(rows)]
     patience = max(SILENT_SECONDS, 10 * max(between, default=0.0))
-    if time.time() - beat > patience:
-        return "failed", f"no sign of life for {(time.time() - beat) / 3600:.1f} hours"
-    return "running", ""
+    silent = time.time() - beat
+    return f"no sign of life for {silent / 3600:.1f} hours" if silent > patience else ""
 
 
-def _lives(process: int) -> bool:
+def _lives(process: int, beat: float) -> bool:
+    """Whether the process lives that gave the heartbeat: after a restart its number may be that of a younger one."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
-    return True
+    return _began(process) <= beat + CLOCK_SECONDS
+
+
+def _began(process: int) -> float:
+    """When a process was started; long ago, where the system does not say."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return -math.inf
 
 
 def _recipe(place: Place) -> str:

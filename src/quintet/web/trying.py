@@ -19,7 +19,8 @@ from quintet.web.folders import Place
 
 LONGEST_TEXT = 500
 MOST_AT_ONCE = 8
-MOST_STEPS = 200
+MOST_STEPS = 1_000
+"""As many as a run's own `sample.steps` may be."""
 LARGEST_GUIDANCE = 100.0
 SECONDS = 600.0
 """A wish that takes longer is given up."""
@@ -131,6 +132,8 @@ class Workshop:
         except TimeoutError:
             await self._end()
             answer = {"error": f"given up after {SECONDS:.0f} seconds"}
+        except OSError as error:
+            answer = {"error": f"the process that would make it cannot be started: {error.strerror}"}
         job.message = str(answer.get("error", ""))[:1_000]
         job.entries = samples.entries(self.place(), job.name)
         job.state = "failed" if job.message else "done"
@@ -140,21 +143,21 @@ class Workshop:
         process = self._process
         if process is None or process.returncode is not None:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "quintet.web.worker"),
+                # -P: a file of the current folder must not be taken for a module.
+                *(sys.executable, "-P", "-m", "quintet.web.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(BrokenPipeError, ConnectionResetError):
+        # ValueError: no JSON, nothing at all, or a longer line than may be.
+        with suppress(BrokenPipeError, ConnectionResetError, ValueError):
             process.stdin.write(json.dumps(wish).encode() + b"\n")
             await process.stdin.drain()
-            line = await process.stdout.readline()
-            with suppress(ValueError):
-                answer = json.loads(line)
-                return answer if isinstance(answer, dict) else {}
+            answer = json.loads(await process.stdout.readline())
+            return answer if isinstance(answer, dict) else {}
         await self._end()
-        return {"error": "the process that makes it has died; its words are on the console of `quintet view`"}
+        return {"error": "the process that makes it gave no answer; its words are on the console of `quintet view`"}
 
     def _dismiss(self) -> None:
         if not self.busy and self._process is not None and self._process.returncode is None:

@@ -13,6 +13,9 @@ from typing import Any
 
 from quintet.errors import QuintetError
 
+LONGEST_PROBLEM = 1_000
+"""Characters."""
+
 
 class Worker:
     def __init__(self) -> None:
@@ -66,14 +69,15 @@ def main() -> None:
     for line in sys.stdin:
         try:
             worker.make(json.loads(line))
-            answer = {}
+            problem = ""
         except QuintetError as error:
-            answer = {"error": str(error)}
+            problem = str(error)
         except OSError as error:
-            answer = {"error": f"{error.filename}: {error.strerror}"}
+            problem = f"{error.filename}: {error.strerror}"
         except Exception as error:  # whatever a model may think of; the next wish may be one that it likes
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
+            problem = f"{type(error).__name__}: {error}"
+        # Cut, because the server reads lines of a limited length.
+        answers.write(json.dumps({"error": problem[:LONGEST_PROBLEM]}) + "\n")
         answers.flush()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -108,7 +109,7 @@ def test_a_long_run_is_sketched_first_and_then_whole(tmp_path: Path, monkeypatch
     add_row(run, 30_010)
     before = watched.version
     may_read.set()
-    watched.wait_for_whole()
+    asyncio.run(watched.wait_for_whole())
     assert watched.news().anew
     watched.refresh()
     assert (watched.describe(True)["rows"], watched.describe(True)["sketched"]) == (3_001, False)
@@ -183,10 +184,60 @@ def test_a_run_whose_process_is_gone_has_failed(tmp_path: Path) -> None:
     assert "its process is gone" in line["note"]
     write_state(run, status="running", step=3, steps=9, pid=os.getpid(), host=socket.gethostname())
     assert summarise(place_of(run), "run")["state"] == "running"
-    write_state(run, status="running", step=3, steps=9, heartbeat=time.time() - 7_200)
+    write_state(run, status="running", step=3, steps=9, heartbeat=time.time() - 7_200)  # elsewhere
     assert "no sign of life for 2.0 hours" in summarise(place_of(run), "run")["note"]
     write_state(run, status="failed", error="out of memory")
     assert summarise(place_of(run), "run")["note"] == "out of memory"
+
+
+def test_on_this_machine_the_process_decides_however_long_it_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintet.web.summary.SILENT_SECONDS", -1.0)
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    write_state(run, status="running", pid=os.getpid(), host=socket.gethostname())
+    assert summarise(place_of(run), "run")["state"] == "running"
+    write_state(run, status="running")
+    assert summarise(place_of(run), "run")["state"] == "failed"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says when a process was started")
+def test_a_number_that_went_to_a_younger_process_is_not_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    write_state(run, status="running", pid=os.getpid(), host=socket.gethostname(), heartbeat=boot - 3_600)
+    assert "its process is gone" in summarise(place_of(run), "run")["note"]
+
+
+def test_a_run_that_is_killed_is_news_though_no_file_has_changed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        write_state(run, status="running", pid=process.pid, host=socket.gethostname())
+        watched = Library(Folders([tmp_path])).find("run")
+        watched.refresh()
+        before, news = watched.version, watched.news()
+        assert (news.summary or {})["state"] == "running"
+        watched.refresh()
+        assert (watched.version, watched.news().summary) == (before, None)
+        process.kill()
+    watched.refresh()
+    assert watched.version > before
+    assert (watched.news().summary or {})["state"] == "failed"
+
+
+def test_figures_do_not_grow_while_they_are_described(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    watched = Library(Folders([tmp_path])).find("run")
+    watched.refresh()
+
+    class Guarded(dict[str, Column]):
+        def items(self) -> Any:
+            assert watched.lock.locked()
+            return super().items()
+
+    watched.figures.columns = Guarded(watched.figures.columns)
+    assert watched.describe(True)["metrics"]["train/lr"] == 10
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"status": 3}', '{"status": "running", "step": 1e999}', "\x00"])
@@ -212,6 +263,14 @@ def test_runs_are_found_below_the_folders_and_nothing_else_is(tmp_path: Path) ->
     assert [line["id"] for line in Library(Folders([tmp_path / "other" / "c"])).list()] == ["c"]
     with pytest.raises(UsageError, match=r"nowhere does not exist; give a run, or a folder that runs lie in"):
         Folders([tmp_path / "nowhere"])
+
+
+def test_a_folder_whose_name_is_no_text_has_an_id_that_is(tmp_path: Path) -> None:
+    write_run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff")))
+    library = Library(Folders([tmp_path]))
+    (line,) = library.list()
+    assert line["id"] == "b\\xff"
+    assert library.find(line["id"]).place.exists()
 
 
 def test_a_run_that_appears_is_listed_and_one_that_goes_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-// Owns what all parts of the page use: making elements, and saying numbers and times. Texts only ever become text
-// nodes and attributes, so that no name or caption can be more than a name or caption.
+// Owns what all parts of the page use: making elements, saying numbers and times, and colours. Texts only ever become
+// text nodes and attributes, so that no name or caption can be more than a name or caption.
 "use strict";
 
 const quintet = {};
@@ -94,5 +94,14 @@ const quintet = {};
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   }
 
-  Object.assign(quintet, { make, number, whole, duration, ago, size, rate, badge, notice, remember, whenSeen, colour });
+  const STOPS = [[8, 6, 24], [58, 15, 92], [140, 41, 99], [222, 82, 62], [250, 163, 42], [252, 253, 191]];
+
+  /** The colour of a level from 0, dark, to 1, bright: red, green and blue. */
+  function heat(level) {
+    const at = Math.max(0, Math.min(0.999, level)) * (STOPS.length - 1);
+    const [from, to, part] = [STOPS[Math.floor(at)], STOPS[Math.ceil(at)], at % 1];
+    return from.map((value, index) => Math.round(value + (to[index] - value) * part));
+  }
+
+  Object.assign(quintet, { make, number, whole, duration, ago, size, rate, badge, notice, remember, whenSeen, colour, heat });
 })();

@@ -49,6 +49,12 @@
       this.draw();
     }
 
+    /** uPlot keeps every chart that shares its cursor with others, in sight or not, until it is told. */
+    destroy() {
+      this.plot?.destroy();
+      this.plot = null;
+    }
+
     redraw(options) {
       this.options = options;
       if (this.lines.length) this.draw();
@@ -92,7 +98,7 @@
         legend: { live: true },
         hooks: { draw: [(plot) => this.drawn(plot)], setSelect: [(plot) => this.selected(plot)], setSeries: [(plot, at) => this.toggled(plot, at)] },
       };
-      this.plot?.destroy();
+      this.destroy();
       this.area.replaceChildren();
       this.plot = new uPlot(opts, data, this.area);
       this.plot.over.addEventListener("dblclick", () => this.moved(null));

@@ -2,14 +2,7 @@
 "use strict";
 
 (function () {
-  const { make, source, attempt, number, whole } = quintet;
-  const STOPS = [[13, 8, 60], [74, 20, 120], [160, 40, 110], [230, 90, 60], [250, 180, 50], [250, 250, 170]];
-
-  function heat(level) {
-    const at = Math.max(0, Math.min(0.999, level)) * (STOPS.length - 1);
-    const [from, to, part] = [STOPS[Math.floor(at)], STOPS[Math.ceil(at)], at % 1];
-    return from.map((value, index) => Math.round(value + (to[index] - value) * part));
-  }
+  const { make, source, attempt, number, whole, heat } = quintet;
 
   /** A map of rows of levels from 0 to 1; null is a cell without a value. */
   function map(rows, label) {

@@ -50,6 +50,10 @@
     return (both ? 0 : 2) + (title.endsWith("loss") ? 0 : 1) + (title.startsWith("discriminator") ? 3 : 0);
   }
 
+  function identity({ title, metrics }) {
+    return [title, ...metrics.map((each) => each.metric)].join("\n");
+  }
+
   class Curves {
     constructor(id, others) {
       this.id = id;
@@ -71,11 +75,7 @@
         this.redraw();
       } });
       const log = make("input", { type: "checkbox", onchange: () => { this.log = log.checked; this.redraw(); } });
-      const filter = make("input", { type: "search", placeholder: "Metrics…", "aria-label": "Show metrics with this text", oninput: () => {
-        for (const { title, metrics, chart } of this.charts) {
-          chart.figure.hidden = ![title, ...metrics.map((each) => each.metric)].some((text) => text.includes(filter.value.trim()));
-        }
-      } });
+      this.filter = make("input", { type: "search", placeholder: "Metrics…", "aria-label": "Show metrics with this text", oninput: () => this.sift() });
       this.reset = make("button", { type: "button", disabled: true, onclick: () => this.zoom(null) }, "Show all steps");
       const chosen = make("span", { class: "chosen" });
       const choose = make("select", { "aria-label": "Compare with another run", onchange: () => {
@@ -83,7 +83,7 @@
         choose.value = "";
       } }, make("option", { value: "" }, "Compare with…"), others.map((id) => make("option", { value: id }, id)));
       return make("div", { class: "tools" },
-        make("label", {}, "Smoothing", slider), make("label", {}, log, "Log scale"), filter, this.reset,
+        make("label", {}, "Smoothing", slider), make("label", {}, log, "Log scale"), this.filter, this.reset,
         others.length > 0 && choose, chosen);
     }
 
@@ -99,15 +99,31 @@
     update(metrics) {
       const known = new Set(this.charts.flatMap((each) => each.metrics.map((metric) => metric.metric)));
       if (metrics.length && metrics.every((metric) => known.has(metric))) return;
-      this.charts = group(metrics);
+      const before = new Map(this.charts.map((each) => [identity(each), each]));
+      this.charts = group(metrics).map((each) => before.get(identity(each)) || this.added(each));
+      for (const each of before.values()) if (!this.charts.includes(each)) each.chart.destroy();
       const sections = SECTIONS.map((name) => [name, this.charts.filter((each) => each.section === name)]).filter(([, charts]) => charts.length);
-      for (const each of this.charts) {
-        each.seen = false;
-        each.chart = new Chart(each.title, this.options(), (range) => this.zoom(range));
-        whenSeen(each.chart.figure, () => { each.seen = true; this.load(); });
-      }
       this.place.replaceChildren(...sections.map(([name, charts]) => make("section", {}, make("h3", {}, name), make("div", { class: "grid" }, charts.map((each) => each.chart.figure)))));
       if (!sections.length) this.place.replaceChildren(make("p", { class: "empty" }, "No metrics yet: the first row appears after log.every steps."));
+      this.sift();
+    }
+
+    added(each) {
+      const chart = new Chart(each.title, this.options(), (range) => this.zoom(range));
+      const added = { ...each, seen: false, chart };
+      whenSeen(chart.figure, () => { added.seen = true; this.load(); });
+      return added;
+    }
+
+    /** Only those charts with the text in the box. */
+    sift() {
+      const wanted = this.filter.value.trim();
+      for (const { title, metrics, chart } of this.charts) chart.figure.hidden = ![title, ...metrics.map((each) => each.metric)].some((text) => text.includes(wanted));
+    }
+
+    close() {
+      for (const each of this.charts) each.chart.destroy();
+      this.charts = [];
     }
 
     options() {
@@ -136,7 +152,7 @@
         const found = await Promise.all(ids.map((id) => attempt(source.curves(id, names, range, POINTS, id !== this.id))));
         if (range !== this.range) return;
         ids.forEach((id, at) => this.values.set(id, { ...this.values.get(id), ...found[at] }));
-        for (const each of seen) this.fill(each);
+        for (const each of seen) if (this.charts.includes(each)) this.fill(each); // the others are gone by now
       }, 30);
     }
 
@@ -157,7 +173,7 @@
       each.chart.show(lines);
     }
 
-    /** New rows of the run: to the end of what is shown, unless a part of the past is looked at. */
+    /** New rows of the run: to the end of what is shown. Beyond the steps that are zoomed to, they are out of sight. */
     add(rows) {
       const known = this.values.get(this.id);
       if (!known) return;

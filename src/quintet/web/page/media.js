@@ -17,6 +17,7 @@
     dialog.showModal();
   }
 
+  // What `show` has to wait for may come when the slider is elsewhere already: then it is no longer `wanted`.
   const kinds = {
     image(caption, entry) {
       const image = make("img", { alt: caption, loading: "lazy", decoding: "async" });
@@ -34,15 +35,19 @@
     },
     sound(caption) {
       const player = quintet.sound.player(caption);
-      return { place: player.place, async show(address) {
+      return { place: player.place, async show(address, wanted) {
         const bytes = await source.bytes(address);
+        if (!wanted()) return;
         const url = source.live ? address : URL.createObjectURL(new Blob([bytes], { type: "audio/wav" }));
-        await player.show(url, bytes);
+        await player.show(url, bytes, wanted);
       } };
     },
     mesh(caption) {
       const viewer = quintet.mesh.viewer(caption);
-      return { place: viewer.canvas, async show(address) { viewer.show(await source.bytes(address)); } };
+      return { place: viewer.canvas, async show(address, wanted) {
+        const bytes = await source.bytes(address);
+        if (wanted()) viewer.show(bytes);
+      } };
     },
   };
 
@@ -70,7 +75,8 @@
         figure.dataset.address = where;
         fail(next.missing ? `${next.file} is missing` : where ? "" : `${next.file} was left out of this page`);
         if (next.missing || !where) return;
-        whenSeen(figure, () => part.show(figure.dataset.address).catch((error) => fail(error.message)));
+        const wanted = () => figure.dataset.address === where;
+        whenSeen(figure, () => { if (wanted()) part.show(where, wanted).catch((error) => { if (wanted()) fail(error.message); }); });
       },
     };
     result.show(entry, address);

@@ -209,6 +209,7 @@
     return {
       canvas,
       show(buffer) {
+        shared(); // a browser that cannot draw says so here, where somebody listens
         mesh = prepare(read(buffer));
         canvas.dataset.triangles = String(mesh.count / 3);
         redraw();

@@ -4,6 +4,8 @@
 (function () {
   const { make, source, attempt, badge, whole, number, rate, duration, ago, notice } = quintet;
 
+  const MADE_ANEW = ["codes", "data", "checkpoints"];
+
   class RunPage {
     constructor(id, about, others, tab) {
       this.id = id;
@@ -29,7 +31,11 @@
         anew: () => this.reload(),
         again: () => this.reload(),
         back: () => { notice(""); this.reload(); },
-        summary: (summary) => this.say(summary),
+        summary: (summary) => {
+          const turned = summary.state !== this.about.summary.state;
+          this.say(summary);
+          if (turned) this.reload(); // which checkpoints there are, and whether it can be tried
+        },
         samples: (steps) => { this.samples.update(steps); },
         console: (text) => this.log(text),
         gone: (text) => notice(`${text}; what is shown is what was read before`),
@@ -45,17 +51,19 @@
         try: source.live && about.trying && ["Try it", () => (this.box ??= quintet.trying.panel(this.id, about))],
         config: ["Configuration", () => quintet.tables.configuration(this.about, this.others)],
         data: [about.data.skipped_count ? `Data (${whole(about.data.skipped_count)} skipped)` : "Data", () => quintet.tables.data(this.about)],
-        checkpoints: ["Checkpoints", () => quintet.tables.checkpoints(this.about)],
+        checkpoints: ["Checkpoints", async () => quintet.tables.checkpoints((await attempt(source.run(this.id))) || this.about)],
         console: ["Console", () => this.console],
       };
     }
 
     addTabs() {
+      const focused = this.tabs.contains(document.activeElement);
       this.tabs.replaceChildren(...Object.entries(this.parts()).filter(([, part]) => part).map(([name, [label]]) => make("button", {
         type: "button", role: "tab", id: `tab-${name}`, "data-tab": name, "aria-controls": "content", onclick: () => this.open(name), onkeydown: (event) => this.key(event),
       }, label)));
       this.content.id = "content";
       this.mark();
+      if (focused) this.tabs.querySelector("[aria-selected=true]")?.focus();
     }
 
     key(event) {
@@ -118,10 +126,10 @@
       if (atEnd) this.console.scrollTop = this.console.scrollHeight;
     }
 
-    /** The file was rewritten, or news were missed. */
+    /** The file was rewritten, news were missed, or the run has come to an end or gone on. */
     async reload() {
       const about = await attempt(source.run(this.id));
-      if (!about) return;
+      if (!about || this.closed) return;
       this.about = about;
       this.curves.hint.hidden = !about.sketched;
       this.curves.update(Object.keys(about.metrics));
@@ -130,11 +138,15 @@
       this.say(about.summary);
       this.log(about.console);
       this.addTabs();
+      // What can be made anew without the loss of what a person has typed; "Try it" is gone when a run goes on.
+      if (MADE_ANEW.includes(this.tab) || !this.parts()[this.tab]) this.open(this.tab);
     }
 
     close() {
+      this.closed = true;
       this.stop();
       this.samples.play(false);
+      this.curves.close();
     }
   }
 

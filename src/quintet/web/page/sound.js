@@ -2,11 +2,10 @@
 "use strict";
 
 (function () {
-  const { make } = quintet;
+  const { make, heat } = quintet;
   const SIZE = 1024;
   const WIDTH = 560;
   const HEIGHT = 128;
-  const STOPS = [[8, 6, 24], [58, 15, 92], [140, 41, 99], [222, 82, 62], [250, 163, 42], [252, 253, 191]];
 
   async function decode(buffer) {
     const context = new OfflineAudioContext(1, 1, 44100);
@@ -76,17 +75,16 @@
     for (const cell of cells) loudest = Math.max(loudest, cell);
     for (let column = 0; column < WIDTH; column += 1) {
       for (let row = 0; row < HEIGHT; row += 1) {
-        const level = Math.max(0, Math.min(0.999, 1 + (cells[column * HEIGHT + row] - loudest) / 70)) * (STOPS.length - 1);
-        const [from, to, part] = [STOPS[Math.floor(level)], STOPS[Math.ceil(level)], level % 1];
         const at = ((HEIGHT - 1 - row) * WIDTH + column) * 4;
-        for (let colour = 0; colour < 3; colour += 1) picture.data[at + colour] = from[colour] + (to[colour] - from[colour]) * part;
+        picture.data.set(heat(1 + (cells[column * HEIGHT + row] - loudest) / 70), at);
         picture.data[at + 3] = 255;
       }
     }
     flat.putImageData(picture, 0, 0);
   }
 
-  /** A player with its spectrogram. `show` takes the bytes of a sound, kept as they are for the player. */
+  /** A player with its spectrogram. `show` takes the bytes of a sound, kept as they are for the player, and paints them
+   *  if they are still `wanted` when they are decoded. */
   function player(caption) {
     const canvas = make("canvas", { class: "spectrogram", width: WIDTH, height: HEIGHT, role: "img", "aria-label": `Spectrogram${caption ? ` of ${caption}` : ""}` });
     const cursor = make("div", { class: "cursor", hidden: true });
@@ -109,11 +107,12 @@
     });
     return {
       place,
-      async show(address, buffer) {
+      async show(address, buffer, wanted) {
         const playing = !audio.paused;
         audio.src = address;
         if (playing) audio.play();
         const { wave, rate } = await decode(buffer);
+        if (!wanted()) return;
         paint(canvas, spectrogram(wave, rate));
         canvas.dataset.painted = "yes";
       },

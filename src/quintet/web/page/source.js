@@ -69,7 +69,8 @@
         version = NaN; // from now on any break may have cost news
         pulse(true);
       });
-      events.onerror = () => pulse(false);
+      // A browser tries again after a break, but not after a refusal.
+      events.onerror = () => pulse(false, events.readyState === EventSource.CLOSED);
       return () => { events.close(); pulse(null); };
     }
   }
@@ -117,10 +118,10 @@
     return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
   }
 
-  function pulse(connected) {
+  function pulse(connected, refused) {
     const place = document.getElementById("pulse");
     place.className = connected === null ? "pulse" : connected ? "pulse on" : "pulse off";
-    place.title = connected === null ? "" : connected ? "News arrive as they happen" : "No connection; trying again";
+    place.title = connected === null ? "" : connected ? "News arrive as they happen" : refused ? "The server sends no news; load the page again" : "No connection; trying again";
   }
 
   /** A promise's result, or a notice and nothing. */

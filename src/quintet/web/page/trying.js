@@ -11,8 +11,8 @@
     const text = make("textarea", { rows: "2", maxlength: String(LONGEST_TEXT), placeholder: "What it should make" });
     const [seedLabel, seed] = field("Seed", { value: "0", min: "0", max: "2147483647", step: "1" });
     const [numLabel, num] = field("How many", { value: "4", min: "1", max: "8", step: "1" });
-    const [guidanceLabel, strength] = field("Guidance", { value: String(guidance ?? 1), min: "0", max: "100", step: "0.5" });
-    const [stepsLabel, count] = field("Steps", { value: String(steps ?? ""), min: "1", max: "200", step: "1" });
+    const [guidanceLabel, strength] = field("Guidance", { value: String(guidance ?? 1), min: "0", max: "100", step: "any" });
+    const [stepsLabel, count] = field("Steps", { value: String(steps ?? ""), min: "1", max: "1000", step: "1" });
     const button = make("button", { type: "submit", class: "main" }, "Make");
     const said = make("p", { role: "status" });
     const results = make("div", {});
