@@ -19,6 +19,8 @@ def __getattr__(name: str) -> Any:
         compat = import_module("quintet.compat")
         if name in compat.TRAINERS:
             compat.require_landed(name)
+    if name == "runs":  # as errors and docs name it
+        return import_module("quintet.runs")
     raise AttributeError(f"module 'quintet' has no attribute '{name}'")
 
 

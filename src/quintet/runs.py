@@ -102,7 +102,10 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
     new = old.changed(overrides)
     if not force:
         configs.refuse_changes(old, new)
-    begun = bool(checkpoint.steps(run.checkpoints))
+    saved = checkpoint.steps(run.checkpoints)
+    begun = bool(saved)
+    if begun and "train.steps" in overrides and new.train.steps < checkpoint.step_of(saved[-1]):
+        raise UsageError(f"train.steps={new.train.steps}, but {folder} is at step {checkpoint.step_of(saved[-1])}")
     latest = run.checkpoints / "latest"
     if not begun and latest.exists():
         raise UsageError(

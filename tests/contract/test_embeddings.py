@@ -142,9 +142,11 @@ def test_search_ranks_files_by_words(recipe: str, finished: Path, clips: Path, t
 
 
 @in_a_space
-def test_what_an_evaluation_says_next(recipe: str, finished: Path, tmp_path: Path) -> None:
-    told = succeed("eval", finished, "--out", tmp_path / "eval.json")
-    assert f'next: quintet search {finished} FOLDER --text "…"' in told.output
+def test_what_an_evaluation_says_next(recipe: str, finished: Path, data: Path, tmp_path: Path) -> None:
+    told = succeed("eval", finished, "--out", tmp_path / "eval.json", 'eval.labels=["no such word"]')
+    assert f'next: quintet search {finished} {data} --text "…"' in told.output
+    assert "no caption names just one of eval.labels" in told.errors
+    assert "zero_shot_accuracy" not in told.output
 
 
 @in_a_space

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import quintet as package
 from helpers import (
     TINY,
     copied,
+    error_line,
     executed,
     metrics,
     python,
@@ -188,6 +190,45 @@ def test_length_in_epochs(pictures: Path, tmp_path: Path) -> None:
     assert state(tmp_path / "run")["step"] == steps
     used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert used["train"]["steps"] == used["optim"]["horizon"] == steps
+
+
+def test_what_is_there_already_is_not_said_to_be_trained(trained: Path, tmp_path: Path) -> None:
+    run = copied(trained, tmp_path / "run")
+    assert f"{run} is at step 12 already; train.steps=N for longer\n" in succeed("resume", run).output
+    shorter = quintet("resume", run, "train.steps=3")
+    assert shorter.code == 2
+    assert error_line(shorter.errors) == f"error: train.steps=3, but {run} is at step 12"
+    assert state(run)["steps"] == 12
+
+
+def test_the_next_command_can_be_pasted(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where names hold a blank; and nothing is proposed that would be refused."""
+    monkeypatch.chdir(tmp_path)
+    data = copied(pictures, tmp_path / "my data")
+    said = succeed("data", "check", data.name).output
+    for words in (("--out", "a run", *TINY, "train.steps=1"), ()):
+        (command,) = [line.removeprefix("next: quintet ") for line in said.splitlines() if "next: " in line][:1]
+        said = succeed(*shlex.split(command), *words).output
+    assert "next: quintet export 'a run' hub/vqgan" in said
+    succeed("export", "a run", "hub/vqgan")
+    assert "next: quintet export" not in succeed("eval", "a run").output
+    assert "next: quintet export" not in succeed("eval", "hub/vqgan").output
+
+
+def test_a_model_card_tells_what_was_measured_of_the_model(trained: Path, pictures: Path, tmp_path: Path) -> None:
+    """Neither what another step came to, nor another folder, nor the live weights."""
+    run = copied(trained, tmp_path / "run")
+    succeed("eval", run)
+    measured = json.loads((run / "eval.json").read_text())
+    assert measured["step"] == 12
+    succeed("eval", run, "--data", pictures)
+    assert json.loads((run / "eval.json").read_text()) == measured
+    assert json.loads((run / f"eval-{pictures.name}.json").read_text())["psnr"] != measured["psnr"]
+    for reference, known in ((run, True), (f"{run}@8", False)):
+        succeed("export", reference, tmp_path / f"hub-{known}")
+        card = (tmp_path / f"hub-{known}" / "README.md").read_text()
+        assert ("| psnr |" in card) == known
+        assert "live/" not in card
 
 
 def test_a_longer_run_by_resuming(trained: Path, tmp_path: Path) -> None:

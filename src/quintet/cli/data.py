@@ -44,7 +44,7 @@ def make(
             make_sounds(folder, num, seed)
     print_line(f"{num} items written: {folder}")
     recipe = {"shapes": "vqgan", "solids": "mesh-autoencoder", "sounds": "mulan", "motions": "cvivit"}[name]
-    print_next(f"quintet data check {folder}", f"quintet train {recipe} {folder}")
+    print_next(("data", "check", folder), ("train", recipe, folder))
 
 
 def check(
@@ -67,7 +67,7 @@ def check(
     if report.usable == 0:
         raise typer.Exit(1)
     if not as_json:
-        print_next(f"quintet train {MEDIA[report.medium].recipe} {folder}")
+        print_next(("train", MEDIA[report.medium].recipe, folder))
 
 
 def shard(
@@ -90,4 +90,4 @@ def shard(
     written = write_shards(folder, scanned, out, items=items, megabytes=megabytes)
     say_left_out(dict(written.skipped))
     print_line(f"{written.items} {chosen} files in {written.shards} shards: {out}")
-    print_next(f"quintet data check {out}", f"quintet train {MEDIA[chosen].recipe} {out}")
+    print_next(("data", "check", out), ("train", MEDIA[chosen].recipe, out))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from quintet import config as configs
-from quintet.cli.shared import ModelReference, open_model, print_line, print_next
+from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next
 from quintet.errors import UsageError
 
 
@@ -31,17 +31,24 @@ def evaluate(
     trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("eval", "sample"))
     looker = runs.Looker.open(trained, data)
     figures = looker.figures()
-    target = out or looker.trained.folder / "eval.json"
-    _write_json(target, figures)
+    # What was measured elsewhere is not what is known of the run.
+    name = "eval.json" if data is None else f"eval-{Path(data).name or 'data'}.json"
+    target = out or looker.trained.folder / name
+    _write_json(target, {"step": looker.trained.step, **figures})
     width = max(len(name) for name in figures)
     for name, value in figures.items():
         print_line(f"{name:<{width}}  {value:.4f}")
     which = "" if looker.trained.step is None else f"step {looker.trained.step}, "
     print_line(f"written to {target} ({which}{len(looker.loader.source)} items)")
     recipe = looker.trained.recipe
-    asked = ' --text "…"' if recipe.prompted else ""
-    use = f'search {run} FOLDER --text "…"' if recipe.embeds else f"sample {run}{asked} --out out/"
-    print_next(f"quintet {use}", f"quintet export {run} hub/{recipe.name}")
+    told = ("--text", ANY_TEXT)
+    if recipe.embeds:
+        print_next(("search", run, recipe.config.data.path or "FOLDER", *told))
+    else:
+        print_next(("sample", run, *(told if recipe.prompted else ()), "--out", "out/"))
+    target = Path("hub") / recipe.name
+    if (looker.trained.folder / "config.yaml").exists() and not target.exists():  # an export is one already
+        print_next(("export", run, target))
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -121,7 +128,7 @@ def sample(
         with (out / "samples.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"file": target.name, "model": run, **artifact.about}, ensure_ascii=False) + "\n")
         print_line(f"written: {target}")
-    print_next(f"quintet eval {run}")
+    print_next(("eval", run))
 
 
 def _scenes(path: Path | None, text: Sequence[str] | None, images: bool) -> list[str]:

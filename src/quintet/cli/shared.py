@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,10 +30,15 @@ def print_line(text: str = "") -> None:
     sys.stdout.flush()
 
 
-def print_next(*commands: str) -> None:
-    """Every command ends by printing the next useful one."""
-    for command in commands:
-        print_line(f"next: {command}")
+ANY_TEXT = '"…"'
+"""In a command that is shown, where a text is to be put."""
+
+
+def print_next(*commands: Sequence[object]) -> None:
+    """Every command ends by printing the next useful one, so that it can be pasted."""
+    for words in commands:
+        shown = (str(word) if word == ANY_TEXT else shlex.quote(str(word)) for word in words)
+        print_line(f"next: quintet {' '.join(shown)}")
 
 
 def say_left_out(skipped: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ def list_recipes() -> None:
         print_line(f"{name:<18} {entry.summary} (needs {entry.needs}; in Python {entry.trainer})")
         for ready in entry.ready:
             print_line(f"{'':<18} `{ready}` is one without training, wherever a trained one can be named")
-    print_next("quintet config RECIPE", "quintet demo image")
+    print_next(("config", "RECIPE"), ("demo", "image"))
 
 
 def show_config(

@@ -73,6 +73,7 @@ def resume(
 
 
 def _train(trainer: Any) -> None:
+    begun = trainer.step
     try:
         trainer.train()
     except SystemExit:  # a signal: everything is saved, and the other processes are told
@@ -87,9 +88,13 @@ def _train(trainer: Any) -> None:
 
         rows = trainer.run.read_metrics()
         trainer.run.observe("curves.png", lambda: write_curves(rows, folder / "curves.png"))
+        made = [name for name in ("samples", "curves.png", "metrics.jsonl") if (folder / name).exists()]
         with suppress(OSError):  # what was trained stands, whether or not it can be said
-            print_line(f"trained to step {trainer.step}: {folder} (samples/ to look at, curves.png, metrics.jsonl)")
-            print_next(f"quintet eval {folder}", f"quintet view {folder}")
+            if trainer.step == begun:
+                print_line(f"{folder} is at step {begun} already; train.steps=N for longer")
+            else:
+                print_line(f"trained to step {trainer.step}: {folder} (to look at: {', '.join(made)})")
+            print_next(("eval", folder), ("view", folder))
     _leave(trainer)
 
 
@@ -100,14 +105,19 @@ def _leave(trainer: Any) -> None:
 
 def _data_and_overrides(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     """The folder may be left out where a configuration file names it; then the first word is a key=value."""
-    folder = words[0] if words and ("=" not in words[0] or Path(words[0]).exists()) else None
+    named = bool(words) and (
+        "=" not in words[0]
+        or Path(words[0]).exists()
+        or "://" in words[0].partition("=")[0]  # an address may have parts like `date=2024`
+    )
+    folder = words[0] if named else None
     return folder, configs.parse_overrides(words[1:] if folder is not None else words)
 
 
 def _links(folder: str | None, named: Mapping[str, str | None]) -> dict[str, Any]:
     links: dict[str, Any] = {name: reference for name, reference in named.items() if reference is not None}
     if folder is not None:
-        links["data.path"] = folder if "://" in folder else str(Path(folder).resolve())
+        links["data.path"] = configs.data_path(folder)
     return links
 
 
@@ -127,4 +137,4 @@ def verify(
     for note in verdict.notes:
         print_line(f"note: {note}")
     print_line(f"reproduced: steps {verdict.start} to {verdict.end} again, {verdict.files} files, the same bytes")
-    print_next(f"quintet eval {run}")
+    print_next(("eval", run))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quintet.cli.shared import ModelReference, open_model, print_line, print_next, say_left_out
+from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next, say_left_out
 from quintet.errors import UsageError
 
 
@@ -36,7 +36,7 @@ def encode(
 
     count = codes.encode_folder(open_model(run), data, out)
     print_line(f"{count} items encoded: {out / 'codes.safetensors'}")
-    print_next(f"quintet decode {run} {out} --out decoded/")
+    print_next(("decode", run, out, "--out", "decoded/"))
 
 
 def _encode_semantic(
@@ -48,7 +48,7 @@ def _encode_semantic(
     for line in made.lines:
         print_line(line)
     print_line(f"{made.items} items encoded, {made.rate:g} tokens a second: {out / 'codes.safetensors'}")
-    print_next(f"quintet train soundstorm {data} --tokenizer CODEC data.semantic={out}")
+    print_next(("train", "soundstorm", data, "--tokenizer", "CODEC", f"data.semantic={out}"))
 
 
 def decode(
@@ -84,7 +84,7 @@ def embed(
         say_left_out(media.skipped)
     embeddings.write_embeddings(out, media, text or [], words)
     print_line(f"{len(media.files) if media else 0} files and {len(text or [])} texts embedded: {out}")
-    print_next(f'quintet search {run} {audio or "FOLDER"} --text "…"')
+    print_next(("search", run, audio or "FOLDER", "--text", ANY_TEXT))
 
 
 def search(
@@ -114,7 +114,7 @@ def search(
         print_line(f"{printable(asked)} (of {len(media.files)} files)")
         for number, each in enumerate(best, start=1):
             print_line(f"{number:>4}  {each.score:7.4f}  {each.file}")
-    print_next(f"quintet embed {run} --audio {folder} --out embeddings.npz")
+    print_next(("embed", run, "--audio", folder, "--out", "embeddings.npz"))
 
 
 def export(
@@ -124,20 +124,23 @@ def export(
     from quintet import runs
 
     trained = open_model(run)
-    runs.export(trained, folder, _read_figures(trained.folder))
+    runs.export(trained, folder, _read_figures(trained.folder, trained.step))
     model = type(trained.model).__name__
     print_line(f"exported: {folder}")
     print_line(f"in Python: quintet.{model}.from_pretrained({str(folder)!r})")
-    print_next(f"quintet eval {folder}")
+    if trained.recipe.links:
+        print_line(f"with what it stands on: quintet.runs.open_trained({str(folder)!r})")
+    print_next(("eval", folder))
 
 
-def _read_figures(folder: Path) -> dict[str, float]:
+def _read_figures(folder: Path, step: int | None) -> dict[str, float]:
+    """What was measured of the weights that are exported: of this step, and not of the live ones."""
     from quintet.core import checkpoint
 
     try:
         figures = json.loads(checkpoint.read_regular(folder / "eval.json"))
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(figures, dict):
+    if not isinstance(figures, dict) or figures.get("step") != step:
         return {}
-    return {name: value for name, value in figures.items() if isinstance(value, float)}
+    return {name: value for name, value in figures.items() if isinstance(value, float) and not name.startswith("live/")}

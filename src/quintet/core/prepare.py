@@ -13,6 +13,7 @@ from quintet.config import RunConfig
 from quintet.core import checkpoint
 from quintet.core.batch import Source
 from quintet.core.engine import own_device
+from quintet.core.optim import learning_rate
 from quintet.core.recipe import Recipe, Sources
 from quintet.core.run import Run
 from quintet.errors import UsageError
@@ -90,6 +91,12 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
     if config.optim.horizon is None:
         fixed["optim.horizon"] = steps
     return config.changed(fixed) if fixed else config
+
+
+def stands_still(config: RunConfig, step: int) -> bool:
+    """Whether a run is to go on where its schedule has come down to nothing."""
+    horizon, steps = config.optim.horizon, config.train.steps
+    return horizon is not None and step < steps > horizon and not learning_rate(config.optim, steps - 1)
 
 
 def data_record(sources: Sources) -> dict[str, Any]:

@@ -107,7 +107,9 @@ class PythonTrainer(Trainer):
     @classmethod
     def _check_given(cls, model: Any, links: Mapping[str, Any]) -> None:
         wanted = cls.model_class.__name__
-        if not isinstance(model, cls.model_class) and (model is not None or "model" in cls.needs):
+        if model is None and "model" in cls.needs:
+            raise UsageError(f"{cls.__name__} needs a model to train, a quintet.{wanted}")
+        if model is not None and not isinstance(model, cls.model_class):
             raise UsageError(f"{cls.__name__} trains a quintet.{wanted}, not a {type(model).__name__}")
         for name in cls.config_class.LINKS:
             if name in cls.needs and name not in links:

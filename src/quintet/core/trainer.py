@@ -51,6 +51,7 @@ from quintet.core.prepare import (
     place_links,
     refuse_other_version,
     resolve,
+    stands_still,
 )
 from quintet.core.recipe import Nets, Recipe, Sources
 from quintet.core.run import Run, pickle_hint
@@ -242,6 +243,11 @@ class Trainer:
         if self.engine.is_main and not self.trackers:
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
+        if stands_still(self.config, self.step):
+            self.print(
+                f"warning: the learning rate is 0 from step {self.config.optim.horizon} on, where the schedule ends; "
+                f"resume with optim.horizon={self.config.train.steps} and --force to stretch it"
+            )
         self.stopwatch = Stopwatch()
         stopped = False
         try:

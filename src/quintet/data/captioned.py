@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quintet.config import DataConfig
 from quintet.core.batch import Source
 from quintet.core.display import say
 from quintet.core.recipe import Request, Sources
@@ -15,17 +16,18 @@ from quintet.errors import UsageError
 from quintet.nn.text_config import PRETRAINED, TextConfig
 
 
-def found_keys(model: TextConfig, data: str | None, extensions: frozenset[str]) -> dict[str, Any]:
+def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:
     """What is known of the keys of the text once the data is: the classes, and where a frozen encoder lies."""
     encoder = Path(model.text.removeprefix(PRETRAINED))
     if model.text.startswith(PRETRAINED) and encoder.is_dir():
         return {"model.text": f"{PRETRAINED}{encoder.resolve()}"}
     if model.text == "classes" and model.classes is None:
-        if data is None:
+        if data.path is None:
             raise UsageError(
                 "a model of classes needs their names (model.classes) or a folder whose captions are classes"
             )
-        return {"model.classes": sorted({entry.text for entry in list_media(data, extensions).entries if entry.text})}
+        entries = list_media(data.path, extensions, cache=data.cache).entries
+        return {"model.classes": sorted({entry.text for entry in entries if entry.text})}
     return {}
 
 
@@ -68,7 +70,7 @@ def check_request(model: TextConfig, request: Request, asked: float, guidance: f
     if model.text != "none" and asked != guidance:
         say("warning: made without guidance, because no text was dropped in training (loss.drop_text)")
     if long := too_long(model, [*request.texts, request.negative or ""]):
-        say(f"warning: cut to {model.text_length - 2} bytes, which is all the model reads: {long[0]!r}")
+        say(f"warning: cut to {model.text_length - 2} bytes, which is all the model reads: {long[0][:100]!r}")
 
 
 def too_long(model: TextConfig, texts: Iterable[str]) -> list[str]:

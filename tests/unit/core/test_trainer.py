@@ -393,6 +393,7 @@ def test_the_schedule_keeps_its_horizon_when_a_run_is_made_longer(tmp_path: Path
     resumed = trained(tmp_path / "run", resume=True, train__steps=6)
     assert resumed.config.optim.horizon == 4
     assert resumed.lr_schedule(5) == 0
+    assert "the learning rate is 0 from step 4 on" in log_text(resumed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

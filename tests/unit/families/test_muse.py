@@ -328,6 +328,19 @@ def test_a_mask_of_another_size(tmp_path: Path) -> None:
     assert "must be of one size" in error_line(outcome.errors)
 
 
+def test_a_picture_or_mask_that_is_none_is_named_with_its_option(tmp_path: Path) -> None:
+    image, mask = canvas(tmp_path)
+    note = tmp_path / "note.png"
+    note.write_text("no picture")
+    for pair, said in (
+        ((tmp_path / "gone.png", mask), f"--image {tmp_path / 'gone.png'}: cannot be opened"),
+        ((image, note), f"--mask {note}: not a picture"),
+    ):
+        outcome = quintet("sample", BASE, "--image", pair[0], "--mask", pair[1], "--out", tmp_path / "out")
+        assert outcome.code == 2
+        assert said in error_line(outcome.errors)
+
+
 def test_a_picture_without_a_mask_and_a_mask_that_marks_nothing(tmp_path: Path) -> None:
     image, mask = canvas(tmp_path)
     outcome = quintet("sample", BASE, "--image", image, "--out", tmp_path / "out")

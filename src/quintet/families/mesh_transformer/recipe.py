@@ -268,7 +268,7 @@ def _fitted(config: MeshTransformerConfig, tokenizer: Link) -> MeshTransformerCo
     model = tokenizer.model
     found = {"model.num_codes": model.num_codes, "model.tokens_per_face": model.tokens_per_face}
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
-    return config.changed(found_keys(config.model, config.data.path, EXTENSIONS))
+    return config.changed(found_keys(config.model, config.data, EXTENSIONS))
 
 
 def _wide(logits: Tensor) -> Tensor:

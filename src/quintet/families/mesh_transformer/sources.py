@@ -115,7 +115,7 @@ def _small_enough(config: MeshTransformerConfig, codes: CodeSource, part: str, s
     if large:
         say(
             f"{len(large)} of {len(counts)} meshes ({part}) have more than model.max_faces={most} faces and are left "
-            "out; loss.window trains on stretches of them"
+            "out; a larger model.max_faces takes them whole, loss.window in stretches"
         )
     used = [item for item, count in enumerate(counts) if 0 < count <= limit]
     if not used:

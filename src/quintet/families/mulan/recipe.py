@@ -165,8 +165,11 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         figures |= retrieval_figures(audio, text, captions)
         figures["compared"] = float(len(audio))
         figures["loss"] = _loss_of_all(audio, text, (sums["log_scale"] / sums["batches"]).exp())
-        if "labelled" in sums:
-            figures["zero_shot_accuracy"] = float(sums["told_right"] / sums["labelled"].clamp(min=1))
+        if sums.get("labelled"):
+            figures["zero_shot_accuracy"] = float(sums["told_right"] / sums["labelled"])
+            figures["zero_shot_clips"] = float(sums["labelled"])
+        elif "labelled" in sums and collectives.rank() == 0:
+            say("warning: no caption names just one of eval.labels, so nothing can be told of them")
         return figures
 
     def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:

@@ -15,7 +15,7 @@ from quintet.core.recipe import Artifact, Nets, Request, Sources
 from quintet.core.statistics import Statistics
 from quintet.data.captioned import check_request, found_keys
 from quintet.data.pictures import MODES
-from quintet.errors import UsageError
+from quintet.errors import UnreadableItem, UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
@@ -125,8 +125,13 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
         if request.given is None or request.mask is None:
             return None
         shape = self.tokenizer.model.config
-        picture = read_image(request.given, mode=MODES[shape.channels])
-        mask = read_image(request.mask, mode="L")
+        try:
+            place, option = request.given, "--image"
+            picture = read_image(place, mode=MODES[shape.channels])
+            place, option = request.mask, "--mask"
+            mask = read_image(place, mode="L")
+        except UnreadableItem as problem:
+            raise UsageError(f"{option} {place}: {problem}") from None
         if picture.size != mask.size:
             raise UsageError(
                 f"{request.mask} is {_size(mask)}, but {request.given} is {_size(picture)}; they must be of one size"
@@ -165,7 +170,7 @@ def _fitted(config: MuseConfig, tokenizer: Link, base: Link | None) -> MuseConfi
         config = config.adopt(f"the base {base.reference}", given)
     elif config.model.low_grid is not None:
         raise UsageError("this is a super-resolution model: name the run below it with --base RUN")
-    return config.changed(found_keys(config.model, config.data.path, EXTENSIONS))
+    return config.changed(found_keys(config.model, config.data, EXTENSIONS))
 
 
 def _shape(config: Any) -> str:

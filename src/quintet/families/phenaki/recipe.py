@@ -283,7 +283,7 @@ def _fitted(config: PhenakiConfig, tokenizer: Link | None) -> PhenakiConfig:
     if isinstance(config.sample.texts, str):
         # The captions themselves: the run needs them when the file is gone.
         config = config.changed({"sample.texts": read_lines(Path(config.sample.texts), "sample.texts", "caption")})
-    return config.changed(found_keys(config.model, config.data.path, EXTENSIONS))
+    return config.changed(found_keys(config.model, config.data, EXTENSIONS))
 
 
 def _fitted_to_tokenizer(config: PhenakiConfig, tokenizer: Link) -> PhenakiConfig:
