@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import fsspec
 import pyarrow
@@ -22,6 +25,7 @@ from quintet.data.listing import list_media
 from quintet.data.remote_store import Patience, RemoteStore
 from quintet.data.shard_index import INDEX_NAME
 from quintet.errors import RunError, UsageError
+from quintet.media.files import place_of, read_file
 
 QUICK = Patience(4, 0.001)
 
@@ -249,8 +253,109 @@ def test_missing_credentials_are_said_at_once(
     assert "attempt" not in capsys.readouterr().err
 
 
+def test_an_address_may_have_a_sign_of_equality(s3: FaultyS3) -> None:
+    address = "s3://bucket/date=2024/shards"
+    outcome = quintet("train", "vqgan", address, "--preset", "debug")
+    assert error_line(outcome.errors) == f"error: {address} does not exist, or holds no shard"
+    outcome = quintet("train", "vqgan", f"data.path={address}", "--preset", "debug")
+    assert error_line(outcome.errors) == f"error: {address} does not exist, or holds no shard"
+
+
 def test_shards_without_an_index_are_listed_from_s3(s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
     whole = list_media("s3://bucket/set", MEDIA["image"].extensions, cache=str(tmp_path))
     one = list_media("s3://bucket/set/shard-00001.tar", MEDIA["image"].extensions, cache=str(tmp_path))
     assert [entry.file for entry in one.entries] == [entry.file for entry in whole.entries[10:20]]
     assert succeed("data", "check", "s3://bucket/set").output.startswith("folder      s3://bucket/set\n")
+
+
+# --- web servers --------------------------------------------------------------------------------------------------
+
+
+class WebServer(SimpleHTTPRequestHandler):
+    """A folder with its listing, whose sizes are told only when a file is asked for."""
+
+    def do_HEAD(self) -> None:
+        self._answered(super().do_HEAD)
+
+    def do_GET(self) -> None:
+        self._answered(super().do_GET)
+
+    def _answered(self, answer: Callable[[], None]) -> None:
+        assert isinstance(self.server, Web)
+        if self.server.faults and self.path.endswith(".tar"):
+            self.send_error(self.server.faults.pop(0))
+        else:
+            answer()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: what it says would be taken for what quintet says."""
+
+
+class Web(ThreadingHTTPServer):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), partial(WebServer, directory=str(folder)))
+        self.faults: list[int] = []
+        """The codes that the next questions for shards are answered with."""
+        self.address = f"http://127.0.0.1:{self.server_port}/set"
+
+
+@pytest.fixture
+def web(pictures: Path, shared: Path, tmp_path: Path) -> Iterator[Web]:
+    copied(shards_of(pictures, shared), tmp_path / "web" / "set")
+    with Web(tmp_path / "web") as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_run_on_a_web_server_is_that_on_the_folder(end: str, web: Web, pictures: Path, tmp_path: Path) -> None:
+    entries = list_media(web.address + end, MEDIA["image"].extensions, cache=str(tmp_path / "cache")).entries
+    of_folder = scan(pictures, MEDIA["image"].extensions).entries
+    assert [entry.file for entry in entries] == [entry.file for entry in of_folder]
+    for entry in entries:
+        assert read_file(place_of(entry.media(""))) == (pictures / entry.file).read_bytes()
+
+
+def test_a_shard_of_a_web_server_is_used_alone(web: Web, tmp_path: Path) -> None:
+    for number, query in enumerate(("", "?signature=a")):
+        cache = tmp_path / f"cache {number}"
+        address = f"{web.address}/shard-00001.tar{query}"
+        entries = list_media(address, MEDIA["image"].extensions, cache=str(cache)).entries
+        assert len(entries) == 10
+        assert [path.name[-15:] for path in cache.rglob("*.tar")] == ["shard-00001.tar"]
+
+
+def test_a_web_server_that_fails_is_asked_again(web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"{web.address}/shard-00001.tar"
+    store = RemoteStore(address, tmp_path / "cache", QUICK)
+    web.faults = [503, 503]  # a question for the size is asked in two ways
+    found = store.found()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"{address}: ClientResponseError: 503")
+    web.faults = [503]
+    assert store.file(found[0].name).stat().st_size == found[0].size
+    assert capsys.readouterr().err.startswith(f"{address}: ClientResponseError: 503")
+    assert found[0].version, "when it was written is told"
+
+
+def test_what_a_web_server_does_not_have_is_named(web: Web, tmp_path: Path) -> None:
+    address = f"{web.address}/shard-00001.tar"
+    store = RemoteStore(address, tmp_path / "cache", QUICK)
+    store.found()
+    (tmp_path / "web" / "set" / "shard-00001.tar").unlink()
+    for act in (lambda: store.file("shard-00001.tar"), store.found):
+        with pytest.raises(UsageError) as caught:
+            act()
+        assert str(caught.value) == f"{address} does not exist, or holds no shard"
+
+
+def test_a_long_copy_from_a_web_server_is_not_given_up(web: Web, tmp_path: Path) -> None:
+    """The client would end it after five minutes."""
+    system, _ = RemoteStore(web.address, tmp_path)._system()
+    timeout = system.client_kwargs["timeout"]
+    assert timeout.total is None
+    assert timeout.sock_read

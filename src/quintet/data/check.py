@@ -7,23 +7,23 @@ should be named, it also brings a function from names and facts to notes. A new 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from quintet.data.folder import Entry, Scan, printable
+from quintet.data.folder import Entry, Scan, film_in, printable
 from quintet.data.listing import list_media
 from quintet.errors import UnreadableItem
 from quintet.media import audio as sounds
 from quintet.media import image as images
 from quintet.media import mesh as meshes
 from quintet.media import video as films
-from quintet.media.files import MediaFile, open_file, place_of
+from quintet.media.files import MediaFile, digest_of, place_of
 
 Facts = dict[str, float | str]
 Probe = Callable[[MediaFile], Facts]
@@ -334,9 +334,9 @@ def _duplicates(root: str | os.PathLike[str], entries: Sequence[Entry]) -> list[
 
 def _digest(root: str | os.PathLike[str], entry: Entry) -> str:
     try:
-        with open_file(place_of(entry.media(root))) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-    except (OSError, UnreadableItem):  # gone or changed since it was probed, or a film; then it equals nothing
+        place = place_of(entry.media(root))
+        return digest_of(film_in(place) if isinstance(place, Path) and place.is_dir() else place)
+    except (OSError, UnreadableItem):  # gone or changed since it was probed; then it equals nothing
         return entry.file
 
 

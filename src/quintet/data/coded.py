@@ -98,7 +98,7 @@ def _made(maker: Maker, source: MediaSource, part: str, variants: int, done: str
 def _identity(entries: Sequence[Entry]) -> str:
     """Which files stand at which place, and when they were changed: codes are looked up by place."""
     if isinstance(entries, ShardEntries):
-        return entries.identity
+        return entries.version
     rows = [[entry.file, entry.stamp] for entry in entries]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 

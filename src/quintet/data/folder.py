@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.data.captions import Metadata, Row, folder_caption, read_caption, read_metadata
+from quintet.data.shard_store import is_shard
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
-from quintet.media.files import Blob, MediaFile
-from quintet.media.video_formats import FRAME_EXTENSIONS, frame_order
+from quintet.media.files import Blob, MediaFile, read_file
+from quintet.media.video_formats import FRAME_EXTENSIONS, folder_pictures, frame_order
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -101,6 +102,11 @@ def scan(
     result = Scan([], walk.skipped, "none", [], walk.found, [])
     _caption(root, walk, result)
     result.skipped.sort()
+    if shards := sorted(file for file in walk.others if is_shard(file)):
+        result.notes.append(
+            f"tar and parquet files that are not read, because media lie beside them: {len(shards)}, the first "
+            f"{printable(shards[0])}; name it in place of the folder to use it"
+        )
     if not result.entries and not allow_empty:
         raise UsageError(_nothing_usable(root, extensions, walk))
     return result
@@ -135,7 +141,10 @@ def check_split(fraction: float, items: int, train: int, names: Iterable[str]) -
         raise UsageError(f"the validation fraction must be at least 0 and less than 1, not {fraction:g}")
     if items and not train:
         seen = ", ".join(sorted(set(names)))
-        raise UsageError(f"no item is left to train on: the `split` column says {seen}, and never '{TRAIN_SPLIT}'")
+        raise UsageError(
+            f"no item is left to train on: the `split` column, or the names of the parquet files, say {seen}, and "
+            f"never '{TRAIN_SPLIT}'"
+        )
 
 
 def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
@@ -545,6 +554,11 @@ def _film_stamp(folder: str) -> Stamp:
             if not entry.name.startswith(".") and os.path.splitext(entry.name)[1].lower() in FRAME_EXTENSIONS
         ]
     return _joined([Stamp(found.st_size, found.st_mtime_ns) for found in pictures])
+
+
+def film_in(folder: Path) -> Blob:
+    """A folder of numbered pictures, in memory."""
+    return Blob(folder.name, pictures={name: read_file(folder / name) for name in folder_pictures(folder)})
 
 
 def _joined(stamps: Sequence[Stamp]) -> Stamp:

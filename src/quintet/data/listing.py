@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from quintet.data.folder import Entry, Scan, fingerprint, scan, split_entries
-from quintet.data.shard_listing import MEDIA
 from quintet.data.shard_store import holds_shards, is_address
 from quintet.data.shards import ShardEntries, scan_shards
 
@@ -25,7 +24,7 @@ def list_media(
     cache: str | None = None,
 ) -> Scan:
     """The files with one of the extensions, and their captions; `cache` is where indexes and copies are kept."""
-    if is_address(root) or holds_shards(Path(root), MEDIA):
+    if is_address(root) or holds_shards(Path(root)):
         return scan_shards(root, extensions, allow_empty=allow_empty, films=films, cache=cache)
     return scan(root, extensions, allow_empty=allow_empty, films=films)
 
@@ -61,5 +60,6 @@ def joined(first: Sequence[Entry], second: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def fingerprint_of(root: str | os.PathLike[str], entries: Sequence[Entry]) -> str:
-    """A hash that changes with names, sizes, captions and splits, and is the same for a copy elsewhere."""
+    """A hash that changes with names, sizes, captions and splits, and is the same for a copy elsewhere; of shards that
+    tell a hash of their media, with those too."""
     return entries.identity if isinstance(entries, ShardEntries) else fingerprint(root, entries)

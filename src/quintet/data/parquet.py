@@ -19,7 +19,7 @@ from quintet.core import disk
 from quintet.core.caches import only_writer
 from quintet.data.captions import captions_of
 from quintet.data.shard_index import IndexBuilder, Row, Shard
-from quintet.data.shard_store import Found, Store
+from quintet.data.shard_store import MEDIA, Found, Store
 from quintet.errors import UsageError
 
 MEDIA_COLUMNS = {
@@ -34,7 +34,8 @@ MEDIA_COLUMNS = {
 }
 """Of a column that holds files, what they are where they have no names of their own. The content decides in the end."""
 TEXT_COLUMNS = ("text", "caption", "captions", "prompt", "sentence", "transcription", "label")
-_SPLIT = re.compile(r"(train|validation|valid|val|test)\b", re.IGNORECASE)
+_SPLIT = re.compile(r"(?:^|[-._ /0-9])(train|validation|valid|val|test)(?=[-._ /0-9])", re.IGNORECASE)
+"""A word of its own in the path of a file, as Hugging Face has them: between these characters."""
 _ROWS = 256
 
 
@@ -83,18 +84,20 @@ def add_parquet(builder: IndexBuilder, store: UnpackedStore, number: int, name: 
     shown = f"{name} of {store.shown}"
     offset = 0
     stem = posixpath.splitext(name)[0]
-    told = _SPLIT.match(posixpath.basename(name))
+    told = _SPLIT.findall(name)  # of several the one nearest to the file
+    content = hashlib.sha256()
     for count, row in enumerate(_rows(store.packed.file(name), shown)):
         file = f"{stem}/{count:06d}{row.kind}"
         if row.content:
-            split = row.split or (told[1].lower() if told else None)
+            split = row.split or (told[-1].lower() if told else None)
             extra = {"texts": list(row.texts)} if len(row.texts) > 1 else {}
             text = row.texts[0] if row.texts else None
             builder.add(Row(number, offset, len(row.content), file, row.kind, text, split, extra))
         else:
             builder.skipped.append((file, "the row holds no bytes"))
         offset += len(row.content)
-    builder.shards[number] = Shard(name, offset)
+        content.update(row.content)
+    builder.shards[number] = Shard(name, offset, content.hexdigest())
 
 
 class _Item(NamedTuple):
@@ -171,7 +174,9 @@ def _item(row: dict[str, Any], layout: Layout) -> _Item:
     path = ""
     if isinstance(media, dict):
         path, media = str(media.get("path") or ""), media["bytes"]
-    kind = posixpath.splitext(path)[1].lower() or MEDIA_COLUMNS[layout.media.lower()]
+    kind = posixpath.splitext(path)[1].lower()
+    if kind not in MEDIA:  # the path may be an address (`x.jpg?width=640`), or end in whatever a server is called
+        kind = MEDIA_COLUMNS[layout.media.lower()]
     told = row[layout.text] if layout.text is not None else None
     if layout.classes and isinstance(told, int) and 0 <= told < len(layout.classes):
         told = layout.classes[told]

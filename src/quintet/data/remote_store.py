@@ -21,13 +21,13 @@ from quintet.core import disk
 from quintet.core.caches import only_writer
 from quintet.core.display import say
 from quintet.data.shard_index import INDEX_NAME
-from quintet.data.shard_store import Found, chosen_shards, is_shard
+from quintet.data.shard_store import Found, chosen_shards, is_hidden, is_shard
 from quintet.errors import RunError, UsageError
 
 ResultT = TypeVar("ResultT")
 _HOPELESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 """Errors of the client of S3 that no second attempt mends."""
-_VERSIONS = ("ETag", "etag", "LastModified", "last_modified", "mtime", "created")
+_VERSIONS = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "mtime", "created")
 """What file systems call what changes with the content."""
 
 
@@ -47,6 +47,8 @@ class RemoteStore:
     """The folder of copies."""
     patience: Patience = field(default_factory=Patience)
     known: dict[str, Found] = field(default_factory=dict)
+    is_file: bool = False
+    """Whether the address is that of a shard itself."""
 
     @property
     def shown(self) -> str:
@@ -69,13 +71,14 @@ class RemoteStore:
         folder.mkdir(parents=True, exist_ok=True)
         with only_writer(folder / f"{key}.lock"):
             if not _is_whole(path, shard.size):
-                self._tried("read", f"{self.url.rstrip('/')}/{name}", lambda: self._copy(shard, path))
+                address = self.url if self.is_file else f"{self.url.rstrip('/')}/{name}"
+                self._tried("read", address, lambda: self._copy(shard, path))
         return path
 
     def _copy(self, shard: Found, path: Path) -> None:
         system, root = self._system()
         temporary = path.with_name(f"{path.name}.writing")
-        remote = root if is_shard(self.url) else posixpath.join(root, shard.name)
+        remote = root if self.is_file else posixpath.join(root, shard.name)
         try:
             system.get_file(remote, str(temporary))
             size = temporary.stat().st_size
@@ -89,15 +92,28 @@ class RemoteStore:
     def _listed(self) -> list[Found]:
         system, root = self._system()
         system.invalidate_cache()  # what was there a moment ago may be gone
+        name = posixpath.basename(root.partition("?")[0])  # what a server is told beside the name stands after it
+        if is_shard(name):  # or a folder that is called so
+            facts = _facts(system, root)
+            self.is_file = facts.get("type") == "file"
+            if self.is_file:
+                return [self._found(name, facts)]
         details = system.find(root, detail=True)
         if not details:
             raise FileNotFoundError(self.url)
-        names = {path: posixpath.relpath(path, root) if path != root else posixpath.basename(path) for path in details}
+        names = {posixpath.relpath(path, root): path for path in sorted(details)}
+        chosen = {name: path for name, path in names.items() if name == INDEX_NAME or is_shard(name)}
+        # Listings of web servers are mere names.
         return [
-            Found(names[path], int(facts.get("size") or 0), _version(facts))
-            for path, facts in sorted(details.items())
-            if names[path] == INDEX_NAME or is_shard(path)
+            self._found(name, details[path] if details[path].get("size") is not None else _facts(system, path))
+            for name, path in chosen.items()
+            if not is_hidden(name)
         ]
+
+    def _found(self, name: str, facts: dict[str, Any]) -> Found:
+        if facts.get("size") is None:
+            raise UsageError(f"{self.url} cannot be used: the server does not tell the size of {name}")
+        return Found(name, int(facts["size"]), _version(facts))
 
     def _system(self) -> tuple[Any, str]:
         """The file system of this process, and the path on it: its connections do not live on in a forked one."""
@@ -141,9 +157,30 @@ class RemoteStore:
 
 
 def _options(url: str, configured: Mapping[str, Any]) -> dict[str, Any]:
-    """The client of S3 tries again by itself, unheard, unless it is told not to; a person's own settings stand."""
-    is_s3 = url.startswith(("s3://", "s3a://")) and "config_kwargs" not in configured.get("s3", {})
-    return {"config_kwargs": {"retries": {"max_attempts": 0}}} if is_s3 else {}
+    """What clients are told; a person's own settings stand.
+
+    That of S3 would try again by itself, unheard. That of web servers would end a copy after five minutes, however well
+    it went on; now it ends when a minute brought nothing.
+    """
+    if url.startswith(("s3://", "s3a://")) and "config_kwargs" not in configured.get("s3", {}):
+        return {"config_kwargs": {"retries": {"max_attempts": 0}}}
+    if url.startswith(("http://", "https://")) and not configured.keys() & {"http", "https"}:
+        import aiohttp
+
+        return {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)}}
+    return {}
+
+
+def _facts(system: Any, path: str) -> dict[str, Any]:
+    """What is known of a file. Where a web server fails to tell, fsspec says that there is none; the cause says why."""
+    try:
+        return dict(system.info(path))
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        failed = isinstance(cause, TimeoutError) or type(cause).__module__.startswith("aiohttp")
+        if cause is None or not failed or getattr(cause, "status", None) in (404, 410):
+            raise
+        raise cause from None
 
 
 def _version(facts: dict[str, Any]) -> str:

@@ -2,8 +2,8 @@
 
 An index is one safetensors file: columns of numbers, and columns of texts as their bytes one after another with where
 each ends. It is memory-mapped, so a million items are there at once, cost no memory of their own and are shared by all
-data workers. It names its shards with their sizes, and is checked against its own hash when it is opened: a damaged one
-is an error, never a wrong item.
+data workers. It names its shards with their sizes and, where that is known, a hash of the media in them; it is checked
+against its own hash when it is opened: a damaged one is an error, never a wrong item.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quintet.core import disk
 from quintet.errors import UsageError
 
 INDEX_NAME = "index.safetensors"
-FORMAT = "1"
+FORMAT = "2"
 FILM = "film"
 """The kind of an item that is several numbered pictures; of all others it is their extension."""
 
@@ -39,10 +39,11 @@ _LARGEST_HEADER = 2**28
 
 
 class Shard(NamedTuple):
-    """One file of a set: its path below the root, and its bytes."""
+    """One file of a set: its path below the root, its bytes, and a hash of the media in it where one is known."""
 
     name: str
     size: int
+    sha256: str = ""
 
 
 class Row(NamedTuple):
@@ -130,6 +131,11 @@ def _serialised(columns: Mapping[str, Column], about: Mapping[str, str]) -> byte
     return len(encoded).to_bytes(8, "little") + encoded + content
 
 
+def joined_hash(hashes: Sequence[str]) -> str:
+    """The hash of a shard by those of its items, in order; none if one of them is unknown."""
+    return hashlib.sha256("\n".join(hashes).encode("utf-8", "replace")).hexdigest() if all(hashes) else ""
+
+
 def name_hash(start: Any, name: bytes) -> int:
     """A number below 2**48 by which the name falls on one side of a split; `start` has taken in what comes before."""
     digest = start.copy()
@@ -164,17 +170,14 @@ class ShardIndex:
             about, columns = _mapped(path)
             if about["format"] != FORMAT:
                 raise ValueError(f"it has format {about['format'][:20]}, this version reads {FORMAT}")
-            shards = [Shard(str(name), int(size)) for name, size in json.loads(about["shards"])]
+            shards = [Shard(str(name), int(size), str(sha256)) for name, size, sha256 in json.loads(about["shards"])]
             kinds, splits = _words(about["kinds"]), _words(about["splits"])
             _check(columns, shards, len(kinds), len(splits))
             skipped = [(str(name), str(reason)) for name, reason in json.loads(about["skipped"])]
             digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
             return cls(path, shards, [str(kind) for kind in kinds], splits, skipped, _texts(about), columns, digest)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UsageError(
-                f"{path} is not an index of shards that can be used ({disk.one_line(error)}); delete it, and it "
-                "is made again from the shards"
-            ) from None
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise _unusable(path, error) from None
 
     def __len__(self) -> int:
         return len(self.columns["shard"])
@@ -185,7 +188,6 @@ class ShardIndex:
 
     def row(self, place: int) -> Row:
         columns = self.columns
-        extra = self._text("extras", place)
         return Row(
             int(columns["shard"][place]),
             int(columns["offset"][place]),
@@ -194,7 +196,7 @@ class ShardIndex:
             self.kinds[columns["kind"][place]],
             self._text("texts", place).decode("utf-8", "replace") or None,
             self.splits[columns["split"][place]],
-            json.loads(extra) if extra else {},
+            self._extra(place),
         )
 
     def names(self, places: npt.NDArray[np.int64]) -> Iterator[bytes]:
@@ -212,10 +214,28 @@ class ShardIndex:
         start = hashlib.sha256(f"{seed}\n".encode())
         return np.array([name_hash(start, name) for name in self.names(places)], np.float64) / 2.0**48
 
+    def _extra(self, place: int) -> dict[str, Any]:
+        """Looked at when it is asked for: to parse those of a million rows would make the start of a run slow."""
+        text = self._text("extras", place)
+        try:
+            extra = json.loads(text) if text else {}
+            if not isinstance(extra, dict):
+                raise ValueError(f"what is known of item {place} is no object")
+        except (ValueError, RecursionError) as error:
+            raise _unusable(self.path, error) from None
+        return extra
+
     def _text(self, name: str, place: int) -> bytes:
         ends = self.columns[f"{name}_end"]
         start = int(ends[place - 1]) if place else 0
         return bytes(self.columns[name][start : int(ends[place])])
+
+
+def _unusable(path: Path, error: Exception) -> UsageError:
+    return UsageError(
+        f"{path} is not an index of shards that can be used ({disk.one_line(error)}); delete it, and it is made "
+        "again from the shards"
+    )
 
 
 def _words(text: str) -> list[Any]:
@@ -236,6 +256,8 @@ def _mapped(path: Path) -> tuple[dict[str, str], dict[str, Column]]:
     if not 0 < length <= min(_LARGEST_HEADER, len(content) - 8):
         raise ValueError("its header is cut off")
     header = json.loads(bytes(content[8 : 8 + length]))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
     about = header.pop("__metadata__")
     columns = {}
     for name, kind in {**_NUMBERS, **dict.fromkeys(_TEXTS, "U8"), **{f"{name}_end": "I64" for name in _TEXTS}}.items():

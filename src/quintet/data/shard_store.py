@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from quintet.data.shard_index import INDEX_NAME
 from quintet.errors import UsageError
+from quintet.media import audio as sounds
+from quintet.media import image as images
+from quintet.media import mesh as meshes
+from quintet.media import video as films
 
+MEDIA = images.EXTENSIONS | sounds.EXTENSIONS | meshes.EXTENSIONS | films.EXTENSIONS
 TAR, PARQUET = ".tar", ".parquet"
 
 
@@ -69,8 +74,9 @@ class FolderStore:
         return self.root / name
 
 
-def chosen_shards(names: Sequence[str]) -> list[str]:
+def chosen_shards(files: Iterable[str]) -> list[str]:
     """Of all files those that are shards. Parquet files beside tar files are tables about them."""
+    names = [*files]
     for extension in (TAR, PARQUET):
         chosen = sorted(name for name in names if name.lower().endswith(extension))
         if chosen:
@@ -87,31 +93,31 @@ def is_address(root: str | os.PathLike[str]) -> bool:
     return "://" in str(root)
 
 
-def holds_shards(root: Path, media: frozenset[str]) -> bool:
-    """Whether a folder is to be read as shards: it has an index, or shards and, beside them, no file of media."""
+def holds_shards(root: Path) -> bool:
+    """Whether a place is to be read as shards: it has an index, or holds shards and nowhere a file of media.
+
+    Nowhere, since classes lie in folders of their own: a backup beside those is not what is to be trained on.
+    """
     if root.is_file():
         return is_shard(root.name)
     if (root / INDEX_NAME).is_file():
         return True
-    try:
-        with os.scandir(root) as listing:
-            names = [entry.name for entry in listing if entry.is_file()]
-    except OSError:
-        return False
-    if any(os.path.splitext(name)[1].lower() in media for name in names):
-        return False
-    return bool(chosen_shards(names)) or bool(_tables(root / "data"))
+    found = False
+    for name in _files_below(root):
+        if os.path.splitext(name)[1].lower() in MEDIA:
+            return False
+        found = found or is_shard(name)
+    return found
 
 
-def _tables(folder: Path) -> list[str]:
-    """Parquet files where data sets of Hugging Face have them."""
-    return [path.name for path in folder.glob(f"*{PARQUET}")] if folder.is_dir() else []
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder on the way to it, is hidden: what was thrown away, or is kept by a program."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
-def _files_below(root: Path) -> list[str]:
-    return [
-        os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
-        for folder, _, names in os.walk(root)
-        for name in names
-        if not name.startswith(".")
-    ]
+def _files_below(root: Path) -> Iterator[str]:
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".")]
+        for name in names:
+            if not name.startswith("."):
+                yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")

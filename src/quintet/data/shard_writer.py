@@ -1,7 +1,8 @@
 """Owns `quintet data shard`: the media of a folder, with their captions, as tar files and an index.
 
 A shard is in the layout of WebDataset and can be read by other programs: of item 12 the members 000000012.png,
-000000012.txt with the caption, one a line, and 000000012.json with its name, split and whatever else is known of it.
+000000012.txt with the caption, one a line, and 000000012.json with its name, split, whatever else is known of it, and a
+hash of its media, from which the index has a hash of each shard: media of the same sizes are not taken for each other.
 The order is that of the folder, so that training on shards sees what training on the folder would. The set appears
 whole or not at all; the same folder gives the same bytes.
 """
@@ -19,12 +20,12 @@ from typing import Any
 
 from quintet.core import disk
 from quintet.core.display import track
-from quintet.data.folder import Entry, Scan
-from quintet.data.shard_index import FILM, INDEX_NAME, IndexBuilder, Row, Shard
+from quintet.data.folder import Entry, Scan, film_in
+from quintet.data.shard_index import FILM, INDEX_NAME, IndexBuilder, Row, Shard, joined_hash
+from quintet.data.shard_listing import OWN_KEY
 from quintet.data.tar_members import TarWriter
 from quintet.errors import UnreadableItem, UsageError
-from quintet.media.files import Blob, place_of, read_file
-from quintet.media.video_formats import folder_pictures
+from quintet.media.files import Blob, digest_of, place_of, read_file
 
 LARGEST_MEMBER = 8**11 - 1
 """Bytes, of which a tar file in the common format can tell the number."""
@@ -39,7 +40,8 @@ class ShardWriter:
     megabytes: int
     index: IndexBuilder = field(default_factory=IndexBuilder)
     _tar: TarWriter | None = None
-    _first: int = 0
+    _hashes: list[str] = field(default_factory=list)
+    """Of the items of the shard that is being written."""
 
     def add(self, entry: Entry, media: Blob) -> None:
         """One item. Its name, caption and split are those of the entry; its bytes those of the file."""
@@ -55,9 +57,12 @@ class ShardWriter:
             for number, (name, content) in enumerate(media.pictures.items()):
                 member = tar.add(f"{key}.{number:06d}{posixpath.splitext(name)[1].lower()}", content)
             size = member.offset + member.size - offset
+        self._hashes.append(digest_of(media))
+        told = {**_told(entry, texts), OWN_KEY: self._hashes[-1]}
+        # A column of a person's own may hold half a surrogate pair. It is a question mark then, as in the index.
         if texts:
-            tar.add(f"{key}.txt", "\n".join(texts).encode())
-        tar.add(f"{key}.json", json.dumps(_told(entry, texts), ensure_ascii=False).encode())
+            tar.add(f"{key}.txt", "\n".join(texts).encode("utf-8", "replace"))
+        tar.add(f"{key}.json", json.dumps(told, ensure_ascii=False).encode("utf-8", "replace"))
         shard = len(self.index.shards) - 1
         self.index.add(Row(shard, offset, size, entry.file, kind, entry.text, entry.split, entry.extra))
 
@@ -69,14 +74,13 @@ class ShardWriter:
 
     def _tar_with_room(self, size: int) -> TarWriter:
         full = self._tar is not None and (
-            len(self.index) - self._first >= self.items or self._tar.place + size > self.megabytes * 2**20
+            len(self._hashes) >= self.items or self._tar.place + size > self.megabytes * 2**20
         )
-        if full and len(self.index) > self._first:
+        if full and self._hashes:
             self._finish()
         if self._tar is None:
             name = f"shard-{len(self.index.shards):05d}.tar"
             self._tar = TarWriter((self.folder / name).open("xb"))
-            self._first = len(self.index)
             self.index.shards.append(Shard(name, 0))
         return self._tar
 
@@ -86,8 +90,8 @@ class ShardWriter:
             self._tar.stream.close()
             name = self.index.shards[-1].name
             disk.sync(self.folder / name)
-            self.index.shards[-1] = Shard(name, size)
-        self._tar = None
+            self.index.shards[-1] = Shard(name, size, joined_hash(self._hashes))
+        self._tar, self._hashes = None, []
 
 
 def _texts(entry: Entry) -> list[str]:
@@ -124,6 +128,8 @@ def write_shards(
     """All files that were listed, into a new folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already; choose a new folder for the shards")
+    if out.resolve() == Path.cwd():  # it would be taken away from under the person's feet, and another put in its place
+        raise UsageError(f"{out} is the folder you are in; choose a new one for the shards")
     temporary = out.with_name(f".{out.name}.writing")
     skipped = [*scanned.skipped]
     try:
@@ -156,7 +162,7 @@ def _content(entry: Entry, root: str | os.PathLike[str]) -> Blob:
         if isinstance(place, Blob):
             return place
         if place.is_dir():
-            return Blob(entry.file, pictures={name: read_file(place / name) for name in folder_pictures(place)})
+            return film_in(place)
         content = read_file(place)
     except OSError as error:
         raise UnreadableItem(f"cannot be opened: {error.strerror}") from error

@@ -35,12 +35,13 @@ from quintet.data.folder import (
 )
 from quintet.data.parquet import UnpackedStore
 from quintet.data.remote_store import RemoteStore
-from quintet.data.shard_index import FILM, Row, ShardIndex
+from quintet.data.shard_index import FILM, FORMAT, Row, ShardIndex
 from quintet.data.shard_listing import build_index
 from quintet.data.shard_store import PARQUET, FolderStore, Found, Store, is_address
 from quintet.data.tar_members import Damaged, TarListing
 from quintet.errors import RunError, UsageError
 from quintet.media.files import Blob
+from quintet.media.video import FRAME_EXTENSIONS
 
 Places = npt.NDArray[np.int64]
 OPEN_FILES = 128
@@ -48,17 +49,18 @@ OPEN_FILES = 128
 
 
 class ShardSet:
-    """An index and the place of its shards."""
+    """An index and the place of its shards, with what that place told of each: when or as what it was last written."""
 
-    def __init__(self, index: ShardIndex, store: Store) -> None:
+    def __init__(self, index: ShardIndex, store: Store, versions: Sequence[str]) -> None:
         self.index = index
         self.store = store
+        self.versions = versions
         self._open: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Data workers that are not forked open files themselves."""
-        return ShardSet, (self.index, self.store)
+        return ShardSet, (self.index, self.store, self.versions)
 
     def entry(self, place: int) -> Entry:
         row = self.index.row(place)
@@ -75,6 +77,7 @@ class ShardSet:
                     member.offset : member.offset + member.size
                 ]
                 for member in TarListing(content)
+                if os.path.splitext(member.name)[1].lower() in FRAME_EXTENSIONS
             }
         except Damaged as error:
             raise RunError(f"the shard {self._shown(row.shard)} is not what its index says ({error})") from None
@@ -155,6 +158,16 @@ class ShardEntries(Sequence[Entry]):
         places = hashlib.sha256(np.ascontiguousarray(self.places, np.int64).tobytes())
         return f"{self.shards.index.digest} {places.hexdigest()}"
 
+    @property
+    def version(self) -> str:
+        """The identity, and how the shards lie there: what was made of the items may be used as long as it stands.
+
+        The identity alone would not do. It is the same for sounds of one length in shards without a hash, and for a
+        shard that was changed in its place.
+        """
+        written = hashlib.sha256(json.dumps([*self.shards.versions]).encode())
+        return f"{self.identity} {written.hexdigest()}"
+
     def split_names(self) -> tuple[npt.NDArray[np.uint8], list[str]]:
         """Of each item the number of its split, and the splits."""
         names = [(name or TRAIN_SPLIT).lower() for name in self.shards.index.splits]
@@ -212,7 +225,7 @@ def open_set(root: str | os.PathLike[str], cache: str | None = None) -> ShardSet
         if not found:
             raise UsageError(f"no shard in {store.shown}: looked for .tar and .parquet files")
         index = _kept_index(store, found, folder / "indexes")
-    return ShardSet(index, store)
+    return ShardSet(index, store, [each.version for each in found])
 
 
 def _check_fit(index: ShardIndex, found: Sequence[Found], shown: str) -> None:
@@ -234,7 +247,7 @@ def _check_fit(index: ShardIndex, found: Sequence[Found], shown: str) -> None:
 
 
 def _kept_index(store: Store, found: Sequence[Found], folder: Path) -> ShardIndex:
-    key = hashlib.sha256(json.dumps([store.shown, *found]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([FORMAT, store.shown, *found]).encode()).hexdigest()[:32]
     path = folder / f"{key}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
     with only_writer(folder / f"{key}.lock"):
@@ -264,6 +277,9 @@ def scan_shards(
     notes = [*index.notes]
     if 0 < missing < len(places):
         notes.append(f"{missing} of {len(places)} files have no caption in the shards")
+    if FILM in index.kinds and not films:
+        count = int((index.columns["kind"] == index.kinds.index(FILM)).sum())
+        notes.append(f"films of numbered pictures (key.001.png, …), which only recipes of video use: {count}")
     told = "shards" if missing < len(places) else "none"
     return Scan(ShardEntries(shards, places), [*index.skipped], told, [], len(places), notes)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ _FILES = b"0\x007"
 _FOLDER, _LONG_NAME, _PAX, _PAX_GLOBAL, _LONG_LINK = b"5", b"L", b"x", b"g", b"K"
 _SPACES = b" " * 8
 _LONGEST_NAME = 2**16
+# Python itself would take signs, prefixes and underscores too, and a size below zero leads back to the same header.
+_OCTAL = re.compile(rb"[0-7]*")
+_DECIMAL = re.compile(r"[0-9]{1,19}")
 
 
 class Member(NamedTuple):
@@ -113,17 +117,17 @@ def _number(text: bytes, place: int) -> int:
     """Octal digits, or, of large ones in GNU's form, the bytes of the number."""
     if text[0] == 0x80:
         return int.from_bytes(text[1:], "big")
-    try:
-        return int(text.split(b"\0", 1)[0].strip() or b"0", 8)
-    except ValueError:
-        raise Damaged(f"there is no header of a member at byte {place}") from None
+    digits = text.split(b"\0", 1)[0].strip()
+    if not _OCTAL.fullmatch(digits):
+        raise Damaged(f"there is no header of a member at byte {place}")
+    return int(digits or b"0", 8)
 
 
 def _pax_records(text: str) -> dict[str, str]:
     """`path` and `size` of a header of pax, each line of which begins with its own length."""
     lines = (line.partition(" ")[2].partition("=") for line in text.split("\n"))
     records = {name: value for name, _, value in lines if name in ("path", "size")}
-    if not records.get("size", "0").isdecimal():
+    if not _DECIMAL.fullmatch(records.get("size", "0")):
         raise Damaged("the size of a member is no number")
     return records
 

@@ -5,6 +5,7 @@ Readers of media take a `MediaFile` and open it here, so that what they do with 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
@@ -65,3 +66,12 @@ def open_file(place: Place) -> IO[bytes]:
 
 def read_file(place: Place) -> bytes:
     return place.content if isinstance(place, Blob) else place.read_bytes()
+
+
+def digest_of(place: Place) -> str:
+    """A hash of what is in a file; of a film, of its pictures one after another, whatever they are called."""
+    if isinstance(place, Blob) and place.pictures is not None:
+        hashes = [hashlib.sha256(content).digest() for content in place.pictures.values()]
+        return hashlib.sha256(b"".join(hashes)).hexdigest()
+    with open_file(place) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import io
+import os
+import tarfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from contract.cases import GOLDEN
 from quintet.config import PictureDataConfig
@@ -61,6 +65,26 @@ def test_another_way_to_read_files_has_codes_of_its_own(
     assert folders[0] < folders[1]
     coded_sources(tokenizer, media(plain), "pictures", cache=str(tmp_path))
     assert {*tmp_path.iterdir()} == folders[1]
+
+
+def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: Link, tmp_path: Path) -> None:
+    """The names and sizes are the same, and nothing but its time tells that a shard is another."""
+    shards = tmp_path / "shards" / "0.tar"
+    shards.parent.mkdir()
+    for time, shade in enumerate((0, 255)):
+        with tarfile.open(shards, "w") as tar:
+            for item in range(4):
+                content = io.BytesIO()
+                Image.new("RGB", (16, 16), (shade, 60 * item, 0)).save(content, "BMP")
+                about = tarfile.TarInfo(f"{item}.bmp")
+                about.size = content.tell()
+                content.seek(0)
+                tar.addfile(about, content)
+        os.utime(shards, (time, time))
+        found = media(shards.parent)
+        codes = coded_sources(tokenizer, found, "pictures", cache=str(tmp_path / "cache"))
+        whole, item = (source.load(1, Draw(0, [0], [1])) for source in (found.train, codes.train))
+        assert torch.equal(item["codes"], tokenizer.model.encode(whole["images"][None] / 255)[0])
 
 
 @dataclass

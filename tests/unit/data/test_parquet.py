@@ -15,7 +15,7 @@ from PIL import Image
 from quintet.core.draw import Draw
 from quintet.data.check import MEDIA, check_folder
 from quintet.data.folder import ImageFolder
-from quintet.data.listing import list_media, split_items
+from quintet.data.listing import fingerprint_of, list_media, split_items
 from quintet.errors import UsageError
 from quintet.media.files import place_of, read_file
 
@@ -102,6 +102,42 @@ def test_numbers_of_classes_become_their_names(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", columns, kinds, about)
     entries = list_media(tmp_path, MEDIA["image"].extensions).entries
     assert [(entry.text, entry.split) for entry in entries] == [("dog", "train"), ("cat", "validation"), (None, None)]
+
+
+def test_a_path_without_a_known_extension_tells_nothing(tmp_path: Path) -> None:
+    """Three hundred different ends of addresses are no three hundred kinds of files."""
+    paths = ["a.JPG", "https://x/img.ashx", *(f"https://x/y.jpg?id={number}" for number in range(300))]
+    rows = [{"bytes": picture(number % 256), "path": path} for number, path in enumerate(paths)]
+    write(tmp_path / "a.parquet", {"image": rows}, {"image": FILE})
+    entries = list_media(tmp_path, MEDIA["image"].extensions).entries
+    assert [entry.file for entry in entries][:3] == ["a/000000.jpg", "a/000001.png", "a/000002.png"]
+    assert len(entries) == 302
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("data/test_0.parquet", "test"),
+        ("default/test/0000.parquet", "test"),
+        ("Validation/0.parquet", "validation"),
+        ("test/train-0.parquet", "train"),
+        ("mnist-val.parquet", "val"),
+        ("train.parquet", "train"),
+        ("latest/trainer_0.parquet", None),
+    ],
+)
+def test_splits_are_words_in_the_paths_of_files(name: str, split: str | None, tmp_path: Path) -> None:
+    write(tmp_path / name, {"image": files(1)}, {"image": FILE})
+    assert [entry.split for entry in list_media(tmp_path, MEDIA["image"].extensions).entries] == [split]
+
+
+def test_media_of_the_same_sizes_are_told_apart(tmp_path: Path) -> None:
+    prints = []
+    for name, content in (("one", b"first"), ("other", b"other")):
+        write(tmp_path / name / "a.parquet", {"audio": [content]}, {"audio": pa.binary()})
+        entries = list_media(tmp_path / name, MEDIA["audio"].extensions).entries
+        prints.append(fingerprint_of(tmp_path / name, entries))
+    assert prints[0] != prints[1]
 
 
 def test_several_captions_are_kept(tmp_path: Path) -> None:

@@ -18,17 +18,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from quintet.config import DataConfig
 from quintet.core.draw import Draw
+from quintet.data.captioned import found_keys
 from quintet.data.check import MEDIA, check_folder, scan_medium
 from quintet.data.folder import Entry, ImageFolder, scan
 from quintet.data.listing import fingerprint_of, list_media, split_items
-from quintet.data.shard_index import INDEX_NAME, ShardIndex
+from quintet.data.shard_index import INDEX_NAME, IndexBuilder, Row, Shard, ShardIndex
 from quintet.data.shard_writer import ShardWriter, write_shards
 from quintet.data.shards import ShardSet, open_set
 from quintet.data.tar_members import open_tar
 from quintet.errors import RunError, UsageError
 from quintet.media.files import Blob, place_of, read_file
 from quintet.media.video import read_header, read_video
+from quintet.nn.text_config import TextConfig
 
 
 def sharded(folder: Path, out: Path, medium: str | None = None, items: int = 10) -> Path:
@@ -114,6 +117,36 @@ def test_a_lost_index_is_made_again_byte_by_byte(pictures: Path, tmp_path: Path)
     ]
 
 
+def test_media_of_the_same_sizes_are_told_apart(tmp_path: Path) -> None:
+    """By the hash in the index, and by those beside the items where it is lost; a copy of the shards stays the same."""
+    prints = []
+    for name, content in (("one", b"first"), ("other", b"other")):
+        (tmp_path / name).mkdir()
+        writer = ShardWriter(tmp_path / name, 1, 1)
+        for item in range(3):
+            writer.add(Entry(f"{item}.wav"), Blob("", content if item == 1 else b"equal"))
+        writer.close()
+        shutil.copytree(tmp_path / name, tmp_path / f"copy of {name}")
+        (tmp_path / f"copy of {name}" / INDEX_NAME).unlink()
+        for folder in (tmp_path / name, tmp_path / f"copy of {name}"):
+            prints.append(fingerprint_of(folder, list_media(folder, MEDIA["audio"].extensions).entries))
+    assert prints[0] == prints[1] != prints[2] == prints[3]
+
+
+def test_what_was_made_of_shards_is_not_used_when_they_are_written_anew(tmp_path: Path) -> None:
+    """Of shards of others no hash is known; their place tells when they were written, to data workers too."""
+    found = []
+    for time, content in ((1, b"one"), (1, b"one"), (2, b"two")):
+        path = write_tar(tmp_path / "0.tar", {"a.wav": content})
+        os.utime(path, (time, time))
+        entries = list_media(tmp_path, MEDIA["audio"].extensions).entries
+        found.append((fingerprint_of(tmp_path, entries), entries.version))
+        assert pickle.loads(pickle.dumps(entries)).version == entries.version
+    assert found[0] == found[1]
+    assert found[0][0] == found[2][0]
+    assert found[0][1] != found[2][1]
+
+
 def test_whatever_is_known_of_a_file_is_kept(tmp_path: Path) -> None:
     """Columns of a person's own, several captions, captions of several lines, names with dots; by index or not."""
     rows = [
@@ -192,6 +225,27 @@ def test_a_film_of_numbered_pictures_stays_one(tmp_path: Path) -> None:
         (shards / INDEX_NAME).unlink(missing_ok=True)
 
 
+def test_a_film_of_one_picture_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "films" / "one").mkdir(parents=True)
+    (tmp_path / "films" / "one" / "frame-1.png").write_bytes(png())
+    shards = sharded(tmp_path / "films", tmp_path / "shards", "video")
+    for _ in range(2):  # by the index, and without
+        entries = list_media(shards, MEDIA["video"].extensions, films=True).entries
+        assert [entry.file for entry in entries] == ["one"]
+        assert read_header(entries[0].media(shards)).frames == 1
+        (shards / INDEX_NAME).unlink(missing_ok=True)
+
+
+def test_films_repeat_each_other_only_if_their_pictures_do(tmp_path: Path) -> None:
+    for film, colour in (("one", 1), ("same", 1), ("other", 2)):
+        (tmp_path / "films" / film).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "films" / film / f"{number}.png").write_bytes(png(colour))
+    shards = sharded(tmp_path / "films", tmp_path / "shards", "video")
+    for folder in (tmp_path / "films", shards):
+        assert check_folder(folder, medium="video").duplicates == [["one", "same"]]
+
+
 def test_sources_over_shards_can_be_sent_to_another_process(pictures: Path, tmp_path: Path) -> None:
     shards = sharded(pictures, tmp_path / "shards")
     source = ImageFolder(shards, list_media(shards, frozenset({".png"})).entries, 16, 16)
@@ -247,6 +301,54 @@ def test_shards_of_img2dataset_are_listed(form: int, tmp_path: Path) -> None:
     assert scanned.notes == ["2 of 4 files have no caption in the shards"]
 
 
+def test_names_in_the_json_of_others_are_not_those_of_items(tmp_path: Path) -> None:
+    told = b'{"file_name": "image.png", "caption": "told", "id": 3}'
+    odd = b'{"quintet_sha256": "half \\ud800"}'
+    members = {"a.png": b"x", "a.json": told, "b.png": b"y", "b.json": told, "c.png": b"z", "c.json": odd}
+    write_tar(tmp_path / "0.tar", members)
+    entries = list_media(tmp_path, MEDIA["image"].extensions).entries
+    assert known(entries) == [("a.png", "told", None, {}), ("b.png", "told", None, {}), ("c.png", None, None, {})]
+
+
+def test_a_text_of_the_same_name_comes_before_that_of_the_key(tmp_path: Path) -> None:
+    members = {
+        **{
+            "photo.v1.png": b"1",
+            "photo.v1.txt": b"first",
+            "photo.v2.png": b"2",
+            "photo.v2.json": b'{"text": "second"}',
+        },
+        **{"photo.v3.png": b"3", "photo.txt": b"any"},
+    }
+    write_tar(tmp_path / "0.tar", members)
+    entries = list_media(tmp_path, MEDIA["image"].extensions).entries
+    assert [(entry.file, entry.text) for entry in entries] == [
+        ("photo.v1.png", "first"),
+        ("photo.v2.png", "any"),  # a .txt comes before a .json, whatever it is called
+        ("photo.v3.png", "any"),
+    ]
+
+
+def test_one_picture_with_a_number_is_a_picture_and_several_a_film_that_is_said(tmp_path: Path) -> None:
+    members = {
+        "cat.png": b"1",
+        "IMG.2023.jpg": b"2",
+        "turn.001.png": png(1),
+        "turn.json": b"{}",
+        "turn.002.png": png(2),
+    }
+    write_tar(tmp_path / "0.tar", members)
+    scanned = list_media(tmp_path, MEDIA["image"].extensions)
+    assert [entry.file for entry in scanned.entries] == ["cat.png", "IMG.2023.jpg"]
+    assert scanned.notes == ["films of numbered pictures (key.001.png, …), which only recipes of video use: 1"]
+    scanned = list_media(tmp_path, MEDIA["video"].extensions, films=True)
+    assert [entry.file for entry in scanned.entries] == ["turn"]
+    film = scanned.entries[0].media("")
+    assert isinstance(film, Blob)
+    assert film.pictures == {"001.png": png(1), "002.png": png(2)}
+    assert scanned.notes == []
+
+
 def test_each_medium_of_a_mixed_set_is_found_by_its_recipe(tmp_path: Path) -> None:
     members = {"a.mp4": b"film", "a.m4a": b"sound", "a.jpg": b"picture", "a.txt": b"all of it"}
     write_tar(tmp_path / "0.tar", members)
@@ -289,6 +391,36 @@ def test_loose_files_make_a_folder_a_folder(tmp_path: Path) -> None:
     assert [entry.file for entry in list_media(tmp_path / "backup.tar", MEDIA["image"].extensions).entries] == ["a.png"]
 
 
+@pytest.mark.parametrize("aside", ["backup.tar", "labels.parquet"])
+def test_class_folders_are_a_folder(aside: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / aside, {"a.png": b"x"})
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(png())
+    scanned = list_media(tmp_path, MEDIA["image"].extensions)
+    assert [(entry.file, entry.text) for entry in scanned.entries] == [("cats/1.png", "cats"), ("dogs/1.png", "dogs")]
+    assert scanned.notes == [
+        f"tar and parquet files that are not read, because media lie beside them: 1, the first {aside}; name it in "
+        "place of the folder to use it"
+    ]
+
+
+def test_what_is_hidden_is_passed_over(tmp_path: Path) -> None:
+    for name in ("0.tar", ".trash/1.tar", ".2.tar"):
+        write_tar(tmp_path / name, {"a.png": b"x"})
+    (tmp_path / ".thumbnails").mkdir()
+    (tmp_path / ".thumbnails" / "b.png").write_bytes(png())
+    assert [shard.name for shard in open_set(tmp_path).index.shards] == ["0.tar"]
+    assert [entry.file for entry in list_media(tmp_path, MEDIA["image"].extensions).entries] == ["a.png"]
+
+
+def test_classes_are_looked_for_with_the_cache_of_the_run(tmp_path: Path) -> None:
+    write_tar(tmp_path / "set" / "0.tar", {"a.png": b"x", "a.txt": b"cat", "b.png": b"y", "b.txt": b"dog"})
+    data = DataConfig(path=str(tmp_path / "set"), cache=str(tmp_path / "cache"))
+    assert found_keys(TextConfig(text="classes"), data, frozenset({".png"})) == {"model.classes": ["cat", "dog"]}
+    assert [*(tmp_path / "cache" / "indexes").glob("*.safetensors")]
+
+
 # --- what is wrong ------------------------------------------------------------------------------------------------
 
 
@@ -325,6 +457,26 @@ def test_what_is_no_tar_file_is_refused(tmp_path: Path) -> None:
         (tmp_path / "0.tar").write_bytes(content)
         with pytest.raises(UsageError, match=r"the shard 0.tar .* is cut off or damaged"):
             list_media(tmp_path, MEDIA["image"].extensions)
+
+
+@pytest.mark.parametrize("size", [b"-0000001000", b"0o000000003", b"00000000_03", b"+0000000003"])
+def test_a_size_that_is_no_octal_number_is_refused(size: bytes, tmp_path: Path) -> None:
+    content = bytearray(write_tar(tmp_path / "0.tar", {"a.png": b"abc"}).read_bytes())
+    content[124:136] = size + b"\0"
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    (tmp_path / "0.tar").write_bytes(content)
+    with pytest.raises(UsageError, match=r"the shard 0.tar .* is cut off or damaged \(there is no header"):
+        list_media(tmp_path, MEDIA["image"].extensions)
+
+
+def test_a_size_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        about = tarfile.TarInfo("a.png")
+        about.size, about.pax_headers = 3, {"size": "9" * 5000}
+        tar.addfile(about, io.BytesIO(b"abc"))
+    with pytest.raises(UsageError, match=r"the shard 0.tar .* is cut off or damaged \(the size of a member"):
+        list_media(tmp_path, MEDIA["image"].extensions)
 
 
 def test_an_index_that_no_longer_fits_is_refused(pictures: Path, tmp_path: Path) -> None:
@@ -380,6 +532,48 @@ def test_a_damaged_index_is_an_error_and_never_leads_out_of_a_shard(
         return
     rows = [index.row(place) for place in range(len(index))]
     assert all(row.offset >= 0 and row.offset + row.size <= index.shards[row.shard].size for row in rows)
+
+
+@pytest.mark.parametrize("header", [b"5", b"[]", b'{"__metadata__": 5}', b'{"__metadata__": {}, "shard": 5}'])
+def test_an_index_with_another_header_is_refused(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / INDEX_NAME
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(UsageError, match=rf"{INDEX_NAME} is not an index of shards that can be used"):
+        list_media(tmp_path, MEDIA["image"].extensions)
+
+
+@pytest.mark.parametrize(("size", "extra"), [(2**70, b"{}"), (9, b"{a"), (9, b"[1]"), (9, b"[" * 100_000)], ids=str)
+def test_an_index_that_means_harm_is_refused(size: int, extra: bytes, tmp_path: Path) -> None:
+    builder = IndexBuilder()
+    builder.shards.append(Shard("0.tar", size))
+    builder.add(Row(0, 0, 1, "a.png", ".png", None, None, {}))
+    builder._texts["extras"] += extra
+    builder._ends["extras"][0] = len(extra)
+    builder.write(tmp_path / INDEX_NAME)
+    with pytest.raises(UsageError, match=rf"{INDEX_NAME} is not an index of shards that can be used"):
+        ShardIndex.open(tmp_path / INDEX_NAME).row(0)
+
+
+def test_half_a_surrogate_in_a_column_is_a_question_mark(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.png").write_bytes(png())
+    row = {"file_name": "a.png", "text": "x", "note": "half \ud800", "texts": ["x", "\ud800"]}
+    (tmp_path / "set" / "metadata.jsonl").write_text(json.dumps(row))
+    shards = sharded(tmp_path / "set", tmp_path / "shards")
+    for _ in range(2):  # by the index, and without
+        entry = list_media(shards, MEDIA["image"].extensions).entries[0]
+        assert entry.extra == {"note": "half ?", "texts": ["x", "?"]}
+        (shards / INDEX_NAME).unlink(missing_ok=True)
+
+
+def test_shards_do_not_take_the_place_of_the_folder_one_is_in(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out in (Path(), tmp_path):
+        with pytest.raises(UsageError, match="is the folder you are in; choose a new one for the shards"):
+            sharded(pictures, out)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_for_shards_that_is_in_use_is_refused(pictures: Path, tmp_path: Path) -> None:
