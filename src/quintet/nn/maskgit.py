@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quintet.config import validate
 from quintet.errors import UsageError
+from quintet.nn.codebook_start import start_alike
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
@@ -260,21 +261,11 @@ class MaskGit(Pretrained, _Tokens):
 
     @torch.no_grad()
     def start_from(self, codebook: Tensor) -> None:
-        """Let similar codes start alike: `codebook` is (codes, code_dim), the vectors of the tokenizer's codes.
-
-        The vectors are centred, brought to the scale that the weights were initialised with, and turned at random into
-        the width of the transformer; what embeds a code and what predicts it are turned differently.
-        """
+        """Let similar codes start alike: `codebook` is (codes, code_dim), the vectors of the tokenizer's codes."""
         if codebook.dim() != 2 or len(codebook) != self.mask_id:
             raise UsageError(f"a codebook of shape {tuple(codebook.shape)} is not that of {self.mask_id} codes")
-        centred = codebook.to("cpu", self._dtype)
-        centred = centred - centred.mean(0)
-        if not centred.isfinite().all() or not centred.any():
-            raise UsageError("the vectors of the codebook are not finite, or all the same")
         for weight in (self.embedding.weight[: self.mask_id], self.to_logits.weight):
-            # Orthogonal, so that distances between codes stay what the tokenizer made them.
-            turned = centred @ nn.init.orthogonal_(centred.new_empty(centred.shape[1], self.config.dim))
-            weight.copy_(turned * (weight.std().cpu() / turned.std()))
+            start_alike(weight, codebook)
 
     @property
     def _dtype(self) -> torch.dtype:

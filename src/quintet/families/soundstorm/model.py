@@ -20,6 +20,7 @@ from quintet.families.soundstorm.conditioning import Conditions, Told
 from quintet.families.soundstorm.config import SoundStormModelConfig
 from quintet.families.soundstorm.decoding import LevelObserver, fill_in
 from quintet.generate.masked import Sampling
+from quintet.nn.codebook_start import start_alike
 from quintet.nn.conformer import Conformer
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions
@@ -125,24 +126,14 @@ class SoundStorm(Pretrained, nn.Module):
 
     @torch.no_grad()
     def start_from(self, codebooks: Tensor) -> None:
-        """Let similar codes of a level start alike: `codebooks` is (levels, codes, code_dim), the codec's vectors.
-
-        Each level's are centred, brought to the scale that the weights were initialised with, and turned at random into
-        the width of the conformer; what embeds a code and what predicts it are turned differently.
-        """
+        """Let similar codes of a level start alike: `codebooks` is (levels, codes, code_dim), the codec's vectors."""
         if codebooks.dim() != 3 or codebooks.shape[:2] != (self.levels, self.mask_id):
             raise UsageError(
                 f"codebooks of shape {tuple(codebooks.shape)} are not {self.levels} levels of {self.mask_id} codes"
             )
         embeddings = self.net.embedding.weight.view(self.levels, self.mask_id + 1, -1)[:, : self.mask_id]
-        centred = codebooks.to("cpu", self.head_weights.dtype)
-        centred = centred - centred.mean(1, keepdim=True)
-        if not centred.isfinite().all() or not centred.any(2).any(1).all():
-            raise UsageError("the vectors of a codebook are not finite, or all the same")
-        for weights, level in zip((*embeddings, *self.head_weights), (*centred, *centred), strict=True):
-            # Orthogonal, so that distances between codes stay what the codec made them.
-            turned = level @ nn.init.orthogonal_(level.new_empty(level.shape[1], weights.shape[1]))
-            weights.copy_(turned * (weights.std().cpu() / turned.std()))
+        for weights, level in zip((*embeddings, *self.head_weights), (*codebooks, *codebooks), strict=True):
+            start_alike(weights, level)
 
     def tell(
         self,
