@@ -150,6 +150,7 @@ TABLE = (
     Row("unknown recipe", "train vqgam {pictures}", 2, ("vqgam", "'vqgan'", "quintet recipes")),
     Row("unknown recipe of help", "config vqgam", 2, ("vqgam", "'vqgan'")),
     Row("unknown key", TRAIN + " train.step=5", 2, ("'train.step'", "'train.steps'")),
+    Row("a key as an option", TRAIN + " --steps 5", 2, ("--steps", "key=value", "train.steps=")),
     Row("unknown section", TRAIN + " trian.steps=5", 2, ("'trian.steps'", "'train.steps'")),
     Row("a base for what has none", TRAIN + " --base {trained}", 2, ("vqgan stands on no base",)),
     Row("a tokenizer for what has none", TRAIN + " --tokenizer {trained}", 2, ("vqgan stands on no tokenizer",)),

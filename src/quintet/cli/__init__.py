@@ -94,12 +94,18 @@ def _is_misuse(error: Exception) -> bool:
     return hasattr(error, "format_message")
 
 
+def _command(error: Any) -> str:
+    return str(getattr(getattr(error, "ctx", None), "command_path", ""))
+
+
 def _mistake(error: Any) -> str:
     return str(error.format_message())
 
 
 def _one_sentence(error: Exception) -> str:
     if _is_misuse(error):
+        if type(error).__name__ == "NoSuchOption" and "quintet train" in _command(error):
+            return f"{_mistake(error).partition(' (')[0].rstrip('.')}; keys are written key=value, such as train.steps=1000"
         where = getattr(getattr(error, "param", None), "opts", None)
         return f"{where[0]}: {_mistake(error)}" if where and where[0] not in _mistake(error) else _mistake(error)
     if isinstance(error, QuintetError):

@@ -491,13 +491,14 @@ def _note_uncaptioned(result: Scan) -> None:
 
 def _nothing_usable(root: Path, extensions: frozenset[str], walk: _Walk) -> str:
     accepted = ", ".join(sorted(extensions))
+    kinds = Counter(os.path.splitext(file)[1].lower() or "without extension" for file in walk.others)
+    seen = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
+    skipped = ""
     if walk.skipped:
         file, reason = walk.skipped[0]
         skipped = f"{len(walk.skipped)} skipped, the first {file} ({reason})"
-        return f"no usable file in {root}: looked for {accepted}; {skipped}"
-    kinds = Counter(os.path.splitext(file)[1].lower() or "without extension" for file in walk.others)
-    seen = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "nothing at all"
-    return f"no usable file in {root}: looked for {accepted}, found {seen}"
+    found = "; ".join(filter(None, (seen, skipped))) or "nothing at all"
+    return f"no usable file in {root}: looked for {accepted}, found {found}"
 
 
 # Splitting
