@@ -36,7 +36,7 @@ def build(recipe: str, data: Path, target: Path) -> None:
     case = case_of(recipe)
     shutil.copytree(data, target / "data")
     succeed("train", recipe, target / "data", "--out", target / "run", *case.tiny, *case.faults, *case.golden, *KEYS)
-    succeed("eval", target / "run", "--data", target / "data")
+    succeed("eval", target / "run", "--data", target / "data", "--out", target / "run" / "eval.json")
     succeed("export", target / "run", target / "hub")
     if case.tokenizer:
         succeed("encode", target / "run", target / "data", "--out", target / "codes")

@@ -103,7 +103,7 @@ def assert_stopped(run: Path, number: signal.Signals, process: Process) -> None:
     assert stopped["status"] == "stopped"
     assert steps_saved(run)[-1] == stopped["step"] == last_step(run)
     assert f"stopped at step {stopped['step']} by {number.name}; continue with `quintet resume {run}`" in log_text(run)
-    assert "error" not in process.seen
+    assert "error:" not in process.seen
     assert_sound(run)
 
 

@@ -105,7 +105,8 @@ def _mistake(error: Any) -> str:
 def _one_sentence(error: Exception) -> str:
     if _is_misuse(error):
         if type(error).__name__ == "NoSuchOption" and "quintet train" in _command(error):
-            return f"{_mistake(error).partition(' (')[0].rstrip('.')}; keys are written key=value, such as train.steps=1000"
+            mistake = _mistake(error).partition(" (")[0].rstrip(".")
+            return f"{mistake}; keys are written key=value, such as train.steps=1000"
         where = getattr(getattr(error, "param", None), "opts", None)
         return f"{where[0]}: {_mistake(error)}" if where and where[0] not in _mistake(error) else _mistake(error)
     if isinstance(error, QuintetError):

@@ -127,17 +127,23 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
     return [joined[end - length : end].decode() for end, length in zip(ends, lengths, strict=True)]
 
 
+def _meeting_device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
 def sum_statistics(statistics: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sum a dictionary of tensors over the ranks with one message."""
     if not is_distributed() or not statistics:
         return statistics
     names: Sequence[str] = sorted(statistics)
-    flat = torch.cat([statistics[name].detach().reshape(-1).double() for name in names])
+    # A count made on the CPU beside sums made on a GPU: they travel together, where the processes can meet.
+    device = _meeting_device()
+    flat = torch.cat([statistics[name].detach().reshape(-1).double().to(device) for name in names])
     dist.all_reduce(flat)
     result: dict[str, Tensor] = {}
     offset = 0
     for name in names:
         like = statistics[name]
-        result[name] = flat[offset : offset + like.numel()].view(like.shape).to(like.dtype)
+        result[name] = flat[offset : offset + like.numel()].view(like.shape).to(like)
         offset += like.numel()
     return result
