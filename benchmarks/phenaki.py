@@ -39,7 +39,7 @@ def compare(what: str, precision: str, rounds: int | None, warmup: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=[*UNITS, []], default=list(UNITS), help="step, sample")
+    parser.add_argument("what", nargs="*", default=list(UNITS), help="step, sample")
     parser.add_argument("--precision", choices=list(ROUNDS), default="fp32")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")

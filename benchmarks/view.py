@@ -296,7 +296,7 @@ def load(viewers: int, rows: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", choices=["scale", "load"], default=["scale", "load"])
+    parser.add_argument("what", nargs="*", default=["scale", "load"], help="scale, load")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--viewers", type=int, default=50)
