@@ -243,7 +243,7 @@ def test_a_longer_run_by_resuming(trained: Path, tmp_path: Path) -> None:
 def test_resuming_a_finished_run_changes_nothing(trained: Path, tmp_path: Path) -> None:
     run = copied(trained, tmp_path / "run")
     before = tree(run / "checkpoints")
-    assert "trained to step 12" in succeed("resume", run).output
+    assert "is at step 12 already" in succeed("resume", run).output
     assert tree(run / "checkpoints") == before
 
 

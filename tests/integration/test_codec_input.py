@@ -63,7 +63,7 @@ def test_it_trains_on_clips_of_one_frame_and_less_of_several_channels_and_silent
     found = json.loads((tmp_path / "run" / "data.json").read_text())
     assert len(found["train"]) == 8
     assert not found["skipped"]
-    figures = json.loads((tmp_path / "run" / "eval.json").read_text())
+    figures = json.loads((tmp_path / "run" / "eval-data.json").read_text())
     assert np.isfinite([figures["mel_distance"], figures["stft_distance"], figures["si_sdr"]]).all()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))

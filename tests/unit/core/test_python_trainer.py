@@ -148,7 +148,7 @@ def link(reference: str) -> Link:
 def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
     out = tmp_path / "run"
     for words, sentence in (
-        ({}, "ToyTrainer trains a quintet.GivenNet, not a NoneType"),
+        ({}, "ToyTrainer needs a model to train, a quintet.GivenNet"),
         ({"model": Net(6, 0.0)}, "ToyTrainer trains a quintet.GivenNet, not a Net"),
         ({"model": GivenNet()}, "ToyTrainer needs data"),
         ({"model": GivenNet(), "data": range(9), "validation": "folder"}, "beside a folder comes a folder"),
