@@ -49,7 +49,7 @@ STORM = Stage(
     name="soundstorm",
     recipe="soundstorm",
     quick=Length(steps=400, every=200),
-    full=Length(steps=2000, every=1000),
+    full=Length(steps=3200, every=1600),
     share=0.45,
     pace=1.2,
     links=(("tokenizer", "codec"), ("condition", "mulan")),

@@ -140,7 +140,7 @@ class SoundStormConfig(RunConfig):
             "model.heads": 4,
             "model.head_dim": 32,
             "loss.coarse_first": 2.0,
-            "train.steps": 2000,
+            "train.steps": 3200,
             "train.batch_size": 16,
             "optim.name": "muon",
             "optim.lr": 3e-3,
