@@ -67,7 +67,7 @@ soak: setup
 		$(BIN)/pytest tests/faults/test_soak.py
 
 # Beyond what `make test` tries of many processes. The run folders of the last command are left to look at.
-SCALE := /tmp/quintet-scale
+SCALE := runs/scale
 scale: setup
 	OMP_NUM_THREADS=1 QUINTET_SCALE=whole $(BIN)/pytest -n 2 --dist load tests/contract/test_processes.py \
 		tests/integration/test_processes.py tests/integration/test_restarts.py tests/unit/core/test_processes.py
