@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from quintet.data.code_cache import MediaSource
 from quintet.data.listing import list_media
 from quintet.errors import UsageError
 from quintet.nn.text_config import PRETRAINED, TextConfig
+from quintet.nn.words import words_of
 
 
 def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:
@@ -51,8 +52,8 @@ def check_captions(model: TextConfig, media: Sources, what: str, may_be_empty: b
             "with data.empty_captions=true, or without text (model.text=none)"
         )
     if long := too_long(model, [text for _, text in captions]):
-        most = model.text_length - 2
-        say(f"{len(long)} captions have more than {most} bytes and are cut (model.text_length), for one: {long[0]!r}")
+        most = f"{most_symbols(model)} {model.text}"
+        say(f"{len(long)} captions have more than {most} and are cut (model.text_length), for one: {long[0]!r}")
 
 
 def _captions(source: Source) -> Iterator[tuple[str, str]]:
@@ -70,10 +71,23 @@ def check_request(model: TextConfig, request: Request, asked: float, guidance: f
     if model.text != "none" and asked != guidance:
         say("warning: made without guidance, because no text was dropped in training (loss.drop_text)")
     if long := too_long(model, [*request.texts, request.negative or ""]):
-        say(f"warning: cut to {model.text_length - 2} bytes, which is all the model reads: {long[0][:100]!r}")
+        most = f"{most_symbols(model)} {model.text}"
+        say(f"warning: cut to {most}, which is all the model reads: {long[0][:100]!r}")
 
 
 def too_long(model: TextConfig, texts: Iterable[str]) -> list[str]:
-    """Those that a byte encoder cuts; a frozen encoder counts in its own tokens and tells of its own cuts."""
-    most = model.text_length - 2
-    return [text for text in texts if model.text == "bytes" and len(text.encode(errors="replace")) > most]
+    """Those that an encoder of bytes or words cuts; a frozen one counts in its own tokens and tells of its own cuts."""
+    if model.text not in _LENGTHS:
+        return []
+    return [text for text in texts if _LENGTHS[model.text](text) > most_symbols(model)]
+
+
+def most_symbols(model: TextConfig) -> int:
+    """Of one text: bytes stand between a start and an end, words have an end alone."""
+    return model.text_length - (2 if model.text == "bytes" else 1)
+
+
+_LENGTHS: Mapping[str, Callable[[str], int]] = {
+    "bytes": lambda text: len(text.encode(errors="replace")),
+    "words": lambda text: len(words_of(text)),
+}

@@ -18,7 +18,7 @@ TOKENIZER = Stage(
     name="tokenizer",
     recipe="cvivit",
     quick=Length(steps=200, every=100),
-    full=Length(steps=1000, every=500),
+    full=Length(steps=2000, every=1000),
     share=0.25,
     pace=4.0,
     figures=(

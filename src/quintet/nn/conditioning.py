@@ -24,6 +24,7 @@ from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder, kept_rows
 from quintet.nn.text_config import PRETRAINED, TextConfig
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
+from quintet.nn.words import WordTextEncoder
 
 Conditioning = Mapping[str, Tensor]
 """Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture; `there`, which
@@ -45,7 +46,8 @@ def make_text_conditioning(config: TextConfig) -> TextConditioning | None:
         return FrozenText(config.text, config.text_dim, config.text_length, default_folder())
     if config.vector_dim is not None:
         return GivenVectors(config.vector_dim, config.text_dim)
-    return ByteTextEncoder(config.text_dim, config.text_depth, config.text_heads, config.text_length)
+    reader = WordTextEncoder if config.text == "words" else ByteTextEncoder
+    return reader(config.text_dim, config.text_depth, config.text_heads, config.text_length)
 
 
 class ClassTable(nn.Module):
@@ -121,7 +123,7 @@ def _projected(vectors: Tensor, project: nn.Linear) -> Tensor:
     return out
 
 
-TextConditioning = ByteTextEncoder | ClassTable | FrozenText | GivenVectors
+TextConditioning = ByteTextEncoder | WordTextEncoder | ClassTable | FrozenText | GivenVectors
 
 
 class LowVectors(NamedTuple):

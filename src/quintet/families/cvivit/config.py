@@ -79,6 +79,12 @@ class CViViTLossConfig(PictureLossConfig):
     """What the tokenizer is trained for; the discriminator looks at single frames."""
 
     reconstruction: Literal["l1", "l2"] = Field("l2", description="Distance of pixels.")
+    motion: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the distance of changes from each frame to the next: what is wrong should at least stand "
+        "still.",
+    )
     perceptual: float = Field(0.1, ge=0, description="Weight of the perceptual loss, where weights are given.")
 
 
@@ -112,10 +118,10 @@ class CViViTConfig(RunConfig):
             "model.temporal_patch": 4,
             "model.dim": 128,
             "model.spatial_depth": 1,
-            "model.temporal_depth": 1,
+            "model.temporal_depth": 2,
             "model.shortcut": True,
             "model.head_dim": 32,
-            "train.steps": 1000,
+            "train.steps": 2000,
             "train.batch_size": 4,
             "optim.name": "muon",
             "optim.lr": 1e-3,
@@ -123,9 +129,10 @@ class CViViTConfig(RunConfig):
             "optim.warmup_steps": 50,
             "optim.clip": 1.0,
             "loss.discriminator": False,
-            "eval.every": 500,
+            "loss.motion": 1.0,
+            "eval.every": 1000,
             "sample.every": 1000,
-            "checkpoint.every": 500,
+            "checkpoint.every": 1000,
             "data.workers": 0,  # the clips are soon in memory, and workers would take turns with the computation
         },
         "base": {

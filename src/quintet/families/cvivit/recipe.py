@@ -127,6 +127,11 @@ class CViViTRecipe(Recipe[CViViTConfig]):
         by_frame = distance_of(made, videos, reduction="none").mean((1, 3, 4))
         loss = mean_over_ranks(by_frame, batch["mask"])
         parts = {"reconstruction": loss}
+        if self.loss.motion:
+            both = batch["mask"][:, 1:] & batch["mask"][:, :-1]
+            changes = distance_of(made.diff(dim=2), videos.diff(dim=2), reduction="none").mean((1, 3, 4))
+            parts["motion"] = mean_over_ranks(changes, both)
+            loss = loss + self.loss.motion * parts["motion"]
         if self.perceptual is not None:
             frames = output["frames"]
             perceptual = self.perceptual.to(frames.device, frames.dtype)

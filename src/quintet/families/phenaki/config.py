@@ -93,9 +93,10 @@ class PhenakiConfig(MaskGitRunConfig):
             "model.depth": 6,
             "model.heads": 4,
             "model.rotary": True,
-            "model.merge": [1, 2, 2],  # of the 5 x 8 x 8 codes that the tokenizer's preset of this name makes
+            "model.text": "words",
             "model.text_dim": 96,
             "loss.order": "moments",
+            "loss.first_moment": 0.75,  # the picture is the hard part
             "train.steps": 14_000,
             "train.batch_size": 16,
             "optim.name": "muon",
@@ -104,7 +105,7 @@ class PhenakiConfig(MaskGitRunConfig):
             "optim.warmup_steps": 150,
             "optim.clip": 1.0,
             "sample.steps": 12,
-            "sample.overlap": 1,  # a clip of one moment, as all clips begin
+            "sample.overlap": 5,
             "sample.temperature": 0.6,
             "sample.choice_noise": 12.0,
             "sample.num": 8,
