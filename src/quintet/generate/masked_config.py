@@ -45,6 +45,12 @@ class MaskGitLossConfig(Section):
         0.1, ge=0, lt=1, description="Share of texts dropped, so that guidance has something to lead away from."
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Share of the target spread over all codes.")
+    alike: float = Field(
+        0.0,
+        ge=0,
+        description="Share targets among codes that look alike, so far: in median squared distances between nearest "
+        "codes, instead of loss.label_smoothing; 0: each code is right alone.",
+    )
     critic: bool = Field(False, description="Train a token critic beside it, which decides what is masked again.")
     only: Literal["generator", "critic"] | None = Field(
         None, description="Train only this of the two; the critic alone needs a trained generator (--init RUN)."
@@ -71,4 +77,6 @@ class MaskGitRunConfig(RunConfig):
             raise ValueError("loss.critic=true and model.self_critic=true are two critics; choose one")
         if self.loss.only == "critic" and not (self.loss.critic or self.model.self_critic):
             raise ValueError("loss.only=critic needs a critic: loss.critic=true or model.self_critic=true")
+        if self.loss.alike and self.loss.label_smoothing:
+            raise ValueError("loss.alike shares targets out already: set loss.label_smoothing=0")
         return self

@@ -24,6 +24,7 @@ from quintet.core.recipe import Loss, Nets, Output, Phase, Recipe
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.generate import masked, sampling
+from quintet.generate.alike import Alike
 from quintet.generate.masked_config import MaskGitRunConfig
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.text_config import possible_guidance
@@ -68,6 +69,8 @@ class MaskGitRecipe(Recipe[ConfigT]):
     maskgit: MaskGit
     is_new: bool
     """Whether the model was made here, rather than handed over."""
+    alike: Alike | None = None
+    """Which codes share a target."""
 
     @abstractmethod
     def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
@@ -126,7 +129,8 @@ class MaskGitRecipe(Recipe[ConfigT]):
         return logits * helped[:, None, None]
 
     def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
-        loss = token_loss(output["logits"], output["codes"][output["hidden"]], self.config.loss.label_smoothing)
+        target = output["codes"][output["hidden"]]
+        loss = token_loss(output["logits"], target, self.config.loss.label_smoothing, self.alike)
         if self.config.model.self_critic and self.config.loss.only is None:
             opinion = self.critic_loss(nets, batch, output, step).value
             return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
@@ -194,9 +198,12 @@ def critic_of(nets: Nets) -> TokenCritic | None:
     return critic
 
 
-def token_loss(logits: Tensor, target: Tensor, label_smoothing: float) -> Loss:
+def token_loss(logits: Tensor, target: Tensor, label_smoothing: float, alike: Alike | None = None) -> Loss:
     """Of the codes that were masked, over all processes; with the share that is guessed right."""
-    each = F.cross_entropy(sampling.wide(logits), target, reduction="none", label_smoothing=label_smoothing)
+    if alike is None:
+        each = F.cross_entropy(sampling.wide(logits), target, reduction="none", label_smoothing=label_smoothing)
+    else:
+        each = alike.loss(sampling.wide(logits).log_softmax(-1), target)
     everything = torch.ones_like(each, dtype=torch.bool)
     right = (logits.argmax(-1) == target).to(each.dtype)
     loss = collectives.mean_over_ranks(each, everything)

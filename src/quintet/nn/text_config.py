@@ -17,9 +17,10 @@ class TextConfig(Section):
 
     text: str = Field(
         "bytes",
-        description="What reads the text: bytes, a byte encoder trained with the model; words, one of words, which short "
-        "trainings learn to read much sooner; classes, a vector for each class; hf:PATH_OR_NAME, a frozen encoder of "
-        "transformers; vectors, text embeddings that a data set in Python brings along; none, no text.",
+        description="What reads the text: bytes or words, an encoder of these, trained with the model (words are "
+        "understood sooner, bytes are the same in every script); classes, a vector for each class; hf:PATH_OR_NAME, a "
+        "frozen encoder of transformers; vectors, text embeddings that a data set in Python brings along; none, no "
+        "text.",
     )
     classes: tuple[str, ...] | None = Field(
         None, description="Names of the classes for text=classes; none: the captions found in the data."
@@ -31,7 +32,10 @@ class TextConfig(Section):
     text_depth: int = Field(2, ge=1, le=64, description="Blocks of the encoder of bytes or words.")
     text_heads: int = Field(4, ge=1, description="Attention heads of what makes those vectors.")
     text_length: int = Field(
-        128, ge=8, le=4096, description="Longest text, in bytes, words or a frozen encoder's tokens; longer ones are cut."
+        128,
+        ge=8,
+        le=4096,
+        description="Longest text, in bytes, words or a frozen encoder's tokens; longer ones are cut.",
     )
 
     @field_validator("text")

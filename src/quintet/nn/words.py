@@ -1,9 +1,9 @@
 """Owns the text encoder that reads words: each one vector, looked up by its spelling, then a small transformer.
 
-It needs neither a download nor a list of words. A word is a row of a table that its hash points to, and a little of the
-rows that its pieces of three letters point to, so that `stars` begins near `star` and a word that was never trained on
-is not nothing (Bojanowski et al. 2017, 1607.04606). Bytes have to be spelled together before they mean anything, which
-takes thousands of steps where little depends on a word.
+It needs neither a download nor a list of words. A word is the row of a table that its hash points to, and as much again
+of the rows that its pieces of three letters point to, so that `stars` begins near `star`, and a word that was never
+trained on is not nothing (Bojanowski et al. 2017, 1607.04606). Bytes have to be spelled together before they mean
+anything, which takes thousands of steps where little depends on a word.
 """
 
 from __future__ import annotations
@@ -43,10 +43,16 @@ class WordTextEncoder(nn.Module):
         self.transformer = Transformer(dim, depth, heads, dim // heads, positions=positions)
 
     def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """`ids (batch, words, pieces)` as `prepare` makes them; the mask comes back with the vectors."""
+        """What `prepare` made, through the transformer; the mask comes back with it."""
+        return self.transformer(self.look_up(ids), mask), mask
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """The vector of each word by itself, from its rows `(batch, words, pieces)`."""
         rows = self.embedding(ids)
         pieces = (ids[..., 1:] > 0).sum(-1, keepdim=True).clamp(min=1)
-        return self.transformer(rows[..., 0, :] + rows[..., 1:, :].sum(-2) / pieces, mask), mask
+        # A sum of independent rows grows with the root of their number.
+        vectors: Tensor = rows[..., 0, :] + rows[..., 1:, :].sum(-2) / pieces.sqrt()
+        return vectors
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         """What `forward` takes, as the conditioning `text` and `text_mask`. An empty text has a word too: its end."""

@@ -16,6 +16,7 @@ from quintet.core.draw import Draw
 from quintet.core.engine import Engine
 from quintet.core.recipe import Loss
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
+from quintet.families.cvivit.filter import FrameFilter
 from quintet.families.cvivit.model import CViViT
 from quintet.families.cvivit.recipe import CViViTRecipe, chosen_frames, temporal_error
 from quintet.families.cvivit.trainer import CViViTTrainer
@@ -28,6 +29,7 @@ TINY = {
 KINDS: dict[str, dict[str, Any]] = {
     **{name: {"quantizer": name} for name in ("vq", "lfq", "fsq")},
     "shortcut": {"shortcut": True, "codebook_size": 64},
+    "filter": {"filter_dim": 8, "filter_blocks": 2, "codebook_size": 64},
 }
 
 
@@ -187,8 +189,15 @@ def test_keys_that_contradict_each_other_are_refused() -> None:
         build(CViViTConfig, overrides={"model.max_frames": 9})
     with pytest.raises(UsageError, match=r"model.codebook_size=100"):
         CViViT(quantizer="lfq", codebook_size=100)
+    with pytest.raises(UsageError, match=r"model.filter_dim is for sides of an even number of pixels, not \[15, 30\]"):
+        validate(CViViTModelConfig, {"image_size": [15, 30], "patch": 5, "filter_dim": 8})
     for preset in ("debug", "small", "base"):
         build(CViViTConfig, preset=preset)
+
+
+def test_a_fresh_filter_does_nothing() -> None:
+    torch.manual_seed(0)
+    assert torch.equal(FrameFilter(8, 2).double()(film(5)), film(5))
 
 
 # --- the recipe -----------------------------------------------------------------------------------------------------
@@ -227,7 +236,7 @@ def test_batches_are_padded_to_whole_moments() -> None:
 
 def test_frames_that_are_not_there_count_nowhere() -> None:
     """Of what comes after a clip's last moment; in a moment that is filled in part the last frame stands still."""
-    made = recipe(**{"loss.discriminator_start": 0})
+    made = recipe(**{"loss.discriminator_start": 0, "loss.motion": 0.5, "model.filter_dim": 8})
     for lengths in ([9, 5, 1], [9, 7, 3]):
         plain, other = batch_of(made, lengths), batch_of(made, lengths, fill=0.25)
         first, second = loss_of(made, plain), loss_of(made, other)
@@ -247,6 +256,30 @@ def test_the_loss_is_the_mean_over_all_frames_that_are_there() -> None:
         alone = Batch(made.collate([item]), ("one",), Draw(0, [0], [row]), torch.float64)
         single.append(loss_of(made, alone).parts["reconstruction"] * length)
     torch.testing.assert_close(whole, torch.stack(single).sum() / sum(lengths))
+
+
+def test_errors_that_stand_still_are_no_wrong_motion() -> None:
+    made = recipe(**{"loss.motion": 2.0})
+    batch = batch_of(made, [9, 4, 1])
+    videos = batch["videos"]
+
+    def parts_of(wrong: Tensor) -> tuple[float, float]:
+        output = made.forward(made.modules, batch, 0)
+        output["result"].videos = videos + wrong
+        loss, parts = made.reconstruction_loss(batch, output)
+        assert loss == parts["reconstruction"] + 2 * parts["motion"]
+        return float(parts["reconstruction"]), float(parts["motion"])
+
+    still = torch.rand_like(videos[:, :, :1])
+    reconstruction, motion = parts_of(still.expand_as(videos))
+    assert reconstruction > 0.1
+    assert motion < 1e-12
+    flicker = 0.1 * torch.tensor([1.0, -1.0] * 5, dtype=videos.dtype)[: videos.shape[2]]
+    reconstruction, motion = parts_of(flicker[:, None, None].expand_as(videos))
+    assert reconstruction == pytest.approx(0.01)
+    assert motion == pytest.approx(0.04)
+    pictures = batch_of(made, [1, 1])
+    assert loss_of(made, pictures).parts["motion"] == 0
 
 
 def test_the_frame_that_is_looked_at_is_one_that_is_there() -> None:

@@ -1,4 +1,4 @@
-"""What a text becomes, by bytes, classes and a frozen encoder: what all of them promise, and each one's mistakes."""
+"""What a text becomes, by bytes, words, classes and a frozen encoder: what all promise, and each one's mistakes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder
+from quintet.nn.words import ROWS, WordTextEncoder, words_of
 from text_models import make_folder
 
 SMALL: dict[str, Any] = {
@@ -24,7 +25,8 @@ SMALL: dict[str, Any] = {
     "text_dim": 16, "text_depth": 1, "text_heads": 2, "text_length": 24,
 }  # fmt: skip
 TEXTS = ["a red circle", "blue", "a blue square left"]
-KINDS = ["bytes", "classes", "hf"]
+STAR = [2681, 716, 1698, 3667, 5083, 0, 0, 0, 0, 0, 0, 0]
+KINDS = ["bytes", "words", "classes", "hf"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,12 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def keys_of(kind: str, t5: Path, **keys: Any) -> dict[str, Any]:
-    own = {"bytes": {}, "classes": {"text": "classes", "classes": TEXTS}, "hf": {"text": f"hf:{t5}"}}
+    own: dict[str, dict[str, Any]] = {
+        "bytes": {},
+        "words": {"text": "words"},
+        "classes": {"text": "classes", "classes": TEXTS},
+        "hf": {"text": f"hf:{t5}"},
+    }
     return {**SMALL, **own[kind], **keys}
 
 
@@ -59,7 +66,8 @@ def tokens(rows: int = len(TEXTS)) -> torch.Tensor:
 def test_texts_become_vectors_of_the_width_asked_for(kind: str, t5: Path) -> None:
     encoder = make_text_conditioning(validate(MaskGitConfig, keys_of(kind, t5)))
     assert encoder is not None
-    assert isinstance(encoder, {"bytes": ByteTextEncoder, "classes": ClassTable, "hf": FrozenText}[kind])
+    made = {"bytes": ByteTextEncoder, "words": WordTextEncoder, "classes": ClassTable, "hf": FrozenText}
+    assert isinstance(encoder, made[kind])
     prepared = encoder.prepare(TEXTS)
     assert prepared.keys() == {"text", "text_mask"}
     assert all(len(part) == 3 and part.device.type == "cpu" for part in prepared.values())
@@ -137,6 +145,40 @@ def test_names_of_the_weights_of_bytes_stay(t5: Path) -> None:
     assert names == {f"text_encoder.{name}" for name in ByteTextEncoder(16, 1, 2, 24).state_dict()}
 
 
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+def test_words_are_the_same_whatever_their_case_and_spaces() -> None:
+    assert words_of("A  Red\ncircle: it's ÉTÉ 2") == ["a", "red", "circle", ":", "it", "'", "s", "été", "2"]
+    encoder = WordTextEncoder(16, 1, 2, 24)
+    one, other = (encoder.prepare([text])["text"] for text in ("A red  Circle", "a red circle"))
+    assert torch.equal(one, other)
+
+
+def test_rows_of_words_stay() -> None:
+    """Runs hold a table whose rows are found by these hashes."""
+    rows = WordTextEncoder(16, 1, 2, 24).prepare(["star"])["text"]
+    assert rows[0, 0].tolist() == STAR
+    assert rows.max() < ROWS
+
+
+def test_words_of_one_stem_begin_alike_and_unknown_ones_are_something() -> None:
+    torch.manual_seed(0)
+    encoder = WordTextEncoder(256, 1, 2, 24)
+    words = encoder.look_up(encoder.prepare(["triangle triangles circle"])["text"])[0]
+    alike, other = (torch.cosine_similarity(words[0], words[number], dim=0) for number in (1, 2))
+    assert alike > other + 0.1
+    assert encoder.prepare(["qzx"])["text"][0, 0, 0] > 0
+
+
+def test_more_words_than_fit_are_cut_and_long_words_are_read_in_part() -> None:
+    encoder = WordTextEncoder(16, 1, 2, 8)
+    prepared = encoder.prepare(["a b c d e f g h i j", "a b c d e f g", "x" * 10_000])
+    assert prepared["text"].shape[1] == 8
+    assert prepared["text_mask"].sum(1).tolist() == [8, 8, 2]
+    assert torch.equal(prepared["text"][0], prepared["text"][1])
+
+
 # --- classes ------------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +247,9 @@ def test_an_encoder_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["byte", "", "hf:", "hf: ", "t5", "None"])
 def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
-    with pytest.raises(UsageError, match=r"text: choose bytes, classes, vectors, none, or hf:PATH_OR_NAME \(got "):
+    with pytest.raises(
+        UsageError, match=r"text: choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME \(got "
+    ):
         validate(MaskGitConfig, {"text": text})
 
 

@@ -33,6 +33,13 @@ class CViViTModelConfig(Section):
         False,
         description="Tokens pass by the blocks too: training begins with the best linear transform, and improves it.",
     )
+    filter_dim: int | None = Field(
+        None,
+        ge=8,
+        multiple_of=8,
+        description="Width of the convolutions that filter the frames before patches and after them; none: no filter.",
+    )
+    filter_blocks: int = Field(1, ge=1, le=16, description="Blocks of such a filter.")
     heads: int = Field(4, gt=0, description="Attention heads.")
     head_dim: int = Field(64, ge=4, multiple_of=4, description="Width of an attention head.")
     quantizer: Literal["vq", "lfq", "fsq"] = Field(
@@ -72,6 +79,8 @@ class CViViTModelConfig(Section):
                 f"model.image_size={self.image_size} is not divisible by model.patch = {self.patch}; "
                 f"the nearest that is: {near[0] if near[0] == near[1] else list(near)}"
             )
+        if self.filter_dim is not None and any(side % 2 for side in self.size):
+            raise ValueError(f"model.filter_dim is for sides of an even number of pixels, not {list(self.size)}")
         return self
 
 
@@ -82,8 +91,8 @@ class CViViTLossConfig(PictureLossConfig):
     motion: float = Field(
         0.0,
         ge=0,
-        description="Weight of the distance of changes from each frame to the next: what is wrong should at least stand "
-        "still.",
+        description="Weight of the distance of changes from each frame to the next: what is wrong should at least "
+        "stand still.",
     )
     perceptual: float = Field(0.1, ge=0, description="Weight of the perceptual loss, where weights are given.")
 
@@ -120,6 +129,7 @@ class CViViTConfig(RunConfig):
             "model.spatial_depth": 1,
             "model.temporal_depth": 2,
             "model.shortcut": True,
+            "model.filter_dim": 32,
             "model.head_dim": 32,
             "train.steps": 2000,
             "train.batch_size": 4,

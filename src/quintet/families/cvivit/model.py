@@ -18,6 +18,7 @@ from quintet.config import validate
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
+from quintet.families.cvivit.filter import FrameFilter
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
 from quintet.nn.transformer import LearnedPositions, Rotary, Transformer
@@ -54,6 +55,7 @@ class CViViT(Pretrained, nn.Module):
         self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch)
         if self.config.shortcut:
             self.improve_in, self.improve_out = _nothing(self.config.dim), _nothing(self.config.dim)
+        self.filter_in, self.filter_out = _filter(self.config), _filter(self.config)
 
     @property
     def num_codes(self) -> int:
@@ -93,7 +95,7 @@ class CViViT(Pretrained, nn.Module):
         """Pixels around 0: (batch, 1, places, numbers of a patch) of the first frame, (batch, moments - 1, places,
         numbers of a tube) of the others."""
         patch, step = self.config.patch, self.config.temporal_patch
-        centred = self._checked(videos) * 2 - 1
+        centred = self.filter_in(self._checked(videos) * 2 - 1)
         first = rearrange(centred[:, :, :1], "b c f (h p) (w q) -> b f (h w) (c p q)", p=patch, q=patch)
         tubes = rearrange(centred[:, :, 1:], "b c (k t) (h p) (w q) -> b k (h w) (c t p q)", t=step, p=patch, q=patch)
         return first, tubes
@@ -138,7 +140,8 @@ class CViViT(Pretrained, nn.Module):
             p=patch,
             q=patch,
         )
-        return (torch.cat([first, tubes], dim=2) + 1) / 2
+        smooth: Tensor = self.filter_out(torch.cat([first, tubes], dim=2))
+        return (smooth + 1) / 2
 
     def _of_positions(self, mask: Tensor | None) -> Tensor | None:
         """A mask of frames as one of codes, (batch, moments x places); none where all of them are there."""
@@ -186,6 +189,10 @@ def _nothing(dim: int) -> nn.Linear:
     layer = nn.Linear(dim, dim, bias=False)
     nn.init.zeros_(layer.weight)
     return layer
+
+
+def _filter(config: CViViTModelConfig) -> nn.Module:
+    return nn.Identity() if config.filter_dim is None else FrameFilter(config.filter_dim, config.filter_blocks)
 
 
 def _quantizer(config: CViViTModelConfig) -> Quantizer:

@@ -96,6 +96,8 @@ class PhenakiConfig(MaskGitRunConfig):
             "model.text": "words",
             "model.text_dim": 96,
             "loss.order": "moments",
+            "loss.alike": 0.5,
+            "loss.label_smoothing": 0.0,
             "loss.first_moment": 0.75,  # the picture is the hard part
             "train.steps": 14_000,
             "train.batch_size": 16,

@@ -24,6 +24,7 @@ from quintet.families.phenaki import judging, sources
 from quintet.families.phenaki.asking import check_frames, read_prime
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
+from quintet.generate.alike import alike_codes
 from quintet.generate.maskgit_decoding import told_both_ways
 from quintet.generate.maskgit_recipe import MaskGitRecipe, Rows, critic_of, start_from_codebook
 from quintet.media.image import image_grid, write_image
@@ -54,6 +55,7 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         self.tokenizer = tokenizer
         self.maskgit = maskgit or _new_model(config, tokenizer)
         self.is_new = maskgit is None
+        self.alike = alike_codes(config.loss.alike, tokenizer)
         if config.data.cache:
             self.maskgit.cache_texts(Path(config.data.cache))
         self.modules = {"maskgit": self.maskgit}

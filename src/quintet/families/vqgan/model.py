@@ -19,11 +19,9 @@ from quintet.config import validate
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanModelConfig
+from quintet.nn.convolution import GROUP, ResidualBlock
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
-
-GROUP = 8
-"""Channels normalised together."""
 
 
 @dataclass
@@ -35,26 +33,6 @@ class Reconstruction:
     codes: Tensor
     loss: Tensor
     statistics: Statistics
-
-
-class ResidualBlock(nn.Module):
-    """Two normalised 3 x 3 convolutions beside the identity."""
-
-    recomputable = True
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.first_norm = nn.GroupNorm(dim // GROUP, dim)
-        self.first = nn.Conv2d(dim, dim, 3, padding=1)
-        self.second_norm = nn.GroupNorm(dim // GROUP, dim)
-        self.second = nn.Conv2d(dim, dim, 3, padding=1)
-        # A block starts as the identity, so that depth costs nothing at the beginning.
-        nn.init.zeros_(self.second.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(F.silu(self.first_norm(x)))
-        update: Tensor = self.second(F.silu(self.second_norm(hidden)))
-        return x + update
 
 
 class VQGanVAE(Pretrained, nn.Module):
