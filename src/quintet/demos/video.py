@@ -30,7 +30,7 @@ PHENAKI = Stage(
     name="phenaki",
     recipe="phenaki",
     quick=Length(steps=500, every=250),
-    full=Length(steps=9000, every=3000),
+    full=Length(steps=8000, every=2000),
     share=0.75,
     pace=1.5,
     links=(("tokenizer", "tokenizer"),),

@@ -278,6 +278,20 @@ def test_codes_of_a_start_are_given_and_the_rest_is_made() -> None:
     assert (codes[:, 4] == -1).all()
 
 
+def test_moments_behind_the_first_may_have_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = phenaki(order="moments", later_steps=1)
+    passes: list[int] = []
+    through = made.maskgit.forward
+
+    def count(tokens: Tensor, *rest: Any, **named: Any) -> Tensor:
+        passes.append(tokens.shape[1] // PLACES)
+        return through(tokens, *rest, **named)
+
+    monkeypatch.setattr(made.maskgit, "forward", count)
+    made.sample(["a"], 5, seed=1)
+    assert {moments: passes.count(moments) for moments in passes} == {1: QUICK.steps, 2: 1, 3: 1}
+
+
 def test_moments_that_are_made_in_their_order_do_not_depend_on_how_many_follow() -> None:
     made = phenaki(order="moments")
     short, long = made.sample(["a", "b"], 5, seed=3), made.sample(["a", "b"], 9, seed=3)

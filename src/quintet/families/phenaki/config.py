@@ -41,6 +41,13 @@ class PhenakiLossConfig(MaskGitLossConfig):
 
 
 class PhenakiSampleConfig(MaskGitSampleConfig):
+    later_steps: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="In the order of moments: decoding steps of each one behind the first, of which less is left open; "
+        "none: sample.steps.",
+    )
     frames: int | None = Field(None, gt=0, description="Frames of a video; none: as many as the model was trained on.")
     overlap: int | None = Field(
         None,
@@ -98,7 +105,7 @@ class PhenakiConfig(MaskGitRunConfig):
             "loss.order": "moments",
             "loss.alike": 0.5,
             "loss.label_smoothing": 0.0,
-            "loss.first_moment": 0.75,  # the picture is the hard part
+            "loss.first_moment": 0.7,  # the picture is the hard part
             "train.steps": 14_000,
             "train.batch_size": 16,
             "optim.name": "muon",
@@ -106,7 +113,8 @@ class PhenakiConfig(MaskGitRunConfig):
             "optim.matrix_lr": 0.01,
             "optim.warmup_steps": 150,
             "optim.clip": 1.0,
-            "sample.steps": 12,
+            "sample.steps": 18,
+            "sample.later_steps": 6,
             "sample.overlap": 5,
             "sample.temperature": 0.6,
             "sample.choice_noise": 12.0,

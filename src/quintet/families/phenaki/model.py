@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Literal
 
@@ -31,7 +32,8 @@ class Phenaki(nn.Module):
     Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`, or what `quintet.runs.open_link`
     opens. `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses
     that. Longer videos and later scenes go on from `overlap` frames, by default about a third of what is made at once.
-    `order` is the one that the model was trained in, `loss.order` of its run.
+    `order` is the one that the model was trained in, `loss.order` of its run. In the order of moments `later_steps` are
+    the decoding steps of each moment behind the first, where they are not those of the settings.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Phenaki(nn.Module):
         settings: Sampling | None = None,
         overlap: int | None = None,
         order: Literal["together", "moments"] = "together",
+        later_steps: int | None = None,
     ) -> None:
         super().__init__()
         self.maskgit = maskgit
@@ -51,6 +54,7 @@ class Phenaki(nn.Module):
         self.settings = settings or Sampling(guidance=3.0)
         self.overlap = overlap
         self.order = order
+        self.later_steps = later_steps
         self._check_codes()
 
     @property
@@ -210,16 +214,26 @@ class Phenaki(nn.Module):
         if prime is not None:
             tokens[:, : known * places] = prime.flatten(1)
         if self.order == "together":
-            tokens = self._filled(tokens, valid, known * places, told, draw, name)
+            tokens = self._filled(tokens, valid, known * places, told, draw, self.settings, name)
         else:
             for moment in range(known, there.shape[1]):
                 end = (moment + 1) * places
-                seen = self._filled(tokens[:, :end], valid[:, :end], end - places, told, draw, f"{name}-{moment}")
+                steps = self.later_steps if moment and self.later_steps else self.settings.steps
+                settings = replace(self.settings, steps=steps)
+                shown = (tokens[:, :end], valid[:, :end], end - places)
+                seen = self._filled(*shown, told, draw, settings, f"{name}-{moment}")
                 tokens = torch.cat([seen, tokens[:, end:]], dim=1)
         return tokens.masked_fill(~valid, NO_CODE).view(*there.shape, *maskgit.grid[1:])
 
     def _filled(
-        self, tokens: Tensor, valid: Tensor, known: int, told: tuple[Told, Told], draw: Draw, name: str
+        self,
+        tokens: Tensor,
+        valid: Tensor,
+        known: int,
+        told: tuple[Told, Told],
+        draw: Draw,
+        settings: Sampling,
+        name: str,
     ) -> Tensor:
         """The tokens behind so many known ones, as far as there are any."""
         hole = valid.clone()
@@ -232,7 +246,7 @@ class Phenaki(nn.Module):
             tokens,
             hole,
             draw=draw,
-            settings=self.settings,
+            settings=settings,
             given=given,
             against=against,
             critic=self.critic,

@@ -260,6 +260,7 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
             self.sampling(),
             self.config.sample.overlap,
             self.config.loss.order,
+            self.config.sample.later_steps,
         )
 
 

@@ -56,6 +56,7 @@ class PhenakiTrainer(PythonTrainer):
             "loss.critic": True if model.critic is not None else None,
             "loss.order": model.order if model.order != "together" else None,
             "sample.overlap": model.overlap,
+            "sample.later_steps": model.later_steps,
         }
         return {key: value for key, value in said.items() if value is not None}
 
