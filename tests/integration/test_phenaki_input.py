@@ -181,6 +181,10 @@ def test_a_folder_of_pictures_alone_trains(tmp_path: Path) -> None:
         (("model.low_grid=[2,2]", "model.low_codes=8"), "there is no such model of videos"),
         (("model.merge=[3,2,2]",), "one token of several moments"),
         (("model.merge=[1,3,2]",), "does not divide a grid"),
+        (("loss.alike=0.5",), "loss.alike shares targets out already: set loss.label_smoothing=0"),
+        (("loss.alike=-1", "loss.label_smoothing=0"), "loss.alike"),
+        (("model.text=word",), "choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME"),
+        (("sample.later_steps=0",), "sample.later_steps"),
         (("sample.texts=[]",), "give at least one caption"),
         (("tokenizer_hash=x0123",), "tokenizer_hash=x0123, but the tokenizer"),
     ],
@@ -196,6 +200,26 @@ def test_weights_on_codes_of_another_tokenizer_are_refused(run: Path, videos: Pa
     succeed("train", "cvivit", videos, "--out", other, *keys, "train.steps=1", "loss.discriminator=false")
     refused = refusal(*words(videos, tmp_path / "run", "--init", run, f"tokenizer={other}"))
     assert "stands on another tokenizer" in refused
+
+
+def test_words_and_shared_targets_from_training_to_samples(videos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    keys = ("model.text=words", "model.text_length=8", "loss.alike=0.5", "loss.label_smoothing=0", "loss.order=moments")
+    said = succeed(*words(videos, run, *keys, "sample.later_steps=1")).errors
+    assert "captions have more than 7 words and are cut (model.text_length), for one: 'a " in said
+    asked = ("sample", run, "--text", "a word that nobody knows, and more than there is room for")
+    said = succeed(*asked, "--num", 1, "--out", tmp_path / "out").errors
+    assert "warning: cut to 7 words, which is all the model reads" in said
+    assert frames_in(tmp_path / "out")
+
+
+def test_targets_are_not_shared_among_levels(videos: Path, tmp_path: Path) -> None:
+    keys = ("--preset", "debug", "model.image_size=16", "model.dim=16", "model.head_dim=8", "model.codebook_size=32")
+    other = tmp_path / "other"
+    levels = ("model.quantizer_levels=2", "train.steps=1", "loss.discriminator=false")
+    succeed("train", "cvivit", videos, "--out", other, *keys, *levels)
+    asked = (f"tokenizer={other}", "loss.alike=0.5", "loss.label_smoothing=0")
+    assert "loss.alike needs a tokenizer with one code a place" in refusal(*words(videos, tmp_path / "run", *asked))
 
 
 def test_clips_without_captions_are_named(tmp_path: Path) -> None:
