@@ -300,11 +300,15 @@ def _is_quicker_by_products(queries: Tensor, keys: Tensor) -> bool:
 
 
 def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    scores = queries * queries.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
+    batch, heads = queries.shape[:2]
+    queries = queries * queries.shape[-1] ** -0.5
+    # One axis for both before anything else: a product that had to do it itself would copy the keys across, not along.
+    queries, keys, values = (tensor.flatten(0, 1) for tensor in (queries, keys, values))
+    scores = (queries @ keys.transpose(-1, -2)).unflatten(0, (batch, heads))
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
-    attended: Tensor = scores.softmax(-1).to(values.dtype) @ values
-    return attended
+    attended = scores.softmax(-1).to(values.dtype).flatten(0, 1) @ values
+    return attended.unflatten(0, (batch, heads))
 
 
 def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:
