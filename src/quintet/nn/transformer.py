@@ -182,6 +182,25 @@ class Cache:
         self.context_mask = None if self.context_mask is None else self.context_mask[rows]
 
 
+@dataclass(frozen=True)
+class Context:
+    """What every block's attention to a context needs of it, made once for many passes; see `Transformer.look`.
+
+    `keys` and `values` are `(batch, blocks, heads, places, head_dim)`; `mask` is what `attention_mask` made.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+
+    def of_block(self, number: int) -> tuple[Tensor, Tensor]:
+        return self.keys[:, number], self.values[:, number]
+
+    def select(self, rows: Tensor) -> Context:
+        """Of these rows of the batch alone."""
+        return Context(*(tensor.index_select(0, rows) for tensor in (self.keys, self.values, self.mask)))
+
+
 class Attention(nn.Module):
     """Attention of tokens to themselves, or, with a `context_dim`, to a context.
 
@@ -214,9 +233,18 @@ class Attention(nn.Module):
         self.to_out = nn.Linear(inner, dim, bias=False)
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, by: Turn | None = None
+        self,
+        x: Tensor,
+        context: Tensor | tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        by: Turn | None = None,
     ) -> Tensor:
-        """`mask` is what `attention_mask` made of the keys' mask; `by` turns queries and keys of self-attention."""
+        """`mask` is what `attention_mask` made of the keys' mask; `by` turns queries and keys of self-attention.
+
+        The context may be what `to_context` made of it.
+        """
+        if isinstance(context, tuple):
+            return self.look_at(x, context, mask)
         if self.crosses:
             assert context is not None, "this attention needs a context"
             queries = self._queries(x)
@@ -300,15 +328,16 @@ def _is_quicker_by_products(queries: Tensor, keys: Tensor) -> bool:
 
 
 def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    batch, heads = queries.shape[:2]
+    by_head = queries.shape[:2]
     queries = queries * queries.shape[-1] ** -0.5
     # One axis for both before anything else: a product that had to do it itself would copy the keys across, not along.
     queries, keys, values = (tensor.flatten(0, 1) for tensor in (queries, keys, values))
-    scores = (queries @ keys.transpose(-1, -2)).unflatten(0, (batch, heads))
+    scores = queries @ keys.transpose(-1, -2)
+    scores = scores.view(*by_head, *scores.shape[1:])
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     attended = scores.softmax(-1).to(values.dtype).flatten(0, 1) @ values
-    return attended.unflatten(0, (batch, heads))
+    return attended.view(*by_head, *attended.shape[1:])
 
 
 def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:
@@ -367,14 +396,17 @@ class Block(nn.Module):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        context: Tensor | None = None,
+        context: Tensor | tuple[Tensor, Tensor] | None = None,
         context_mask: Tensor | None = None,
         by: Turn | None = None,
+        where: Tensor | None = None,
     ) -> Tensor:
-        """The masks are what `attention_mask` made."""
+        """The masks are what `attention_mask` made. With `where` only these places come out, `(places, dim)`."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask, by=by))
         if self.crosses:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), context, context_mask))
+        if where is not None:
+            x = x[where]
         out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         return out
 
@@ -433,16 +465,19 @@ class Transformer(nn.Module):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        context: Tensor | None = None,
+        context: Tensor | Context | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
         places: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> Tensor:
         """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter.
 
-        `places` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape.
+        `places` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape. Who
+        needs some tokens alone gives `where`, `(batch, tokens)`, and gets `(tokens there, dim)`: the last feed-forward
+        is spared the others.
         """
-        for state in self.hidden(x, mask, context, context_mask, grid, places):
+        for state in self.hidden(x, mask, context, context_mask, grid, places, where):
             last = state  # one at a time: the others may be forgotten
         out: Tensor = self.norm(last)
         return out
@@ -451,25 +486,39 @@ class Transformer(nn.Module):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        context: Tensor | None = None,
+        context: Tensor | Context | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
         places: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """What comes out of each block in turn, before the last norm."""
+        """What comes out of each block in turn, before the last norm; of the last one the places `where` alone."""
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
             mask = attention_mask(mask, self.causal)
-        context, context_mask = self._after_nothing(len(x), context, context_mask)
+        if isinstance(context, Context):
+            context_mask = context.mask
+        else:
+            context, context_mask = self._after_nothing(len(x), context, context_mask)
         by = None
         if isinstance(self.positions, LearnedPositions):
             x = x + (self.positions(self._grid(x, grid)) if places is None else self.positions.at(places))
         turning = self.positions if isinstance(self.positions, Rotary) else self.rotary
         if turning is not None:
             by = turning(self._grid(x, grid)) if places is None else turning.at(places)
-        for block in self.blocks:
-            x = block(x, mask, context, context_mask, by)
+        last = len(self.blocks) - 1
+        for number, block in enumerate(self.blocks):
+            seen = context.of_block(number) if isinstance(context, Context) else context
+            x = block(x, mask, seen, context_mask, by, where if number == last else None)
             yield x
+
+    @torch.no_grad()
+    def look(self, context: Tensor, context_mask: Tensor) -> Context:
+        """The context as many passes may be given it, instead of itself and its mask."""
+        pairs, mask = self._contexts(len(context), context, context_mask)
+        assert mask is not None
+        keys, values = (torch.stack(parts, dim=1) for parts in zip(*pairs, strict=True))
+        return Context(keys, values, mask)
 
     @torch.no_grad()
     def start(
@@ -480,10 +529,8 @@ class Transformer(nn.Module):
             raise UsageError("Only a causal transformer can go step by step: earlier tokens must not see later ones.")
         if self.positions is not None and len(self.positions.shape) != 1:
             raise UsageError("Only tokens on a line can go step by step, not those on a grid.")
-        context, context_mask = self._after_nothing(batch, context, context_mask)
-        blocks = [block for block in self.blocks if isinstance(block, Block)]
-        contexts = [] if context is None else [block.cross_attention.to_context(context) for block in blocks]
-        return Cache([Past(max_length) for _ in blocks], contexts, context_mask)
+        contexts, context_mask = self._contexts(batch, context, context_mask)
+        return Cache([Past(max_length) for _ in self.blocks], contexts, context_mask)
 
     @torch.no_grad()
     def step(self, x: Tensor, cache: Cache) -> Tensor:
@@ -500,6 +547,14 @@ class Transformer(nn.Module):
             x = block.step(x, past, cache.contexts[number] if cache.contexts else None, cache.context_mask, by)
         out: Tensor = self.norm(x)
         return out
+
+    def _contexts(
+        self, batch: int, context: Tensor | None, mask: Tensor | None
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+        """What each block's attention makes of the context, if it has any, and the mask for all of them."""
+        context, mask = self._after_nothing(batch, context, mask)
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        return [] if context is None else [block.cross_attention.to_context(context) for block in blocks], mask
 
     def _after_nothing(
         self, batch: int, context: Tensor | None, mask: Tensor | None

@@ -359,6 +359,29 @@ def test_the_gated_layer_has_the_weights_of_an_ungated_one(dim: int, multiplier:
     assert layer.to_out.in_features % 16 == 0
 
 
+def test_a_context_looked_at_once_is_the_context() -> None:
+    """Rows with all of it, with some of it, and with none."""
+    model = make(context_dim=CONTEXT_DIM)
+    x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
+    mask = torch.tensor([[True] * 4, [True, False, True, False], [False] * 4])
+    looked = model.look(context, mask)
+    expected = model(x, context=context, context_mask=mask)
+    torch.testing.assert_close(model(x, context=looked), expected, **EXACT)
+    rows = torch.tensor([2, 0])
+    torch.testing.assert_close(model(x[rows], context=looked.select(rows)), expected[rows], **EXACT)
+
+
+def test_some_places_alone_are_what_they_are_among_all() -> None:
+    model = make(context_dim=CONTEXT_DIM)
+    x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
+    where = torch.tensor([[True, False, True, True, False], [False] * 5, [False, False, True, False, False]])
+    expected = model(x, context=context)[where]
+    found = model(x, context=context, where=where)
+    torch.testing.assert_close(found, expected, **EXACT)
+    gradients = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (found, expected)]
+    torch.testing.assert_close(gradients[0], gradients[1], **EXACT)
+
+
 def test_it_can_learn_what_only_positions_and_context_tell() -> None:
     """Copy the context's vector whose number is the token's place, from tokens that are all alike."""
     torch.manual_seed(0)
