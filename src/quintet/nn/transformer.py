@@ -186,15 +186,25 @@ class Cache:
 class Context:
     """What every block's attention to a context needs of it, made once for many passes; see `Transformer.look`.
 
-    `keys` and `values` are `(batch, blocks, heads, places, head_dim)`; `mask` is what `attention_mask` made.
+    `keys` and `values` are `(batch, blocks, heads, places, head_dim)`, of one block without `blocks`; `mask` is what
+    `attention_mask` made. The first place is that of `nothing`.
     """
 
     keys: Tensor
     values: Tensor
     mask: Tensor
 
-    def of_block(self, number: int) -> tuple[Tensor, Tensor]:
-        return self.keys[:, number], self.values[:, number]
+    def of_block(self, number: int) -> Context:
+        return Context(self.keys[:, number], self.values[:, number], self.mask)
+
+    @property
+    def told(self) -> Tensor | None:
+        """The numbers of the rows that see more than `nothing`, if not all do."""
+        # On a GPU it would have to be read from there which they are.
+        if self.mask.device.type != "cpu":
+            return None
+        told = self.mask[:, 0, 0, 1:].any(1)
+        return None if told.all() else told.nonzero()[:, 0]
 
     def select(self, rows: Tensor) -> Context:
         """Of these rows of the batch alone."""
@@ -235,16 +245,13 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Tensor | tuple[Tensor, Tensor] | None = None,
+        context: Tensor | Context | None = None,
         mask: Tensor | None = None,
         by: Turn | None = None,
     ) -> Tensor:
-        """`mask` is what `attention_mask` made of the keys' mask; `by` turns queries and keys of self-attention.
-
-        The context may be what `to_context` made of it.
-        """
-        if isinstance(context, tuple):
-            return self.look_at(x, context, mask)
+        """`mask` is what `attention_mask` made of the keys' mask; `by` turns queries and keys of self-attention."""
+        if isinstance(context, Context):
+            return self._look(x, context)
         if self.crosses:
             assert context is not None, "this attention needs a context"
             queries = self._queries(x)
@@ -272,6 +279,19 @@ class Attention(nn.Module):
     def look_at(self, x: Tensor, context: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Attention to a context of which the keys and values were made before."""
         return self._attend(self._queries(x), *context, mask)
+
+    def _look(self, x: Tensor, context: Context) -> Tensor:
+        rows = context.told
+        if rows is None:
+            return self.look_at(x, (context.keys, context.values), context.mask)
+        # All weight of the others is on one place, whatever they ask, so they need not ask.
+        nothing: Tensor = self.to_out(context.values[:, :, :1].transpose(1, 2).flatten(2))
+        out = nothing.repeat(1, x.shape[1], 1)
+        if not len(rows):
+            return out
+        told = context.select(rows)
+        looked = self.look_at(x.index_select(0, rows), (told.keys, told.values), told.mask)
+        return out.index_copy_(0, rows, looked)
 
     def _queries_keys_values(self, x: Tensor, by: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
         """Each `(batch, tokens, heads, head_dim)`."""
@@ -396,7 +416,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        context: Tensor | tuple[Tensor, Tensor] | None = None,
+        context: Tensor | Context | None = None,
         context_mask: Tensor | None = None,
         by: Turn | None = None,
         where: Tensor | None = None,
@@ -496,9 +516,7 @@ class Transformer(nn.Module):
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
             mask = attention_mask(mask, self.causal)
-        if isinstance(context, Context):
-            context_mask = context.mask
-        else:
+        if not isinstance(context, Context):
             context, context_mask = self._after_nothing(len(x), context, context_mask)
         by = None
         if isinstance(self.positions, LearnedPositions):

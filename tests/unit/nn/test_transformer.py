@@ -371,6 +371,22 @@ def test_a_context_looked_at_once_is_the_context() -> None:
     torch.testing.assert_close(model(x[rows], context=looked.select(rows)), expected[rows], **EXACT)
 
 
+def test_rows_that_see_nothing_of_a_context_looked_at_once_do_not_ask() -> None:
+    model = make(context_dim=CONTEXT_DIM)
+    x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
+    asking: list[int] = []
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.cross_attention.to_queries.register_forward_hook(lambda _, given, __: asking.append(len(given[0])))
+    for told, rows in (([True] * 3, 3), ([False, True, False], 1), ([False] * 3, 0)):
+        mask = torch.tensor(told)[:, None].expand(3, 4)
+        expected = model(x, context=context, context_mask=mask)
+        looked = model.look(context, mask)
+        asking.clear()
+        torch.testing.assert_close(model(x, context=looked), expected, **EXACT)
+        assert asking == [rows] * (2 if rows else 0)
+
+
 def test_some_places_alone_are_what_they_are_among_all() -> None:
     model = make(context_dim=CONTEXT_DIM)
     x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
