@@ -84,9 +84,10 @@ def serve_step(precision: str, embeddings: bool) -> None:
     recipe, engine = make_recipe(precision, embeddings)
     state = TrainingState(recipe)
     count = task.STEP_BATCH
-    told = {"vectors": task.embeddings(count)} if embeddings else {"texts": task.texts(count)}
-    items = {"codes": task.codes(count), **told}
-    fields = recipe.collate([{name: values[number] for name, values in items.items()} for number in range(count)])
+    told = ("vectors", task.embeddings(count)) if embeddings else ("texts", task.texts(count))
+    fields = recipe.collate(
+        [{"codes": codes, told[0]: own} for codes, own in zip(task.codes(count), told[1], strict=True)]
+    )
     number = 0
 
     def step() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -347,12 +347,29 @@ def _is_quicker_by_products(queries: Tensor, keys: Tensor) -> bool:
     )
 
 
+class _Scores(torch.autograd.Function):
+    """`queries @ keys.transpose(-1, -2)`, with gradients that lie as the two do.
+
+    By itself torch makes the transposed gradient of the keys, and whoever takes it copies it across.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor) -> Tensor:
+        ctx.save_for_backward(queries, keys)
+        return queries @ keys.transpose(-1, -2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        queries, keys = ctx.saved_tensors
+        return gradient @ keys, gradient.transpose(-1, -2) @ queries
+
+
 def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     by_head = queries.shape[:2]
     queries = queries * queries.shape[-1] ** -0.5
     # One axis for both before anything else: a product that had to do it itself would copy the keys across, not along.
     queries, keys, values = (tensor.flatten(0, 1) for tensor in (queries, keys, values))
-    scores = queries @ keys.transpose(-1, -2)
+    scores: Tensor = _Scores.apply(queries, keys)  # type: ignore[no-untyped-call]
     scores = scores.view(*by_head, *scores.shape[1:])
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)

@@ -542,6 +542,14 @@ def test_attention_in_bf16_is_that_of_fp32_by_products_and_by_the_kernel(keys: i
     mask = attention_mask(there)
     found = rough(x.bfloat16(), context.bfloat16(), mask).float()
     torch.testing.assert_close(found, exact(x, context, mask), atol=0.03, rtol=0.05)
+    # So are the gradients.
+    for attention, dtype in ((exact, torch.float32), (rough, torch.bfloat16)):
+        attention(x.to(dtype), context.to(dtype), mask).square().sum().backward()
+    for name, parameter in rough.named_parameters():
+        wanted = exact.get_parameter(name).grad
+        assert parameter.grad is not None
+        assert wanted is not None
+        assert (parameter.grad.float() - wanted).norm() < 0.02 * wanted.norm(), name
     # What is not there is not seen.
     context[0, 2:] = 100.0
     torch.testing.assert_close(rough(x.bfloat16(), context.bfloat16(), mask).float()[0], found[0])
