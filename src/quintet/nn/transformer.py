@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
+from quintet.nn.attention_by_products import attention_by_products, is_quicker_by_products
 
 Norm = Literal["layer", "rms"]
 Turn = tuple[Tensor, Tensor]
@@ -31,9 +32,6 @@ Turn = tuple[Tensor, Tensor]
 a plane's first coordinate loses what its second one gains, the sines of first ones are negative."""
 
 _EPSILON = 1e-6
-
-SHORT_ROW = 512
-"""Places up to which attention in bf16 is quicker by plain products on a CPU."""
 
 EMBEDDING_SCALE = 0.5
 """Standard deviation of fresh embeddings and positions. Much less than what a block adds, and tokens would drown in
@@ -324,8 +322,8 @@ class Attention(nn.Module):
         """Queries by token, keys and values by head."""
         # Views: the kernels take any order of axes, and give theirs back so that heads join without a copy.
         queries = _by_head(queries)
-        if _is_quicker_by_products(queries, keys) and not causal:
-            attended = _attention_by_products(queries, keys, values, mask)
+        if is_quicker_by_products(queries, keys) and not causal:
+            attended = attention_by_products(queries, keys, values, mask)
         else:
             attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
         out: Tensor = self.to_out(attended.transpose(1, 2).flatten(2))
@@ -335,46 +333,6 @@ class Attention(nn.Module):
 def _by_head(tensor: Tensor) -> Tensor:
     """`(batch, tokens, heads, head_dim)` to `(batch, heads, tokens, head_dim)`."""
     return tensor.transpose(1, 2)
-
-
-def _is_quicker_by_products(queries: Tensor, keys: Tensor) -> bool:
-    """On a CPU torch's kernel of attention in bf16, forth and back, takes two to four times as long as products up to
-    some hundred places do (`benchmarks/attention.py`); in fp32, and of long rows, it is the quicker one."""
-    return (
-        queries.dtype == torch.bfloat16
-        and queries.device.type == "cpu"
-        and max(queries.shape[-2], keys.shape[-2]) <= SHORT_ROW
-    )
-
-
-class _Scores(torch.autograd.Function):
-    """`queries @ keys.transpose(-1, -2)`, with gradients that lie as the two do.
-
-    By itself torch makes the transposed gradient of the keys, and whoever takes it copies it across.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor) -> Tensor:
-        ctx.save_for_backward(queries, keys)
-        return queries @ keys.transpose(-1, -2)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        queries, keys = ctx.saved_tensors
-        return gradient @ keys, gradient.transpose(-1, -2) @ queries
-
-
-def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    by_head = queries.shape[:2]
-    queries = queries * queries.shape[-1] ** -0.5
-    # One axis for both before anything else: a product that had to do it itself would copy the keys across, not along.
-    queries, keys, values = (tensor.flatten(0, 1) for tensor in (queries, keys, values))
-    scores: Tensor = _Scores.apply(queries, keys)  # type: ignore[no-untyped-call]
-    scores = scores.view(*by_head, *scores.shape[1:])
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    attended = scores.softmax(-1).to(values.dtype).flatten(0, 1) @ values
-    return attended.view(*by_head, *attended.shape[1:])
 
 
 def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from quintet.core.engine import _recompute_activations
 from quintet.core.optim import named_parameters
 from quintet.errors import UsageError
+from quintet.nn.attention_by_products import SHORT_ROW
 from quintet.nn.transformer import (
-    SHORT_ROW,
     Attention,
     Block,
     FeedForward,
