@@ -31,6 +31,9 @@ from quintet.nn.pretrained import Pretrained
 from quintet.nn.text import kept_rows
 from quintet.nn.transformer import EMBEDDING_SCALE, Context, LearnedPositions, Rotary, Transformer
 
+FEW_SHAPES = 64
+"""Tokens asked for alone come in multiples of so many."""
+
 
 class _Read(NamedTuple):
     """Texts and low-resolution codes as the transformer takes them: a context and its mask, and what covers tokens."""
@@ -123,7 +126,10 @@ class _Tokens(nn.Module):
         extra: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """The last vectors of the transformer; with `where` of those places alone. `extra` is added to its input."""
+        """The last vectors of the transformer; `extra` is added to its input.
+
+        With `where`, numbers of tokens counted over the whole batch, of those alone.
+        """
         x = self.embedding(tokens)
         if extra is not None:
             x = x + extra
@@ -139,7 +145,7 @@ class _Tokens(nn.Module):
             made = self._through(x, there, context, mask)
         else:
             made = self._through_by_length(x, there, context, mask)
-        return made if where is None else made[where]
+        return made if where is None else made.flatten(0, 1).index_select(0, where)
 
     def _read(self, conditioning: Conditioning) -> _Read:
         if "keys" in conditioning:
@@ -285,22 +291,26 @@ class MaskGit(Pretrained, _Tokens):
             if previous is None:
                 previous = torch.zeros(*tokens.shape, self.mask_id, device=tokens.device, dtype=self._dtype)
             extra = self.from_previous(previous.detach().softmax(-1).to(self._dtype))
-        hidden = self.hidden(tokens, conditioning, extra, where)
-        if scores:
-            return self._scores(hidden)
-        logits: Tensor = self.to_logits(hidden)
-        return logits
+        if where is None:
+            return self._made(self.hidden(tokens, conditioning, extra), scores)
+        asked = where.flatten().nonzero()[:, 0]
+        # A CPU makes a kernel for every shape of a product in bf16, and keeps it: some more are asked for in vain.
+        rounded = F.pad(asked, (0, -len(asked) % FEW_SHAPES))
+        return self._made(self.hidden(tokens, conditioning, extra, rounded), scores)[: len(asked)]
 
     def score(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         """The self-critic's opinion, as a `TokenCritic` gives it."""
         scores: Tensor = self(tokens, conditioning, scores=True)
         return scores
 
-    def _scores(self, hidden: Tensor) -> Tensor:
+    def _made(self, hidden: Tensor, scores: bool) -> Tensor:
+        if not scores:
+            logits: Tensor = self.to_logits(hidden)
+            return logits
         if self.to_score is None:
             raise UsageError("this model has no critic of its own (model.self_critic)")
-        scores: Tensor = self.to_score(hidden)
-        return scores[..., 0]
+        opinion: Tensor = self.to_score(hidden)
+        return opinion[..., 0]
 
     @torch.no_grad()
     def start_from(self, codebook: Tensor) -> None:

@@ -396,12 +396,12 @@ class Block(nn.Module):
         by: Turn | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """The masks are what `attention_mask` made. With `where` only these places come out, `(places, dim)`."""
+        """The masks are what `attention_mask` made. With `where` only these tokens come out."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask, by=by))
         if self.crosses:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), context, context_mask))
         if where is not None:
-            x = x[where]
+            x = x.flatten(0, 1).index_select(0, where)
         out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         return out
 
@@ -469,8 +469,8 @@ class Transformer(nn.Module):
         """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter.
 
         `places` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape. Who
-        needs some tokens alone gives `where`, `(batch, tokens)`, and gets `(tokens there, dim)`: the last feed-forward
-        is spared the others.
+        needs some tokens alone gives their numbers, counted over the whole batch, as `where`, and gets `(tokens there,
+        dim)`: the last feed-forward is spared the others.
         """
         for state in self.hidden(x, mask, context, context_mask, grid, places, where):
             last = state  # one at a time: the others may be forgotten
@@ -487,7 +487,7 @@ class Transformer(nn.Module):
         places: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """What comes out of each block in turn, before the last norm; of the last one the places `where` alone."""
+        """What comes out of each block in turn, before the last norm; of the last one the tokens `where` alone."""
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
             mask = attention_mask(mask, self.causal)
