@@ -34,6 +34,7 @@ from quintet.families.muse.recipe import MuseRecipe
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.generate import masked
 from quintet.generate.masked_config import MaskGitSampleConfig
+from quintet.generate.maskgit_decoding import fill
 from quintet.nn.maskgit import MaskGit
 from quintet.nn.text import ByteTextEncoder
 from worker import TimedTraining, serve
@@ -138,21 +139,16 @@ def serve_sampling(precision: str, alike: bool) -> None:
     empty = torch.full((count, maskgit.length), maskgit.mask_id)
     number = 0
 
-    def predict(tokens: Tensor, given: Mapping[str, Tensor], previous: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        logits = maskgit(tokens, given, previous=previous)
-        return logits, logits
-
     def step() -> None:
         nonlocal number
         with engine.autocast():
-            masked.decode(
-                predict,
+            fill(
+                maskgit,
                 empty,
                 torch.ones_like(empty, dtype=torch.bool),
-                mask_id=maskgit.mask_id,
                 draw=Draw(number, [0] * count, range(count)),
                 settings=settings,
-                conditioning=shown,
+                given=shown,
                 against=hidden,
             )
         number += 1

@@ -1,7 +1,7 @@
-"""quintet's Phenaki as a worker: `phenaki_ours.py step|sample|sample-alike PRECISION`.
+"""quintet's Phenaki as a worker: `phenaki_ours.py KIND PRECISION`, where a kind is one of `WORKS`.
 
 A training step of the recipe (masks, byte encoder, loss at masked places, Adam); text to video with the recipe's own
-settings, or with the peer's.
+settings, or with the peer's. With `-embeddings` the peer's settings, and text embeddings instead of a byte encoder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tokenizer() -> Link:
     return Link(recipe, dict(recipe.modules), "benchmark", Contents())
 
 
-def make_recipe(precision: str) -> tuple[PhenakiRecipe, Engine]:
+def make_recipe(precision: str, embeddings: bool) -> tuple[PhenakiRecipe, Engine]:
     keys: dict[str, Any] = {
         "model.dim": task.DIM,
         "model.depth": task.DEPTH,
@@ -62,6 +62,8 @@ def make_recipe(precision: str) -> tuple[PhenakiRecipe, Engine]:
         "train.batch_size": task.STEP_BATCH,
         "ema.enabled": False,
     }
+    if embeddings:
+        keys.update({"model.text": "vectors", "model.vector_dim": task.TEXT_WIDTH})
     torch.manual_seed(0)
     recipe = PhenakiRecipe(config.build(PhenakiConfig, overrides=keys), tokenizer=tokenizer())
     engine = Engine(recipe.config.engine)
@@ -70,18 +72,21 @@ def make_recipe(precision: str) -> tuple[PhenakiRecipe, Engine]:
 
 
 def about(recipe: PhenakiRecipe) -> dict[str, Any]:
-    encoder = recipe.maskgit.text_encoder
-    assert isinstance(encoder, ByteTextEncoder)
+    encoder, everything = recipe.maskgit.text_encoder, count_parameters(recipe.maskgit)
+    if not isinstance(encoder, ByteTextEncoder):
+        # The peer's layer for embeddings is part of its transformer as well.
+        return {"parameters": {"transformer": everything}}
     text = count_parameters(encoder)
-    return {"parameters": {"transformer": count_parameters(recipe.maskgit) - text, "byte encoder": text}}
+    return {"parameters": {"transformer": everything - text, "byte encoder": text}}
 
 
-def serve_step(precision: str) -> None:
-    recipe, engine = make_recipe(precision)
+def serve_step(precision: str, embeddings: bool) -> None:
+    recipe, engine = make_recipe(precision, embeddings)
     state = TrainingState(recipe)
     count = task.STEP_BATCH
+    told = ("vectors", task.embeddings(count)) if embeddings else ("texts", task.texts(count))
     fields = recipe.collate(
-        [{"codes": codes, "texts": text} for codes, text in zip(task.codes(count), task.texts(count), strict=True)]
+        [{"codes": codes, told[0]: own} for codes, own in zip(task.codes(count), told[1], strict=True)]
     )
     number = 0
 
@@ -97,8 +102,8 @@ def serve_step(precision: str) -> None:
     serve(step, about(recipe), ("quintet",))
 
 
-def serve_sampling(precision: str, alike: bool) -> None:
-    recipe, engine = make_recipe(precision)
+def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> None:
+    recipe, engine = make_recipe(precision, embeddings)
     settings = recipe.sampling()
     if alike:
         # What the peer does by default: all codes, a temperature that falls to nothing, no noise.
@@ -110,13 +115,16 @@ def serve_sampling(precision: str, alike: bool) -> None:
             choice_noise=0.0,
         )
     assert settings.steps == task.SAMPLE_STEPS
+    told: dict[str, Any] = {"texts": task.texts(task.SAMPLE_BATCH)}
+    if embeddings:
+        told = {"text_embeds": task.embeddings(task.SAMPLE_BATCH)}
     phenaki = Phenaki(recipe.maskgit.eval(), recipe.link_to_tokenizer(), settings=settings)
     number = 0
 
     def step() -> None:
         nonlocal number
         with engine.autocast():
-            videos = phenaki.sample(task.texts(task.SAMPLE_BATCH), task.FRAMES, seed=number)
+            videos = phenaki.sample(num_frames=task.FRAMES, seed=number, **told)
         assert videos.shape == (task.SAMPLE_BATCH, 3, task.FRAMES, task.SIDE, task.SIDE)
         number += 1
 
@@ -124,9 +132,11 @@ def serve_sampling(precision: str, alike: bool) -> None:
 
 
 WORKS: Mapping[str, Callable[[str], None]] = {
-    "step": serve_step,
+    "step": lambda precision: serve_step(precision, embeddings=False),
+    "step-embeddings": lambda precision: serve_step(precision, embeddings=True),
     "sample": lambda precision: serve_sampling(precision, alike=False),
     "sample-alike": lambda precision: serve_sampling(precision, alike=True),
+    "sample-embeddings": lambda precision: serve_sampling(precision, alike=True, embeddings=True),
 }
 
 

@@ -27,11 +27,18 @@ BETAS = (0.9, 0.99)
 TEXT_SYMBOLS = 32
 TEXTS = ("a large red circle, at the left", "a small blue star on the right", "two green squares above it all")
 """Of 30 bytes once they are cut, so of 32 symbols between a start and an end."""
+TEXT_WIDTH = 512
+"""Of T5-small's embeddings."""
 
 
 def texts(count: int) -> list[str]:
     """Texts that fill all of `TEXT_SYMBOLS`."""
     return [TEXTS[number % len(TEXTS)][: TEXT_SYMBOLS - 2] for number in range(count)]
+
+
+def embeddings(count: int) -> Tensor:
+    """What stands for texts where somebody else has read them."""
+    return torch.randn(count, TEXT_SYMBOLS, TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
 
 
 def videos(count: int) -> Tensor:

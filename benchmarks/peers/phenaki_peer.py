@@ -18,20 +18,18 @@ from phenaki_pytorch import MaskGit, Phenaki, t5
 import video_task as task
 from worker import serve
 
-TEXT_WIDTH = 512
-"""Of T5-small's embeddings."""
 LONGEST = 1024
 """Tokens that its table of positions has room for, as its own example says."""
 
 
 def make_phenaki() -> Any:
-    t5.T5_CONFIGS[t5.DEFAULT_T5_NAME] = {"config": SimpleNamespace(d_model=TEXT_WIDTH)}
+    t5.T5_CONFIGS[t5.DEFAULT_T5_NAME] = {"config": SimpleNamespace(d_model=task.TEXT_WIDTH)}
     tokenizer = make_tokenizer(use_vgg_and_gan=False)
     maskgit = MaskGit(
         dim=task.DIM,
         num_tokens=task.CODES,
         max_seq_len=LONGEST,
-        dim_context=TEXT_WIDTH,
+        dim_context=task.TEXT_WIDTH,
         depth=task.DEPTH,
         heads=task.HEADS,
         dim_head=task.DIM // task.HEADS,
@@ -53,7 +51,7 @@ def serve_step(precision: str) -> None:
     phenaki = make_phenaki().train()
     parameters = [parameter for parameter in phenaki.maskgit.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=1e-4, betas=task.BETAS)
-    codes, texts = task.codes(task.STEP_BATCH), torch.randn(task.STEP_BATCH, task.TEXT_SYMBOLS, TEXT_WIDTH)
+    codes, texts = task.codes(task.STEP_BATCH), task.embeddings(task.STEP_BATCH)
 
     def step() -> None:
         with autocast(precision):
@@ -67,7 +65,7 @@ def serve_step(precision: str) -> None:
 
 def serve_sampling(precision: str) -> None:
     phenaki = make_phenaki()
-    texts = torch.randn(task.SAMPLE_BATCH, task.TEXT_SYMBOLS, TEXT_WIDTH)
+    texts = task.embeddings(task.SAMPLE_BATCH)
     phenaki.encode_texts = lambda *_, **__: texts
 
     def step() -> None:

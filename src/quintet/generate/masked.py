@@ -32,7 +32,9 @@ Schedule = Callable[[Tensor], Tensor]
 """A share as a function of progress in [0, 1]; given and giving float64 on the CPU, element by element."""
 
 Conditioning = Mapping[str, Tensor]
-Logits = Callable[[Tensor, Conditioning, Tensor | None], tuple[Tensor, Tensor | None]]
+Logits = Callable[[Tensor, Conditioning, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""Tokens, conditioning, which places are asked for, (batch, places), and what was carried from the step before, to the
+scores of these places alone, (asked for, codes), and what is carried to the next step, batch first, if anything."""
 Critic = Callable[[Tensor, Conditioning], Tensor]
 """(batch, places) of whole rows of tokens: the higher, the more likely a token is not the original one."""
 Observer = Callable[[int, Tensor, Tensor], None]
@@ -218,6 +220,7 @@ def decode(
     generate = generate if valid is None else generate & valid
     left = generate.sum(1).cpu()
     counts = masked_counts(left, settings.steps, settings.schedule)
+    both = None if settings.guidance == 1 or against is None else _both(conditioning, against)
     tokens, masked = tokens.masked_fill(generate, mask_id), generate
     previous: Tensor | None = None
     for step in range(settings.steps):
@@ -225,7 +228,7 @@ def decode(
             break
         left, progress = counts[step], (step + 1) / settings.steps
         scale = settings.guidance_at(progress)
-        scores, previous = _predict(logits, tokens, masked, conditioning, against, previous, scale)
+        scores, previous = _predict(logits, tokens, masked, conditioning, both, previous, scale)
         scores = _checked(scores, mask_id)
         chances = uniform(draw, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
         guesses = choose(scores, chances, settings.temperature_at(progress), settings.top_k, settings.top_p)
@@ -258,20 +261,24 @@ def _predict(
     tokens: Tensor,
     masked: Tensor,
     conditioning: Conditioning,
-    against: Conditioning | None,
+    both: Conditioning | None,
     previous: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor | None]:
     """The guided scores of the masked tokens alone, (masked, codes), and what the model carries to its next step."""
-    if scale == 1 or against is None:
-        scores, carry = logits(tokens, conditioning, _with_rows(previous, len(tokens)))
-        return wide(scores[masked]), carry
+    if scale == 1 or both is None:
+        scores, carry = logits(tokens, conditioning, masked, _with_rows(previous, len(tokens)))
+        return wide(scores), carry
+    twice = [torch.cat([one, one]) for one in (tokens, masked)]
+    scores, carry = logits(twice[0], both, twice[1], _with_rows(previous, 2 * len(tokens)))
+    conditional, unconditional = wide(scores).chunk(2)
+    return guided(conditional, unconditional, scale), carry
+
+
+def _both(conditioning: Conditioning, against: Conditioning) -> Conditioning:
     if unknown := against.keys() - conditioning.keys():
         raise ValueError(f"against names {sorted(unknown)}, which conditioning does not have")
-    both = {key: torch.cat([value, against.get(key, value)]) for key, value in conditioning.items()}
-    scores, carry = logits(torch.cat([tokens, tokens]), both, _with_rows(previous, 2 * len(tokens)))
-    conditional, unconditional = scores.chunk(2)
-    return guided(wide(conditional[masked]), wide(unconditional[masked]), scale), carry
+    return {key: torch.cat([value, against.get(key, value)]) for key, value in conditioning.items()}
 
 
 def _with_rows(previous: Tensor | None, rows: int) -> Tensor | None:

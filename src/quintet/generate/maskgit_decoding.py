@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from quintet.core.draw import Draw
 from quintet.generate import masked
-from quintet.generate.masked import Critic, Sampling
+from quintet.generate.masked import Conditioning, Critic, Sampling
 from quintet.nn.maskgit import MaskGit, TokenCritic
 
 Told = dict[str, Tensor]
 """The conditioning of a `MaskGit`."""
 
 
+@torch.no_grad()
 def fill(
     maskgit: MaskGit,
     tokens: Tensor,
@@ -32,24 +34,38 @@ def fill(
 
     `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses that.
     """
-
-    def predict(tokens: Tensor, conditioning: Mapping[str, Tensor], previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        logits = maskgit(tokens, conditioning, previous=previous)
-        return logits, logits
-
+    told, told_against = _told_once(maskgit, given, against if settings.guidance != 1 else {}, len(tokens))
     return masked.decode(
-        predict,
+        partial(_logits, maskgit),
         tokens,
         hole,
         mask_id=maskgit.mask_id,
         draw=draw,
         settings=settings,
-        conditioning=given,
-        against=against,
+        conditioning=told,
+        against=told_against,
         valid=given.get("there"),
-        critic=_critic(maskgit, critic),
+        critic=_critic(maskgit, critic, given),
         name=name,
     )
+
+
+def _logits(
+    maskgit: MaskGit, tokens: Tensor, told: Conditioning, where: Tensor, previous: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    if not maskgit.config.self_conditioning:
+        return maskgit(tokens, told, where=where), None
+    # What a model says of every place is what it will listen to.
+    logits: Tensor = maskgit(tokens, told, previous=previous)
+    return logits[where], logits
+
+
+def _told_once(maskgit: MaskGit, given: Told, against: Told, count: int) -> tuple[Told, Told]:
+    """Both as they are in every step: what is read of texts does not change between them."""
+    if not against:
+        return maskgit.told_once(given), {}
+    both = maskgit.told_once({name: torch.cat([own, against.get(name, own)]) for name, own in given.items()})
+    return {name: made[:count] for name, made in both.items()}, {name: made[count:] for name, made in both.items()}
 
 
 def told_both_ways(maskgit: MaskGit, texts: Sequence[str], negative: str | None) -> tuple[Told, Told]:
@@ -71,7 +87,9 @@ def told_by_vectors(maskgit: MaskGit, vectors: Tensor, mask: Tensor | None = Non
     return maskgit.text_vectors(vectors, mask), maskgit.text_vectors(vectors, mask, nothing)
 
 
-def _critic(maskgit: MaskGit, critic: TokenCritic | None) -> Critic | None:
+def _critic(maskgit: MaskGit, critic: TokenCritic | None, given: Told) -> Critic | None:
     if critic is not None:
-        return critic
+        # It reads texts in its own way.
+        told = critic.told_once(given)
+        return lambda tokens, _: critic(tokens, told)
     return maskgit.score if maskgit.config.self_critic else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,18 @@ from quintet.nn.conditioning import (
 from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained import Pretrained
 from quintet.nn.text import kept_rows
-from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Rotary, Transformer
+from quintet.nn.transformer import EMBEDDING_SCALE, Context, LearnedPositions, Rotary, Transformer
+
+FEW_SHAPES = 64
+"""Tokens asked for alone come in multiples of so many."""
+
+
+class _Read(NamedTuple):
+    """Texts and low-resolution codes as the transformer takes them: a context and its mask, and what covers tokens."""
+
+    context: Tensor | Context | None
+    mask: Tensor | None
+    covering: Tensor | None
 
 
 class _Tokens(nn.Module):
@@ -95,11 +106,52 @@ class _Tokens(nn.Module):
         if isinstance(self.text_encoder, FrozenText):
             self.text_encoder.encoder.root = folder
 
-    def hidden(self, tokens: Tensor, conditioning: Conditioning, extra: Tensor | None = None) -> Tensor:
-        """The last vectors of the transformer; `extra` is added to its input."""
+    @torch.no_grad()
+    def told_once(self, conditioning: Conditioning) -> dict[str, Tensor]:
+        """The conditioning for many passes: texts and low-resolution codes are read here, and not in each of them."""
+        context, mask, covering = self._read(conditioning)
+        if context is None or isinstance(context, Context):
+            return dict(conditioning)
+        assert mask is not None
+        seen = self.transformer.look(context, mask)
+        made = {"keys": seen.keys, "values": seen.values, "keys_mask": seen.mask}
+        made.update({"covering": covering} if covering is not None else {})
+        made.update({"there": conditioning["there"]} if "there" in conditioning else {})
+        return made
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        conditioning: Conditioning,
+        extra: Tensor | None = None,
+        where: Tensor | None = None,
+    ) -> Tensor:
+        """The last vectors of the transformer; `extra` is added to its input.
+
+        With `where`, numbers of tokens counted over the whole batch, of those alone.
+        """
         x = self.embedding(tokens)
         if extra is not None:
             x = x + extra
+        context, mask, covering = self._read(conditioning)
+        if covering is not None:
+            x = x + covering
+        there = conditioning.get("there")
+        if there is None and self.merging is None:
+            alone: Tensor = self.transformer(x, None, context, mask, grid=self._shown(x), where=where)
+            return alone
+        # On a GPU it would have to be read from there which rows are how long.
+        if there is None or there.device.type != "cpu":
+            made = self._through(x, there, context, mask)
+        else:
+            made = self._through_by_length(x, there, context, mask)
+        return made if where is None else made.flatten(0, 1).index_select(0, where)
+
+    def _read(self, conditioning: Conditioning) -> _Read:
+        if "keys" in conditioning:
+            seen = Context(conditioning["keys"], conditioning["values"], conditioning["keys_mask"])
+            return _Read(seen, None, conditioning.get("covering"))
+        covering: Tensor | None = None
         contexts: list[Tensor] = []
         masks: list[Tensor] = []
         if "text" in conditioning:
@@ -110,16 +162,13 @@ class _Tokens(nn.Module):
         if self._has_low(conditioning):
             assert self.low is not None
             vectors, covering = self.low(conditioning["low"])
-            x = x + covering
             contexts.append(vectors)
             masks.append(torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device))
-        there, context, mask_of_it = conditioning.get("there"), _joined(contexts), _joined(masks)
-        # On a GPU it would have to be read from there which rows are how long.
-        if there is None or there.device.type != "cpu":
-            return self._through(x, there, context, mask_of_it)
-        return self._through_by_length(x, there, context, mask_of_it)
+        return _Read(_joined(contexts), _joined(masks), covering)
 
-    def _through(self, x: Tensor, there: Tensor | None, context: Tensor | None, context_mask: Tensor | None) -> Tensor:
+    def _through(
+        self, x: Tensor, there: Tensor | None, context: Tensor | Context | None, context_mask: Tensor | None
+    ) -> Tensor:
         shown = self._shown(x)
         if self.merging is None:
             alone: Tensor = self.transformer(x, there, context, context_mask, grid=shown)
@@ -129,7 +178,7 @@ class _Tokens(nn.Module):
         return self.merging.apart(made, shown)
 
     def _through_by_length(
-        self, x: Tensor, there: Tensor, context: Tensor | None, context_mask: Tensor | None
+        self, x: Tensor, there: Tensor, context: Tensor | Context | None, context_mask: Tensor | None
     ) -> Tensor:
         """The same, rows of one length together and cut there: what a row lacks costs nothing."""
         slice_of_it = math.prod(self.grid[1:])
@@ -139,8 +188,9 @@ class _Tokens(nn.Module):
         for end in sorted({*ends.tolist()}):
             rows = (ends == end).nonzero()[:, 0]
             seen = there.index_select(0, rows)[:, :end]
-            told = (None if one is None else one.index_select(0, rows) for one in (context, context_mask))
-            made = self._through(x.index_select(0, rows)[:, :end], None if seen.all() else seen, *told)
+            told = context.select(rows) if isinstance(context, Context) else _of_rows(context, rows)
+            own = x.index_select(0, rows)[:, :end]
+            made = self._through(own, None if seen.all() else seen, told, _of_rows(context_mask, rows))
             parts.append(F.pad(made, (0, 0, 0, x.shape[1] - end)))
             numbers.append(rows)
         return torch.cat(parts).index_select(0, torch.cat(numbers).argsort())
@@ -241,23 +291,26 @@ class MaskGit(Pretrained, _Tokens):
             if previous is None:
                 previous = torch.zeros(*tokens.shape, self.mask_id, device=tokens.device, dtype=self._dtype)
             extra = self.from_previous(previous.detach().softmax(-1).to(self._dtype))
-        hidden = self.hidden(tokens, conditioning, extra)
-        hidden = hidden if where is None else hidden[where]
-        if scores:
-            return self._scores(hidden)
-        logits: Tensor = self.to_logits(hidden)
-        return logits
+        if where is None:
+            return self._made(self.hidden(tokens, conditioning, extra), scores)
+        asked = where.flatten().nonzero()[:, 0]
+        # A CPU makes a kernel for every shape of a product in bf16, and keeps it: some more are asked for in vain.
+        rounded = F.pad(asked, (0, -len(asked) % FEW_SHAPES))
+        return self._made(self.hidden(tokens, conditioning, extra, rounded), scores)[: len(asked)]
 
     def score(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         """The self-critic's opinion, as a `TokenCritic` gives it."""
         scores: Tensor = self(tokens, conditioning, scores=True)
         return scores
 
-    def _scores(self, hidden: Tensor) -> Tensor:
+    def _made(self, hidden: Tensor, scores: bool) -> Tensor:
+        if not scores:
+            logits: Tensor = self.to_logits(hidden)
+            return logits
         if self.to_score is None:
             raise UsageError("this model has no critic of its own (model.self_critic)")
-        scores: Tensor = self.to_score(hidden)
-        return scores[..., 0]
+        opinion: Tensor = self.to_score(hidden)
+        return opinion[..., 0]
 
     @torch.no_grad()
     def start_from(self, codebook: Tensor) -> None:
@@ -282,6 +335,10 @@ class TokenCritic(Pretrained, _Tokens):
     def forward(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         scores: Tensor = self.to_score(self.hidden(tokens, conditioning))
         return scores[..., 0]
+
+
+def _of_rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if tensor is None else tensor.index_select(0, rows)
 
 
 def _joined(parts: list[Tensor]) -> Tensor | None:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
+from quintet.nn.attention_by_products import attention_by_products, is_quicker_by_products
 
 Norm = Literal["layer", "rms"]
 Turn = tuple[Tensor, Tensor]
@@ -31,9 +32,6 @@ Turn = tuple[Tensor, Tensor]
 a plane's first coordinate loses what its second one gains, the sines of first ones are negative."""
 
 _EPSILON = 1e-6
-
-SHORT_ROW = 512
-"""Places up to which attention in bf16 is quicker by plain products on a CPU."""
 
 EMBEDDING_SCALE = 0.5
 """Standard deviation of fresh embeddings and positions. Much less than what a block adds, and tokens would drown in
@@ -182,6 +180,35 @@ class Cache:
         self.context_mask = None if self.context_mask is None else self.context_mask[rows]
 
 
+@dataclass(frozen=True)
+class Context:
+    """What every block's attention to a context needs of it, made once for many passes; see `Transformer.look`.
+
+    `keys` and `values` are `(batch, blocks, heads, places, head_dim)`, of one block without `blocks`; `mask` is what
+    `attention_mask` made. The first place is that of `nothing`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+
+    def of_block(self, number: int) -> Context:
+        return Context(self.keys[:, number], self.values[:, number], self.mask)
+
+    @property
+    def told(self) -> Tensor | None:
+        """The numbers of the rows that see more than `nothing`, if not all do."""
+        # On a GPU it would have to be read from there which they are.
+        if self.mask.device.type != "cpu":
+            return None
+        told = self.mask[:, 0, 0, 1:].any(1)
+        return None if told.all() else told.nonzero()[:, 0]
+
+    def select(self, rows: Tensor) -> Context:
+        """Of these rows of the batch alone."""
+        return Context(*(tensor.index_select(0, rows) for tensor in (self.keys, self.values, self.mask)))
+
+
 class Attention(nn.Module):
     """Attention of tokens to themselves, or, with a `context_dim`, to a context.
 
@@ -214,9 +241,15 @@ class Attention(nn.Module):
         self.to_out = nn.Linear(inner, dim, bias=False)
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, by: Turn | None = None
+        self,
+        x: Tensor,
+        context: Tensor | Context | None = None,
+        mask: Tensor | None = None,
+        by: Turn | None = None,
     ) -> Tensor:
         """`mask` is what `attention_mask` made of the keys' mask; `by` turns queries and keys of self-attention."""
+        if isinstance(context, Context):
+            return self._look(x, context)
         if self.crosses:
             assert context is not None, "this attention needs a context"
             queries = self._queries(x)
@@ -244,6 +277,19 @@ class Attention(nn.Module):
     def look_at(self, x: Tensor, context: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Attention to a context of which the keys and values were made before."""
         return self._attend(self._queries(x), *context, mask)
+
+    def _look(self, x: Tensor, context: Context) -> Tensor:
+        rows = context.told
+        if rows is None:
+            return self.look_at(x, (context.keys, context.values), context.mask)
+        # All weight of the others is on one place, whatever they ask, so they need not ask.
+        nothing: Tensor = self.to_out(context.values[:, :, :1].transpose(1, 2).flatten(2))
+        out = nothing.repeat(1, x.shape[1], 1)
+        if not len(rows):
+            return out
+        told = context.select(rows)
+        looked = self.look_at(x.index_select(0, rows), (told.keys, told.values), told.mask)
+        return out.index_copy_(0, rows, looked)
 
     def _queries_keys_values(self, x: Tensor, by: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
         """Each `(batch, tokens, heads, head_dim)`."""
@@ -276,8 +322,8 @@ class Attention(nn.Module):
         """Queries by token, keys and values by head."""
         # Views: the kernels take any order of axes, and give theirs back so that heads join without a copy.
         queries = _by_head(queries)
-        if _is_quicker_by_products(queries, keys) and not causal:
-            attended = _attention_by_products(queries, keys, values, mask)
+        if is_quicker_by_products(queries, keys) and not causal:
+            attended = attention_by_products(queries, keys, values, mask)
         else:
             attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
         out: Tensor = self.to_out(attended.transpose(1, 2).flatten(2))
@@ -287,24 +333,6 @@ class Attention(nn.Module):
 def _by_head(tensor: Tensor) -> Tensor:
     """`(batch, tokens, heads, head_dim)` to `(batch, heads, tokens, head_dim)`."""
     return tensor.transpose(1, 2)
-
-
-def _is_quicker_by_products(queries: Tensor, keys: Tensor) -> bool:
-    """On a CPU torch's kernel of attention in bf16, forth and back, takes two to four times as long as products up to
-    some hundred places do (`benchmarks/attention.py`); in fp32, and of long rows, it is the quicker one."""
-    return (
-        queries.dtype == torch.bfloat16
-        and queries.device.type == "cpu"
-        and max(queries.shape[-2], keys.shape[-2]) <= SHORT_ROW
-    )
-
-
-def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    scores = queries * queries.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    attended: Tensor = scores.softmax(-1).to(values.dtype) @ values
-    return attended
 
 
 def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:
@@ -363,14 +391,17 @@ class Block(nn.Module):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        context: Tensor | None = None,
+        context: Tensor | Context | None = None,
         context_mask: Tensor | None = None,
         by: Turn | None = None,
+        where: Tensor | None = None,
     ) -> Tensor:
-        """The masks are what `attention_mask` made."""
+        """The masks are what `attention_mask` made. With `where` only these tokens come out."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask, by=by))
         if self.crosses:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), context, context_mask))
+        if where is not None:
+            x = x.flatten(0, 1).index_select(0, where)
         out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         return out
 
@@ -429,16 +460,19 @@ class Transformer(nn.Module):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        context: Tensor | None = None,
+        context: Tensor | Context | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
         places: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> Tensor:
         """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter.
 
-        `places` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape.
+        `places` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape. Who
+        needs some tokens alone gives their numbers, counted over the whole batch, as `where`, and gets `(tokens there,
+        dim)`: the last feed-forward is spared the others.
         """
-        for state in self.hidden(x, mask, context, context_mask, grid, places):
+        for state in self.hidden(x, mask, context, context_mask, grid, places, where):
             last = state  # one at a time: the others may be forgotten
         out: Tensor = self.norm(last)
         return out
@@ -447,25 +481,37 @@ class Transformer(nn.Module):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        context: Tensor | None = None,
+        context: Tensor | Context | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
         places: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """What comes out of each block in turn, before the last norm."""
+        """What comes out of each block in turn, before the last norm; of the last one the tokens `where` alone."""
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
             mask = attention_mask(mask, self.causal)
-        context, context_mask = self._after_nothing(len(x), context, context_mask)
+        if not isinstance(context, Context):
+            context, context_mask = self._after_nothing(len(x), context, context_mask)
         by = None
         if isinstance(self.positions, LearnedPositions):
             x = x + (self.positions(self._grid(x, grid)) if places is None else self.positions.at(places))
         turning = self.positions if isinstance(self.positions, Rotary) else self.rotary
         if turning is not None:
             by = turning(self._grid(x, grid)) if places is None else turning.at(places)
-        for block in self.blocks:
-            x = block(x, mask, context, context_mask, by)
+        last = len(self.blocks) - 1
+        for number, block in enumerate(self.blocks):
+            seen = context.of_block(number) if isinstance(context, Context) else context
+            x = block(x, mask, seen, context_mask, by, where if number == last else None)
             yield x
+
+    @torch.no_grad()
+    def look(self, context: Tensor, context_mask: Tensor) -> Context:
+        """The context as many passes may be given it, instead of itself and its mask."""
+        pairs, mask = self._contexts(len(context), context, context_mask)
+        assert mask is not None
+        keys, values = (torch.stack(parts, dim=1) for parts in zip(*pairs, strict=True))
+        return Context(keys, values, mask)
 
     @torch.no_grad()
     def start(
@@ -476,10 +522,8 @@ class Transformer(nn.Module):
             raise UsageError("Only a causal transformer can go step by step: earlier tokens must not see later ones.")
         if self.positions is not None and len(self.positions.shape) != 1:
             raise UsageError("Only tokens on a line can go step by step, not those on a grid.")
-        context, context_mask = self._after_nothing(batch, context, context_mask)
-        blocks = [block for block in self.blocks if isinstance(block, Block)]
-        contexts = [] if context is None else [block.cross_attention.to_context(context) for block in blocks]
-        return Cache([Past(max_length) for _ in blocks], contexts, context_mask)
+        contexts, context_mask = self._contexts(batch, context, context_mask)
+        return Cache([Past(max_length) for _ in self.blocks], contexts, context_mask)
 
     @torch.no_grad()
     def step(self, x: Tensor, cache: Cache) -> Tensor:
@@ -496,6 +540,14 @@ class Transformer(nn.Module):
             x = block.step(x, past, cache.contexts[number] if cache.contexts else None, cache.context_mask, by)
         out: Tensor = self.norm(x)
         return out
+
+    def _contexts(
+        self, batch: int, context: Tensor | None, mask: Tensor | None
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+        """What each block's attention makes of the context, if it has any, and the mask for all of them."""
+        context, mask = self._after_nothing(batch, context, mask)
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        return [] if context is None else [block.cross_attention.to_context(context) for block in blocks], mask
 
     def _after_nothing(
         self, batch: int, context: Tensor | None, mask: Tensor | None

@@ -20,7 +20,6 @@ from quintet.generate.masked import (
     GROWTHS,
     SCHEDULES,
     Conditioning,
-    Logits,
     Sampling,
     Schedule,
     constant,
@@ -37,6 +36,8 @@ steady = settings(deadline=None, derandomize=True, max_examples=60)
 
 CODES = 11
 MASK = CODES
+Model = Callable[[Tensor, Conditioning, Tensor | None], tuple[Tensor, Tensor | None]]
+"""As `Logits`, but with the scores of all places, (batch, places, codes)."""
 ANY_SCHEDULE: dict[str, Schedule] = {
     **SCHEDULES,
     "all": constant,
@@ -56,7 +57,7 @@ def ragged(lengths: list[int], places: int) -> Tensor:
     return torch.arange(places)[None, :] < torch.tensor(lengths)[:, None]
 
 
-def table_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> Logits:
+def table_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
     """Scores of a place out of its own token, its index, and the row's condition and mean: each row by itself."""
     generator = torch.Generator().manual_seed(seed)
     by_token = torch.randn(CODES + 1, CODES, generator=generator, dtype=dtype) * 2
@@ -71,12 +72,12 @@ def table_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> Logits:
     return logits
 
 
-def constant_model(scores: Tensor) -> Logits:
+def constant_model(scores: Tensor) -> Model:
     """The same scores of codes whatever it is asked."""
     return lambda tokens, conditioning, previous: (scores.expand(*tokens.shape, -1), None)
 
 
-def towards(target: Tensor, weight: float = 50.0) -> Logits:
+def towards(target: Tensor, weight: float = 50.0) -> Model:
     """A model that knows the answer; a row's condition says which answer is its own."""
 
     def logits(tokens: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, None]:
@@ -85,7 +86,7 @@ def towards(target: Tensor, weight: float = 50.0) -> Logits:
     return logits
 
 
-def counting(model: Logits) -> tuple[Logits, list[int]]:
+def counting(model: Model) -> tuple[Model, list[int]]:
     rows: list[int] = []
 
     def logits(tokens: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -201,7 +202,7 @@ def test_spans_mask_as_many_places_in_fewer_stretches() -> None:
 # Guidance
 
 
-def run(model: Logits, count: int = 4, places: int = 12, **changes: object) -> Tensor:
+def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Tensor:
     known = {key: changes.pop(key) for key in list(changes) if key in Sampling.__dataclass_fields__}
     arguments: dict[str, object] = {
         "tokens": torch.zeros(count, places, dtype=torch.long),
@@ -210,8 +211,18 @@ def run(model: Logits, count: int = 4, places: int = 12, **changes: object) -> T
         "draw": items(count),
         "settings": Sampling(**{"steps": 6, **known}),  # type: ignore[arg-type]
         "conditioning": text(count),
+        **changes,
     }
-    return decode(model, **{**arguments, **changes})  # type: ignore[arg-type]
+
+    def logits(
+        tokens: Tensor, conditioning: Conditioning, where: Tensor, previous: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        # Nothing is asked for that is known.
+        assert (tokens[where] == arguments["mask_id"]).all()
+        scores, carry = model(tokens, conditioning, previous)
+        return scores[where], carry
+
+    return decode(logits, **arguments)  # type: ignore[arg-type]
 
 
 def test_guidance_of_one_is_no_guidance_and_one_pass() -> None:
@@ -546,7 +557,7 @@ def test_a_critic_has_wrong_tokens_made_again() -> None:
     fixed[:, :5] = True  # given, and wrong in the critic's eyes as well
     tokens = torch.where(fixed, (target + 1) % CODES, torch.zeros_like(target))
 
-    def forgetful() -> Logits:
+    def forgetful() -> Model:
         calls: list[int] = []
 
         def logits(now: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, None]:

@@ -218,6 +218,25 @@ def test_scores_come_from_the_last_hidden_states_of_the_generator() -> None:
     assert far(model.score(tokens, {**conditioning, **model.texts(TEXTS[::-1])}), scores)
 
 
+@pytest.mark.parametrize("keys", [{}, {"merge": (2, 2)}], ids=str)
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_places_that_are_asked_for_alone_are_what_they_are_among_all(keys: dict[str, Any], share: float) -> None:
+    model = make(**keys)
+    tokens, texts = tokens_of(model), model.texts(TEXTS)
+    where = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(3)) < share
+    torch.testing.assert_close(model(tokens, texts, where=where), model(tokens, texts)[where], rtol=1e-11, atol=1e-11)
+
+
+def test_counts_of_places_make_few_shapes() -> None:
+    """A kernel is made and kept for each."""
+    model, shapes = make(grid=(16, 16)), set()
+    model.to_logits.register_forward_hook(lambda _, given, __: shapes.add(len(given[0])))
+    tokens, texts = tokens_of(model), model.texts(TEXTS)
+    for count in range(1, 20):
+        model(tokens, texts, where=torch.arange(256).expand(3, -1) < 5 * count)
+    assert len(shapes) <= 5
+
+
 def test_a_model_without_a_critic_has_no_scores() -> None:
     model = make()
     with pytest.raises(UsageError, match=r"no critic of its own \(model\.self_critic\)"):

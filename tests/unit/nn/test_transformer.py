@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from quintet.core.engine import _recompute_activations
 from quintet.core.optim import named_parameters
 from quintet.errors import UsageError
+from quintet.nn.attention_by_products import SHORT_ROW
 from quintet.nn.transformer import (
-    SHORT_ROW,
     Attention,
     Block,
     FeedForward,
@@ -359,6 +359,45 @@ def test_the_gated_layer_has_the_weights_of_an_ungated_one(dim: int, multiplier:
     assert layer.to_out.in_features % 16 == 0
 
 
+def test_a_context_looked_at_once_is_the_context() -> None:
+    """Rows with all of it, with some of it, and with none."""
+    model = make(context_dim=CONTEXT_DIM)
+    x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
+    mask = torch.tensor([[True] * 4, [True, False, True, False], [False] * 4])
+    looked = model.look(context, mask)
+    expected = model(x, context=context, context_mask=mask)
+    torch.testing.assert_close(model(x, context=looked), expected, **EXACT)
+    rows = torch.tensor([2, 0])
+    torch.testing.assert_close(model(x[rows], context=looked.select(rows)), expected[rows], **EXACT)
+
+
+def test_rows_that_see_nothing_of_a_context_looked_at_once_do_not_ask() -> None:
+    model = make(context_dim=CONTEXT_DIM)
+    x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
+    asking: list[int] = []
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.cross_attention.to_queries.register_forward_hook(lambda _, given, __: asking.append(len(given[0])))
+    for told, rows in (([True] * 3, 3), ([False, True, False], 1), ([False] * 3, 0)):
+        mask = torch.tensor(told)[:, None].expand(3, 4)
+        expected = model(x, context=context, context_mask=mask)
+        looked = model.look(context, mask)
+        asking.clear()
+        torch.testing.assert_close(model(x, context=looked), expected, **EXACT)
+        assert asking == [rows] * (2 if rows else 0)
+
+
+def test_some_places_alone_are_what_they_are_among_all() -> None:
+    model = make(context_dim=CONTEXT_DIM)
+    x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
+    where = torch.tensor([0, 2, 3, 12, 0])
+    expected = model(x, context=context).flatten(0, 1)[where]
+    found = model(x, context=context, where=where)
+    torch.testing.assert_close(found, expected, **EXACT)
+    gradients = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (found, expected)]
+    torch.testing.assert_close(gradients[0], gradients[1], **EXACT)
+
+
 def test_it_can_learn_what_only_positions_and_context_tell() -> None:
     """Copy the context's vector whose number is the token's place, from tokens that are all alike."""
     torch.manual_seed(0)
@@ -503,6 +542,14 @@ def test_attention_in_bf16_is_that_of_fp32_by_products_and_by_the_kernel(keys: i
     mask = attention_mask(there)
     found = rough(x.bfloat16(), context.bfloat16(), mask).float()
     torch.testing.assert_close(found, exact(x, context, mask), atol=0.03, rtol=0.05)
+    # So are the gradients.
+    for attention, dtype in ((exact, torch.float32), (rough, torch.bfloat16)):
+        attention(x.to(dtype), context.to(dtype), mask).square().sum().backward()
+    for name, parameter in rough.named_parameters():
+        wanted = exact.get_parameter(name).grad
+        assert parameter.grad is not None
+        assert wanted is not None
+        assert (parameter.grad.float() - wanted).norm() < 0.02 * wanted.norm(), name
     # What is not there is not seen.
     context[0, 2:] = 100.0
     torch.testing.assert_close(rough(x.bfloat16(), context.bfloat16(), mask).float()[0], found[0])

@@ -102,9 +102,12 @@ class _Level:
         """The codes of all levels, with these ones at this level."""
         return torch.cat([codes[..., : self.number], tokens[..., None], codes[..., self.number + 1 :]], dim=2)
 
-    def logits(self, tokens: Tensor, told: Conditioning, previous: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def logits(
+        self, tokens: Tensor, told: Conditioning, where: Tensor, previous: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         vectors = self.model.net(self.among(told["codes"], tokens), told, previous)
-        return self.model.logits_of(vectors, self.number), vectors if self.model.config.self_conditioning else None
+        carry = vectors if self.model.config.self_conditioning else None
+        return self.model.logits_of(vectors[where], self.number), carry
 
     def critic(self, tokens: Tensor, told: Conditioning) -> Tensor:
         levels = torch.full((len(tokens),), self.number, device=tokens.device)

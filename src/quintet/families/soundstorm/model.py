@@ -171,7 +171,7 @@ class SoundStorm(Pretrained, nn.Module):
         return self._logits(vectors, levels) if where is None else self._logits_at(vectors, levels, where)
 
     def logits_of(self, vectors: Tensor, level: int) -> Tensor:
-        """The logits of one level for all rows, (..., codes)."""
+        """The logits of one level for any vectors, (..., codes)."""
         return F.linear(vectors, self.head_weights[level], self.head_biases[level])
 
     def _logits(self, vectors: Tensor, levels: Tensor) -> Tensor:
