@@ -366,7 +366,7 @@ def test_requests_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="even parts"):
         make(heads=16)
     with pytest.raises(UsageError, match="hf:PATH_OR_NAME"):
-        make(text="words")
+        make(text="letters")
     model, lengths = make(), torch.tensor([1])
     with pytest.raises(UsageError, match=r"not \(batch, faces, 3\)"):
         model(torch.zeros(1, 2, 4, dtype=torch.int64), lengths, {})
