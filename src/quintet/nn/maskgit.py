@@ -108,7 +108,14 @@ class _Tokens(nn.Module):
 
     @torch.no_grad()
     def told_once(self, conditioning: Conditioning) -> dict[str, Tensor]:
-        """The conditioning for many passes: texts and low-resolution codes are read here, and not in each of them."""
+        """The conditioning for many passes: texts and low-resolution codes are read here, and not in each of them.
+
+        By the module's call, because a model that is cut into parts begins with that.
+        """
+        made: dict[str, Tensor] = self(None, conditioning, once=True)
+        return made
+
+    def _told_once(self, conditioning: Conditioning) -> dict[str, Tensor]:
         context, mask, covering = self._read(conditioning)
         if context is None or isinstance(context, Context):
             return dict(conditioning)
@@ -274,18 +281,23 @@ class MaskGit(Pretrained, _Tokens):
 
     def forward(
         self,
-        tokens: Tensor,
+        tokens: Tensor | None,
         conditioning: Conditioning,
         where: Tensor | None = None,
         previous: Tensor | None = None,
         scores: bool = False,
-    ) -> Tensor:
+        once: bool = False,
+    ) -> Tensor | dict[str, Tensor]:
         """Logits (batch, tokens, codes); with `where` (batch, tokens) of those places alone, (places, codes).
 
         `previous` are the logits of an earlier pass over the same tokens, for self-conditioning. With `scores` the
         self-critic's logits of each token not being the original one come instead, (batch, tokens) or (places,); by
-        this method, because processes that train together see what goes through a module's call alone.
+        this method, because processes that train together see what goes through a module's call alone. With `once` no
+        tokens are needed, and what `told_once` is asked for comes.
         """
+        if once:
+            return self._told_once(conditioning)
+        assert tokens is not None
         extra = None
         if self.from_previous is not None:
             if previous is None:
@@ -332,7 +344,13 @@ class TokenCritic(Pretrained, _Tokens):
         super().__init__(config or validate(MaskGitConfig, keywords))
         self.to_score = nn.Linear(self.config.dim, 1)
 
-    def forward(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
+    def forward(
+        self, tokens: Tensor | None, conditioning: Conditioning, once: bool = False
+    ) -> Tensor | dict[str, Tensor]:
+        """With `once` what `told_once` is asked for comes, and no tokens are needed."""
+        if once:
+            return self._told_once(conditioning)
+        assert tokens is not None
         scores: Tensor = self.to_score(self.hidden(tokens, conditioning))
         return scores[..., 0]
 
