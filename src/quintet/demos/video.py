@@ -20,7 +20,7 @@ TOKENIZER = Stage(
     quick=Length(steps=200, every=100),
     full=Length(steps=2000, every=1000),
     share=0.25,
-    pace=4.0,
+    pace=3.0,
     figures=(
         Figure("psnr", "PSNR of unseen clips", 26.0, "dB"),
         Figure("codebook_usage", "codes in use"),
@@ -32,7 +32,7 @@ PHENAKI = Stage(
     quick=Length(steps=500, every=250),
     full=Length(steps=8000, every=2000),
     share=0.75,
-    pace=1.5,
+    pace=2.2,
     links=(("tokenizer", "tokenizer"),),
     keys=lambda steps, judged: (f"eval.generated={judged}",),
     figures=(
