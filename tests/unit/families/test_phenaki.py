@@ -283,8 +283,9 @@ def test_moments_behind_the_first_may_have_fewer_steps(monkeypatch: pytest.Monke
     passes: list[int] = []
     through = made.maskgit.forward
 
-    def count(tokens: Tensor, *rest: Any, **named: Any) -> Tensor:
-        passes.append(tokens.shape[1] // PLACES)
+    def count(tokens: Tensor | None, *rest: Any, **named: Any) -> Tensor:
+        if tokens is not None:  # the call that reads the text for all steps has none
+            passes.append(tokens.shape[1] // PLACES)
         return through(tokens, *rest, **named)
 
     monkeypatch.setattr(made.maskgit, "forward", count)
