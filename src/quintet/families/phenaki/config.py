@@ -105,7 +105,7 @@ class PhenakiConfig(MaskGitRunConfig):
             "loss.order": "moments",
             "loss.alike": 0.5,
             "loss.label_smoothing": 0.0,
-            "loss.first_moment": 0.7,  # the picture is the hard part
+            "loss.first_moment": 0.88,  # the picture is the hard part
             "train.steps": 14_000,
             "train.batch_size": 16,
             "optim.name": "muon",
