@@ -30,7 +30,7 @@ PHENAKI = Stage(
     name="phenaki",
     recipe="phenaki",
     quick=Length(steps=500, every=250),
-    full=Length(steps=14_000, every=2000),
+    full=Length(steps=18_000, every=3000),
     share=0.75,
     pace=2.2,
     links=(("tokenizer", "tokenizer"),),
