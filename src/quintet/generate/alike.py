@@ -23,7 +23,8 @@ AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Alike:
-    """For each code those that are most like it, itself first, (codes, some), and their shares of its target."""
+    """For each code those that are most like it, itself first, (codes, some), and their shares of its target; where the
+    codebook is."""
 
     codes: Tensor
     shares: Tensor
@@ -36,21 +37,17 @@ class Alike:
 
 def alike(codebook: Tensor, spread: float) -> Alike:
     """Shares fall with the squared distance, by e for every `spread` times the median one between nearest codes."""
-    codebook = codebook.detach().to("cpu", torch.float64)
+    device, codebook = codebook.device, codebook.detach().to("cpu", torch.float64)
     some = min(MOST, len(codebook))
     near = [torch.cdist(part, codebook).square().topk(some, largest=False) for part in torch.split(codebook, AT_ONCE)]
     distances, codes = (torch.cat(parts) for parts in zip(*near, strict=True))
     unit = distances[:, 1].median() * spread
     if not unit > 0:
         raise UsageError("loss.alike: half of the tokenizer's codes are the same, so that nothing is known of the rest")
-    return Alike(codes, (-distances / unit).softmax(-1).float())
+    return Alike(codes.to(device), (-distances / unit).softmax(-1).float().to(device))
 
 
-def alike_codes(spread: float, tokenizer: Link | None) -> Alike | None:
-    """As `loss.alike` says of a tokenizer; None: each code is right alone."""
-    if not spread:
-        return None
-    quantizer = None if tokenizer is None else tokenizer.model.quantizer
-    if quantizer is None or quantizer.levels > 1:
+def check_alike(spread: float, tokenizer: Link | None) -> None:
+    """Before anything is read for a training with `loss.alike`."""
+    if spread and (tokenizer is None or tokenizer.model.quantizer.levels > 1):
         raise UsageError("loss.alike needs a tokenizer with one code a place: set it to 0")
-    return alike(quantizer.codes_to_vectors(torch.arange(quantizer.num_codes)), spread)

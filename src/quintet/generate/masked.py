@@ -3,10 +3,11 @@
 Muse's grid, Phenaki's video and SoundStorm's levels are all rows of tokens here; nothing in this file knows a
 model, a text or a picture. A model is a callable
 
-    logits(tokens, conditioning, previous) -> (scores of every code at every place, carry)
+    logits(tokens, conditioning, where, previous) -> (scores of every code at the places asked for, carry)
 
-with `tokens` (batch, places), `conditioning` named tensors with the batch first, and `carry` any tensor with the
-batch first that the model wants to be given as `previous` at the next step (self-conditioning), or None.
+with `tokens` (batch, places), `conditioning` named tensors with the batch first, `where` (batch, places) the places
+that are asked for, and `carry` any tensor with the batch first that the model wants to be given as `previous` at the
+next step (self-conditioning), or None.
 `previous` is None at the first step. A model that needs to know the padding is told by its conditioning.
 
 Every random number belongs to one item, one step and one place by its index, so neither the split into batches,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
@@ -24,7 +24,7 @@ from quintet.core.recipe import Loss, Nets, Output, Phase, Recipe
 from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.generate import masked, sampling
-from quintet.generate.alike import Alike
+from quintet.generate.alike import Alike, alike
 from quintet.generate.masked_config import MaskGitRunConfig
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.text_config import possible_guidance
@@ -69,8 +69,12 @@ class MaskGitRecipe(Recipe[ConfigT]):
     maskgit: MaskGit
     is_new: bool
     """Whether the model was made here, rather than handed over."""
-    alike: Alike | None = None
-    """Which codes share a target."""
+
+    @cached_property
+    def alike(self) -> Alike | None:
+        """Which codes share a target, found once training asks; a tokenizer that has none was refused before."""
+        spread = self.config.loss.alike
+        return alike(self.links["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
 
     @abstractmethod
     def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
@@ -223,7 +227,7 @@ def start_from_codebook(maskgit: MaskGit, tokenizer: Link) -> None:
     """Codes that look alike start alike, where they have vectors: the model need not learn that from the data."""
     quantizer = tokenizer.model.quantizer
     if quantizer.levels == 1:
-        maskgit.start_from(quantizer.codes_to_vectors(torch.arange(quantizer.num_codes)).detach())
+        maskgit.start_from(quantizer.all_vectors())
 
 
 def _always(share: float, progress: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class ResidualBlock(nn.Module):
         self.first = nn.Conv2d(dim, dim, 3, padding=1)
         self.second_norm = nn.GroupNorm(dim // GROUP, dim)
         self.second = nn.Conv2d(dim, dim, 3, padding=1)
-        # A block starts as the identity, so that depth costs nothing at the beginning.
+        # A block starts by adding no more than a constant, so that depth costs nothing at the beginning.
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ anything, which takes thousands of steps where little depends on a word.
 from __future__ import annotations
 
 import functools
-import re
+import unicodedata
 from collections.abc import Sequence
 
 import torch
@@ -25,8 +25,6 @@ ROWS = 8192
 PIECE = 3
 MOST_PIECES = 12
 """Of a word: itself, and then as many pieces as there is room for."""
-
-_WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 class WordTextEncoder(nn.Module):
@@ -66,8 +64,22 @@ class WordTextEncoder(nn.Module):
 
 
 def words_of(text: str) -> list[str]:
-    """Words and signs, whatever their case; scripts without spaces make few and long ones."""
-    return _WORDS.findall(text.casefold())
+    """Words and signs, whatever their case; scripts without spaces make few and long ones.
+
+    Accents and vowel signs belong to their letters, whether they are written as one with them or not; what is no
+    Unicode is a question mark.
+    """
+    sound = text.encode("utf-8", "replace").decode()
+    words: list[str] = []
+    inside = False
+    for letter in unicodedata.normalize("NFC", sound.casefold()):
+        belongs = letter == "_" or letter.isalnum() or unicodedata.category(letter).startswith("M")
+        if belongs and inside:
+            words[-1] += letter
+        elif not letter.isspace():
+            words.append(letter)
+        inside = belongs
+    return words
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -278,6 +278,13 @@ def test_codes_of_a_start_are_given_and_the_rest_is_made() -> None:
     assert (codes[:, 4] == -1).all()
 
 
+def test_an_overlap_as_long_as_the_model_leaves_room_to_go_on() -> None:
+    made = phenaki(moments=3, overlap=9)
+    assert made.longest == 5
+    assert made.sample(["a"], 9, seed=1).shape[2] == 9
+    assert made.make_video(["a", "b"], seed=1).shape[2] == 7
+
+
 def test_moments_behind_the_first_may_have_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     made = phenaki(order="moments", later_steps=1)
     passes: list[int] = []
@@ -365,6 +372,11 @@ def test_captions_to_sample_come_from_a_list_a_file_or_the_validation_set(videos
         with looking(made.modules):
             _, *single = made.sample(made.modules, batch_of(made, [3, 3, 1]))
         assert [artifact.about["text"] for artifact in single[::2]] == wanted
+    # As `quintet sample RUN sample.texts=FILE` does, when the recipe stands.
+    made.config = made.config.changed({"sample.texts": str(file)})
+    with looking(made.modules):
+        _, *single = made.sample(made.modules, batch_of(made, [3]))
+    assert [artifact.about["text"] for artifact in single[::2]] == ["a red ball", "a blue star"]
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(UsageError, match=r"sample\.texts: .*empty\.txt is empty"):
         make_recipe("phenaki", videos, (*TINY_PHENAKI, f"sample.texts={tmp_path / 'empty.txt'}"))
@@ -387,5 +399,7 @@ def test_the_judge_sees_what_the_data_shows(videos: Path) -> None:
     found = judged(clips, records, "validation")
     assert found.keys() == {"match_colour", "match_shape", "match_motion"}
     assert all(column.tolist() == [1.0] * 3 for column in found.values())
-    swapped = judged([clip.flip(1) for clip in clips], [{**one, "colour": "none"} for one in records], "withheld")
-    assert swapped.keys() == {"match_withheld"}
+    # Of the withheld ones the colour does not count, and both others must be right.
+    for changed, right in (({"colour": "none"}, 1.0), ({"shape": "none"}, 0.0), ({"motion": "none"}, 0.0)):
+        swapped = judged(clips, [{**one, **changed} for one in records], "withheld")
+        assert {name: column.tolist() for name, column in swapped.items()} == {"match_withheld": [right] * 3}

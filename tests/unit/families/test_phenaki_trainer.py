@@ -19,6 +19,7 @@ from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.python_clips import python_clip_sources
+from quintet.families.phenaki.sources import collate
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.generate.maskgit_decoding import told_both_ways
 from quintet.nn.maskgit import MaskGit, TokenCritic
@@ -56,16 +57,20 @@ class Clips:
             codes = self.changed.get("codes", codes)
             vectors = self.changed.get("vectors", vectors)
             mask = self.changed.get("mask", mask)
+        if index % 2 and self.form == "partly embedded":
+            return {"video_codebook_ids": codes}
         text = f"clip {index}"
         return {
             "videos": (videos, text),
             "masked": (text, mask, videos),
             "picture": (videos[:, 0], text),
+            "masked picture": {"videos": videos[:, 0], "texts": text, "video_frame_mask": mask[:1]},
             "array": ((videos.permute(1, 2, 3, 0) * 255).byte().numpy(), text),
             "embedded": (videos, vectors),
             "codes": (codes, text),
             "flat codes": {"video_codebook_ids": codes.flatten().numpy(), "texts": text},
             "embedded codes": (codes, vectors),
+            "partly embedded": {"video_codebook_ids": codes, "text_embeds": vectors},
             "names": {"videos": videos, "texts": text, "video_frame_mask": mask},
             "declared": (text, videos, mask),
             "untold": (videos,),
@@ -146,6 +151,8 @@ def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: Link, tm
     assert made.shape == (2, 3, 5, 16, 16)
     with pytest.raises(UsageError, match="reads no text itself"):
         phenaki.sample("a red ball")
+    with pytest.raises(UsageError, match="give texts, or embeddings of texts"):
+        phenaki.sample(text_embeds=torch.randn(2, 3, WIDTH), negative="a red ball")
     with pytest.raises(UsageError, match="text embeddings 7 wide are not those of this model, which takes 6"):
         phenaki.sample(text_embeds=torch.randn(1, 3, 7))
     told = [phenaki.maskgit.text_vectors(torch.randn(1, 3, WIDTH), torch.ones(1, 3).bool()) for _ in range(2)]
@@ -225,11 +232,29 @@ def test_codebook_ids_of_another_codebook_are_left_out(changed: dict[str, Any], 
 def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer: Link) -> None:
     with pytest.raises(UsageError, match=r"model\.text=vectors and model\.vector_dim=6"):
         loaded("embedded", tokenizer)
+    with pytest.raises(UsageError, match=r"model\.text=vectors and model\.vector_dim=6"):
+        loaded("embedded", tokenizer, {"model.text": "words"})
     with pytest.raises(UsageError, match="needs items with text embeddings"):
         loaded("videos", tokenizer, EMBEDDED)
     with pytest.raises(UsageError, match="the items have no texts"):
         loaded("untold", tokenizer)
     assert len(loaded("untold", tokenizer, {"model.text": "none"})) == 12
+
+
+def test_a_picture_with_a_mask_is_the_picture(tokenizer: Link) -> None:
+    alone, masked = loaded("picture", tokenizer), loaded("masked picture", tokenizer)
+    assert all(torch.equal(one["codes"], other["codes"]) for one, other in zip(alone, masked, strict=True))
+
+
+def test_an_item_without_embedding_is_untold_and_the_others_are_not(tokenizer: Link, tmp_path: Path) -> None:
+    fields = collate(loaded("partly embedded", tokenizer, EMBEDDED)[:3])
+    assert fields["words"].sum(1).tolist() == [2, 0, 4]
+    assert trained("partly embedded", tmp_path / "run", tokenizer, config=EMBEDDED).step == 3
+
+
+def test_frames_to_sample_that_no_code_ends_with_are_refused_before_training(tokenizer: Link, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sample\.frames=4 is not 1 and a multiple of 2.* nearest that are: 3 and 5"):
+        trained("videos", tmp_path / "run", tokenizer, config={"sample.frames": 4})
 
 
 def test_a_model_put_together_is_trained_with_its_critic(tmp_path: Path) -> None:

@@ -155,6 +155,14 @@ def test_words_are_the_same_whatever_their_case_and_spaces() -> None:
     assert torch.equal(one, other)
 
 
+def test_accents_belong_to_their_words_and_what_is_no_unicode_does_not_stop_training() -> None:
+    composed, apart = "\u00e9t\u00e9", "e\u0301te\u0301"
+    assert words_of(apart) == words_of(composed) == [composed]
+    assert words_of("\u0939\u093f\u0928\u094d\u0926\u0940 x") == ["\u0939\u093f\u0928\u094d\u0926\u0940", "x"]
+    assert words_of("a\udcffb") == ["a", "?", "b"]
+    assert WordTextEncoder(16, 1, 2, 24).prepare(["\udcff"])["text_mask"].sum() == 2
+
+
 def test_rows_of_words_stay() -> None:
     """Runs hold a table whose rows are found by these hashes."""
     rows = WordTextEncoder(16, 1, 2, 24).prepare(["star"])["text"]

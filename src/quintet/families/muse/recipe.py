@@ -20,7 +20,7 @@ from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
 from quintet.families.muse.sources import code_sources
-from quintet.generate.alike import alike_codes
+from quintet.generate.alike import check_alike
 from quintet.generate.maskgit_recipe import MaskGitRecipe, Rows, critic_of, start_from_codebook
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
@@ -43,12 +43,12 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
         if tokenizer is None:
             raise UsageError("muse draws with the codes of a tokenizer: name one with --tokenizer RUN")
         config = _fitted(config, tokenizer, base)
+        check_alike(config.loss.alike, tokenizer)
         super().__init__(config, tokenizer=tokenizer, **({"base": base} if base else {}))
         self.tokenizer = tokenizer
         self.base = base
         self.maskgit = maskgit or _new_model(config, tokenizer)
         self.is_new = maskgit is None
-        self.alike = alike_codes(config.loss.alike, tokenizer)
         if config.data.cache:
             self.maskgit.cache_texts(Path(config.data.cache))
         self.modules = {"maskgit": self.maskgit}

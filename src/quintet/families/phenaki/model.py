@@ -91,6 +91,8 @@ class Phenaki(nn.Module):
         `text_embeds`, (batch, words, width), stand for texts, with a model that is told by them.
         """
         texts = [texts] if isinstance(texts, str) else texts
+        if text_embeds is not None and (negative or any(texts)):
+            raise UsageError("give texts, or embeddings of texts; a negative text is for the former")
         count = len(texts) if text_embeds is None else len(text_embeds)
         if not count:
             raise UsageError("give at least one text; an empty one asks for any video")
@@ -175,7 +177,7 @@ class Phenaki(nn.Module):
         whole = self.longest - self.step
         if whole < 1:
             raise UsageError("this model makes single pictures: it cannot go on from one")
-        wanted = min(frames, whole if most is None else most)
+        wanted = min(frames, whole, whole if most is None else most)
         return 1 + (wanted - 1) // self.step * self.step
 
     def length_after(self, start: Tensor | None) -> int:

@@ -87,9 +87,11 @@ class PythonClips(PythonVideos):
         mask, video = routed.get("mask"), routed["videos"]
         if mask is None:
             return routed
+        if video.ndim == 3:
+            _length(mask, 1)
+            return routed
         # Tensors have their channels before the frames, arrays behind.
-        frames = video.shape[1] if isinstance(video, Tensor) else len(video)
-        there = _length(mask, frames if video.ndim == 4 else 1)
+        there = _length(mask, video.shape[1] if isinstance(video, Tensor) else len(video))
         return {**routed, "videos": video[:, :there] if isinstance(video, Tensor) else video[:there]}
 
 
@@ -209,7 +211,7 @@ def python_clip_sources(
 def _check_told(first: Mapping[str, Any], config: PhenakiConfig) -> None:
     """What items tell of a clip must be what the model is told by."""
     text, vectors = config.model.text, first.get("vectors")
-    if vectors is not None and text in ("bytes", "classes"):
+    if vectors is not None and text in ("bytes", "words", "classes"):
         raise UsageError(
             f"the items come with text embeddings, {vectors.shape[-1]} wide: train with model.text=vectors and "
             f"model.vector_dim={vectors.shape[-1]}"

@@ -24,7 +24,7 @@ from quintet.families.phenaki import judging, sources
 from quintet.families.phenaki.asking import check_frames, read_prime
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
-from quintet.generate.alike import alike_codes
+from quintet.generate.alike import check_alike
 from quintet.generate.maskgit_decoding import told_both_ways
 from quintet.generate.maskgit_recipe import MaskGitRecipe, Rows, critic_of, start_from_codebook
 from quintet.media.image import image_grid, write_image
@@ -51,11 +51,11 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         critic: TokenCritic | None = None,
     ) -> None:
         config = _fitted(config, tokenizer)
+        check_alike(config.loss.alike, tokenizer)
         super().__init__(config, **({} if tokenizer is None else {"tokenizer": tokenizer}))
         self.tokenizer = tokenizer
         self.maskgit = maskgit or _new_model(config, tokenizer)
         self.is_new = maskgit is None
-        self.alike = alike_codes(config.loss.alike, tokenizer)
         if config.data.cache:
             self.maskgit.cache_texts(Path(config.data.cache))
         self.modules = {"maskgit": self.maskgit}
@@ -150,7 +150,7 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
             return []
         texts = self.config.sample.texts
         if texts is not None:
-            wanted = [texts] if isinstance(texts, str) else list(texts)
+            wanted = _captions(texts)
             made = self._from_texts(nets, wanted, Draw(self.config.train.seed, [0] * len(wanted), range(len(wanted))))
             return self._shown(made, wanted, {})
         captions, kept = list(batch["texts"]), self._kept(batch)
@@ -189,11 +189,11 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         asked = replace(request, texts=request.scenes) if request.scenes else request
         check_request(self.config.model, asked, self.config.sample.guidance, self.guidance())
         phenaki, config = self.phenaki(nets), self.config
+        if request.stills:
+            return self._stills(phenaki, request)
         frames = request.frames or config.sample.frames
         if frames is not None and not request.scenes:
             check_frames("--frames" if request.frames else "sample.frames", frames, phenaki.step)
-        if request.stills:
-            return self._stills(phenaki, request)
         start = None
         if request.given is not None:
             prime = read_prime(request.given, phenaki, config.data, None if request.scenes else frames)
@@ -283,10 +283,15 @@ def _fitted(config: PhenakiConfig, tokenizer: Link | None) -> PhenakiConfig:
         config = _fitted_to_tokenizer(config, tokenizer)
     elif config.model.grid is None or config.model.num_codes is None:
         raise UsageError("phenaki makes the codes of a tokenizer of video: name one with --tokenizer RUN")
-    if isinstance(config.sample.texts, str):
+    if config.sample.texts is not None:
         # The captions themselves: the run needs them when the file is gone.
-        config = config.changed({"sample.texts": read_lines(Path(config.sample.texts), "sample.texts", "caption")})
+        config = config.changed({"sample.texts": _captions(config.sample.texts)})
     return config.changed(found_keys(config.model, config.data, EXTENSIONS))
+
+
+def _captions(texts: str | Sequence[str]) -> list[str]:
+    """Of `sample.texts`: themselves, or those of a file."""
+    return read_lines(Path(texts), "sample.texts", "caption") if isinstance(texts, str) else list(texts)
 
 
 def _fitted_to_tokenizer(config: PhenakiConfig, tokenizer: Link) -> PhenakiConfig:
@@ -295,8 +300,10 @@ def _fitted_to_tokenizer(config: PhenakiConfig, tokenizer: Link) -> PhenakiConfi
         raise UsageError(
             f"phenaki needs a tokenizer of video; {tokenizer.reference} is of recipe '{tokenizer.recipe.name}'"
         )
-    frames = config.data.frames
-    check_frames("data.frames", frames, model.config.temporal_patch)
+    frames, step = config.data.frames, model.config.temporal_patch
+    check_frames("data.frames", frames, step)
+    if config.sample.frames is not None:
+        check_frames("sample.frames", config.sample.frames, step)
     if frames > model.config.max_frames:
         raise UsageError(
             f"data.frames={frames} is more than the tokenizer {tokenizer.reference} takes: "

@@ -33,15 +33,17 @@ def clip_sources(config: PhenakiConfig, tokenizer: Link) -> Sources:
 def collate(items: Sequence[Item]) -> dict[str, Any]:
     """The codes, (items, moments, …), and `there`, which of them there are, (items, codes); left out where all are.
 
-    Embeddings of texts, `vectors` (items, words, width), come with `words`, which of them there are.
+    Embeddings of texts, `vectors` (items, words, width), come with `words`, which of them there are; an item that has
+    neither text nor embedding has none of them.
     """
     fields = collate_equal([{name: value for name, value in item.items() if name not in _OWN_LENGTH} for item in items])
     codes = [item["codes"] for item in items]
     fields["codes"] = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=PADDING)
     if len({len(one) for one in codes}) > 1:
         fields["there"] = fields["codes"].flatten(1) != PADDING
-    if all("vectors" in item for item in items):
-        vectors = [item["vectors"] for item in items]
+    known = [item["vectors"] for item in items if "vectors" in item]
+    if known and not any(item.get("texts") for item in items if "vectors" not in item):
+        vectors = [item.get("vectors", known[0][:0]) for item in items]
         fields["vectors"] = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True)
         counts = torch.tensor([len(one) for one in vectors])
         fields["words"] = torch.arange(fields["vectors"].shape[1]) < counts[:, None]

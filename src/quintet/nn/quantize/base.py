@@ -92,6 +92,10 @@ class Quantizer(nn.Module, ABC):
             vectors: Tensor = self.project_out(values)
             return vectors.masked_fill(self.absent(codes)[..., None], 0)
 
+    def all_vectors(self) -> Tensor:
+        """Those of all codes of a single level, (codes, dim)."""
+        return self.codes_to_vectors(torch.arange(self.num_codes, device=self.placement.device)).detach()
+
     def update(self, statistics: Statistics, seed: int) -> None:
         """Learn from the statistics of an accepted step, summed over micro-batches and ranks."""
 
