@@ -32,7 +32,7 @@ PHENAKI = Stage(
     quick=Length(steps=500, every=250),
     full=Length(steps=18_000, every=3000),
     share=0.75,
-    pace=2.2,
+    pace=4.0,
     links=(("tokenizer", "tokenizer"),),
     keys=lambda steps, judged: (f"eval.generated={judged}",),
     figures=(
