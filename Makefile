@@ -70,7 +70,7 @@ soak: setup
 SCALE := runs/scale
 scale: setup
 	OMP_NUM_THREADS=1 QUINTET_SCALE=whole $(BIN)/pytest -n 2 --dist load tests/contract/test_processes.py \
-		tests/integration/test_processes.py tests/integration/test_restarts.py tests/unit/core/test_processes.py
+		tests/integration/test_processes.py tests/integration/test_restarts.py tests/unit/training/test_processes.py
 	OMP_NUM_THREADS=1 QUINTET_LAUNCHER=accelerate $(BIN)/pytest -n 2 --dist load tests/contract/test_processes.py
 	rm -rf $(SCALE)
 	$(BIN)/quintet data make solids $(SCALE)/data --num 64

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from quintet import cli, runs
-from quintet.core.batch import Source
-from quintet.core.draw import Draw
-from quintet.data.videos import video_folder_sources
+from quintet.common.batch import Source
+from quintet.common.rng import Draw
+from quintet.data.video import video_folder_sources
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip

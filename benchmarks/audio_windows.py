@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from quintet.common.rng import Draw
 from quintet.config import AudioDataConfig
-from quintet.core.draw import Draw
 from quintet.data.audio import audio_folder_sources
-from quintet.data.sounds import RATE, draw_item
 from quintet.media.audio import Samples, resample, write_audio
+from quintet.synthetic.sounds import RATE, draw_item
 from side_by_side import HERE, write_facts
 
 FILES = 2

@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 
 from quintet import cli, runs
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.evaluate import looking
-from quintet.core.recipe import Sources
-from quintet.data.meshes import MeshFolder, mesh_folder_sources
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
+from quintet.data.mesh import MeshFolder, mesh_folder_sources
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
-from quintet.families.mesh_autoencoder.recipe import decoded, tokenizer
+from quintet.families.mesh_autoencoder.task import decoded, tokenizer
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh
 from quintet.media.mesh_measures import chamfer_distances, cloud, compare
 from quintet.media.mesh_render import contact_sheet
+from quintet.training.evaluate import looking
+from quintet.training.task import Sources
 
 SPLIT = ("data.validation_group=^([0-9]+)", "data.validation_fraction=0.1", "data.max_faces=400")
 NEAREST = 8

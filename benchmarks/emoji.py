@@ -11,7 +11,7 @@ from pathlib import Path
 
 from baselines import baselines, load
 from quintet import cli, config, runs
-from quintet.data.pictures import folder_sources
+from quintet.data.image import folder_sources
 from quintet.families.vqgan.config import VQGanConfig
 
 KEYS = (

@@ -26,12 +26,12 @@ from torch import Tensor
 from baselines import load
 from nearest import Nearest, code_figures, distance_figures, nearest_codes, nearest_pictures
 from quintet import cli, config, runs
-from quintet.core.evaluate import looking
-from quintet.core.recipe import Request, count_parameters
-from quintet.data.pictures import folder_sources
+from quintet.data.image import folder_sources
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.media.image import image_grid, write_image
+from quintet.training.evaluate import looking
+from quintet.training.task import Request, count_parameters
 from style_classifier import shares_right, train_classifier
 
 STYLES = ("Noto", "Twemoji")

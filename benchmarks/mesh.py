@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mesh_task as task
-from quintet.data.solids import make_solids
+from quintet.synthetic.solids import make_solids
 from side_by_side import HERE, Contender, interleave, mean_cpu, mesh_peer, record, table
 
 RESULTS = HERE / "results"

@@ -20,17 +20,17 @@ from torch import Tensor, nn
 
 import mesh_task as task
 from quintet import config, runs
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.recipe import count_parameters
-from quintet.core.state import TrainingState
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.features import FaceFeatures
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
 from quintet.families.mesh_autoencoder.packed import collate, pack
 from quintet.families.mesh_transformer.model import MeshTransformer
-from quintet.generate.autoregressive import Sampling
+from quintet.sampling.autoregressive import Sampling
+from quintet.training.engine import Engine
+from quintet.training.state import TrainingState
+from quintet.training.task import count_parameters
 from worker import TimedTraining, serve
 
 AUTOENCODER: Mapping[str, Any] = {

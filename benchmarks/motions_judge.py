@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from quintet.data.motions import Clip, MotionItem, draw_item
-from quintet.data.motions_judge import ATTRIBUTES, judge, match
+from quintet.synthetic.motions import Clip, MotionItem, draw_item
+from quintet.synthetic.motions_judge import ATTRIBUTES, judge, match
 from side_by_side import HERE, write_facts
 
 SIZES = (32, 64)

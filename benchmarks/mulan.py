@@ -28,8 +28,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import mulan_task as task
-from quintet.data.sounds import make_sounds
 from quintet.media.audio import read_audio
+from quintet.synthetic.sounds import make_sounds
 from side_by_side import HERE, Contender, audio_peer, interleave, record
 
 RESULTS = HERE / "results"

@@ -17,15 +17,15 @@ from torch import Tensor
 
 import mulan_task as task
 from quintet import config
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.optim import clip_gradients, gradient_norm, set_learning_rate
-from quintet.core.recipe import count_parameters
-from quintet.core.state import TrainingState
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.model import MuLaN
-from quintet.families.mulan.recipe import MuLaNRecipe
+from quintet.families.mulan.task import MuLaNRecipe
+from quintet.training.engine import Engine
+from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
+from quintet.training.state import TrainingState
+from quintet.training.task import count_parameters
 from worker import TimedTraining, serve
 
 TOWER = {"dim": task.DIM, "depth": task.DEPTH, "heads": task.HEADS, "head_dim": task.HEAD_DIM}

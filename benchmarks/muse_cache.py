@@ -22,19 +22,19 @@ from typing import Any
 import torch
 
 from quintet import config, runs
-from quintet.core.batch import Batch, Source, collate
-from quintet.core.checkpoint import Contents
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.link import Link
-from quintet.core.optim import clip_gradients, gradient_norm
-from quintet.core.recipe import count_parameters
-from quintet.core.state import TrainingState
-from quintet.data.pictures import folder_sources
-from quintet.data.shapes import make_shapes
+from quintet.common.batch import Batch, Source, collate
+from quintet.common.rng import Draw
+from quintet.common.weights.checkpoint import Contents
+from quintet.data.image import folder_sources
 from quintet.families.muse.config import MuseConfig
-from quintet.families.muse.recipe import MuseRecipe
+from quintet.families.muse.task import MuseRecipe
 from quintet.families.vqgan.config import VQGanConfig
+from quintet.pipelines.frozen import Link
+from quintet.synthetic.shapes import make_shapes
+from quintet.training.engine import Engine
+from quintet.training.optim import clip_gradients, gradient_norm
+from quintet.training.state import TrainingState
+from quintet.training.task import count_parameters
 from side_by_side import HERE, write_facts
 
 PARTS = ("read", "encode", "gradients", "update")

@@ -20,23 +20,23 @@ from torch import Tensor
 
 import muse_task as task
 from quintet import config, runs
-from quintet.core.batch import Batch, Item
-from quintet.core.checkpoint import Contents
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.link import Link
-from quintet.core.recipe import Sources, count_parameters
-from quintet.core.run import Run
-from quintet.core.state import TrainingState
-from quintet.core.trainer import Trainer
+from quintet.common.batch import Batch, Item
+from quintet.common.rng import Draw
+from quintet.common.weights.checkpoint import Contents
+from quintet.config.masked import MaskGitSampleConfig
 from quintet.families.muse.config import MuseConfig
-from quintet.families.muse.recipe import MuseRecipe
+from quintet.families.muse.task import MuseRecipe
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.generate import masked
-from quintet.generate.masked_config import MaskGitSampleConfig
-from quintet.generate.maskgit_decoding import fill
 from quintet.nn.maskgit import MaskGit
 from quintet.nn.text import ByteTextEncoder
+from quintet.pipelines.frozen import Link
+from quintet.sampling import masked
+from quintet.sampling.maskgit import fill
+from quintet.training.engine import Engine
+from quintet.training.run_folder import Run
+from quintet.training.state import TrainingState
+from quintet.training.task import Sources, count_parameters
+from quintet.training.trainer import Trainer
 from worker import TimedTraining, serve
 
 

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 
 from notes_data import split_notes
 from quintet import cli, runs
-from quintet.core.evaluate import looking
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
+from quintet.training.evaluate import looking
 
 FAMILIES = {
     "keyboard": ("piano", "ep", "celesta", "harpsichord", "organ", "accordian"),

@@ -18,11 +18,11 @@ from torch import Tensor
 from notes_codec import RATE
 from pitch import captioned_class
 from quintet import runs
-from quintet.core.evaluate import looking
-from quintet.families.audio_codec.recipe import AudioCodecRecipe, round_trip, tokenizer
+from quintet.families.audio_codec.task import AudioCodecRecipe, round_trip, tokenizer
 from quintet.media.audio import Samples, read_audio, write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
+from quintet.training.evaluate import looking
 
 SECONDS = 0.8
 SHOWN = 200

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from quintet import config, runs
-from quintet.data.shapes import make_shapes
 from quintet.families.vqgan.config import VQGanConfig
+from quintet.synthetic.shapes import make_shapes
 
 
 def main() -> None:

@@ -14,19 +14,19 @@ import torch
 
 import video_task as task
 from quintet import config, runs
-from quintet.core.batch import Batch
-from quintet.core.checkpoint import Contents
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.link import Link
-from quintet.core.recipe import count_parameters
-from quintet.core.state import TrainingState
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
+from quintet.common.weights.checkpoint import Contents
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.recipe import PhenakiRecipe
-from quintet.generate import masked
+from quintet.families.phenaki.task import PhenakiRecipe
 from quintet.nn.text import ByteTextEncoder
+from quintet.pipelines.frozen import Link
+from quintet.sampling import masked
+from quintet.training.engine import Engine
+from quintet.training.state import TrainingState
+from quintet.training.task import count_parameters
 from worker import serve
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 
 from quintet import runs
-from quintet.core.draw import Draw
-from quintet.data.pictures import folder_sources
+from quintet.common.rng import Draw
+from quintet.data.image import folder_sources
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 

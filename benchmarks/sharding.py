@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quintet import config, runs
-from quintet.core import collectives
-from quintet.core.engine import exit_process
-from quintet.core.recipe import count_parameters
-from quintet.core.sharding import own_part
+from quintet.common import collectives
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
+from quintet.training.distributed.sharding import own_part
+from quintet.training.engine import exit_process
+from quintet.training.task import count_parameters
 
 
 def main() -> None:

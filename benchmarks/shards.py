@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from quintet.core.state import cpu_name
+from quintet.training.state import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "shards.json"
 SIDE = 16
@@ -47,8 +47,8 @@ EXTENSIONS = frozenset({".png"})
 
 def make(folder: Path, items: int) -> None:
     """Written straight into shards: a million single files would take longer than all that follows."""
-    from quintet.data.folder import Entry
-    from quintet.data.shard_writer import ShardWriter
+    from quintet.data.index.folder import Entry
+    from quintet.data.index.shard_writer import ShardWriter
     from quintet.media.files import Blob
 
     folder.mkdir(parents=True)
@@ -73,14 +73,14 @@ def _png(seed: int) -> bytes:
 def begin(folder: str, run: str, resumed: bool) -> None:
     """One process: a trainer, and its first step. Prints seconds, and the step."""
     from quintet import config as configs
-    from quintet import recipes, runs
+    from quintet import registry, runs
 
     began, worked = time.perf_counter(), time.process_time()
     if resumed:
         trainer = runs.resumed_trainer(Path(run), {"train.steps": 1000}, silent=True)
     else:
         overrides = configs.parse_overrides([*TINY, f"data.path={folder}", "train.steps=1000"])
-        config = configs.build(recipes.find("vqgan").config_class(), preset="debug", overrides=overrides)
+        config = configs.build(registry.find("vqgan").config_class(), preset="debug", overrides=overrides)
         trainer = runs.new_trainer(config, Path(run), silent=True)
     trainer.train_step()
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - worked
@@ -102,9 +102,9 @@ def timed_begin(folder: Path, run: Path, resumed: bool) -> dict[str, float]:
 
 
 def memory_of_epoch(folder: Path) -> dict[str, float]:
-    from quintet.core.batch import collate
-    from quintet.core.loader import Loader
-    from quintet.core.order import Order
+    from quintet.common.batch import collate
+    from quintet.training.loader import Loader
+    from quintet.training.order import Order
 
     source = picture_source(folder)
     loader = Loader(source, 0, collate, _engine(), workers=2)
@@ -121,14 +121,14 @@ def memory_of_epoch(folder: Path) -> dict[str, float]:
 
 def _engine() -> Any:
     from quintet.config import EngineConfig
-    from quintet.core.engine import Engine
+    from quintet.training.engine import Engine
 
     return Engine(EngineConfig(), 0)
 
 
 def picture_source(folder: Path) -> Any:
-    from quintet.data.folder import ImageFolder
-    from quintet.data.listing import list_media
+    from quintet.data.index.folder import ImageFolder
+    from quintet.data.index.listing import list_media
 
     entries = list_media(folder, EXTENSIONS).entries
     return ImageFolder(folder, entries, SIDE, SIDE, flip=True, memory=512 * 2**20)
@@ -145,7 +145,7 @@ def megabytes() -> float:
 
 
 def ours_raw(folder: Path) -> Iterator[int]:
-    from quintet.core.order import Order
+    from quintet.training.order import Order
 
     source = picture_source(folder)
     order = Order(len(source), BATCH, 0)
@@ -156,9 +156,9 @@ def ours_raw(folder: Path) -> Iterator[int]:
 
 
 def ours_decoded(folder: Path) -> Iterator[int]:
-    from quintet.core.batch import collate
-    from quintet.core.loader import Loader
-    from quintet.core.order import Order
+    from quintet.common.batch import collate
+    from quintet.training.loader import Loader
+    from quintet.training.order import Order
 
     source = picture_source(folder)
     loader = Loader(source, 0, collate, _engine(), workers=0)

@@ -19,9 +19,9 @@ import numpy as np
 import soundfile
 import torch
 
-from quintet.data.sounds import LOUDNESS_WORDS, RATE, SoundItem, SoundRecord, draw_item, draw_words, split_of
-from quintet.data.sounds_judge import judge, match
 from quintet.media.audio import Samples, resample
+from quintet.synthetic.sounds import LOUDNESS_WORDS, RATE, SoundItem, SoundRecord, draw_item, draw_words, split_of
+from quintet.synthetic.sounds_judge import judge, match
 from side_by_side import HERE, write_facts
 
 CLIPS = 200

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet import cli
-from quintet.data.sounds import DRUMS, NOISES, TIMBRES
+from quintet.synthetic.sounds import DRUMS, NOISES, TIMBRES
 
 POOL = 200
 FIGURES = ("text_to_audio_r1", "text_to_audio_r10", "text_to_audio_median_rank", "zero_shot_accuracy")

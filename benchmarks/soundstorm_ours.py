@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 
 import soundstorm_task as task
+from quintet.common.rng import Draw
 from quintet.config import EngineConfig, OptimizerConfig
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.optim import clip_gradients, gradient_norm, make_optimizer
-from quintet.core.recipe import count_parameters
 from quintet.families.soundstorm.config import SoundStormSampleConfig
 from quintet.families.soundstorm.decoding import canvas, for_levels
 from quintet.families.soundstorm.masking import hide
 from quintet.families.soundstorm.model import SoundStorm
-from quintet.generate import masked
+from quintet.sampling import masked
+from quintet.training.engine import Engine
+from quintet.training.optim import clip_gradients, gradient_norm, make_optimizer
+from quintet.training.task import count_parameters
 from worker import serve
 
 CONVOLUTION: Mapping[str, dict[str, Any]] = {

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
+from quintet.common.rng import Draw
 from quintet.config import VideoDataConfig
-from quintet.core.draw import Draw
-from quintet.data.motions import make_motions
-from quintet.data.videos import video_folder_sources
+from quintet.data.video import video_folder_sources
+from quintet.synthetic.motions import make_motions
 from side_by_side import HERE, write_facts
 
 HEIGHT, WIDTH, RATE = 480, 854, 30

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from quintet import config, runs
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.recipe import count_parameters
-from quintet.core.state import TrainingState
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
 from quintet.families.vqgan.config import VQGanConfig
+from quintet.training.engine import Engine
+from quintet.training.state import TrainingState
+from quintet.training.task import count_parameters
 from worker import serve
 
 STARTED = 1_000_000

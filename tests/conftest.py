@@ -17,7 +17,7 @@ import pytest
 
 from contract.cases import Case, Train, case_of
 from helpers import made_once, succeed, train_tiny
-from quintet.recipes import RECIPES
+from quintet.registry import RECIPES
 
 
 @pytest.fixture(scope="session")

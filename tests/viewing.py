@@ -21,7 +21,7 @@ from PIL import Image
 
 from helpers import environment
 from quintet import config as configs
-from quintet import recipes
+from quintet import registry
 from quintet.media.audio import write_audio
 from quintet.media.mesh import Mesh, write_mesh
 from quintet.web.folders import Folders
@@ -35,7 +35,7 @@ DEADLINE = 120
 def write_run(folder: Path, recipe: str = "vqgan", status: str = "finished", steps: int = 100, **state: Any) -> Path:
     """A run with a row of figures every ten steps, as a training would have left it."""
     folder.mkdir(parents=True)
-    built = configs.build(recipes.find(recipe).config_class(), preset="debug", overrides={"train.steps": steps})
+    built = configs.build(registry.find(recipe).config_class(), preset="debug", overrides={"train.steps": steps})
     (folder / "config.yaml").write_text(built.to_yaml(), encoding="utf-8")
     write_state(folder, recipe=recipe, status=status, step=steps, steps=steps, **state)
     (folder / "metrics.jsonl").write_text("".join(row(step) for step in range(10, steps + 1, 10)), encoding="utf-8")

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.core import checkpoint, disk
-from quintet.core.evaluate import looking
-from quintet.core.recipe import Recipe
-from quintet.data.code_files import ITEMS, code_contents, read_codes, refuse_existing
+from quintet.common import files
+from quintet.common.weights import checkpoint
+from quintet.data.token_files import ITEMS, code_contents, read_codes, refuse_existing
 from quintet.errors import UnreadableItem, UsageError
 from quintet.runs import Looker, Trained
+from quintet.training.evaluate import looking
+from quintet.training.task import Recipe
 
 __all__ = ["ITEMS", "decode_folder", "encode_folder", "read_codes"]
 
@@ -65,7 +66,7 @@ def decode_folder(trained: Trained, folder: Path, out: Path) -> int:
                     trained.nets, codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}"
                 )
             except (RuntimeError, LookupError, ValueError) as error:
-                reason = disk.one_line(error)
+                reason = files.one_line(error)
                 raise UsageError(f"the codes in {folder} are not of the model {trained.folder} ({reason})") from None
             out.mkdir(parents=True, exist_ok=True)
             for artifact in artifacts:

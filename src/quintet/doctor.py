@@ -10,7 +10,7 @@ from importlib import metadata
 import torch
 
 import quintet
-from quintet.core.state import cpu_name
+from quintet.training.state import cpu_name
 
 OPTIONAL = {
     "tensorboardX": "curves in TensorBoard",

@@ -21,12 +21,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quintet.core import disk
-from quintet.core.display import track
-from quintet.core.engine import Engine
-from quintet.core.evaluate import looking
+from quintet.common import files
 from quintet.errors import UnreadableItem, UsageError
 from quintet.runs import Looker, Trained
+from quintet.training.display import track
+from quintet.training.engine import Engine
+from quintet.training.evaluate import looking
 
 TEXTS_AT_ONCE = 64
 
@@ -134,9 +134,9 @@ def write_embeddings(out: Path, media: Embedded | None, texts: Sequence[str], te
     temporary = out.with_name(f".{out.name}.writing")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with io.BufferedWriter(disk.open_own(temporary, "wb")) as file:
+        with io.BufferedWriter(files.open_own(temporary, "wb")) as file:
             file.write(held.getbuffer())
-        disk.sync(temporary)
+        files.sync(temporary)
         os.replace(temporary, out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None

@@ -12,24 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from quintet import config as configs
-from quintet import recipes
+from quintet import registry
+from quintet.common.batch import Source
+from quintet.common.weights import checkpoint, pretrained
+from quintet.common.weights.checkpoint import Contents
 from quintet.config import RunConfig
-from quintet.core import checkpoint
-from quintet.core.batch import Source
-from quintet.core.checkpoint import Contents
-from quintet.core.engine import Engine, Place, may_be_restarted
-from quintet.core.evaluate import evaluate, looking, make_artifacts
-from quintet.core.link import Link
-from quintet.core.loader import Loader
-from quintet.core.prepare import open_sources, place_links
-from quintet.core.recipe import Artifact, Recipe, Request
-from quintet.core.run import Run, next_folder
-from quintet.core.state import load_module, read_meta
-from quintet.core.trainer import Trainer
+from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
-from quintet.nn import pretrained, transformers_folder
+from quintet.nn import transformers_folder
 from quintet.nn.pretrained_hearing import is_hearing
-from quintet.nn.text_config import PRETRAINED
+from quintet.pipelines.frozen import Link
+from quintet.training.engine import Engine, Place, may_be_restarted
+from quintet.training.evaluate import evaluate, looking, make_artifacts
+from quintet.training.loader import Loader
+from quintet.training.prepare import open_sources, place_links
+from quintet.training.run_folder import Run, next_folder
+from quintet.training.state import load_module, read_meta
+from quintet.training.task import Artifact, Recipe, Request
+from quintet.training.trainer import Trainer
 
 
 def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False) -> Trainer:
@@ -126,7 +126,7 @@ def make_recipe(config: RunConfig, home: Path | None = None) -> Recipe[Any]:
     """
     links = {name: open_link(_place(config, name, home)) for name in config.LINKS if getattr(config, name)}
     torch.manual_seed(config.train.seed)
-    return recipes.find(config.recipe).recipe_class()(config, **links)
+    return registry.find(config.recipe).recipe_class()(config, **links)
 
 
 def open_link(reference: str) -> Link:
@@ -139,7 +139,7 @@ def open_link(reference: str) -> Link:
 def link_to(model: Any) -> Link:
     """The same for a model in memory, of one of the public classes of tokenizers."""
     kind = type(model).__name__
-    for entry in recipes.RECIPES.values():
+    for entry in registry.RECIPES.values():
         schema, recipe_class = entry.config_class(), entry.recipe_class()
         if kind in entry.models and not schema.LINKS:
             config = configs.build(schema, overrides={"model": model.config.model_dump(mode="json")})
@@ -160,7 +160,7 @@ def read_config(path: Path) -> RunConfig:
     recipe = tree.get("recipe")
     if not isinstance(recipe, str):
         raise UsageError(f"{path} does not say which recipe it is for")
-    return configs.validate(recipes.find(recipe).config_class(), tree)
+    return configs.validate(registry.find(recipe).config_class(), tree)
 
 
 def initial_weights(config: RunConfig) -> dict[str, dict[str, Tensor]]:
@@ -205,7 +205,7 @@ def open_trained(reference: str | Path) -> Trained:
     `hf:NAME` is the folder that the hub's cache holds under that name. A folder that is called like a ready model is
     `./NAME`.
     """
-    config = recipes.find_ready(reference) if isinstance(reference, str) else None
+    config = registry.find_ready(reference) if isinstance(reference, str) else None
     if config is not None:
         recipe = make_recipe(config)
         return Trained(recipe, dict(recipe.modules), None, Path(reference), None, [], ready=True)
@@ -240,7 +240,7 @@ def _open_exported(folder: Path) -> Trained:
     settings = pretrained.read_settings(folder)
     if not isinstance(settings.get("run"), dict):
         raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
-    schema = recipes.find(str(settings.get("recipe"))).config_class()
+    schema = registry.find(str(settings.get("recipe"))).config_class()
     recipe = make_recipe(configs.validate(schema, settings["run"]), folder)
     nets = {recipe.exported: recipe.modules[recipe.exported]}
     load_module(nets[recipe.exported], folder, pretrained.WEIGHTS)
@@ -253,9 +253,9 @@ def _open_exported(folder: Path) -> Trained:
 
 def _open_foreign(folder: Path, model_type: str) -> Trained:
     """What `transformers` wrote."""
-    entry = recipes.find_by_type(model_type)
+    entry = registry.find_by_type(model_type)
     if entry is None:
-        known = ", ".join(kind for each in recipes.RECIPES.values() for kind in each.config_class().TRANSFORMERS)
+        known = ", ".join(kind for each in registry.RECIPES.values() for kind in each.config_class().TRANSFORMERS)
         hint = "; semantic tokens are made with it by `quintet encode … --layer N`" if is_hearing(model_type) else ""
         raise UsageError(f"{folder} holds a model of transformers of type {model_type[:40]}, not of {known}{hint}")
     recipe = entry.recipe_class().from_transformers(folder)

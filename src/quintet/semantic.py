@@ -15,20 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.common import files
+from quintet.common.rng import Draw, seed_from
+from quintet.common.weights import checkpoint
 from quintet.config import EngineConfig, SoundDataConfig
-from quintet.core import checkpoint, disk
-from quintet.core.display import say, track
-from quintet.core.draw import Draw, seed_from
-from quintet.core.engine import own_device
-from quintet.core.hearing import Hearing
+from quintet.config.text import PRETRAINED
 from quintet.data.audio import AudioFolder, audio_folder_sources
-from quintet.data.code_files import CODES, code_contents, refuse_existing
+from quintet.data.token_files import CODES, code_contents, refuse_existing
 from quintet.errors import CheckpointError, UnreadableItem, UsageError
 from quintet.nn import kmeans, transformers_folder
 from quintet.nn.pretrained_hearing import PretrainedHearing, is_hearing
 from quintet.nn.quantize.clusters import nearest
-from quintet.nn.text_config import PRETRAINED
+from quintet.pipelines.audio_features import Hearing
 from quintet.runs import open_trained
+from quintet.training.display import say, track
+from quintet.training.engine import own_device
 
 CENTROIDS = "centroids"
 CLUSTERS = 256
@@ -201,7 +202,7 @@ def read_centroids(path: Path) -> Centroids:
         digest = bytes(tensors["digest"].tolist()).hex()
         return Centroids(centres, mean, deviation, layer, rate, digest)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, CheckpointError) as error:
-        reason = disk.one_line(error)
+        reason = files.one_line(error)
         raise UsageError(
             f"--centroids {path}: these are not clusters that `quintet encode … --layer N` wrote ({reason})"
         ) from None

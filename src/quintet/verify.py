@@ -16,14 +16,14 @@ import torch
 
 import quintet
 from quintet import config as configs
+from quintet.common.weights import checkpoint
 from quintet.config import RunConfig
-from quintet.core import checkpoint
-from quintet.core.prepare import changed_data, open_sources
-from quintet.core.run import Run
-from quintet.core.state import Progress, environment, read_meta
-from quintet.core.trainer import Trainer
 from quintet.errors import CheckpointError, RunError, UsageError
 from quintet.runs import initial_weights, make_recipe, read_config
+from quintet.training.prepare import changed_data, open_sources
+from quintet.training.run_folder import Run
+from quintet.training.state import Progress, environment, read_meta
+from quintet.training.trainer import Trainer
 
 HARMLESS = tuple(key for key in configs.RESUMABLE if key not in ("train.accumulate", "engine."))
 """Keys that may differ between the two checkpoints: they do not take part in the arithmetic of a step."""

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from helpers import TINY, TWELVE_STEPS
-from quintet.core.batch import Item
-from quintet.core.recipe import Recipe
+from quintet.common.batch import Item
 from quintet.nn.quantize.vector import VectorQuantizer
+from quintet.training.task import Recipe
 
 GOLDEN = Path(__file__).parents[1] / "faults" / "golden"
 """Small trained models that are kept for ever."""

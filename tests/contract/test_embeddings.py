@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from helpers import error_line, quintet, succeed, tree
-from quintet import recipes
-from quintet.core.evaluate import looking
-from quintet.core.recipe import Recipe
+from quintet import registry
 from quintet.runs import Looker, open_trained
+from quintet.training.evaluate import looking
+from quintet.training.task import Recipe
 
 WORDS = ("a low note", "a fast rhythm of a drum", "ünï")
-SPACES = [name for name, entry in recipes.RECIPES.items() if entry.recipe_class().embed is not Recipe.embed]
+SPACES = [name for name, entry in registry.RECIPES.items() if entry.recipe_class().embed is not Recipe.embed]
 """The recipes that put media and texts into one space."""
 
 in_a_space = pytest.mark.parametrize("recipe", SPACES, indirect=True)
@@ -44,7 +44,7 @@ def clips(data: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("recipe", [name for name in recipes.RECIPES if name not in SPACES], indirect=True)
+@pytest.mark.parametrize("recipe", [name for name in registry.RECIPES if name not in SPACES], indirect=True)
 def test_a_recipe_without_embeddings_says_so(recipe: str, finished: Path, data: Path, tmp_path: Path) -> None:
     before = tree(finished)
     out = tmp_path / "embeddings.npz"

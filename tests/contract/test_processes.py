@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from contract import worlds
 from contract.cases import CASES, case_of
 from helpers import accelerate_launch, executed, made_once, metrics, step_folder, steps_saved, tensor_hashes, torchrun
-from quintet import recipes
-from quintet.core import checkpoint
+from quintet import registry
+from quintet.common.weights import checkpoint
 
 EXACT = "engine.precision=fp64"
 """In fp64 the two must agree to 1e-12 in everything, in fp32 to 1e-5 in the losses."""
@@ -55,7 +55,7 @@ def two_processes(recipe: str, data: Path, shared: Path) -> Path:
 
 @pytest.mark.parametrize("recipe", [recipe for recipe, case in CASES.items() if "vq" in case.worlds])
 def test_codes_die_and_are_revived_in_these_trainings(recipe: str, two_processes: Path) -> None:
-    file = f"{recipes.find(recipe).recipe_class().exported}.safetensors"
+    file = f"{registry.find(recipe).recipe_class().exported}.safetensors"
     before, after = (load_file(step_folder(two_processes / "vq", step) / file) for step in (50, 52))
     codebooks = [name for name in before if name.endswith("cluster_size")]
     assert codebooks

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 
 from contract.cases import CASES, Case, Train
 from helpers import copied, error_line, metrics, quintet, state, step_folder, steps_saved, succeed, tensor_hashes, tree
-from quintet import recipes
-from quintet.core.evaluate import looking
+from quintet import registry
 from quintet.runs import Looker, open_trained
+from quintet.training.evaluate import looking
 
 
 def test_every_recipe_has_a_case() -> None:
-    assert CASES.keys() == recipes.RECIPES.keys()
+    assert CASES.keys() == registry.RECIPES.keys()
 
 
 def test_the_debug_preset_trains_as_it_is(recipe: str, case: Case, data: Path, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_run_folder_has_the_documented_layout(recipe: str, finished: Path) -> 
 
     status = state(finished)
     assert (status["status"], status["step"], status["steps"]) == ("finished", 12, 12)
-    assert status["best"]["metric"] == recipes.find(recipe).recipe_class().best[0]
+    assert status["best"]["metric"] == registry.find(recipe).recipe_class().best[0]
     assert {"heartbeat", "pid", "host"} <= status.keys()
 
     rows = metrics(finished)
@@ -135,7 +135,7 @@ def test_evaluation_is_repeatable_and_flat(recipe: str, finished: Path, tmp_path
     assert first.output == second.output
     figures = json.loads(written)
     assert all(type(value) in (int, float) for value in figures.values())
-    assert recipes.find(recipe).recipe_class().best[0] in figures
+    assert registry.find(recipe).recipe_class().best[0] in figures
     averaged = {name for name in figures if not name.startswith("live/")}
     # What is judged of generated things is judged of the averaged weights alone.
     assert {f"live/{name}" for name in averaged} >= figures.keys() - averaged
@@ -153,7 +153,7 @@ def test_an_exported_model_gives_the_same_figures(recipe: str, finished: Path, t
     of_run, of_hub = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("run", "hub"))
     assert of_hub == {name: value for name, value in of_run.items() if not name.startswith("live/")}
 
-    entry = recipes.find(recipe)
+    entry = registry.find(recipe)
     module = entry.recipe_class().exported
     names = [name for name in entry.models if name == json.loads((hub / "config.json").read_text())["class"]]
     model_class = getattr(import_module(entry.public_names()[names[0]]), names[0])

@@ -11,8 +11,8 @@ from torch import nn
 
 from contract.cases import Case
 from contract.worlds import make_recipe
-from quintet.core.run import Run
-from quintet.core.trainer import Trainer
+from quintet.training.run_folder import Run
+from quintet.training.trainer import Trainer
 
 
 def fingerprint(modules: Mapping[str, nn.Module]) -> dict[str, str]:

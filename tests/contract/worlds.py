@@ -19,14 +19,14 @@ import torch.distributed as dist
 from contract.cases import case_of
 from helpers import environment
 from quintet import config as configs
-from quintet import recipes, runs
-from quintet.core.batch import Batch, Item, Source
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine, Place, exit_process
-from quintet.core.prepare import open_sources
-from quintet.core.recipe import Nets, Recipe, Report
-from quintet.core.run import Run
-from quintet.core.trainer import Trainer
+from quintet import registry, runs
+from quintet.common.batch import Batch, Item, Source
+from quintet.common.rng import Draw
+from quintet.training.engine import Engine, Place, exit_process
+from quintet.training.prepare import open_sources
+from quintet.training.run_folder import Run
+from quintet.training.task import Nets, Recipe, Report
+from quintet.training.trainer import Trainer
 
 
 @dataclass
@@ -56,7 +56,7 @@ def make_recipe(recipe: str, data: Path | str, words: Sequence[str]) -> Recipe[A
     option, preset, *keys = words
     assert option == "--preset"
     overrides = configs.parse_overrides([*keys, f"data.path={data}"])
-    return runs.make_recipe(configs.build(recipes.find(recipe).config_class(), preset=preset, overrides=overrides))
+    return runs.make_recipe(configs.build(registry.find(recipe).config_class(), preset=preset, overrides=overrides))
 
 
 def noted_steps(made: Recipe[Any]) -> list[tuple[int, str]]:

@@ -16,7 +16,7 @@ import pytest
 from contract.cases import Case
 from faults import ledger as ledgers
 from helpers import LAST_STEP, UNENDING, made_once, succeed
-from quintet.recipes import RECIPES
+from quintet.registry import RECIPES
 
 RECIPES_A_TEST = 2
 FOR_ALL = ("test_golden.py",)

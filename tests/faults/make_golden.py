@@ -13,7 +13,7 @@ from pathlib import Path
 
 from contract.cases import GOLDEN, case_of
 from helpers import renew_sums, succeed
-from quintet.core import checkpoint
+from quintet.common.weights import checkpoint
 
 KEYS = ("train.steps=8", "train.batch_size=2", "checkpoint.every=8", "eval.every=8", "ema.decay=0.9")
 

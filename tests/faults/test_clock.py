@@ -13,7 +13,7 @@ import pytest
 from faults.conftest import Ledger, Words
 from faults.moments import part, run_at
 from helpers import LAST_STEP, forked, log_text, metrics, state, step_folder, steps_saved, tensor_hashes, tree
-from quintet.core import checkpoint
+from quintet.common.weights import checkpoint
 
 YEAR = 365 * 24 * 3600.0
 JUMPS = {

@@ -32,9 +32,9 @@ from helpers import (
     tensor_hashes,
     tree,
 )
-from quintet.core import checkpoint
-from quintet.core.metrics import TensorBoard
-from quintet.core.run import Run
+from quintet.common.weights import checkpoint
+from quintet.training.metrics import TensorBoard
+from quintet.training.run_folder import Run
 
 FULL, READ_ONLY = "No space left on device", "Read-only file system"
 KINDS = {"disk-full": FULL, "read-only": READ_ONLY}

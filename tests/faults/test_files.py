@@ -15,10 +15,10 @@ from contract.cases import Case
 from contract.worlds import make_recipe
 from faults.conftest import Ledger
 from helpers import copied, log_text, state, tensor_hashes
-from quintet.core.order import Order
-from quintet.core.recipe import Recipe
-from quintet.core.run import Run
-from quintet.core.trainer import Trainer
+from quintet.training.order import Order
+from quintet.training.run_folder import Run
+from quintet.training.task import Recipe
+from quintet.training.trainer import Trainer
 
 CHANGED_AFTER, READ_IN = 4, 8
 """The step after which a file changes, and the step (from 0) that would have read it first."""

@@ -24,7 +24,7 @@ from helpers import (
     succeed,
     tensor_hashes,
 )
-from quintet.core import checkpoint
+from quintet.common.weights import checkpoint
 from quintet.errors import CheckpointError
 
 SEED = int(os.environ.get("QUINTET_FLIP_SEED", random.randrange(10**6)))

@@ -24,14 +24,13 @@ from faults.ledger import WHOLE
 from helpers import copied, made_once, renew_sums, succeed, tree
 from quintet import codes as codes_on_disk
 from quintet import config as configs
-from quintet import recipes, runs
-from quintet.core import checkpoint
-from quintet.core.state import read_meta
-from quintet.data.captions import parse_csv, parse_jsonl, read_caption
-from quintet.data.folder import scan
+from quintet import registry, runs
+from quintet.common.weights import checkpoint, pretrained
+from quintet.data.index.captions import parse_csv, parse_jsonl, read_caption
+from quintet.data.index.folder import scan
 from quintet.errors import QuintetError, UnreadableItem
 from quintet.media import image as images
-from quintet.nn import pretrained
+from quintet.training.state import read_meta
 
 LONGEST_MESSAGE = 3000
 
@@ -168,7 +167,7 @@ def written(path: Path, read: Callable[[], object]) -> Read:
 
 
 def test_configurations(recipe: str, here: Path, outside: Path, ledger: Ledger) -> None:
-    schema = recipes.find(recipe).config_class()
+    schema = registry.find(recipe).config_class()
     sound = configs.build(schema, preset="debug")
     flat = "\n".join(
         f"{key}: {json.dumps(value)}" for key, value in configs.flatten(sound.model_dump(mode="json")).items()
@@ -192,7 +191,7 @@ def _written(folder: Path, text: str) -> Path:
 
 
 def test_keys_of_the_command(recipe: str, here: Path, outside: Path, ledger: Ledger) -> None:
-    schema = recipes.find(recipe).config_class()
+    schema = registry.find(recipe).config_class()
     sound = tuple(
         f"{key}={json.dumps(value)}".encode()
         for key, value in configs.flatten(configs.build(schema).model_dump(mode="json")).items()
@@ -301,7 +300,7 @@ def sealed(folder: Path, read: Callable[[], object]) -> Callable[[], object]:
 
 
 def test_weights_of_a_checkpoint(recipe: str, saved: Path, here: Path, outside: Path, ledger: Ledger) -> None:
-    path = saved / f"{recipes.find(recipe).recipe_class().exported}.safetensors"
+    path = saved / f"{registry.find(recipe).recipe_class().exported}.safetensors"
     sound = path.read_bytes()
     length = int.from_bytes(sound[:8], "little")
     header_only = sound[: length + 64]
@@ -342,7 +341,7 @@ def model(recipe: str, finished: Path, shared: Path, here: Path) -> Path:
 
 def test_settings_of_an_exported_model(recipe: str, model: Path, outside: Path, ledger: Ledger) -> None:
     path = model / pretrained.CONFIG
-    schema = recipes.find(recipe).config_class()
+    schema = registry.find(recipe).config_class()
 
     def read() -> None:
         found = pretrained.read_settings(model)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from contract.cases import GOLDEN
 from faults.conftest import Ledger
 from helpers import copied, state, step_folder, steps_saved, succeed
-from quintet import recipes
-from quintet.core import checkpoint
+from quintet import registry
+from quintet.common.weights import checkpoint
 
 CLOSE = 0.02
 """Share by which figures may differ: other processors round differently, and a code may tip over."""
@@ -31,7 +31,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_every_recipe_has_a_golden_run_of_the_current_format() -> None:
     names = {path.name for path in GOLDEN.iterdir()}
-    assert {f"{recipe}-format-{checkpoint.FORMAT}" for recipe in recipes.RECIPES} <= names
+    assert {f"{recipe}-format-{checkpoint.FORMAT}" for recipe in registry.RECIPES} <= names
 
 
 def figures_of(path: Path) -> dict[str, float]:
@@ -62,7 +62,7 @@ def test_it_is_gone_on_with(golden: Path, ledger: Ledger) -> None:
 
 def test_it_is_loaded_in_python(golden: Path, ledger: Ledger) -> None:
     settings = json.loads((golden / "hub" / "config.json").read_text())
-    names = recipes.find(settings["recipe"]).public_names()
+    names = registry.find(settings["recipe"]).public_names()
     model = getattr(import_module(names[settings["class"]]), settings["class"]).from_pretrained(golden / "hub")
     torch.testing.assert_close(model.state_dict(), load_file(golden / "hub" / "model.safetensors"), rtol=0, atol=0)
     ledger("golden", 1)
@@ -81,7 +81,7 @@ def test_its_codes_are_read_and_made_again(golden: Path, ledger: Ledger) -> None
 
 def test_it_seeds_a_new_run(golden: Path, ledger: Ledger) -> None:
     recipe = json.loads((golden / "hub" / "config.json").read_text())["recipe"]
-    names = recipes.find(recipe).config_class().LINKS
+    names = registry.find(recipe).config_class().LINKS
     links = [f"{name}={golden / 'run' / name}" for name in names if (golden / "run" / name).is_dir()]
     tiny = ("--config", golden / "run" / "config.yaml", "train.steps=1", *links)
     for start in ("run", "hub"):

@@ -31,7 +31,7 @@ from contract.cases import Case
 from faults.conftest import Ledger
 from faults.ledger import WHOLE
 from helpers import Outcome, copied, error_line, forked, made_once, quintet, renew_sums, steps_saved, succeed, tree
-from quintet import recipes
+from quintet import registry
 
 DEEP = 100_000
 """Levels of nesting: more than any recursive reader has stack for."""
@@ -358,7 +358,7 @@ def one_checkpoint(finished: Path, place: Place) -> Path:
 
 
 def weights_of(recipe: str) -> str:
-    return f"{recipes.find(recipe).recipe_class().exported}.safetensors"
+    return f"{registry.find(recipe).recipe_class().exported}.safetensors"
 
 
 def test_weights_of_a_run(recipe: str, finished: Path, uses: Uses, place: Place, ledger: Ledger) -> None:

@@ -30,7 +30,7 @@ from helpers import (
     tensor_hashes,
     wait_until,
 )
-from quintet.core import checkpoint
+from quintet.common.weights import checkpoint
 
 SEED = int(os.environ.get("QUINTET_KILL_SEED", random.randrange(10**6)))
 """Where the processes are killed at random; named in every failure, to be set again."""

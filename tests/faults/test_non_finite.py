@@ -17,13 +17,13 @@ from contract.worlds import make_recipe
 from faults.conftest import Ledger
 from faults.ledger import WHOLE
 from helpers import log_text, metrics, state, step_folder, steps_saved, tensor_hashes
-from quintet.core.batch import Item, Source
-from quintet.core.draw import Draw
-from quintet.core.order import Order
-from quintet.core.recipe import Loss, Recipe
-from quintet.core.run import Run
-from quintet.core.trainer import Trainer
+from quintet.common.batch import Item, Source
+from quintet.common.rng import Draw
 from quintet.errors import RunError
+from quintet.training.order import Order
+from quintet.training.run_folder import Run
+from quintet.training.task import Loss, Recipe
+from quintet.training.trainer import Trainer
 
 LIMIT = 3
 KEYS = (

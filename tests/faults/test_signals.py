@@ -27,8 +27,8 @@ from helpers import (
     wait_for_step,
     wait_until,
 )
-from quintet.core import checkpoint
-from quintet.core.signals import StopRequest
+from quintet.common.weights import checkpoint
+from quintet.training.signals import StopRequest
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 BEGUN = 30

@@ -25,12 +25,12 @@ from helpers import (
     wait_for_step,
     wait_until,
 )
-from quintet.core.batch import Item, Source
-from quintet.core.draw import Draw
-from quintet.core.recipe import Recipe
-from quintet.core.run import Run
-from quintet.core.trainer import Trainer
+from quintet.common.batch import Item, Source
+from quintet.common.rng import Draw
 from quintet.errors import RunError
+from quintet.training.run_folder import Run
+from quintet.training.task import Recipe
+from quintet.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda number: number.name)

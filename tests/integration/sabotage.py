@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from quintet.cli import main
-from quintet.core.trainer import Trainer
+from quintet.training.trainer import Trainer
 
 
 def die() -> None:

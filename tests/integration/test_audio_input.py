@@ -12,8 +12,8 @@ import soundfile
 from PIL import Image
 
 from helpers import quintet, succeed
+from quintet.common.rng import Draw
 from quintet.config import AudioDataConfig
-from quintet.core.draw import Draw
 from quintet.data.audio import AudioFolder, audio_folder_sources
 from quintet.errors import UnreadableItem
 from quintet.media.audio import Samples

@@ -28,7 +28,7 @@ from helpers import (
     train_tiny,
     tree,
 )
-from quintet import recipes
+from quintet import registry
 
 VERBS = (
     *("train", "resume", "eval", "sample", "encode", "decode", "embed", "search", "export", "config", "recipes"),
@@ -82,7 +82,7 @@ def test_no_words_give_help_and_a_failure() -> None:
 def test_recipes_doctor_version() -> None:
     listed = succeed("recipes").output
     assert all(
-        re.search(rf"^{name} .*{entry.trainer}", listed, re.MULTILINE) for name, entry in recipes.RECIPES.items()
+        re.search(rf"^{name} .*{entry.trainer}", listed, re.MULTILINE) for name, entry in registry.RECIPES.items()
     )
     doctor = succeed("doctor").output
     assert all(word in doctor for word in ("quintet", "torch", "cpu", "cuda", "tensorboardX"))

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from contract import cases
 from contract.cases import Case
 from helpers import error_line, quintet, succeed, tensor_hashes
-from quintet import cli, recipes
+from quintet import cli, registry
 from quintet.errors import UsageError
 from quintet.runs import open_link, open_trained
 
@@ -106,17 +106,17 @@ def test_relative_links_of_the_pages_lead_somewhere() -> None:
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
     """The families of docs/new-family.md, installed for one test exactly as the page writes them; their cases."""
-    registered: dict[str, recipes.RecipeEntry] = {}
+    registered: dict[str, registry.RecipeEntry] = {}
     tried: dict[str, Case] = {}
     for file, code in re.findall(r"```python\n# ([\w/.]+)\n(.*?)```", NEW_FAMILY, re.DOTALL):
         if file == "recipes.py":
-            registered |= eval("{" + code + "}", vars(recipes))
+            registered |= eval("{" + code + "}", vars(registry))
         elif file == "tests/contract/cases.py":
             tried |= eval("{" + code + "}", vars(cases))
         else:
             *folders, name = file.removesuffix(".py").split("/")
             _install(monkeypatch, ".".join(("quintet", *folders)), name, compile(code, file, "exec"))
-    monkeypatch.setattr(recipes, "RECIPES", {**recipes.RECIPES, **registered})
+    monkeypatch.setattr(registry, "RECIPES", {**registry.RECIPES, **registered})
     assert registered.keys() == tried.keys()
     return tried
 
@@ -134,7 +134,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, package: str, name: str, code: typ
 def test_a_family_of_the_page_trains_resumes_exactly_and_exports(
     recipe: str, page: dict[str, Case], pictures: Path, tmp_path: Path
 ) -> None:
-    entry, tiny = recipes.find(recipe), page[recipe].tiny
+    entry, tiny = registry.find(recipe), page[recipe].tiny
     assert entry.config_class().PRESETS.keys() == {"debug", "small", "base"}
     assert entry.family == recipe.replace("-", "_")
     straight, halves, hub = (tmp_path / name for name in ("straight", "halves", "hub"))
@@ -160,7 +160,7 @@ def test_a_family_of_the_page_trains_resumes_exactly_and_exports(
 def test_the_trainers_of_the_page(page: dict[str, Case], pictures: Path, tmp_path: Path) -> None:
     brief = {"train.steps": 1, "train.batch_size": 4, "data.workers": 0, "log.trackers": []}
     blur, palette = (
-        getattr(import_module(f"quintet.families.{name.replace('-', '_')}.trainer"), recipes.find(name).trainer)
+        getattr(import_module(f"quintet.families.{name.replace('-', '_')}.trainer"), registry.find(name).trainer)
         for name in page
     )
     link = open_link(str(cases.GOLDEN / "vqgan-format-1" / "hub"))

@@ -30,7 +30,7 @@ from helpers import (
     two_ranks,
     wait_for_step,
 )
-from quintet.core.trainer import Trainer
+from quintet.training.trainer import Trainer
 
 
 @pytest.fixture(scope="session")

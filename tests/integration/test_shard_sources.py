@@ -20,10 +20,10 @@ from contract.cases import GOLDEN, case_of
 from faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from helpers import copied, error_line, executed, made_once, quintet, state, succeed, tensor_hashes, torchrun, tree
 from quintet.data.check import MEDIA
-from quintet.data.folder import scan
-from quintet.data.listing import list_media
-from quintet.data.remote_store import Patience, RemoteStore
-from quintet.data.shard_index import INDEX_NAME
+from quintet.data.index.folder import scan
+from quintet.data.index.listing import list_media
+from quintet.data.index.remote_store import Patience, RemoteStore
+from quintet.data.index.shard_index import INDEX_NAME
 from quintet.errors import RunError, UsageError
 from quintet.media.files import place_of, read_file
 

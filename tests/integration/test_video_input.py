@@ -12,9 +12,9 @@ from PIL import Image
 
 from films import counted, places_of, write_film
 from helpers import quintet, succeed
+from quintet.common.rng import Draw
 from quintet.config import VideoDataConfig
-from quintet.core.draw import Draw
-from quintet.data.videos import VideoFolder, video_folder_sources
+from quintet.data.video import VideoFolder, video_folder_sources
 from quintet.errors import UnreadableItem
 from quintet.media.video_writing import write_video
 

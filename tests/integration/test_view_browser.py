@@ -18,7 +18,7 @@ import pytest
 from contract.cases import Train
 from helpers import made_once, succeed
 from quintet import config as configs
-from quintet import recipes
+from quintet import registry
 from quintet.web.trying import Wish
 from viewing import DEADLINE, Address, add_row, add_samples, row, serving, write_run, write_state
 
@@ -458,7 +458,7 @@ def test_a_runs_own_numbers_may_be_sent(tmp_path: Path, serve: Serve, open_page:
     run = write_run(tmp_path / "runs" / "muse", "muse")
     (run / "checkpoints" / "step-00000100").mkdir(parents=True)
     numbers = {"sample.guidance": 1.75, "sample.steps": 1_000}
-    built = configs.build(recipes.find("muse").config_class(), preset="debug", overrides=numbers)
+    built = configs.build(registry.find("muse").config_class(), preset="debug", overrides=numbers)
     (run / "config.yaml").write_text(built.to_yaml(), encoding="utf-8")
     page = open_page(serve(tmp_path / "runs"), "#/run/muse/try")
     assert page.get_by_label("Guidance").input_value() == "1.75"

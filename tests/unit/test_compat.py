@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quintet import compat, recipes
+from quintet import compat, registry
 from quintet.compat import CompatibilityNotice, announce, translate, translate_by
 from quintet.compat_table import METHODS, OWN, PARTS, REQUIRED, TRAINERS, OriginalTrainer, Rule
 from quintet.config import RunConfig, build, keys
@@ -82,14 +82,14 @@ def test_a_rule_goes_one_way_and_explains_itself(rule: Rule) -> None:
 
 def test_the_table_agrees_with_the_registry() -> None:
     for trainer in TRAINERS.values():
-        assert trainer.planned == (trainer.recipe not in recipes.RECIPES), trainer.name
-    for name, entry in recipes.RECIPES.items():
+        assert trainer.planned == (trainer.recipe not in registry.RECIPES), trainer.name
+    for name, entry in registry.RECIPES.items():
         if entry.trainer in TRAINERS:
             assert compat.trainer_recipe(entry.trainer) == name
 
 
 def test_every_key_of_a_landed_family_is_in_its_schema() -> None:
-    for entry in recipes.RECIPES.values():
+    for entry in registry.RECIPES.values():
         if entry.trainer in TRAINERS:
             known = set(keys(entry.config_class()))
             assert {key for rule in all_rules(TRAINERS[entry.trainer]) for key in rule.keys} <= known, entry.trainer
@@ -172,7 +172,7 @@ def test_the_whole_original_signature_of_the_vqgan_trainer() -> None:
         "engine.precision": "bf16",
         "log.trackers": ("wandb",),
     }
-    config = build(recipes.find("vqgan").config_class(), overrides=translation.overrides)
+    config = build(registry.find("vqgan").config_class(), overrides=translation.overrides)
     assert (config.train.steps, config.train.batch_size, config.ema.decay) == (10_000, 8, 0.99)
 
 
@@ -426,7 +426,7 @@ def test_the_page_names_every_trainer_keyword_and_file() -> None:
 
 
 def test_the_methods_that_kept_their_names_exist() -> None:
-    from quintet.core.trainer import Trainer
+    from quintet.training.trainer import Trainer
 
     kept = {name for _, ours, _ in METHODS for name in re.findall(r"`(\w+)(?:\(.*?\))?`", ours)}
     kept -= {"trainer", "generate", "encode", "engine", "lr_schedule"}

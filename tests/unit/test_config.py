@@ -16,7 +16,7 @@ from quintet import config as configs
 from quintet.config import RunConfig, build, describe, parse_overrides, refuse_changes
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.recipes import RECIPES
+from quintet.registry import RECIPES
 
 
 def overridden(*arguments: str) -> VQGanConfig:

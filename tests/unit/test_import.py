@@ -38,7 +38,7 @@ print(json.dumps(sorted(sys.modules)))
 
 
 def test_torch_waits_until_it_is_needed() -> None:
-    quick = ["quintet", "quintet.cli", "quintet.config", "quintet.recipes", "quintet.compat", "quintet.errors"]
+    quick = ["quintet", "quintet.cli", "quintet.config", "quintet.registry", "quintet.compat", "quintet.errors"]
     quick += [name for name in all_modules() if name.startswith("quintet.families.") and name.endswith(".config")]
     loaded = set(json.loads(run(LOADED, *quick)))
     assert len(quick) > 6
@@ -78,7 +78,7 @@ def test_no_module_touches_the_network_when_imported() -> None:
 
 
 def test_public_names_are_there_and_no_others() -> None:
-    from quintet.recipes import RECIPES
+    from quintet.registry import RECIPES
 
     for entry in RECIPES.values():
         for name in (*entry.models, entry.trainer):

@@ -31,7 +31,7 @@ LAYERS = (
 )
 """From the top. A module may import what stands below it; `quintet` itself, for its version, anyone may."""
 
-MAY_IMPORT_DISTRIBUTED = {"core/engine.py", "core/collectives.py", "core/sharding.py"}
+MAY_IMPORT_DISTRIBUTED = {"training/engine.py", "common/collectives.py", "training/distributed/sharding.py"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _imports(node: ast.AST, late: bool, typing: bool) -> Iterator[Import]:
 
 
 def part_of(name: str) -> str | None:
-    """The part of the package that an imported name is in: `core` of `quintet.core.run.Run`."""
+    """The part of the package that an imported name is in: `core` of `quintet.training.run_folder.Run`."""
     first, _, rest = name.partition(".")
     part = rest.split(".")[0]
     known = (ROOT / part).is_dir() or (ROOT / f"{part}.py").is_file()
@@ -86,8 +86,8 @@ def own_part(module: str) -> str:
 
 def test_there_is_something_to_check() -> None:
     assert len(modules()) > 40
-    assert Import("quintet.core.engine.exit_process", late=True, typing=False) in imports("cli/__init__.py")
-    assert Import("quintet.core.recipe.Recipe", late=False, typing=True) in imports("recipes.py")
+    assert Import("quintet.training.engine.exit_process", late=True, typing=False) in imports("cli/__init__.py")
+    assert Import("quintet.training.task.Recipe", late=False, typing=True) in imports("recipes.py")
 
 
 @pytest.mark.parametrize("module", [module for module in modules() if module != "__init__.py"])
@@ -158,5 +158,5 @@ def test_the_core_names_no_family() -> None:
     for module in modules():
         if module.startswith("core/"):
             text = (ROOT / module).read_text(encoding="utf-8").lower()
-            code = text.replace("families/vqgan/recipe.py", "")  # a docstring recommends it as an example
+            code = text.replace("families/vqgan/task.py", "")  # a docstring recommends it as an example
             assert not [family for family in families if family in code], module

@@ -12,11 +12,11 @@ from audio_models import RATE, make_model, noise, sound_folder
 from helpers import quintet, succeed
 from quintet import runs, semantic
 from quintet.config import build
-from quintet.data.code_files import read_semantic
+from quintet.data.token_files import read_semantic
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.hearing import MuLaNHearing
-from quintet.families.mulan.recipe import MuLaNRecipe
+from quintet.families.mulan.task import MuLaNRecipe
 
 STEP = 80 * 8
 """Samples of one step of the MuLaN below, which makes 25 of them a second."""

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = _guarded([word for word in words if word != "--debug"], debug)
     world_size = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
     if "torch" in sys.modules and int(world_size) > 1:
-        from quintet.core.engine import exit_process
+        from quintet.training.engine import exit_process
 
         exit_process(code)
     sys.exit(code)

@@ -24,22 +24,22 @@ def make(
 ) -> None:
     """Write an embedded data set, drawn by code, with captions."""
     if name == "shapes":
-        from quintet.data.shapes import make_shapes
+        from quintet.synthetic.shapes import make_shapes
 
         make_shapes(folder, num, 64 if size is None else size, seed)
     elif name == "motions":
-        from quintet.data.motions import make_motions
+        from quintet.synthetic.motions import make_motions
 
         make_motions(folder, num, 64 if size is None else size, seed)
     else:
         if size is not None:
             raise UsageError(f"--size is for pictures and video; {name} have none")
         if name == "solids":
-            from quintet.data.solids import make_solids
+            from quintet.synthetic.solids import make_solids
 
             make_solids(folder, num, seed)
         else:
-            from quintet.data.sounds import make_sounds
+            from quintet.synthetic.sounds import make_sounds
 
             make_sounds(folder, num, seed)
     print_line(f"{num} items written: {folder}")
@@ -82,7 +82,7 @@ def shard(
 ) -> None:
     """Put a folder into tar files with an index: many small files become few large ones, and are trained on alike."""
     from quintet.data.check import MEDIA, scan_medium
-    from quintet.data.shard_writer import write_shards
+    from quintet.data.index.shard_writer import write_shards
 
     chosen, scanned = scan_medium(folder, medium)
     if not scanned.entries:

@@ -52,7 +52,7 @@ def evaluate(
 
 
 def _write_json(path: Path, value: Any) -> None:
-    from quintet.core.disk import replace_text
+    from quintet.common.files import replace_text
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def sample(
 ) -> None:
     """Show what a model makes: of a text, or, for a tokenizer, inputs beside their reconstructions."""
     from quintet import runs
-    from quintet.core.recipe import Request
+    from quintet.training.task import Request
 
     trained = open_model(run)
     trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("sample",))
@@ -137,7 +137,7 @@ def _scenes(path: Path | None, text: Sequence[str] | None, images: bool) -> list
         return []
     if text or images:
         raise UsageError("--scenes says what each part of a video shows: leave --text and --images out")
-    from quintet.data.text_lines import read_lines
+    from quintet.data.index.text_lines import read_lines
 
     return read_lines(path, "--scenes", "scene")
 

@@ -9,14 +9,14 @@ import typer
 
 import quintet
 from quintet import config as configs
-from quintet import recipes
+from quintet import registry
 from quintet.cli.shared import Overrides, print_line, print_next
 from quintet.errors import UsageError
 
 
 def list_recipes() -> None:
     """What can be trained, and what it needs."""
-    for name, entry in recipes.RECIPES.items():
+    for name, entry in registry.RECIPES.items():
         print_line(f"{name:<18} {entry.summary} (needs {entry.needs}; in Python {entry.trainer})")
         for ready in entry.ready:
             print_line(f"{'':<18} `{ready}` is one without training, wherever a trained one can be named")
@@ -29,7 +29,7 @@ def show_config(
     preset: Annotated[str | None, typer.Option(help="debug, small or base.")] = None,
 ) -> None:
     """Print every key of a recipe as commented YAML, ready for --config."""
-    schema = recipes.find(recipe).config_class()
+    schema = registry.find(recipe).config_class()
     built = configs.build(schema, preset=preset, overrides=configs.parse_overrides(overrides or []))
     print_line(configs.describe(built).rstrip())
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from quintet import config as configs
-from quintet import recipes
+from quintet import registry
 from quintet.cli.shared import Overrides, RunFolder, print_line, print_next
 from quintet.errors import UsageError
 
@@ -40,11 +40,11 @@ def train(
         print_line(context.get_help())
         if recipe is not None:
             print_line("\nKeys, with their meaning and default:\n")
-            print_line(configs.describe(configs.build(recipes.find(recipe).config_class(), preset=preset)))
+            print_line(configs.describe(configs.build(registry.find(recipe).config_class(), preset=preset)))
         raise typer.Exit(0 if help else 2)
     words = [word for word in (data, *(overrides or [])) if word is not None]
     folder, changes = _data_and_overrides(words)
-    schema = recipes.find(recipe).config_class()
+    schema = registry.find(recipe).config_class()
     links = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
     for name in ("tokenizer", "base", "condition"):
         if links[name] is not None and name not in schema.LINKS:

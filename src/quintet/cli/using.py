@@ -96,7 +96,7 @@ def search(
 ) -> None:
     """Find the files of a folder that a text describes best."""
     from quintet import embeddings
-    from quintet.data.folder import printable
+    from quintet.data.index.folder import printable
 
     trained = open_model(run)
     words = embeddings.embed_texts(trained, text)
@@ -135,7 +135,7 @@ def export(
 
 def _read_figures(folder: Path, step: int | None) -> dict[str, float]:
     """What was measured of the weights that are exported: of this step, and not of the live ones."""
-    from quintet.core import checkpoint
+    from quintet.common.weights import checkpoint
 
     try:
         figures = json.loads(checkpoint.read_regular(folder / "eval.json"))

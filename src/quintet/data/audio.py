@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.common.batch import Item, Source, collate
+from quintet.common.rng import Draw
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.core.batch import Item, Source, collate
-from quintet.core.display import say
-from quintet.core.draw import Draw
-from quintet.core.recipe import Sources
-from quintet.data.folder import Entry, may_keep
+from quintet.data.index.folder import Entry, may_keep
 from quintet.data.sources import split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
 from quintet.media.audio import AudioHeader, Samples
 from quintet.media.files import MediaFile
 from quintet.media.loudness import to_loudness
+from quintet.training.display import say
+from quintet.training.task import Sources
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from quintet.common.batch import Source
 from quintet.config import DataConfig
-from quintet.core.batch import Source
-from quintet.core.display import say
-from quintet.core.recipe import Request, Sources
-from quintet.data.code_cache import MediaSource
-from quintet.data.listing import list_media
+from quintet.config.text import PRETRAINED, TextConfig
+from quintet.data.index.listing import list_media
+from quintet.data.token_cache import MediaSource
 from quintet.errors import UsageError
-from quintet.nn.text_config import PRETRAINED, TextConfig
 from quintet.nn.words import words_of
+from quintet.training.display import say
+from quintet.training.task import Request, Sources
 
 
 def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:

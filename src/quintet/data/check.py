@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quintet.data.folder import Entry, Scan, film_in, printable
-from quintet.data.listing import list_media
+from quintet.data.index.folder import Entry, Scan, film_in, printable
+from quintet.data.index.listing import list_media
 from quintet.errors import UnreadableItem
 from quintet.media import audio as sounds
 from quintet.media import image as images

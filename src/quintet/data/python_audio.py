@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.common.batch import Item
+from quintet.common.rng import Draw
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.core.batch import Item
-from quintet.core.draw import Draw
-from quintet.core.recipe import Sources
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.audio import window_starts
 from quintet.media.audio_formats import Samples
 from quintet.media.loudness import to_loudness
+from quintet.training.task import Sources
 
 
 def _is_wave(value: Any) -> bool:

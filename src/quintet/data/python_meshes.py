@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from quintet.common.batch import Item
+from quintet.common.rng import Draw
 from quintet.config import MeshDataConfig
-from quintet.core.batch import Item
-from quintet.core.draw import Draw
-from quintet.core.recipe import Sources
 from quintet.data.fields import Field, route
-from quintet.data.meshes import augmented
+from quintet.data.mesh import augmented
 from quintet.data.python_sets import Indexable, split_object
 from quintet.errors import UnreadableItem
 from quintet.media.mesh import Mesh, canonical, clean
+from quintet.training.task import Sources
 
 
 def _is_table(value: Any, columns: Sequence[int], numbers: bool) -> bool:

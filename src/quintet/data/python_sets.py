@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from quintet.common.batch import Source
+from quintet.common.rng import seed_from
 from quintet.config import DataConfig
-from quintet.core.batch import Source
-from quintet.core.draw import seed_from
-from quintet.core.recipe import Sources
+from quintet.training.task import Sources
 
 
 class Indexable(Protocol):

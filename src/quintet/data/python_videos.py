@@ -1,5 +1,5 @@
 """Owns clips of a data set handed over in Python as training sources. An item comes out as `VideoFolder` of
-`data/videos.py` gives it."""
+`data/video.py` gives it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from quintet.common.batch import Item
+from quintet.common.rng import Draw
 from quintet.config import VideoDataConfig
-from quintet.core.batch import Item
-from quintet.core.draw import Draw
-from quintet.core.recipe import Sources
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
 from quintet.media.video import Clip, clip_tensor, stride_frames
 from quintet.media.video_writing import as_clip
+from quintet.training.task import Sources
 
 FIELDS = (
     Field(

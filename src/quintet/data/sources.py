@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from quintet.common.batch import Source
 from quintet.config import DataConfig
-from quintet.core.batch import Source
-from quintet.core.order import Portions
-from quintet.core.recipe import Sources
-from quintet.data.folder import Entry
-from quintet.data.listing import fingerprint_of, joined, list_media, split_items
-from quintet.data.shards import ShardEntries
+from quintet.data.index.folder import Entry
+from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
+from quintet.data.index.shards import ShardEntries
 from quintet.errors import UsageError
+from quintet.training.order import Portions
+from quintet.training.task import Sources
 
 MakeSource = Callable[[str, Sequence[Entry], bool], Source]
 """Files below a root as items; whether to train on them says whether they are augmented."""

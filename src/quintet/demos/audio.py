@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 
-from quintet.data.sounds import DRUMS, NOISES, TIMBRES
 from quintet.demos.demo import Demo, Length, Stage
 from quintet.demos.script import Show
 from quintet.demos.table import Figure, Row
+from quintet.synthetic.sounds import DRUMS, NOISES, TIMBRES
 
 TEXTS = ("a slow drum", "a rising flute", "a loud low bell", "quiet noise")
 

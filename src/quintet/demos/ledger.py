@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quintet.core.disk import replace_text
+from quintet.common.files import replace_text
 from quintet.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.core.display import duration
+from quintet.training.display import duration
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from quintet.core import collectives
+from quintet.common import collectives
 
 MAX_ADAPTIVE_WEIGHT = 1e4
 LECAM_DECAY = 0.99

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from quintet.core.caches import default_folder
+from quintet.common.caches import default_folder
+from quintet.config.text import PRETRAINED, TextConfig
 from quintet.errors import UsageError
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder, kept_rows
-from quintet.nn.text_config import PRETRAINED, TextConfig
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
 from quintet.nn.words import WordTextEncoder
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quintet.core import draw
+from quintet.common import rng
 from quintet.errors import UsageError
 from quintet.nn.quantize.clusters import nearest, sums_by_code
 
@@ -32,7 +32,7 @@ def fit(vectors: Tensor, clusters: int, seed: int, rounds: int = ROUNDS) -> Clus
     """Until no vector (n, dim) changes its cluster, or for so many rounds. The same seed gives the same centres."""
     if clusters > len(vectors):
         raise UsageError(f"{clusters} clusters cannot be found in {len(vectors)} vectors")
-    generator = torch.Generator().manual_seed(draw.seed_from(seed, "k-means"))
+    generator = torch.Generator().manual_seed(rng.seed_from(seed, "k-means"))
     some = torch.randperm(len(vectors), generator=generator)[: STARTED_FROM * clusters]
     centres = far_apart(vectors[some.to(vectors.device)], clusters, generator)
     codes, taken, settled = nearest(vectors, centres), 0, False

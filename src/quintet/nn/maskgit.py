@@ -1,6 +1,6 @@
 """Owns `MaskGit`, a masked transformer over a grid of tokens (2-D for pictures, 3-D for video), and `TokenCritic`.
 
-Which tokens are masked, what is minimised and how tokens are decoded are not here: see `generate/masked.py` and the
+Which tokens are masked, what is minimised and how tokens are decoded are not here: see `sampling/masked.py` and the
 families' recipes.
 """
 
@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
+from quintet.config.maskgit import MaskGitConfig
 from quintet.errors import UsageError
 from quintet.nn.codebook_start import start_alike
 from quintet.nn.conditioning import (
@@ -26,8 +28,6 @@ from quintet.nn.conditioning import (
     TextConditioning,
     make_text_conditioning,
 )
-from quintet.nn.maskgit_config import MaskGitConfig
-from quintet.nn.pretrained import Pretrained
 from quintet.nn.text import kept_rows
 from quintet.nn.transformer import EMBEDDING_SCALE, Context, LearnedPositions, Rotary, Transformer
 

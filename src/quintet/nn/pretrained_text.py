@@ -1,4 +1,4 @@
-"""Owns frozen text encoders of `transformers` (T5 and the like) and the cache of their embeddings on disk.
+"""Owns frozen text encoders of `transformers` (T5 and the like) and the cache of their embeddings on files.
 
 The cache is `CACHE/text/MODEL/xx/CAPTION.safetensors`, where MODEL is a hash over all files that decide the
 embeddings, and CAPTION the SHA-256 of the text. An entry is written under another name and renamed, so it is whole or
@@ -26,11 +26,12 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from quintet.core import checkpoint, disk
+from quintet.common import files
+from quintet.common.weights import checkpoint
+from quintet.config.text import PRETRAINED
 from quintet.errors import RunError, UsageError
 from quintet.nn import transformers_folder
 from quintet.nn.text import padded_length
-from quintet.nn.text_config import PRETRAINED
 from quintet.nn.transformers_folder import find_folder, load_transformers
 
 _NEEDED_BY = f"text: {PRETRAINED}…"
@@ -206,7 +207,7 @@ class PretrainedText:
         temporary = path.with_name(f".{path.name}.{uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with disk.open_own(temporary, "xb") as file:
+            with files.open_own(temporary, "xb") as file:
                 file.write(_pack(text, entry))
             os.replace(temporary, path)
         except OSError as error:

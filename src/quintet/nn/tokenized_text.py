@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.core import disk
+from quintet.common import files
 from quintet.errors import UsageError
 from quintet.nn.text import padded_length
 from quintet.nn.transformers_folder import load_transformers
@@ -54,5 +54,5 @@ class TokenizerFolder:
                 self.folder, local_files_only=True, trust_remote_code=False
             )
         except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
-            reason = disk.one_line(error)
+            reason = files.one_line(error)
             raise UsageError(f"{self.folder} is not a tokenizer that `transformers` can load ({reason})") from None

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.attention_by_products import attention_by_products, is_quicker_by_products
+from quintet.nn.cpu_bf16_attention import attention_by_products, is_quicker_by_products
 
 Norm = Literal["layer", "rms"]
 Turn = tuple[Tensor, Tensor]

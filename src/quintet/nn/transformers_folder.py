@@ -18,9 +18,10 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from quintet.core import checkpoint, disk
+from quintet.common import files
+from quintet.common.weights import checkpoint
+from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
-from quintet.nn.text_config import PRETRAINED
 
 CONFIG = "config.json"
 
@@ -108,7 +109,7 @@ def loading(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError) as error:
-        reason = disk.one_line(error)
+        reason = files.one_line(error)
         raise UsageError(f"{folder} is not a {what} that `transformers` can load ({reason})") from None
     finally:
         if shown:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from quintet.core.draw import seed_from
+from quintet.common.rng import seed_from
 from quintet.errors import UsageError
 from quintet.nn.text import kept_rows, padded_length
 from quintet.nn.transformer import EMBEDDING_SCALE, Rotary, Transformer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quintet import config as configs
-from quintet import recipes
+from quintet import registry
 from quintet.config import RunConfig
 from quintet.errors import QuintetError, UsageError
 from quintet.web.folders import Missing, Place
@@ -34,7 +34,7 @@ def configuration(place: Place) -> dict[str, Any]:
     keys = configs.flatten(tree)
     name = text(tree.get("preset"))
     try:
-        schema = recipes.find(str(tree.get("recipe"))).config_class()
+        schema = registry.find(str(tree.get("recipe"))).config_class()
         base = configs.flatten(configs.build(schema, preset=name).model_dump(mode="json"))
     except UsageError as error:  # of another version, or of a family that is not installed here
         return {"keys": keys, "preset": name, "preset_keys": {}, "problem": str(error)}
@@ -150,7 +150,7 @@ def _row(counts: Any) -> dict[str, Any]:
 def trying(keys: dict[str, Any], summary: dict[str, Any], saved: bool) -> dict[str, Any] | None:
     """What can be asked of a finished generator, with the values it would take by itself; none if it is none."""
     try:
-        schema: type[RunConfig] = recipes.find(summary["recipe"]).config_class()
+        schema: type[RunConfig] = registry.find(summary["recipe"]).config_class()
     except UsageError:
         return None
     if "tokenizer" not in schema.LINKS or not saved or summary["state"] == "running":

@@ -24,7 +24,7 @@ class Worker:
 
     def make(self, wish: dict[str, Any]) -> None:
         from quintet import runs
-        from quintet.core.recipe import Request
+        from quintet.training.task import Request
 
         trained = self._open(wish["run"])
         known = trained.recipe.config

@@ -13,12 +13,12 @@ import pytest
 import soundfile
 import torch
 
+from quintet.common.rng import Draw
 from quintet.config import AudioDataConfig
-from quintet.core.draw import Draw
-from quintet.core.recipe import Sources
 from quintet.data.audio import AudioFolder, audio_folder_sources, mean_over_windows, pad_windows, say_resampled
 from quintet.data.check import check_folder
 from quintet.errors import UnreadableItem
+from quintet.training.task import Sources
 
 RATE = 8000
 

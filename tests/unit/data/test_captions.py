@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.data.captions import (
+from quintet.data.index.captions import (
     Metadata,
     captions_of,
     folder_caption,

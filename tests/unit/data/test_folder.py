@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from quintet.core.draw import Draw
-from quintet.data.folder import Entry, ImageFolder, Scan, fingerprint, scan, split_entries
+from quintet.common.rng import Draw
+from quintet.data.index.folder import Entry, ImageFolder, Scan, fingerprint, scan, split_entries
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.image import EXTENSIONS
 

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.data.check import MEDIA, check_folder
-from quintet.data.folder import ImageFolder
-from quintet.data.listing import fingerprint_of, list_media, split_items
+from quintet.data.index.folder import ImageFolder
+from quintet.data.index.listing import fingerprint_of, list_media, split_items
 from quintet.errors import UsageError
 from quintet.media.files import place_of, read_file
 

@@ -12,8 +12,8 @@ import soundfile
 import torch
 from torch import Tensor
 
+from quintet.common.rng import Draw
 from quintet.config import AudioDataConfig
-from quintet.core.draw import Draw
 from quintet.data.audio import audio_folder_sources, pad_windows
 from quintet.data.python_audio import python_audio_sources
 from quintet.errors import UnreadableItem, UsageError

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from films import counted, places_of
+from quintet.common.rng import Draw
 from quintet.config import VideoDataConfig
-from quintet.core.draw import Draw
 from quintet.data.python_videos import python_video_sources
-from quintet.data.videos import video_folder_sources
+from quintet.data.video import video_folder_sources
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.video import clip_tensor
 from quintet.media.video_writing import write_video

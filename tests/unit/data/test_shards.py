@@ -18,20 +18,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from quintet.common.rng import Draw
 from quintet.config import DataConfig
-from quintet.core.draw import Draw
+from quintet.config.text import TextConfig
 from quintet.data.captioned import found_keys
 from quintet.data.check import MEDIA, check_folder, scan_medium
-from quintet.data.folder import Entry, ImageFolder, scan
-from quintet.data.listing import fingerprint_of, list_media, split_items
-from quintet.data.shard_index import INDEX_NAME, IndexBuilder, Row, Shard, ShardIndex
-from quintet.data.shard_writer import ShardWriter, write_shards
-from quintet.data.shards import ShardSet, open_set
-from quintet.data.tar_members import open_tar
+from quintet.data.index.folder import Entry, ImageFolder, scan
+from quintet.data.index.listing import fingerprint_of, list_media, split_items
+from quintet.data.index.shard_index import INDEX_NAME, IndexBuilder, Row, Shard, ShardIndex
+from quintet.data.index.shard_writer import ShardWriter, write_shards
+from quintet.data.index.shards import ShardSet, open_set
+from quintet.data.index.tar_members import open_tar
 from quintet.errors import RunError, UsageError
 from quintet.media.files import Blob, place_of, read_file
 from quintet.media.video import read_header, read_video
-from quintet.nn.text_config import TextConfig
 
 
 def sharded(folder: Path, out: Path, medium: str | None = None, items: int = 10) -> Path:

@@ -14,11 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet import AudioCodec, AudioCodecTrainer, config, runs
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.recipe import Sources
 from quintet.data.audio import audio_folder_sources, pad_windows
 from quintet.data.python_audio import python_audio_sources
 from quintet.errors import UsageError
@@ -39,7 +37,9 @@ from quintet.families.audio_codec.measures import (
     waveform_distance,
 )
 from quintet.families.audio_codec.polar import QUIET, FromPolar, ToPolar
-from quintet.families.audio_codec.recipe import AudioCodecRecipe, pull
+from quintet.families.audio_codec.task import AudioCodecRecipe, pull
+from quintet.training.engine import Engine
+from quintet.training.task import Sources
 
 RATE = 8000
 SMALL: dict[str, Any] = {

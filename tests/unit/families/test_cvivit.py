@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
 from quintet.config import UsageError, build, validate
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
-from quintet.core.recipe import Loss
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.filter import FrameFilter
 from quintet.families.cvivit.model import CViViT
-from quintet.families.cvivit.recipe import CViViTRecipe, chosen_frames, temporal_error
+from quintet.families.cvivit.task import CViViTRecipe, chosen_frames, temporal_error
 from quintet.families.cvivit.trainer import CViViTTrainer
 from quintet.media.video import read_header, read_video
+from quintet.training.engine import Engine
+from quintet.training.task import Loss
 
 TINY = {
     **{"image_size": (16, 24), "patch": 8, "temporal_patch": 2, "max_frames": 13, "dim": 16, "heads": 2, "head_dim": 8},

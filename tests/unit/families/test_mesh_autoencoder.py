@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet import compat
+from quintet.common.batch import Batch, Item
+from quintet.common.rng import Draw
 from quintet.config import build
-from quintet.core.batch import Batch, Item
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
@@ -30,9 +29,10 @@ from quintet.families.mesh_autoencoder.features import (
 )
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder, blurred_cross_entropy
 from quintet.families.mesh_autoencoder.packed import Meshes, neighbours, pack
-from quintet.families.mesh_autoencoder.recipe import MeshAutoencoderRecipe
+from quintet.families.mesh_autoencoder.task import MeshAutoencoderRecipe
 from quintet.families.mesh_autoencoder.trainer import MeshAutoencoderTrainer
 from quintet.media.mesh import Mesh, canonical, dequantise, quantise, read_mesh
+from quintet.training.engine import Engine
 
 TINY: dict[str, Any] = {
     "coordinate_dim": 4,

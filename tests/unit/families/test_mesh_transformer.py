@@ -17,23 +17,23 @@ from contract.cases import GOLDEN, TINY_MESH_AUTOENCODER, TINY_MESH_TRANSFORMER
 from contract.worlds import make_recipe
 from helpers import error_line, made_once, metrics, quintet, step_folder, succeed, tree
 from quintet import config as configs
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.evaluate import looking
-from quintet.core.order import Order
-from quintet.core.recipe import Request
-from quintet.core.run import Run
-from quintet.core.statistics import Statistics
-from quintet.core.trainer import Trainer
-from quintet.data.solids import CLASSES, draw_solid
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
+from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.judging import clouds, judged, soundness
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
-from quintet.families.mesh_transformer.recipe import MeshTransformerRecipe
+from quintet.families.mesh_transformer.task import MeshTransformerRecipe
 from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer
 from quintet.media.mesh import Mesh, canonical, clean, quantise, read_mesh, write_mesh
 from quintet.media.mesh_measures import is_valid
 from quintet.runs import open_link, open_trained, read_config
+from quintet.synthetic.solids import CLASSES, draw_solid
+from quintet.training.evaluate import looking
+from quintet.training.order import Order
+from quintet.training.run_folder import Run
+from quintet.training.task import Request
+from quintet.training.trainer import Trainer
 from text_models import make_folder
 
 BINS = 32

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates, whole_faces
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
-from quintet.generate import autoregressive
-from quintet.generate.autoregressive import Conditioning, Sampling
+from quintet.sampling import autoregressive
+from quintet.sampling.autoregressive import Conditioning, Sampling
 from text_models import make_folder
 
 KINDS = ["coarse_fine", "flat"]

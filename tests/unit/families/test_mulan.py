@@ -9,20 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet import MuLaN, MuLaNEmbedQuantizer
+from quintet.common.batch import Batch, collate
+from quintet.common.rng import Draw
+from quintet.common.statistics import Statistics
 from quintet.config import build
-from quintet.core.batch import Batch, collate
-from quintet.core.draw import Draw
-from quintet.core.prepare import check_sizes
-from quintet.core.recipe import Recipe, Sources
-from quintet.core.statistics import Statistics
 from quintet.data.audio import pad_windows
 from quintet.errors import UsageError
 from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer
 from quintet.families.mulan.augment import hide, keep_patches, without_words
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
-from quintet.families.mulan.recipe import MuLaNRecipe
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_figures
+from quintet.families.mulan.task import MuLaNRecipe
 from quintet.families.mulan.text_tower import TextTransformer
+from quintet.training.prepare import check_sizes
+from quintet.training.task import Recipe, Sources
 from text_models import make_folder
 
 RATE = 8000

@@ -11,7 +11,7 @@ import soundfile
 import torch
 
 from quintet import compat, runs
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
 from quintet.families.mulan.model import AudioSpectrogramTransformer, MuLaN, TextTransformer
 from quintet.families.mulan.trainer import MuLaNTrainer

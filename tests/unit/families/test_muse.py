@@ -16,24 +16,24 @@ from contract.cases import GOLDEN, TINY_MUSE
 from contract.worlds import make_recipe
 from helpers import error_line, metrics, quintet, step_folder, succeed
 from quintet import config as configs
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.evaluate import looking
-from quintet.core.link import Link
-from quintet.core.recipe import Request
-from quintet.data.shapes import make_shapes
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import judged
 from quintet.families.muse.model import Canvas
-from quintet.families.muse.recipe import MuseRecipe
+from quintet.families.muse.task import MuseRecipe
 from quintet.families.muse.trainer import MuseTrainer
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.families.vqgan.recipe import VQGanRecipe
-from quintet.generate.maskgit_decoding import told_both_ways
+from quintet.families.vqgan.task import VQGanRecipe
 from quintet.media.image import read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.pipelines.frozen import Link
 from quintet.runs import Trained, export_contents, open_link, read_config
+from quintet.sampling.maskgit import told_both_ways
+from quintet.synthetic.shapes import make_shapes
+from quintet.training.evaluate import looking
+from quintet.training.task import Request
 from text_models import make_folder
 
 TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from contract.cases import GOLDEN, TINY_PHENAKI
 from contract.worlds import make_recipe
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.evaluate import looking
-from quintet.core.recipe import Request
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
 from quintet.families.phenaki.asking import check_frames
 from quintet.families.phenaki.judging import are_known, judged
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.recipe import PhenakiRecipe
-from quintet.generate.masked import Sampling
-from quintet.generate.maskgit_decoding import told_both_ways
+from quintet.families.phenaki.task import PhenakiRecipe
 from quintet.media.video import clip_tensor, read_header, read_video
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.runs import open_link, open_trained
+from quintet.sampling.masked import Sampling
+from quintet.sampling.maskgit import told_both_ways
+from quintet.training.evaluate import looking
+from quintet.training.task import Request
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 """32 codes of 2 x 2 places, of 8 pixels and two frames each."""

@@ -12,18 +12,18 @@ import torch
 
 from contract.cases import GOLDEN
 from quintet import compat
+from quintet.common.rng import Draw
 from quintet.config import build
-from quintet.core.draw import Draw
-from quintet.core.link import Link
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
+from quintet.families.phenaki.data import collate
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.python_clips import python_clip_sources
-from quintet.families.phenaki.sources import collate
 from quintet.families.phenaki.trainer import PhenakiTrainer
-from quintet.generate.maskgit_decoding import told_both_ways
 from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.pipelines.frozen import Link
 from quintet.runs import link_to, open_link
+from quintet.sampling.maskgit import told_both_ways
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 """32 codes of 2 x 2 places, of 8 pixels and two frames each."""

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
 from quintet.families.soundstorm.decoding import canvas, for_levels
 from quintet.families.soundstorm.masking import Hidden, hide, hide_level
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
-from quintet.generate import sampling
-from quintet.generate.masked import Sampling, constant, cosine, linear, masked_counts
+from quintet.sampling import filters
+from quintet.sampling.masked import Sampling, constant, cosine, linear, masked_counts
 
 LEVELS, CODES, LONGEST = 4, 11, 20
 SMALL: dict[str, Any] = {
@@ -602,7 +602,7 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
         before = before * (draw.uniform("helped") < 0.75)[:, None, None]
         logits = model(hidden.tokens, told, hidden.levels, where=hidden.where, previous=before)
         loss = torch.nn.functional.cross_entropy(logits, hidden.targets)
-        guesses = sampling.guesses(logits.detach(), draw.uniform("guess", length)[hidden.where])
+        guesses = filters.guesses(logits.detach(), draw.uniform("guess", length)[hidden.where])
         scores = model(hidden.filled(guesses), told, hidden.levels, where=hidden.where, want="scores")
         wrong = (guesses != hidden.targets).float()
         loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, wrong)

@@ -14,18 +14,18 @@ from torch import Tensor
 from contract.cases import GOLDEN, TINY_SOUNDSTORM
 from contract.worlds import make_recipe
 from helpers import quintet, succeed
-from quintet.core import checkpoint
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.recipe import Request
-from quintet.data.code_files import CODES, code_contents
-from quintet.data.sounds import make_sounds
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
+from quintet.common.weights import checkpoint
+from quintet.data.token_files import CODES, code_contents
 from quintet.errors import UnreadableItem, UsageError
+from quintet.families.soundstorm.data import ClipSource
 from quintet.families.soundstorm.judging import are_known, figures, judged
-from quintet.families.soundstorm.recipe import SoundStormRecipe
-from quintet.families.soundstorm.sources import ClipSource
+from quintet.families.soundstorm.task import SoundStormRecipe
 from quintet.media.audio import read_audio, write_audio
 from quintet.runs import open_link
+from quintet.synthetic.sounds import make_sounds
+from quintet.training.task import Request
 
 CODEC, MULAN = (GOLDEN / f"{name}-format-1" / "hub" for name in ("audio-codec", "mulan"))
 FRAME_RATE = 250.0

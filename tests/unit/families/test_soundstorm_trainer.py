@@ -12,7 +12,7 @@ import torch
 
 from contract.cases import GOLDEN
 from quintet import compat, runs
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
 from quintet.families.soundstorm.trainer import SoundStormTrainer

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from quintet import VQGanVAE, VQGanVAETrainer, compat, config, runs
-from quintet.core.batch import Batch
-from quintet.core.draw import Draw
-from quintet.core.engine import Engine
+from quintet.common.batch import Batch
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.families.vqgan.recipe import VQGanRecipe
+from quintet.families.vqgan.task import VQGanRecipe
 from quintet.nn.adversarial import hinge_generator_loss
+from quintet.training.engine import Engine
 
 TINY: dict[str, Any] = {"model.image_size": 16, "model.dim": 8, "model.layers": 2, "model.codebook_size": 256}
 

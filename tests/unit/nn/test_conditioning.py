@@ -11,10 +11,10 @@ import torch
 from test_pretrained_text import no_network  # noqa: F401
 
 from quintet.config import validate
+from quintet.config.maskgit import MaskGitConfig
 from quintet.errors import UsageError
 from quintet.nn.conditioning import ClassTable, FrozenText, make_text_conditioning
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.nn.maskgit_config import MaskGitConfig
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder
 from quintet.nn.words import ROWS, WordTextEncoder, words_of

@@ -241,11 +241,12 @@ def test_an_entry_of_another_text_in_its_place_is_refused(t5: Path, tmp_path: Pa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from quintet.core import checkpoint, disk
+from quintet.common.weights import checkpoint
+from quintet.common import files
 from quintet.nn.pretrained_text import PretrainedText
 encoder = PretrainedText(sys.argv[1], Path(sys.argv[2]), 32)
 encoder.embed(["red"])
-opened = disk.open_own
+opened = files.open_own
 class Half:
     def __init__(self, file): self.file = file
     def __enter__(self): return self
@@ -253,7 +254,7 @@ class Half:
     def write(self, raw):
         self.file.write(raw[: len(raw) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
-disk.open_own = lambda path, mode: Half(opened(path, mode))
+files.open_own = lambda path, mode: Half(opened(path, mode))
 encoder.embed(["red", "blue"])
 """
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.core.statistics import Statistics
+from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.nn.quantize import (
     LookupFreeQuantizer,

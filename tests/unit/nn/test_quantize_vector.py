@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from vector_quantize_pytorch import VectorQuantize
 
-from quintet.core.statistics import Statistics
+from quintet.common.statistics import Statistics
 from quintet.nn.quantize import VectorQuantizer, clusters
 
 

@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.core.engine import _recompute_activations
-from quintet.core.optim import named_parameters
 from quintet.errors import UsageError
-from quintet.nn.attention_by_products import SHORT_ROW
+from quintet.nn.cpu_bf16_attention import SHORT_ROW
 from quintet.nn.transformer import (
     Attention,
     Block,
@@ -24,6 +22,8 @@ from quintet.nn.transformer import (
     Transformer,
     attention_mask,
 )
+from quintet.training.engine import _recompute_activations
+from quintet.training.optim import named_parameters
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 DIM, HEADS, HEAD_DIM, CONTEXT_DIM = 12, 3, 8, 10

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from quintet.config import EvalConfig, RunConfig, Section, SoundDataConfig
-from quintet.nn.adversarial_config import AdversarialLossConfig, AdversarialOptimConfig
+from quintet.config.adversarial import AdversarialLossConfig, AdversarialOptimConfig
 
 LONGEST_HOP = 2**16
 Stride = Annotated[int, Field(ge=1, le=64)]

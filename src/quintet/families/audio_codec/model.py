@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.statistics import Statistics
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
-from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Beside, Conv, FrameMask, Layer, Memory, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
 from quintet.families.audio_codec.pretrained import PretrainedCodec
 from quintet.families.audio_codec.rates import Rates
-from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import (
     PartedQuantizer,
     Quantized,

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.weights import checkpoint
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
-from quintet.core import checkpoint
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecModelConfig
 from quintet.families.audio_codec.rates import Rates
-from quintet.nn.pretrained import Pretrained
 from quintet.nn.transformers_folder import frozen, load_model, load_transformers, loading
 
 WHAT = "codec of sound"

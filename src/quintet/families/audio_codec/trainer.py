@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.core.python_trainer import PythonTrainer
-from quintet.core.recipe import Recipe, Sources
 from quintet.data.python_audio import python_audio_sources
 from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.model import AudioCodec
-from quintet.families.audio_codec.recipe import AudioCodecRecipe
+from quintet.families.audio_codec.task import AudioCodecRecipe
+from quintet.training.python_trainer import PythonTrainer
+from quintet.training.task import Recipe, Sources
 
 
 class AudioCodecTrainer(PythonTrainer):

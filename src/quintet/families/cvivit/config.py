@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import RunConfig, Section, VideoDataConfig
-from quintet.nn.adversarial_config import AdversarialOptimConfig, PictureLossConfig
+from quintet.config.adversarial import AdversarialOptimConfig, PictureLossConfig
 
 CHANNELS = 3
 

@@ -14,12 +14,12 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from quintet.common.statistics import Statistics
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
-from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
 from quintet.families.cvivit.filter import FrameFilter
-from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
 from quintet.nn.transformer import LearnedPositions, Rotary, Transformer
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.core.python_trainer import PythonTrainer
-from quintet.core.recipe import Recipe, Sources
 from quintet.data.python_videos import python_video_sources
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.cvivit.model import CViViT
-from quintet.families.cvivit.recipe import CViViTRecipe
+from quintet.families.cvivit.task import CViViTRecipe
+from quintet.training.python_trainer import PythonTrainer
+from quintet.training.task import Recipe, Sources
 
 
 class CViViTTrainer(PythonTrainer):

@@ -10,8 +10,8 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor
 
-from quintet.core import collectives
-from quintet.core.statistics import Statistics
+from quintet.common import collectives
+from quintet.common.statistics import Statistics
 from quintet.families.cvivit.config import CHANNELS
 from quintet.families.cvivit.model import CViViT
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.families.mesh_autoencoder.features import bin_centres, coordinate_bins
 from quintet.families.mesh_autoencoder.packed import Meshes, check_codes, encode_padded
-from quintet.nn.pretrained import Pretrained
 
 
 class CoordinateTokenizer(Pretrained, nn.Module):

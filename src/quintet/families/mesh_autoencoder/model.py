@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.statistics import Statistics
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
-from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
 from quintet.families.mesh_autoencoder.features import FaceFeatures, bin_centres, waves
 from quintet.families.mesh_autoencoder.packed import Meshes, check_codes, encode_padded
 from quintet.nn.graph import GraphConvolution, Packing, RowConvolution, counts_at, means_at, packing
-from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
 from quintet.nn.transformer import Block
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.core.batch import Batch, Item
+from quintet.common.batch import Batch, Item
 from quintet.errors import UsageError
 from quintet.media.mesh import face_adjacency
 from quintet.nn.graph import Packing

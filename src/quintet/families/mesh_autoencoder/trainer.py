@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.core.python_trainer import PythonTrainer
-from quintet.core.recipe import Recipe, Sources
 from quintet.data.python_meshes import python_mesh_sources
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
-from quintet.families.mesh_autoencoder.recipe import MeshAutoencoderRecipe
+from quintet.families.mesh_autoencoder.task import MeshAutoencoderRecipe
+from quintet.training.python_trainer import PythonTrainer
+from quintet.training.task import Recipe, Sources
 
 
 class MeshAutoencoderTrainer(PythonTrainer):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import MeshDataConfig, RunConfig, SampleConfig, Section
-from quintet.nn.text_config import TextConfig
+from quintet.config.text import TextConfig
 
 
 class MeshTransformerModelConfig(TextConfig):

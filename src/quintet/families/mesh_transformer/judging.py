@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.data.solids_judge import judge, match
 from quintet.media.mesh import Mesh
 from quintet.media.mesh_measures import cloud, compare_sets, is_valid, is_watertight
+from quintet.synthetic.solids_judge import judge, match
 
 CLOUDS = ("made", "real")
 """The points of generated meshes and of those that they are compared with."""

@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from quintet.common.rng import Draw
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
-from quintet.core.draw import Draw
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.coarse_fine import CoarseFine, CoarseFineRows
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.flat import Flat, FlatRows
 from quintet.families.mesh_transformer.grammar import whole_faces
-from quintet.generate import autoregressive
-from quintet.generate.autoregressive import Legal, Sampling
 from quintet.nn.conditioning import Conditioning, FrozenText, TextConditioning, make_text_conditioning
-from quintet.nn.pretrained import Pretrained
 from quintet.nn.transformer import EMBEDDING_SCALE
+from quintet.sampling import autoregressive
+from quintet.sampling.autoregressive import Legal, Sampling
 
 PADDING = -1
 """Fills the codes of faces that are not there; what stands there is never looked at."""
@@ -184,7 +184,7 @@ class MeshTransformer(Pretrained, nn.Module):
 
     @torch.no_grad()
     def begin(self, conditioning: Conditioning, batch: int) -> _Tokens:
-        """Rows of tokens, as `generate/autoregressive.py` grows them."""
+        """Rows of tokens, as `sampling/autoregressive.py` grows them."""
         context, context_mask = self._context(conditioning)
         start = self.starts(torch.zeros(batch, dtype=torch.int64, device=self._device))
         return _Tokens(self, self.stages.begin(start, self._told(conditioning, batch), context, context_mask))

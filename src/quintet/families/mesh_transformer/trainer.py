@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.core.python_trainer import PythonTrainer
-from quintet.core.recipe import Recipe, Sources
 from quintet.data.python_meshes import python_mesh_sources
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
+from quintet.families.mesh_transformer.data import coded
 from quintet.families.mesh_transformer.model import MeshTransformer
-from quintet.families.mesh_transformer.recipe import MeshTransformerRecipe
-from quintet.families.mesh_transformer.sources import coded
+from quintet.families.mesh_transformer.task import MeshTransformerRecipe
+from quintet.training.python_trainer import PythonTrainer
+from quintet.training.task import Recipe, Sources
 
 
 class MeshTransformerTrainer(PythonTrainer):

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from quintet.common.rng import Draw
 from quintet.config import validate
-from quintet.core.draw import Draw
 from quintet.errors import UsageError
 from quintet.families.mulan.augment import draw_masks, hide, keep_patches
 from quintet.families.mulan.config import AudioTowerConfig

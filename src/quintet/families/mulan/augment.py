@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.families.mulan.config import AudioTowerConfig
 
 MASKS = 4

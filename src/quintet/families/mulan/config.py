@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from quintet.config import AudioDataConfig, EvalConfig, RunConfig, Section
-from quintet.nn.text_config import PRETRAINED
+from quintet.config.text import PRETRAINED
 
 TOKENS = "tokens:"
 """Before the folder of a tokenizer."""

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer, Hiding
 from quintet.families.mulan.config import MuLaNModelConfig
 from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
 from quintet.families.mulan.text_tower import Prepared, TextTransformer
-from quintet.nn.pretrained import Pretrained
 
 __all__ = ["AudioSpectrogramTransformer", "MuLaN", "MuLaNEmbedQuantizer", "TextTransformer", "Vectors"]
 

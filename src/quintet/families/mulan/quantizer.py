@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.core.statistics import Statistics
+from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.nn.quantize import make_quantizer
 

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.caches import default_folder
 from quintet.config import validate
-from quintet.core.caches import default_folder
+from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
 from quintet.families.mulan.config import TOKENS, TextTowerConfig
 from quintet.families.mulan.pooling import pooled_states
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import NUM_SYMBOLS, encode_bytes, padded_length
-from quintet.nn.text_config import PRETRAINED
 from quintet.nn.tokenized_text import TokenizerFolder
 from quintet.nn.transformer import EMBEDDING_SCALE, Rotary, Transformer
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.core.python_trainer import PythonTrainer
-from quintet.core.recipe import Recipe, Sources
 from quintet.data.python_audio import python_audio_sources
 from quintet.families.mulan.config import MuLaNConfig
+from quintet.families.mulan.data import check_captions
 from quintet.families.mulan.model import MuLaN
-from quintet.families.mulan.recipe import MuLaNRecipe
-from quintet.families.mulan.sources import check_captions
+from quintet.families.mulan.task import MuLaNRecipe
+from quintet.training.python_trainer import PythonTrainer
+from quintet.training.task import Recipe, Sources
 
 
 class MuLaNTrainer(PythonTrainer):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from quintet.config import PictureDataConfig
-from quintet.generate.masked_config import MaskGitRunConfig
+from quintet.config.masked import MaskGitRunConfig
 
 
 class MuseDataConfig(PictureDataConfig):

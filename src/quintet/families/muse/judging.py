@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from quintet.data.shapes import WITHHELD_PAIRS
-from quintet.data.shapes_judge import ATTRIBUTES, Finding, judge, match
 from quintet.media.image import to_uint8
+from quintet.synthetic.shapes import WITHHELD_PAIRS
+from quintet.synthetic.shapes_judge import ATTRIBUTES, Finding, judge, match
 
 Objects = Sequence[Mapping[str, str]]
 """What a caption promises."""

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
-from quintet.generate.masked import Sampling
-from quintet.generate.maskgit_decoding import fill, told_both_ways
 from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.sampling.masked import Sampling
+from quintet.sampling.maskgit import fill, told_both_ways
 
 __all__ = ["Canvas", "MaskGit", "Muse", "Stage", "TokenCritic"]
 

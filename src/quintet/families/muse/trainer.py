@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quintet.core.python_trainer import PythonTrainer
 from quintet.families.muse.config import MuseConfig
-from quintet.families.muse.recipe import MuseRecipe
+from quintet.families.muse.task import MuseRecipe
 from quintet.nn.maskgit import MaskGit
+from quintet.training.python_trainer import PythonTrainer
 
 
 class MuseTrainer(PythonTrainer):

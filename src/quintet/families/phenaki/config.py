@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from quintet.config import VideoDataConfig
-from quintet.generate.masked_config import MaskGitLossConfig, MaskGitRunConfig, MaskGitSampleConfig
+from quintet.config.masked import MaskGitLossConfig, MaskGitRunConfig, MaskGitSampleConfig
 
 
 class PhenakiDataConfig(VideoDataConfig):

@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from quintet.data.motions import MotionRecord
-from quintet.data.motions_judge import ATTRIBUTES, judge, match
 from quintet.media.video_writing import as_clip
+from quintet.synthetic.motions import MotionRecord
+from quintet.synthetic.motions_judge import ATTRIBUTES, judge, match
 
 WITHHELD = "withheld"
 """The split of clips of a shape and a motion that were never trained on together."""

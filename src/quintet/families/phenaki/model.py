@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from quintet.core.draw import Draw
-from quintet.core.link import Link
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
-from quintet.generate.masked import Sampling
-from quintet.generate.maskgit_decoding import Told, fill, told_both_ways, told_by_vectors
 from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.pipelines.frozen import Link
+from quintet.sampling.masked import Sampling
+from quintet.sampling.maskgit import Told, fill, told_both_ways, told_by_vectors
 
 __all__ = ["MaskGit", "Phenaki", "TokenCritic"]
 

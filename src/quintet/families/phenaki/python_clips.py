@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.core.batch import Item
-from quintet.core.draw import Draw
-from quintet.core.link import Link
-from quintet.core.recipe import Sources
-from quintet.data.coded import coded_sources
+from quintet.common.batch import Item
+from quintet.common.rng import Draw
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
 from quintet.data.python_videos import FIELDS as MEDIA
 from quintet.data.python_videos import PythonVideos
+from quintet.data.tokenized import coded_sources
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.phenaki.config import PhenakiConfig
+from quintet.pipelines.frozen import Link
+from quintet.training.task import Sources
 
 
 def _is(value: Any, kinds: tuple[str, ...], axes: tuple[int, ...]) -> bool:

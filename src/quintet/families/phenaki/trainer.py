@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from quintet.core.link import Link
-from quintet.core.python_trainer import PythonTrainer
-from quintet.core.recipe import Recipe, Sources
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.python_clips import python_clip_sources
-from quintet.families.phenaki.recipe import PhenakiRecipe
+from quintet.families.phenaki.task import PhenakiRecipe
 from quintet.nn.maskgit import MaskGit
+from quintet.pipelines.frozen import Link
+from quintet.training.python_trainer import PythonTrainer
+from quintet.training.task import Recipe, Sources
 
 
 class PhenakiTrainer(PythonTrainer):

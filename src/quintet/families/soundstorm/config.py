@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import RunConfig, Section, SoundDataConfig
-from quintet.generate.masked_config import MaskedSampleConfig
+from quintet.config.masked import MaskedSampleConfig
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
 

@@ -1,7 +1,7 @@
 """Owns how SoundStorm fills in codes: level by level, the coarsest first, each by masked decoding.
 
 While a level is made, all finer ones are hidden, but for what is given: at every step the model sees what training has
-shown it. A level's steps count and rank that level's codes alone. How one level is decoded is in `generate/masked.py`.
+shown it. A level's steps count and rank that level's codes alone. How one level is decoded is in `sampling/masked.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
-from quintet.generate.masked import Conditioning, Sampling, decode
+from quintet.sampling.masked import Conditioning, Sampling, decode
 
 if TYPE_CHECKING:
     from quintet.families.soundstorm.model import SoundStorm

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.data.sounds import RATE, SoundRecord
-from quintet.data.sounds_judge import judge, match
 from quintet.media.audio import resample
+from quintet.synthetic.sounds import RATE, SoundRecord
+from quintet.synthetic.sounds_judge import judge, match
 
 WITHHELD = "withheld"
 """The split of sounds of a timbre in a register that were never trained on together."""

@@ -8,16 +8,16 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from quintet.common.batch import Batch, Item
+from quintet.common.rng import Draw
 from quintet.config import AudioDataConfig
-from quintet.core.batch import Batch, Item
-from quintet.core.draw import Draw
-from quintet.core.evaluate import looking
-from quintet.core.link import Link
 from quintet.data.audio import pad_windows
-from quintet.data.coded import Maker
+from quintet.data.tokenized import Maker
 from quintet.errors import UsageError
 from quintet.media.audio import resample, window_starts
 from quintet.media.loudness import to_loudness
+from quintet.pipelines.frozen import Link
+from quintet.training.evaluate import looking
 
 TEXTS_AT_ONCE = 64
 

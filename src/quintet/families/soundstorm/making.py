@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.core.draw import Draw, seed_from
+from quintet.common.rng import Draw, seed_from
 from quintet.families.soundstorm.conditioning import Told
 from quintet.families.soundstorm.config import SoundStormSampleConfig
 from quintet.families.soundstorm.decoding import canvas, for_levels
 from quintet.families.soundstorm.listening import Listener
 from quintet.families.soundstorm.model import SoundStorm
-from quintet.generate import masked
+from quintet.sampling import masked
 
 
 @dataclass(frozen=True)

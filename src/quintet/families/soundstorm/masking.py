@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.core.draw import Draw
+from quintet.common.rng import Draw
 from quintet.errors import UsageError
-from quintet.generate.masked import Schedule, cosine, training_mask
+from quintet.sampling.masked import Schedule, cosine, training_mask
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.rng import Draw
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
-from quintet.core.draw import Draw
 from quintet.errors import UsageError
 from quintet.families.soundstorm.conditioning import Conditions, Told
 from quintet.families.soundstorm.config import SoundStormModelConfig
 from quintet.families.soundstorm.decoding import LevelObserver, fill_in
-from quintet.generate.masked import Sampling
 from quintet.nn.codebook_start import start_alike
 from quintet.nn.conformer import Conformer
-from quintet.nn.pretrained import Pretrained
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions
+from quintet.sampling.masked import Sampling
 
 Wanted = Literal["logits", "scores", "vectors"]
 

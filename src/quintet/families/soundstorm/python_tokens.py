@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.core.batch import Item
-from quintet.core.draw import Draw
-from quintet.core.recipe import Sources
+from quintet.common.batch import Item
+from quintet.common.rng import Draw
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
 from quintet.errors import UnreadableItem
 from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig, SoundStormModelConfig
+from quintet.training.task import Sources
 
 
 def _are_ids(value: Any, axes: int) -> bool:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.core.python_trainer import PythonTrainer
-from quintet.core.recipe import Recipe, Sources
 from quintet.data.python_audio import python_audio_sources
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormConfig
+from quintet.families.soundstorm.data import coded
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.python_tokens import hold_tokens, python_token_sources
-from quintet.families.soundstorm.recipe import SoundStormRecipe
-from quintet.families.soundstorm.sources import coded
+from quintet.families.soundstorm.task import SoundStormRecipe
+from quintet.training.python_trainer import PythonTrainer
+from quintet.training.task import Recipe, Sources
 
 
 class SoundStormTrainer(PythonTrainer):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import PictureDataConfig, RunConfig, Section
-from quintet.nn.adversarial_config import AdversarialOptimConfig, PictureLossConfig
+from quintet.config.adversarial import AdversarialOptimConfig, PictureLossConfig
 
 
 class VQGanModelConfig(Section):

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from quintet.common.statistics import Statistics
+from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
-from quintet.core.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanModelConfig
 from quintet.nn.convolution import GROUP, ResidualBlock
-from quintet.nn.pretrained import Pretrained
 from quintet.nn.quantize import Quantizer, make_quantizer
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.core.python_trainer import PythonTrainer
-from quintet.core.recipe import Recipe, Sources
-from quintet.data.pictures import python_sources
+from quintet.data.image import python_sources
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.model import VQGanVAE
-from quintet.families.vqgan.recipe import VQGanRecipe
+from quintet.families.vqgan.task import VQGanRecipe
+from quintet.training.python_trainer import PythonTrainer
+from quintet.training.task import Recipe, Sources
 
 
 class VQGanVAETrainer(PythonTrainer):

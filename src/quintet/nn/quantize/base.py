@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.core.statistics import Statistics
+from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quintet.core import draw
+from quintet.common import rng
 
 SCORES_AT_ONCE = 2**22
 """Elements of the matrix of scores: small enough for a cache, large enough for the matrix product."""
@@ -34,7 +34,7 @@ def sums_by_code(vectors: Tensor, codes: Tensor, num_codes: int) -> Tensor:
 
 def kmeans(vectors: Tensor, num_codes: int, seed: int, rounds: int = 10) -> Tensor:
     """Lloyd's algorithm from random vectors; a cluster that falls empty starts again at a random vector."""
-    generator = torch.Generator().manual_seed(draw.seed_from(seed, "k-means"))
+    generator = torch.Generator().manual_seed(rng.seed_from(seed, "k-means"))
     shuffled = torch.randperm(len(vectors), generator=generator)
     first = shuffled.repeat(-(-num_codes // len(vectors)))[:num_codes]
     means = vectors[first.to(vectors.device)]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.core import collectives
+from quintet.common import collectives
 from quintet.errors import UsageError
 from quintet.nn.quantize.base import SingleQuantizer
 

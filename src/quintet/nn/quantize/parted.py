@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from quintet.core import draw
-from quintet.core.statistics import Statistics
+from quintet.common import rng
+from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer
 from quintet.nn.quantize.residual import ResidualQuantizer
@@ -81,11 +81,11 @@ class PartedQuantizer(Quantizer):
 
     def update(self, statistics: Statistics, seed: int) -> None:
         for number, part in enumerate(self._parts()):
-            part.update(statistics.of(str(number)), draw.seed_from(seed, number))
+            part.update(statistics.of(str(number)), rng.seed_from(seed, number))
 
     def start(self, latents: Tensor, seed: int) -> None:
         for number, (part, own) in enumerate(zip(self._parts(), self._split(latents), strict=True)):
-            part.initialise(own, draw.seed_from(seed, number))
+            part.initialise(own, rng.seed_from(seed, number))
 
     def _parts(self) -> list[ResidualQuantizer]:
         return [part for part in self.parts if isinstance(part, ResidualQuantizer)]

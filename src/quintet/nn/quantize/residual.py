@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from quintet.core import draw
-from quintet.core.statistics import Statistics
+from quintet.common import rng
+from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer
 from quintet.nn.quantize.vector import VectorQuantizer
@@ -107,13 +107,13 @@ class ResidualQuantizer(Quantizer):
         if self.shared:
             parts = [sum(parts, Statistics())]
         for level, part in enumerate(parts):
-            self.level(level).update(part, draw.seed_from(seed, level))
+            self.level(level).update(part, rng.seed_from(seed, level))
 
     def start(self, latents: Tensor, seed: int) -> None:
         residuals = [latents]
         for level in range(self.levels):
             quantizer = self.level(level)
-            quantizer.start(residuals[-1], draw.seed_from(seed, level))
+            quantizer.start(residuals[-1], rng.seed_from(seed, level))
             residuals.append(residuals[-1] - quantizer.look_up(quantizer.nearest(residuals[-1])))
         if self.shared:
             # Each level was started alone to see what it leaves over; the one codebook has to serve them all.

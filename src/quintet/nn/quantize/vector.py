@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.core import collectives, draw
-from quintet.core.statistics import Statistics
+from quintet.common import collectives, rng
+from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.nn.quantize import clusters
 from quintet.nn.quantize.base import SingleQuantizer
@@ -104,7 +104,7 @@ class VectorQuantizer(SingleQuantizer):
         They begin at twice the limit, so a new code has log(2) / (1 - decay) steps to find vectors.
         """
         dead = (self.cluster_size < self.revive_below).nonzero().flatten()
-        generator = torch.Generator().manual_seed(draw.seed_from(seed, "revive"))
+        generator = torch.Generator().manual_seed(rng.seed_from(seed, "revive"))
         chosen = torch.randperm(len(candidates), generator=generator)[: len(dead)]
         places = dead[torch.randperm(len(dead), generator=generator)[: len(candidates)].to(dead.device)]
         size = 2 * self.revive_below

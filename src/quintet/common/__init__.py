@@ -1,0 +1,1 @@
+"""What every layer above uses: random numbers, statistics, batches, collectives, files."""

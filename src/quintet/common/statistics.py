@@ -1,0 +1,73 @@
+"""Owns what a forward pass reports for `after_step`: codebook counts, sums of vectors, candidate rows.
+
+A forward pass changes no state. What it would like to change it reports here; the trainer adds the reports of
+all micro-batches and ranks and hands the total to the recipe, if the step was accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quintet.common import collectives
+
+
+@dataclass
+class Statistics:
+    """`sums` are added; `rows` are laid one after the other in the order of the global batch.
+
+    `parts` remembers how many rows each micro-batch brought, because the ranks' shares of a micro-batch stand
+    beside each other in the global batch, not behind the next micro-batch.
+    """
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __add__(self, other: Statistics) -> Statistics:
+        sums = dict(self.sums)
+        for name, value in other.sums.items():
+            sums[name] = sums[name] + value if name in sums else value
+        rows, parts = dict(self.rows), {name: self.parts_of(name) for name in self.rows}
+        for name, value in other.rows.items():
+            rows[name] = torch.cat([rows[name], value]) if name in rows else value
+            parts[name] = (*parts.get(name, ()), *other.parts_of(name))
+        return Statistics(sums, rows, parts)
+
+    def parts_of(self, name: str) -> tuple[int, ...]:
+        return self.parts.get(name, (len(self.rows[name]),))
+
+    def over_ranks(self) -> Statistics:
+        """The same for the whole global batch; every rank gets the same result."""
+        with torch.no_grad():
+            rows = {name: self._gathered(name) for name in sorted(self.rows)}
+            return Statistics(collectives.sum_statistics(self.sums), rows)
+
+    def _gathered(self, name: str) -> Tensor:
+        parts = torch.split(self.rows[name], list(self.parts_of(name)))
+        return torch.cat([collectives.gather_uneven_rows(part) for part in parts])
+
+    def emptied(self) -> Statistics:
+        """Of the same names and shapes, with nothing counted: what a rank without items adds."""
+        sums = {name: torch.zeros_like(value) for name, value in self.sums.items()}
+        parts = {name: (0,) * len(self.parts_of(name)) for name in self.rows}
+        return Statistics(sums, {name: value[:0] for name, value in self.rows.items()}, parts)
+
+    def named(self, prefix: str) -> Statistics:
+        """Under `prefix/`, so that several owners can report side by side."""
+        return Statistics(
+            {f"{prefix}/{name}": value for name, value in self.sums.items()},
+            {f"{prefix}/{name}": value for name, value in self.rows.items()},
+            {f"{prefix}/{name}": value for name, value in self.parts.items()},
+        )
+
+    def of(self, prefix: str) -> Statistics:
+        """What was reported under `prefix/`, with the prefix taken off again."""
+        start = f"{prefix}/"
+        return Statistics(
+            {name.removeprefix(start): value for name, value in self.sums.items() if name.startswith(start)},
+            {name.removeprefix(start): value for name, value in self.rows.items() if name.startswith(start)},
+            {name.removeprefix(start): value for name, value in self.parts.items() if name.startswith(start)},
+        )

@@ -1,0 +1,82 @@
+"""Owns the exported form of a model: `config.json`, `model.safetensors`, a model card; and building it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+
+from quintet.common.weights import checkpoint
+from quintet.config import Section
+from quintet.errors import UsageError
+from quintet.training.run_folder import pickle_hint
+from quintet.training.state import copy_tensors
+
+CONFIG = "config.json"
+WEIGHTS = "model"
+
+
+class Pretrained:
+    """For models that are built from keyword arguments which they keep as `self.config`."""
+
+    def save_pretrained(self, folder: str | Path, **about: Any) -> None:
+        """Write the folder that `from_pretrained` reads; `about` goes into config.json beside the model's keys."""
+        export_model(self, Path(folder), about)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """The model of an exported folder, on the CPU and in eval mode."""
+        path = Path(folder)
+        settings = read_settings(path)
+        if settings.get("class") != cls.__name__:
+            raise UsageError(f"{path} holds a {settings.get('class')}, not a {cls.__name__}")
+        model = cls(**settings["model"])
+        assert isinstance(model, nn.Module)
+        copy_tensors(model, checkpoint.read_tensors(path, WEIGHTS), str(path / f"{WEIGHTS}.safetensors"))
+        model.eval()
+        return model
+
+
+def refuse_existing(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} exists already and is not empty; choose another folder")
+
+
+def export_model(model: nn.Module, folder: Path, about: dict[str, Any]) -> None:
+    refuse_existing(folder)
+    checkpoint.write_folder(folder, export_contents(model, about))
+
+
+def export_contents(model: nn.Module, about: dict[str, Any]) -> checkpoint.Contents:
+    """The files of an exported folder."""
+    config: Section = model.config  # type: ignore[assignment]
+    settings = {"class": type(model).__name__, "model": config.model_dump(mode="json"), **about}
+    return checkpoint.Contents(
+        tensors={WEIGHTS: model.state_dict()},
+        json={CONFIG.removesuffix(".json"): settings},
+        text={"README.md": _card(settings)},
+    )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UsageError(f"{folder} is not an exported model: it has no {CONFIG}{pickle_hint(folder)}")
+    settings = checkpoint.read_json(folder, CONFIG.removesuffix(".json"))
+    if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
+        raise UsageError(f"{path} is not the configuration of an exported model")
+    return settings
+
+
+def _card(settings: dict[str, Any]) -> str:
+    rows = "".join(f"| {name} | {value} |\n" for name, value in settings["model"].items())
+    figures = settings.get("figures", {})
+    measured = "".join(f"| {name} | {value:.4g} |\n" for name, value in figures.items())
+    table = f"\n## Measured on its validation set\n| figure | value |\n|---|---|\n{measured}" if measured else ""
+    return (
+        f"---\nlibrary_name: quintet\ntags: [quintet, {settings.get('recipe', '')}]\n---\n"
+        f"# {settings['class']}\n\nTrained with quintet. Load it with "
+        f"`quintet.{settings['class']}.from_pretrained(FOLDER)`.\n\n"
+        f"## Settings\n| key | value |\n|---|---|\n{rows}{table}"
+    )

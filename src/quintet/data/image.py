@@ -1,0 +1,111 @@
+"""Owns the data of image recipes: a captioned folder, or a data set handed over in Python, as training sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from quintet.common.rng import Draw
+from quintet.config import PictureDataConfig
+from quintet.data.fields import Field, route
+from quintet.data.index.folder import Entry, ImageFolder
+from quintet.data.python_sets import Indexable, split_object
+from quintet.data.sources import split_folder
+from quintet.errors import UnreadableItem
+from quintet.media import image as images
+from quintet.training.task import Sources
+
+MODES: dict[int, images.Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Channels to Pillow's name."""
+
+
+def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Sources:
+    """The folders that the configuration names, split for validation."""
+
+    def folder(path: str, entries: Sequence[Entry], train: bool) -> ImageFolder:
+        return ImageFolder(
+            path,
+            entries,
+            *size,
+            mode=MODES[channels],
+            flip=config.flip,
+            random_crop=config.random_crop,
+            truncated=config.truncated,
+            train=train,
+            memory=config.memory_megabytes * 2**20,
+        )
+
+    return split_folder(config, images.EXTENSIONS, folder)
+
+
+FIELDS = (
+    Field(
+        "images",
+        ("image", "img", "picture", "pixels", "pixel_values"),
+        lambda value: isinstance(value, Image.Image) or (hasattr(value, "ndim") and value.ndim in (2, 3)),
+        "a Pillow image, a channels x height x width tensor, or a height x width x channels uint8 array",
+    ),
+    Field("texts", ("text", "caption", "label"), lambda value: isinstance(value, str), "a caption", required=False),
+)
+
+
+@dataclass
+class PythonPictures:
+    """Items of a person's own data set."""
+
+    dataset: Indexable
+    places: Sequence[int]
+    height: int
+    width: int
+    channels: int
+    flip: bool
+    declared: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def name(self, item: int) -> str:
+        return f"item {self.places[item]}"
+
+    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+        routed = route(self.dataset[self.places[item]], FIELDS, self.declared)
+        picture = self._fitted(routed["images"])
+        if self.flip and draw.number("flip") < 0.5:
+            picture = picture.flip(-1)
+        return {"images": picture, "texts": "" if routed.get("texts") is None else str(routed["texts"])}
+
+    def _fitted(self, value: Any) -> Tensor:
+        if isinstance(value, Image.Image):
+            value = images.resize_and_crop(images.upright(value, MODES[self.channels]), self.height, self.width)
+        picture: Tensor = value if isinstance(value, Tensor) else images.bytes_tensor(value)
+        if picture.ndim == 2:
+            picture = picture[None]
+        if picture.shape[0] != self.channels:
+            raise UnreadableItem(f"has {picture.shape[0]} channels, model.channels is {self.channels}")
+        if tuple(picture.shape[1:]) == (self.height, self.width):
+            return picture
+        scaled = F.interpolate(picture[None].float(), (self.height, self.width), mode="bilinear", antialias=True)[0]
+        return scaled if picture.is_floating_point() else scaled.round().clamp(0, 255).to(torch.uint8)
+
+
+def python_sources(
+    dataset: Indexable,
+    config: PictureDataConfig,
+    size: tuple[int, int],
+    channels: int,
+    *,
+    validation: Indexable | None = None,
+    declared: Sequence[str] | None = None,
+) -> Sources:
+    """A data set object, split by fraction and seed unless a validation set comes with it."""
+
+    def pictures(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonPictures:
+        return PythonPictures(items, places, *size, channels, config.flip and train, names)
+
+    return split_object(dataset, config, pictures, validation, declared)

@@ -1,0 +1,1 @@
+"""Which items a folder, shards, parquet files or a remote address hold."""

@@ -1,0 +1,107 @@
+"""Owns codes on disk: a folder with `codes.safetensors` (one tensor, items first) and `items.jsonl` in its order.
+
+Items may differ in length, their first axis; the shorter ones end in -1. Semantic tokens are codes too, one a step of
+time, (items, tokens), and beside them `codes.json` tells their vocabulary and how many there are a second.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.common import files
+from quintet.common.weights import checkpoint
+from quintet.errors import CheckpointError, UsageError
+
+ITEMS = "items.jsonl"
+CODES = "codes"
+
+
+@dataclass(frozen=True)
+class SemanticTokens:
+    """The tokens (n,) of each file, named as in its folder."""
+
+    of_file: Mapping[str, Tensor]
+    num_codes: int
+    rate: float
+    """Tokens a second."""
+
+
+def refuse_existing(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists already and is not empty; choose another folder with --out")
+
+
+def code_contents(codes: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> checkpoint.Contents:
+    """The files of a folder: codes of one item each, items first, and a line for each file."""
+    return checkpoint.Contents(
+        tensors={CODES: {CODES: _joined(codes)}},
+        text={ITEMS: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)},
+    )
+
+
+def _joined(codes: Sequence[Tensor]) -> Tensor:
+    """One tensor of all items; of different lengths the shorter ones end in -1, which is no code."""
+    longest = max(each.shape[1] for each in codes)
+    joined = codes[0].new_full((sum(map(len, codes)), longest, *codes[0].shape[2:]), -1)
+    for row, each in enumerate(codes):
+        joined[row, : each.shape[1]] = each
+    return joined
+
+
+def read_codes(folder: Path) -> tuple[Tensor, list[tuple[str, int]]]:
+    """The codes of a folder, and of each item its file, as written, and its row."""
+    try:
+        for name in (ITEMS, f"{CODES}.safetensors"):
+            if (folder / name).is_symlink():
+                raise ValueError(f"{name} is a link")
+        lines = checkpoint.read_regular(folder / ITEMS).decode("utf-8").splitlines()
+        codes = checkpoint.read_tensors(folder, CODES)[CODES]
+        if codes.ndim < 2 or codes.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"codes of type {codes.dtype} and shape {tuple(codes.shape)}")
+        return codes, _items([json.loads(line) for line in lines if line.strip()], len(codes))
+    except (OSError, ValueError, KeyError, RecursionError, CheckpointError) as error:
+        reason = files.one_line(error)
+        raise UsageError(f"{folder} does not hold codes written by `quintet encode` ({reason})") from None
+
+
+def read_semantic(folder: Path) -> SemanticTokens:
+    """The semantic tokens of a folder, checked against what it says of them."""
+    codes, items = read_codes(folder)
+    try:
+        about = checkpoint.read_json(folder, CODES)
+        num_codes, rate = about["num_codes"], about["rate"]
+        if type(num_codes) is not int or type(rate) not in (int, float) or not (math.isfinite(rate) and rate > 0):
+            raise ValueError("'num_codes' and 'rate' are not numbers")
+        if codes.ndim != 2:
+            raise ValueError(f"codes of shape {tuple(codes.shape)}, not (items, tokens)")
+        rows = {file: codes[row][codes[row] >= 0].long() for file, row in items}
+        for file, row in items:
+            if not len(rows[file]) or codes[row].min() < -1 or codes[row].max() >= num_codes:
+                raise ValueError(f"the tokens of {file[:80]} are not from 0 to {num_codes - 1}")
+            if not torch.equal(codes[row, : len(rows[file])].long(), rows[file]):
+                raise ValueError(f"there are gaps in the tokens of {file[:80]}")
+        return SemanticTokens(rows, num_codes, float(rate))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, CheckpointError) as error:
+        reason = files.one_line(error)
+        raise UsageError(
+            f"{folder} does not hold semantic tokens written by `quintet encode … --layer N` ({reason})"
+        ) from None
+
+
+def _items(lines: Sequence[Any], rows: int) -> list[tuple[str, int]]:
+    items = []
+    for number, line in enumerate(lines, start=1):
+        file, row = (line.get("file"), line.get("row", 0)) if isinstance(line, dict) else (None, None)
+        if not isinstance(file, str) or type(row) is not int or not 0 <= row < rows:
+            raise ValueError(f"line {number} of {ITEMS} does not name a file and one of the {rows} rows")
+        if "row" in line:
+            items.append((file, row))
+    return items

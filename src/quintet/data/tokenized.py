@@ -1,0 +1,109 @@
+"""Owns the way from a run's media to their codes: each source as a frozen model has it, made once and kept.
+
+What codes depend on is read off the source itself: which files stand at which place, when they were changed, and how
+they are cut. A source that cannot tell is encoded for this training alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Protocol, runtime_checkable
+from weakref import finalize
+
+from quintet.common.batch import Source
+from quintet.common.caches import default_folder
+from quintet.data.index.folder import Entry
+from quintet.data.index.shards import ShardEntries
+from quintet.data.token_cache import CacheKey, CodeCache, CodeSource, Collate, Encode, MediaSource
+from quintet.pipelines.frozen import Link
+from quintet.training.display import say
+from quintet.training.task import Sources
+
+
+@runtime_checkable
+class FileSource(MediaSource, Protocol):
+    """Media that can tell what their codes depend on."""
+
+    @property
+    def entries(self) -> Sequence[Entry]: ...
+
+    @property
+    def reading(self) -> str:
+        """How files are read, cut and augmented."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A frozen model that makes something of media: codes, or a vector of each item."""
+
+    digest: str
+    """A hash of all that it makes depends on, but for the media."""
+    collate: Collate
+    encode: Encode
+    kept_as: str = "codes"
+    """The field of items."""
+
+
+def coded_sources(
+    tokenizer: Link, media: Sources, what: str, *, cache: str | None = None, variants: int = 1
+) -> Sources:
+    """The same items as codes; `what` they are called together.
+
+    `cache` is the folder of the code cache, none for the user's own. Of an item to train on there are so many
+    `variants`, each augmented in its own way.
+    """
+    maker = Maker(tokenizer.digest, tokenizer.recipe.collate, tokenizer.encode)
+    return made_sources(maker, media, f"{what} encoded", cache=cache, variants=variants)
+
+
+def made_sources(maker: Maker, media: Sources, done: str, *, cache: str | None = None, variants: int = 1) -> Sources:
+    """The same items as a frozen model has them; `done` is said beside how many have been through it."""
+    skipped = dict(media.skipped)
+
+    def codes(source: Source, part: str, variants: int = 1) -> CodeSource:
+        assert isinstance(source, MediaSource), "captions are asked for by `about`: media are opened only once"
+        made = _made(maker, source, part, variants, done, cache)
+        skipped.update({made.name(item): reason for item, reason in made.skipped.items()})
+        return made
+
+    train = codes(media.train, "train", variants)
+    validation = codes(media.validation, "validation")
+    others = {split: codes(source, split) for split, source in media.others.items()}
+    return replace(media, train=train, validation=validation, skipped=skipped, others=others)
+
+
+def _made(maker: Maker, source: MediaSource, part: str, variants: int, done: str, cache: str | None) -> CodeSource:
+    known = isinstance(source, FileSource)
+    folder = Path(cache or default_folder()) if known else Path(mkdtemp(prefix="quintet-codes-"))
+    data, reading = (_identity(source.entries), source.reading) if isinstance(source, FileSource) else ("", "")
+    key = CacheKey(maker.digest, f"{part} {data}", reading, variants)
+
+    def tell(count: int, total: int) -> None:
+        say(f"{done}: {count} of {total}")
+
+    made = CodeCache(folder, key, source, maker.collate, maker.encode, tell, maker.kept_as).open()
+    if not known:
+        # Nothing tells whether two data set objects are the same.
+        finalize(made, _remove, folder, os.getpid())
+    return made
+
+
+def _identity(entries: Sequence[Entry]) -> str:
+    """Which files stand at which place, and when they were changed: codes are looked up by place."""
+    if isinstance(entries, ShardEntries):
+        return entries.version
+    rows = [[entry.file, entry.stamp] for entry in entries]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Not by a data worker, which has the source too."""
+    if os.getpid() == owner:
+        rmtree(folder, ignore_errors=True)

@@ -1,0 +1,286 @@
+"""Owns how the codec is trained: two phases on one forward pass, and what is measured, written and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quintet.common.batch import Batch, Item
+from quintet.common.rng import seed_from
+from quintet.common.statistics import Statistics
+from quintet.config import validate
+from quintet.data.audio import audio_folder_sources, pad_windows, say_resampled
+from quintet.errors import UsageError
+from quintet.families.audio_codec.config import AudioCodecConfig
+from quintet.families.audio_codec.discriminators import (
+    CodecDiscriminator,
+    Maps,
+    discriminator_loss,
+    feature_distance,
+    generator_loss,
+    judged,
+)
+from quintet.families.audio_codec.measures import (
+    MelDistance,
+    audible,
+    measured_mel,
+    si_sdr,
+    stft_distance,
+    waveform_distance,
+)
+from quintet.families.audio_codec.model import AudioCodec, PretrainedCodec, Reconstruction
+from quintet.media.audio import write_audio
+from quintet.media.image import image_grid, write_image
+from quintet.media.spectrogram import spectrogram
+from quintet.nn.quantize import perplexity, usage
+from quintet.training.engine import Engine
+from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Sources, frozen
+
+REVIVE_EVERY = 25
+"""Steps between two looks for dead codes: candidates are gathered only then."""
+FRAMES_OF_A_CODE = 16
+"""From so many frames a code each of the codebooks starts."""
+PER_CLIP = ("mel_distance", "stft_distance")
+FLATTEST = 1e-20
+"""Length of a gradient that points nowhere."""
+SHOWN = 320
+"""Pixels of the time axis of a spectrogram."""
+
+Codec = AudioCodec | PretrainedCodec
+
+
+class AudioCodecRecipe(Recipe[AudioCodecConfig]):
+    name = "audio-codec"
+    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("mel_distance", "min")
+    exported = "codec"
+
+    def __init__(self, config: AudioCodecConfig, codec: Codec | None = None) -> None:
+        super().__init__(config)
+        self.loss = config.loss
+        self.codec = codec or (AudioCodec if config.model.transformers is None else PretrainedCodec)(config.model)
+        self.modules = {"codec": self.codec}
+        self.phases = []
+        if isinstance(self.codec, AudioCodec):
+            self.phases = [Phase("generator", ("codec",), self.generator_loss, config.optim.for_phase())]
+        if self.phases and self.loss.discriminator:
+            self.discriminator = CodecDiscriminator(self.loss)
+            self.modules["discriminator"] = self.discriminator
+            self.phases.append(
+                Phase(
+                    "discriminator",
+                    ("discriminator",),
+                    self.discriminator_loss,
+                    config.optim.for_phase(config.optim.discriminator),
+                    self.loss.is_adversarial,
+                )
+            )
+        self.mel = MelDistance(config.model.rate, self.loss.mel_windows)
+        self.measured_mel = measured_mel(config.model.rate)
+
+    @classmethod
+    def from_transformers(cls, folder: Path) -> AudioCodecRecipe:
+        codec = PretrainedCodec.from_transformers(folder)
+        return cls(validate(AudioCodecConfig, {"model": codec.config.model_dump(mode="json")}), codec)
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return ("codec",) if self.phases else ()
+
+    @property
+    def learning(self) -> AudioCodec:
+        if not isinstance(self.codec, AudioCodec):
+            raise UsageError(
+                "a codec of transformers is used as it is, and not trained: `quintet train soundstorm DATA --tokenizer "
+                "FOLDER`"
+            )
+        return self.codec
+
+    def sources(self) -> Sources:
+        sources = audio_folder_sources(self.config.data, self.config.model.rate)
+        say_resampled(sources.train, self.config.model.rate, "the model (model.rate)")
+        return sources
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return pad_windows(items)
+
+    # --- training -------------------------------------------------------------------------------------------
+
+    @property
+    def opening_steps(self) -> int:
+        """As many as it takes for each code to begin as the mean of several frames."""
+        model = self.config.model
+        frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.rate / model.hop))
+        return -(-FRAMES_OF_A_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
+
+    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+        """Start a vector codebook from the first clips' latents."""
+        codec = self.learning
+        with torch.no_grad():
+            reports = [Statistics(rows={"latents": codec.latents(*self.window(batch))}) for batch in batches]
+        latents = sum(reports, Statistics()).over_ranks().rows["latents"]
+        codec.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
+
+    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+        waves, lengths = self.window(batch)
+        levels = self.active_levels(batch).to(waves.device)
+        result: Reconstruction = nets["codec"](waves, lengths, levels, want_rows=step % REVIVE_EVERY == 0)
+        values = {"waves": waves, "lengths": lengths, "made": result.waves.to(waves.dtype), "quantizer": result.loss}
+        return Output(values, result.statistics.named("quantizer"))
+
+    def window(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The clips of a training batch and their lengths, padded to the length of a window whatever the batch holds:
+        to the discriminators too a clip is then the same in every batch."""
+        waves: Tensor = batch["wavs"]
+        window = max(1, round(self.config.data.seconds * self.config.model.rate))
+        return F.pad(waves, (0, window - waves.shape[1])), batch["lengths"]
+
+    def active_levels(self, batch: Batch) -> Tensor:
+        """How many levels each clip uses: all, or as many as are drawn, so that any number can be decoded."""
+        levels = self.config.model.levels
+        drawn = batch.draw.integers("levels", 1, levels + 1)
+        return torch.where(batch.draw.uniform("drop levels") < self.loss.level_dropout, drawn, levels)
+
+    def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+        waves, made, lengths = output["waves"], output["made"], output["lengths"]
+        aims = {
+            "waveform": (self.loss.waveform, waveform_distance(made, waves, lengths)),
+            "mel": (self.loss.mel, self.mel.to(waves.device)(made, waves, lengths)),
+        }
+        if self.loss.is_adversarial(step):
+            with frozen(self.discriminator) as discriminator:
+                with torch.no_grad():
+                    real: list[Maps] = discriminator(waves)
+                fake: list[Maps] = discriminator(made)
+            ramp = self.loss.say(step)
+            aims["adversarial"] = (ramp * self.loss.adversarial, generator_loss(self.loss.kind, fake, lengths))
+            aims["feature"] = (ramp * self.loss.feature, feature_distance(real, fake, lengths))
+        parts = {name: distances.detach().mean() for name, (_, distances) in aims.items()}
+        parts["quantizer"] = output["quantizer"]
+        return Loss(pull(made, aims.values()) + self.loss.quantizer * parts["quantizer"], parts)
+
+    def discriminator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+        waves, lengths = output["waves"], output["lengths"]
+        # One call for both: a module that DDP wraps may be called only once before its backward pass.
+        both: list[Maps] = nets["discriminator"](torch.cat([waves, output["made"].detach()]))
+        real, fake = ([[(each.chunk(2)[side], step) for each, step in maps] for maps in both] for side in (0, 1))
+        loss = discriminator_loss(self.loss.kind, real, fake, lengths)
+        judgements = {"real": real, "fake": fake}
+        parts = {name: judged(maps, lengths, torch.Tensor.detach).mean() for name, maps in judgements.items()}
+        return Loss(loss.mean(), parts)
+
+    def after_step(self, statistics: Statistics, step: int) -> None:
+        self.learning.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
+
+    # --- looking --------------------------------------------------------------------------------------------
+
+    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+        waves, lengths = self.opening(batch)
+        codes, made = round_trip(tokenizer(nets), waves, lengths)
+        waves, made = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (waves, made))
+        heard = audible(waves, lengths)
+        sums = {
+            "count": torch.tensor(float(len(waves)), device=waves.device),
+            "mel_distance": self.measured_mel.to(waves.device)(made, waves, lengths).double().sum(),
+            "stft_distance": stft_distance(made, waves, lengths).double().sum(),
+            # Of silence there is no such ratio.
+            "heard": heard.sum().double(),
+            "si_sdr": si_sdr(made, waves)[heard].double().sum(),
+            "codes": torch.stack(
+                [
+                    torch.bincount(level[level >= 0], minlength=self.codec.num_codes)
+                    for level in codes.flatten(0, 1).unbind(-1)
+                ]
+            ),
+        }
+        return Statistics(sums)
+
+    def summarise(self, statistics: Statistics) -> dict[str, float]:
+        sums = statistics.sums
+        figures = {name: float(sums[name] / sums["count"]) for name in PER_CLIP}
+        if sums["heard"]:
+            figures["si_sdr"] = float(sums["si_sdr"] / sums["heard"])
+        for name, of_level in (("codebook_usage", usage), ("codebook_perplexity", perplexity)):
+            levels = of_level(sums["codes"])
+            figures[name] = float(levels.mean())
+            figures |= {f"{name}_level_{number}": float(level) for number, level in enumerate(levels, start=1)}
+        figures["bitrate_kbps"] = self.codec.bitrate / 1000
+        return figures
+
+    def encode(self, nets: Nets, batch: Batch, levels: int | None = None) -> Tensor:
+        """Codes `(items, frames of the longest, levels)`, of the first levels or of all; behind the last frame of the
+        others stands -1."""
+        waves: Tensor = batch["wavs"]
+        if len(waves) != len(batch):
+            raise UsageError("a clip that comes as several windows has no codes of its own; take it whole")
+        return tokenizer(nets).encode(waves, batch["lengths"], levels)
+
+    def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
+        """A WAV file of each clip, of whole frames."""
+        codec = tokenizer(nets)
+        waves = codec.decode(codes)
+        frames = (codes >= 0).any(-1).sum(1).tolist()
+        return [
+            Artifact(
+                f"{name}.wav" if len(waves) == 1 else f"{name}-{number}.wav",
+                partial(write_audio, wave[: count * codec.hop], rate=codec.rate),
+            )
+            for number, (wave, count) in enumerate(zip(waves.float().cpu(), frames, strict=True))
+        ]
+
+    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+        """Each clip and what the codec makes of it, to listen to; and a sheet of their spectrograms, side by side."""
+        waves, lengths = self.opening(batch)
+        codec = tokenizer(nets)
+        _, made = round_trip(codec, waves, lengths)
+        artifacts: list[Artifact] = []
+        pictures = []
+        for number, (name, length) in enumerate(zip(batch.names, lengths.tolist(), strict=True)):
+            for what, sounds in (("input", waves), ("reconstruction", made)):
+                wave = sounds[number, :length].float().cpu()
+                write = partial(write_audio, wave, rate=codec.rate)
+                artifacts.append(Artifact(f"{number:03d}-{what}.wav", write, {"item": name, "what": what}))
+                pictures.append(spectrogram(wave, codec.rate, width=SHOWN))
+        sheet = image_grid(pictures, columns=2)
+        about = {"columns": "input, reconstruction", "items": list(batch.names)}
+        picture = Artifact("spectrograms.png", partial(write_image, sheet), about, torch.from_numpy(sheet))
+        return [picture, *artifacts]
+
+    def opening(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The first `eval.seconds` of each clip, and their lengths."""
+        most = max(1, round(self.config.eval.seconds * self.config.model.rate))
+        return batch["wavs"][:, :most], batch["lengths"].clamp(max=most)
+
+
+def pull(made: Tensor, aims: Iterable[tuple[float, Tensor]]) -> Tensor:
+    """The weighted sum of the aims' distances, with a gradient that draws each clip to each aim as its weight says.
+
+    An aim is a weight and a distance (batch,) of what was made, (batch, samples). How steep a distance is changes by
+    orders of magnitude in the course of a training and from clip to clip, and the steepest would hide the others; so
+    the direction of its gradient alone counts (as in EnCodec, 2210.13438, but clip by clip, which needs no memory).
+    """
+    value, total = made.new_zeros(()), torch.zeros_like(made)
+    for weight, distances in aims:
+        (gradient,) = torch.autograd.grad(distances.sum(), made, retain_graph=True)
+        total += weight * F.normalize(gradient, dim=1, eps=FLATTEST)
+        value = value + weight * distances.detach().mean()
+    drawn = (made * total).sum() / len(made)
+    return value + (drawn - drawn.detach())
+
+
+def tokenizer(nets: Nets) -> Codec:
+    codec = nets["codec"]
+    assert isinstance(codec, Codec)
+    return codec
+
+
+def round_trip(codec: Codec, waves: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes, and waves of the length of the input, with silence behind the end of each clip."""
+    codes = codec.encode(waves, lengths)
+    made = codec.decode(codes)[:, : waves.shape[1]].to(waves.dtype)
+    return codes, made * (torch.arange(waves.shape[1], device=waves.device) < lengths[:, None])

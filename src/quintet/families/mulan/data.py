@@ -1,0 +1,56 @@
+"""Owns which clips a MuLaN is trained on, and what is asked of their captions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from quintet.common.batch import Source
+from quintet.data.audio import AudioFolder, audio_folder_sources
+from quintet.data.python_audio import PythonAudio
+from quintet.errors import UsageError
+from quintet.families.mulan.config import MuLaNConfig
+from quintet.families.mulan.text_tower import TextTransformer
+from quintet.training.display import say
+from quintet.training.task import Sources
+
+LOOKED_AT = 100
+"""Items of a data set in Python whose captions are looked at before training."""
+
+
+def mulan_sources(config: MuLaNConfig, tower: TextTransformer) -> Sources:
+    sources = audio_folder_sources(config.data, config.model.audio.rate)
+    check_captions(sources, config, tower)
+    return sources
+
+
+def check_captions(sources: Sources, config: MuLaNConfig, tower: TextTransformer) -> None:
+    """Without captions there is nothing to learn; what is odd about them is said."""
+    captions = [pair for source in (sources.train, sources.validation) for pair in _captions(source)]
+    if not captions:
+        return
+    missing = [name for name, text in captions if not text]
+    if missing and not config.data.empty_captions:
+        raise UsageError(
+            f"{len(missing)} of {len(captions)} clips have no caption, {missing[0]} for one; add captions, or train "
+            "with data.empty_captions=true"
+        )
+    if long := tower.too_long([text for _, text in captions]):
+        say(
+            f"{len(long)} captions are longer than model.text.max_length={config.model.text.max_length} and are cut at "
+            f"their end, for one: {long[0]!r}"
+        )
+    ((text, count),) = Counter(text for _, text in captions).most_common(1)
+    if text and count == len(captions):
+        say(f"warning: all {count} clips have the caption {text!r}: there is nothing to tell them apart by")
+
+
+def _captions(source: Source) -> Iterator[tuple[str, str]]:
+    """Of each clip its name and its caption, where it has one in words."""
+    assert isinstance(source, AudioFolder | PythonAudio)
+    # A data set in Python may have to make a whole sound to tell its caption.
+    count = len(source) if isinstance(source, AudioFolder) else min(len(source), LOOKED_AT)
+    for item in range(count):
+        about = source.about(item)
+        if "texts" in about:
+            yield source.name(item), about["texts"]

@@ -1,0 +1,250 @@
+"""Owns how MuLaN is trained and measured: one phase, a loss over the whole batch, and finding clips by captions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quintet.common import collectives
+from quintet.common.batch import Batch, Item
+from quintet.common.rng import seed_from
+from quintet.common.statistics import Statistics
+from quintet.config.text import PRETRAINED
+from quintet.data.audio import mean_over_windows, pad_windows
+from quintet.errors import UsageError
+from quintet.families.mulan.augment import without_words
+from quintet.families.mulan.config import TOKENS, MuLaNConfig
+from quintet.families.mulan.data import mulan_sources
+from quintet.families.mulan.hearing import MuLaNHearing
+from quintet.families.mulan.model import MuLaN, Vectors
+from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
+from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
+from quintet.families.mulan.text_tower import Prepared
+from quintet.media.image import write_image
+from quintet.media.matrix import draw_matrix
+from quintet.nn.contrastive import contrastive_loss, similarities
+from quintet.nn.tokenized_text import TokenizerFolder
+from quintet.pipelines.audio_features import Hearing
+from quintet.training.display import say
+from quintet.training.engine import Engine
+from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Report, Sources
+from quintet.training.whole_batch import whole_batch_backward
+
+REVIVE_EVERY = 20
+"""Steps between two looks for dead codes: candidates are gathered only then."""
+NOTHING_LEARNED = 0.02
+"""A loss this near to that of guessing has learned nothing."""
+
+
+class MuLaNRecipe(Recipe[MuLaNConfig]):
+    name = "mulan"
+    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("text_to_audio_mrr", "max")
+    exported = "mulan"
+    exported_beside = ("quantizer",)
+    minimum_batch = 2
+
+    def __init__(self, config: MuLaNConfig, mulan: MuLaN | None = None) -> None:
+        super().__init__(config.changed(_found_keys(config)))
+        config, model = self.config, self.config.model
+        if config.data.seconds > model.audio.max_seconds:
+            raise UsageError(
+                f"data.seconds={config.data.seconds} is longer than model.audio.max_seconds={model.audio.max_seconds}"
+            )
+        self.mulan = mulan or MuLaN(model)
+        self.modules = {"mulan": self.mulan}
+        if model.quantizer_levels:
+            self.quantizer = MuLaNEmbedQuantizer(
+                model.latent_dim, model.quantizer_levels, model.codebook_size, positions=2 * config.train.batch_size
+            )
+            self.modules["quantizer"] = self.quantizer
+        self.phases = [Phase("mulan", ("mulan",), self.loss, config.optim.for_phase())]
+
+    def sources(self) -> Sources:
+        return mulan_sources(self.config, self.mulan.text)
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return pad_windows(items)
+
+    # --- training -------------------------------------------------------------------------------------------
+
+    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+        """Learn how loud the data is, and start the codebooks from the first batch's vectors."""
+        held = list(batches)
+        levels = [Statistics({"level": self.mulan.audio.level(batch["wavs"], batch["lengths"])}) for batch in held]
+        self.mulan.audio.adjust(sum(levels, Statistics()).over_ranks().sums["level"])
+        if self.config.model.quantizer_levels:
+            with torch.no_grad():
+                views = [Statistics(rows={"views": _views(self._vectors(nets, batch))}) for batch in held]
+            vectors = sum(views, Statistics()).over_ranks().rows["views"].flatten(0, 1)
+            self.quantizer.quantizer.initialise(vectors, seed_from(self.config.train.seed, "codebook"))
+
+    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+        vectors = self._vectors(nets, batch)
+        statistics = Statistics()
+        if self.config.model.quantizer_levels:
+            # The codebooks follow the vectors, and the vectors know nothing of them.
+            counted = self.quantizer(_views(vectors).detach(), want_rows=step % REVIVE_EVERY == 0)
+            statistics = counted.named("quantizer")
+        rows = {"audio": vectors.audio, "text": vectors.text}
+        return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}}, statistics)
+
+    def backward(self, micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int) -> Report:
+        return whole_batch_backward(self, micro_batches, nets, engine, step)
+
+    def loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+        rows, shared = output["rows"], output["shared"]
+        # Every rank's rows, so that each is held against all; the loss is then the same on every rank.
+        audio, text = (collectives.gather_rows(rows[name]).unbind(1) for name in ("audio", "text"))
+        losses = [
+            contrastive_loss(self.config.model.loss, clips, texts, scale, bias)
+            for clips, texts, scale, bias in zip(audio, text, shared["scale"], shared["bias"], strict=True)
+        ]
+        best = similarities(audio[-1], text[-1]).detach().argmax(1)
+        accuracy = (best == torch.arange(len(best), device=best.device)).float().mean()
+        parts = {"accuracy": accuracy, "temperature": 1 / shared["scale"][-1]}
+        return Loss(torch.stack(losses).sum(), parts)
+
+    @torch.no_grad()
+    def after_step(self, statistics: Statistics, step: int) -> None:
+        self.mulan.log_scale.clamp_(max=-math.log(self.config.model.min_temperature))
+        if self.config.model.quantizer_levels:
+            seed = seed_from(self.config.train.seed, step, "revival")
+            self.quantizer.quantizer.update(statistics.of("quantizer"), seed)
+
+    # --- looking --------------------------------------------------------------------------------------------
+
+    def embed(self, nets: Nets, batch: Batch) -> Tensor:
+        """Of a long clip the mean over its windows."""
+        windows = _mulan(nets).embed_audio(batch["wavs"], batch["lengths"])
+        return F.normalize(mean_over_windows(windows, batch["owners"], len(batch)), dim=-1)
+
+    def embed_texts(self, nets: Nets, texts: Sequence[str]) -> Tensor:
+        if long := self.mulan.text.too_long(texts):
+            say(f"warning: cut at its end, the model reads no more (model.text.max_length): {long[0]!r}")
+        return _mulan(nets).embed_texts(texts)
+
+    def hearing(self, nets: Nets) -> Hearing:
+        return MuLaNHearing(_mulan(nets), self.config)
+
+    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+        audio, text = self.embed(nets, batch), _mulan(nets).embed_prepared(self._texts(batch))
+        captions = torch.tensor([caption_number(each) for each in _texts_of(batch)], device=audio.device)
+        sums = self._told_apart(nets, batch, audio) if self.config.eval.labels else {}
+        if self.config.model.quantizer_levels:
+            kept = F.cosine_similarity(_quantizer(nets).decode(_quantizer(nets).encode(audio)), audio)
+            sums["quantized"] = kept.double().sum()
+        # The temperature of these weights, averaged or live, as often as there are batches.
+        sums |= {"log_scale": _mulan(nets).log_scale[-1].double(), "batches": torch.tensor(1.0)}
+        return Statistics(sums, {"audio": audio, "text": text, "captions": captions})
+
+    def _told_apart(self, nets: Nets, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
+        """How many clips name a label in their caption, and of how many the nearest label is that one."""
+        labels = self.config.eval.labels
+        prompts = _mulan(nets).embed_texts([self.config.eval.prompt.replace("{}", label) for label in labels])
+        guesses = similarities(audio, prompts).argmax(1).tolist()
+        named = [label_in(text, labels) for text in _texts_of(batch)]
+        right = [guess == own for guess, own in zip(guesses, named, strict=True) if own is not None]
+        return {"labelled": torch.tensor(float(len(right))), "told_right": torch.tensor(float(sum(right)))}
+
+    def summarise(self, statistics: Statistics) -> dict[str, float]:
+        audio, text, captions = (statistics.rows[name] for name in ("audio", "text", "captions"))
+        sums = statistics.sums
+        figures: dict[str, float] = {}
+        if "quantized" in sums:
+            figures["quantizer_similarity"] = float(sums["quantized"] / len(audio))
+        if self.config.eval.distinct:
+            chosen = first_of_each(captions, self.config.eval.distinct)
+            audio, text, captions = audio[chosen], text[chosen], captions[chosen]
+        figures |= retrieval_figures(audio, text, captions)
+        figures["compared"] = float(len(audio))
+        figures["loss"] = _loss_of_all(audio, text, (sums["log_scale"] / sums["batches"]).exp())
+        if sums.get("labelled"):
+            figures["zero_shot_accuracy"] = float(sums["told_right"] / sums["labelled"])
+            figures["zero_shot_clips"] = float(sums["labelled"])
+        elif "labelled" in sums and collectives.rank() == 0:
+            say("warning: no caption names just one of eval.labels, so nothing can be told of them")
+        return figures
+
+    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+        """How near each clip is to each caption: the diagonal should shine."""
+        audio, text = self.embed(nets, batch), _mulan(nets).embed_prepared(self._texts(batch))
+        scores = similarities(audio, text).double().cpu()
+        picture = draw_matrix(scores.numpy(), [Path(name).name for name in batch.names], _texts_of(batch))
+        about = {"rows": list(batch.names), "columns": _texts_of(batch)}
+        return [Artifact("similarities.png", partial(write_image, picture), about, torch.from_numpy(picture.copy()))]
+
+    # --- parts ----------------------------------------------------------------------------------------------
+
+    def _texts(self, batch: Batch, drop_words: float = 0.0) -> Prepared:
+        """The captions of a batch as the tower takes them, on its device."""
+        tower = self.mulan.text
+        if "token_ids" in batch:
+            prepared = tower.prepare_ids(batch["token_ids"])
+        else:
+            texts = batch["texts"]
+            prepared = tower.prepare(without_words(texts, batch.draw, drop_words) if drop_words else texts)
+        text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
+        return text, mask
+
+    def _vectors(self, nets: Nets, batch: Batch) -> Vectors:
+        """A batch as training sees it."""
+        hiding = self.mulan.audio.hiding(batch.draw).to(batch["wavs"].device)
+        prepared = self._texts(batch, drop_words=self.config.data.drop_words)
+        vectors: Vectors = nets["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
+        return vectors
+
+
+def _loss_of_all(audio: Tensor, text: Tensor, scale: Tensor) -> float:
+    """The softmax loss over all that is compared; guessing gives the logarithm of their number."""
+    loss = float(contrastive_loss("softmax", audio, text, scale.to(audio), torch.zeros_like(scale)))
+    guessing = math.log(len(audio))
+    if len(audio) > 1 and abs(loss - guessing) < NOTHING_LEARNED and collectives.rank() == 0:
+        say(
+            f"warning: the loss {loss:.3f} is that of guessing among {len(audio)}, ln({len(audio)}) = "
+            f"{guessing:.3f}: the vectors tell nothing apart; lower optim.lr, or look at the captions"
+        )
+    return loss
+
+
+def _views(vectors: Vectors) -> Tensor:
+    """The clip's vector and the caption's of each item, `(batch, 2, latent_dim)`."""
+    return torch.stack([vectors.audio[:, -1], vectors.text[:, -1]], dim=1)
+
+
+def _mulan(nets: Nets) -> MuLaN:
+    model = nets["mulan"]
+    assert isinstance(model, MuLaN)
+    return model
+
+
+def _quantizer(nets: Nets) -> MuLaNEmbedQuantizer:
+    model = nets["quantizer"]
+    assert isinstance(model, MuLaNEmbedQuantizer)
+    return model
+
+
+def _texts_of(batch: Batch) -> list[str]:
+    """The captions in words; where they came as ids, the ids."""
+    if "token_ids" in batch:
+        return [" ".join(map(str, ids.tolist())) for ids in batch["token_ids"]]
+    return list(batch["texts"])
+
+
+def _found_keys(config: MuLaNConfig) -> dict[str, Any]:
+    """What is known of the keys once the files are: where a tokenizer or a frozen encoder lies, and its vocabulary."""
+    reads = config.model.text.reads
+    found: dict[str, Any] = {}
+    for kind in (TOKENS, PRETRAINED):
+        folder = Path(reads.removeprefix(kind)).expanduser()
+        if reads.startswith(kind) and folder.is_dir():
+            found["model.text.reads"] = f"{kind}{folder.resolve()}"
+    if reads.startswith(TOKENS) and config.model.text.vocabulary is None:
+        found["model.text.vocabulary"] = TokenizerFolder(reads.removeprefix(TOKENS)).vocabulary
+    return found

@@ -1,0 +1,184 @@
+"""Owns SoundStorm's data: the codes of clips, made once by a frozen codec, and what the model is told of each.
+
+A clip is used from its start, as far as `data.seconds`. Codes, and the vectors that a MuLaN makes of clips, are kept in
+the cache. Semantic tokens come from a folder of their own, by the names of the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.common.batch import Item, Source
+from quintet.common.batch import collate as collate_equal
+from quintet.common.rng import Draw
+from quintet.data.audio import audio_folder_sources, say_resampled
+from quintet.data.token_cache import CodeSource, MediaSource
+from quintet.data.token_files import SemanticTokens, read_semantic
+from quintet.data.tokenized import Maker, made_sources
+from quintet.errors import UnreadableItem, UsageError
+from quintet.families.soundstorm.conditioning import misfit
+from quintet.families.soundstorm.config import SoundStormConfig
+from quintet.families.soundstorm.listening import Listener
+from quintet.pipelines.frozen import Link
+from quintet.training.task import Sources
+
+PADDING = -1
+_OWN_LENGTH = ("codes", "semantic")
+
+
+@dataclass
+class ClipSource:
+    """Clips as codes. An item holds `codes` (frames, levels), its `texts` and what is known of it; with a MuLaN also
+    its vector `clip`; where captions are told in training the vector `caption`, and whether it is `captioned`; and its
+    `semantic` tokens (tokens), if there are any."""
+
+    codes: CodeSource
+    clips: CodeSource | None = None
+    captions: Mapping[str, Tensor] | None = None
+    semantic: Mapping[int, Tensor] | None = None
+    """By the number of the item; none are told where this is none."""
+    untold: Mapping[int, str] = field(default_factory=dict)
+    """Items that lack what they should be told, with the reason."""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def name(self, item: int) -> str:
+        return self.codes.name(item)
+
+    def load(self, item: int, draw: Draw) -> Item:
+        if item in self.untold:
+            raise UnreadableItem(self.untold[item])
+        loaded = self.codes.load(item, draw)
+        if self.semantic is not None:
+            loaded["semantic"] = self.semantic[item]
+        if self.clips is not None:
+            loaded["clip"] = self.clips.load(item, draw)["clip"]
+        if self.captions is not None:
+            vector = self.captions.get(loaded.get("texts", ""))
+            loaded |= {"caption": loaded["clip"] if vector is None else vector, "captioned": vector is not None}
+        return loaded
+
+    def lengths(self) -> list[int]:
+        """Frames of each clip; 0 where it cannot be used."""
+        return [0 if item in self.untold else count for item, count in enumerate(self.codes.lengths())]
+
+
+def collate(items: Sequence[Item]) -> dict[str, Any]:
+    """The codes padded to those of the longest clip, and `frames`, which of them are there."""
+    fields = collate_equal([{name: value for name, value in item.items() if name not in _OWN_LENGTH} for item in items])
+    for name in _OWN_LENGTH:
+        if all(name in item for item in items):
+            values = [item[name] for item in items]
+            fields[name] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=PADDING)
+    fields["frames"] = (fields["codes"] >= 0).any(-1)
+    return fields
+
+
+def clip_sources(config: SoundStormConfig, tokenizer: Link, listener: Listener | None) -> Sources:
+    """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
+    media = audio_folder_sources(config.data, tokenizer.model.rate, opening=True)
+    say_resampled(media.train, tokenizer.model.rate, "the tokenizer")
+    return coded(config, tokenizer, listener, media)
+
+
+def coded(config: SoundStormConfig, tokenizer: Link, listener: Listener | None, media: Sources) -> Sources:
+    """The same sources as codes, with what the model is told of each clip."""
+    codes = made_sources(_coder(tokenizer, config.model.levels), media, "clips encoded", cache=config.data.cache)
+    clips = heard = None
+    if listener is not None:
+        heard = made_sources(listener.maker(tokenizer.model.rate), media, "clips heard", cache=config.data.cache)
+        clips = {"train": heard.train, "validation": heard.validation, **heard.others}
+    captions = _captions(media.train, listener) if config.loss.tell_caption and listener is not None else None
+    tokens = _semantic(config)
+    skipped = dict(codes.skipped)
+
+    def joined(source: Source, part: str, captions: Mapping[str, Tensor] | None = None) -> ClipSource:
+        vectors = clips[part] if clips is not None else None
+        assert isinstance(source, CodeSource)
+        assert vectors is None or isinstance(vectors, CodeSource)
+        told, untold = (None, {}) if tokens is None else _laid_beside(config, source, tokens)
+        skipped.update({source.name(item): reason for item, reason in untold.items()})
+        return ClipSource(source, vectors, captions, told, untold)
+
+    return replace(
+        codes,
+        train=joined(codes.train, "train", captions),
+        validation=joined(codes.validation, "validation"),
+        others={split: joined(source, split) for split, source in codes.others.items()},
+        skipped=skipped,
+        fingerprint=codes.fingerprint if tokens is None else codes.fingerprint + _fingerprint(tokens),
+    )
+
+
+def _coder(tokenizer: Link, levels: int | None) -> Maker:
+    """What makes the codes of the levels that are used, and no others: a codec may have many more."""
+    digest = tokenizer.digest
+    if levels is None or levels >= tokenizer.model.levels:
+        return Maker(digest, tokenizer.recipe.collate, tokenizer.encode)
+    return Maker(f"{digest} {levels} levels", tokenizer.recipe.collate, partial(tokenizer.encode, levels=levels))
+
+
+def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
+    if config.data.semantic is None:
+        if config.model.semantic_codes is not None:
+            raise UsageError(
+                "this model is told semantic tokens (model.semantic_codes): name those of the files with "
+                "data.semantic=FOLDER"
+            )
+        return None
+    tokens = read_semantic(Path(config.data.semantic))
+    config.adopt(
+        f"{config.data.semantic}", {"model.semantic_codes": tokens.num_codes, "model.semantic_rate": tokens.rate}
+    )
+    return tokens
+
+
+def _laid_beside(
+    config: SoundStormConfig, codes: CodeSource, tokens: SemanticTokens
+) -> tuple[dict[int, Tensor], dict[int, str]]:
+    """The semantic tokens of each item, as far as it is used; and the items that have none."""
+    found: dict[int, Tensor] = {}
+    missing: dict[int, str] = {}
+    assert config.model.frame_rate is not None
+    ratio = tokens.rate / config.model.frame_rate
+    cut = math.floor(config.data.seconds * config.model.frame_rate)
+    for item, frames in enumerate(codes.lengths()):
+        own = tokens.of_file.get(codes.name(item))
+        if own is None:
+            missing[item] = f"has no semantic tokens in {config.data.semantic}"
+            continue
+        own = own[: max(1, math.ceil(frames * ratio))] if frames >= cut else own
+        if frames and (reason := misfit(config.model, len(own), frames)):
+            raise UsageError(f"{codes.name(item)}: {reason}")
+        found[item] = own
+    if missing and not found:
+        raise UsageError(
+            f"{config.data.semantic} has no tokens of any file, {codes.name(0)} for one; encode this folder, as it is"
+        )
+    return found, missing
+
+
+def _fingerprint(tokens: SemanticTokens) -> str:
+    content = hashlib.sha256()
+    for file, own in sorted(tokens.of_file.items()):
+        content.update(f"{file} {own.tolist()}".encode())
+    return content.hexdigest()
+
+
+def _captions(source: Source, listener: Listener) -> dict[str, Tensor]:
+    """Of each caption that is trained on its vector. All at once and in order, so that a resumed run has the same."""
+    assert isinstance(source, MediaSource)
+    texts = sorted({source.about(item).get("texts", "") for item in range(len(source))} - {""})
+    if not texts:
+        raise UsageError("loss.tell_caption tells captions, and no clip has one; leave it at 0, or add captions")
+    return dict(zip(texts, listener.read(texts).cpu(), strict=True))

@@ -1,0 +1,53 @@
+"""Owns targets that are shared among codes that look alike.
+
+Which of several nearly equal codes a tokenizer chose is often chance, such as of a plain background. A model that is
+asked for the one code is mostly taught this chance; asked for all of them by how alike they are, it is taught what
+there is to see. The tokenizer's own vectors say what looks alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.errors import UsageError
+from quintet.pipelines.frozen import Link
+
+MOST = 16
+"""Codes that share a target."""
+AT_ONCE = 1024
+"""Codes whose distances to all others are taken at once."""
+
+
+@dataclass(frozen=True)
+class Alike:
+    """For each code those that are most like it, itself first, (codes, some), and their shares of its target; where the
+    codebook is."""
+
+    codes: Tensor
+    shares: Tensor
+
+    def loss(self, log_probabilities: Tensor, target: Tensor) -> Tensor:
+        """(places, codes) and (places,) to the cross-entropy of each place."""
+        codes, shares = (table.to(target.device)[target] for table in (self.codes, self.shares))
+        return -(log_probabilities.gather(-1, codes) * shares.to(log_probabilities.dtype)).sum(-1)
+
+
+def alike(codebook: Tensor, spread: float) -> Alike:
+    """Shares fall with the squared distance, by e for every `spread` times the median one between nearest codes."""
+    device, codebook = codebook.device, codebook.detach().to("cpu", torch.float64)
+    some = min(MOST, len(codebook))
+    near = [torch.cdist(part, codebook).square().topk(some, largest=False) for part in torch.split(codebook, AT_ONCE)]
+    distances, codes = (torch.cat(parts) for parts in zip(*near, strict=True))
+    unit = distances[:, 1].median() * spread
+    if not unit > 0:
+        raise UsageError("loss.alike: half of the tokenizer's codes are the same, so that nothing is known of the rest")
+    return Alike(codes.to(device), (-distances / unit).softmax(-1).float().to(device))
+
+
+def check_alike(spread: float, tokenizer: Link | None) -> None:
+    """Before anything is read for a training with `loss.alike`."""
+    if spread and (tokenizer is None or tokenizer.model.quantizer.levels > 1):
+        raise UsageError("loss.alike needs a tokenizer with one code a place: set it to 0")

@@ -1,0 +1,1 @@
+"""What a user calls: trained models that encode, generate or embed."""

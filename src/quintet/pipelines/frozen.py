@@ -1,0 +1,69 @@
+"""Owns `Link`: another trained model that a recipe stands on, frozen, such as the tokenizer of a generator.
+
+A run keeps a copy of what it stands on in its own folder, so that it can be resumed, sampled and moved when the
+original is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from quintet.common.batch import Batch
+from quintet.common.weights.checkpoint import Contents
+from quintet.training.evaluate import looking
+
+if TYPE_CHECKING:
+    from quintet.training.task import Recipe
+
+
+@dataclass
+class Link:
+    """A trained model to build on. Nothing of it is trained, averaged or saved among the run's own modules."""
+
+    recipe: Recipe[Any]
+    nets: dict[str, nn.Module]
+    reference: str
+    """What the person called it."""
+    contents: Contents
+    """The folder that `quintet export` would write of it."""
+
+    def __post_init__(self) -> None:
+        for net in self.nets.values():
+            net.eval().requires_grad_(False)
+
+    @property
+    def model(self) -> Any:
+        return self.nets[self.recipe.exported]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the weights: two models with the same one encode alike."""
+        return weights_digest(self.recipe.name, self.model)
+
+    def to(self, device: torch.device) -> None:
+        """To the device, with all that it stands on itself."""
+        for net in self.nets.values():
+            net.to(device)
+        for link in self.recipe.links.values():
+            link.to(device)
+
+    def encode(self, batch: Batch, **options: Any) -> Tensor:
+        """Codes of media, wherever the model is; without gradient. `options` are those of its own kind of recipe."""
+        # A model may have nothing to learn and still have tables.
+        device = next(chain(self.model.parameters(), self.model.buffers())).device
+        with looking(self.nets):
+            return self.recipe.encode(self.nets, batch.to(device, torch.float32), **options)
+
+
+def weights_digest(name: str, model: nn.Module) -> str:
+    """A hash of a model's weights and of what it is called."""
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
+    return hashlib.sha256(name.encode() + save(tensors)).hexdigest()

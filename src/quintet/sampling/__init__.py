@@ -1,0 +1,1 @@
+"""Decoding of tokens as pure functions over a `logits` callable."""

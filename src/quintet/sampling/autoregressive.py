@@ -1,0 +1,184 @@
+"""Owns autoregressive generation: rows of tokens that grow one by one, each until its end token.
+
+Nothing in this file knows a model, a text or a mesh. A model is a callable that begins rows, and the rows it began:
+
+    rows = begin(conditioning, batch)  conditioning: named tensors with the batch first; it may be empty
+    rows.advance(tokens)               tokens (batch, new) after all before them -> scores (batch, codes) of the next
+    rows.select(numbers)               go on with these rows of the batch alone
+
+All rows are at the same place at any time, so that a cache needs no lengths: those whose prompt is longer than others'
+are told their own tokens until it ends. A row that has ended is left out of the batch.
+
+Every random number belongs to one item and one place, so neither the split into batches, the order of rows nor the
+prompts of others change what an item becomes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quintet.common.rng import Draw
+from quintet.errors import UsageError
+from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
+
+Conditioning = Mapping[str, Tensor]
+Legal = Callable[[Tensor], Tensor]
+"""Rows of tokens so far, (batch, tokens), to which codes may come next, (batch, codes) of bool; never none."""
+
+
+class Rows(Protocol):
+    """A model in the middle of a batch of rows."""
+
+    def advance(self, tokens: Tensor) -> Tensor: ...
+
+    def select(self, numbers: Tensor) -> None: ...
+
+
+Begin = Callable[[Conditioning, int], Rows]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to decode. `temperature` 0 is greedy; `top_k` is a number of codes, or as a float the share of the codes."""
+
+    temperature: float = 1.0
+    top_k: int | float | None = None
+    top_p: float | None = None
+    guidance: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_not_negative(temperature=self.temperature, guidance=self.guidance)
+        check_filters(self.top_k, self.top_p)
+
+
+class Decoded(NamedTuple):
+    """`tokens` (batch, places) with the end token in the places from `lengths` (batch,) on; which rows have `ended`."""
+
+    tokens: Tensor
+    lengths: Tensor
+    ended: Tensor
+
+
+def decode(
+    begin: Begin,
+    prompts: Tensor,
+    lengths: Tensor,
+    *,
+    end_id: int,
+    max_length: int,
+    draw: Draw,
+    settings: Sampling,
+    conditioning: Conditioning,
+    against: Conditioning | None = None,
+    legal: Legal | None = None,
+    name: str = "decode",
+) -> Decoded:
+    """Continue `prompts` (batch, places), of which the first `lengths` (batch,) are given, to at most `max_length`.
+
+    `against` is what guidance leads away from (the empty text, or a negative prompt); it names the tensors of
+    `conditioning` that differ. Where guidance is not 1, both run as one batch, `conditioning` in its first half.
+    `legal` rules out codes, the end token among them. Decodings that share a `draw` need a `name` each, or their
+    noise is the same.
+    """
+    _check(prompts, lengths, draw, max_length)
+    if settings.guidance != 1 and against is None:
+        raise UsageError(
+            f"sample.guidance is {settings.guidance}, but there is nothing to guide away from; set sample.guidance=1."
+        )
+    tokens = prompts.new_full((len(prompts), max(max_length, prompts.shape[1])), end_id)
+    given = torch.arange(prompts.shape[1], device=prompts.device) < lengths[:, None]
+    tokens[:, : prompts.shape[1]] = prompts.masked_fill(~given, end_id)
+    decoded = Decoded(tokens, lengths.clone(), torch.zeros_like(lengths, dtype=torch.bool))
+    if bool((lengths < max_length).any()):
+        told = _both(conditioning, against, settings.guidance != 1)
+        _grow(begin, decoded, end_id, max_length, uniform(draw, name, max_length), settings, told, legal)
+    return decoded
+
+
+@torch.inference_mode()
+def _grow(
+    begin: Begin,
+    decoded: Decoded,
+    end_id: int,
+    max_length: int,
+    chances: Tensor,
+    settings: Sampling,
+    told: Conditioning,
+    legal: Legal | None,
+) -> None:
+    """Write into `decoded` what comes behind its lengths. A step is short: what autograd keeps would be felt."""
+    tokens, lengths, ended = decoded
+    guides = settings.guidance != 1
+    live = (lengths < max_length).nonzero()[:, 0]
+    numbers = _twice(live, len(lengths), guides)
+    rows = begin({key: value[numbers] for key, value in told.items()}, len(numbers))
+    # Of the live rows alone, so that a step takes slices and searches nothing.
+    own, prompted, chances = tokens[live], lengths[live], chances[live.cpu()]
+    place, last_prompted = int(prompted.min()), int(prompted.max())
+    unseen = own[:, :place]
+    while True:
+        scores = _scores(rows, unseen, settings.guidance)
+        if legal is not None:
+            scores = _restricted(scores, legal(own[:, :place]))
+        chosen = choose(scores, chances[:, place], settings.temperature, settings.top_k, settings.top_p)
+        stops = chosen == end_id
+        if place < last_prompted:
+            free = prompted <= place
+            chosen, stops = torch.where(free, chosen, own[:, place]), stops & free
+        own[:, place] = chosen  # the end token is what stands there anyway
+        place += 1
+        if place == max_length or stops.any():
+            tokens[live], ended[live] = own, stops
+            lengths[live] = torch.where(stops, place - 1, prompted.clamp(min=place))
+            on = (~stops).nonzero()[:, 0]
+            if place == max_length or not len(on):
+                return
+            rows.select(_twice(on, len(live), guides))
+            live, own, prompted, chances = live[on], own[on], prompted[on], chances[on.cpu()]
+        unseen = own[:, place - 1 : place]
+
+
+def _both(conditioning: Conditioning, against: Conditioning | None, guides: bool) -> Conditioning:
+    """What rows are told; where guidance is on, what they are led away from behind it."""
+    if not guides:
+        return conditioning
+    assert against is not None
+    if unknown := against.keys() - conditioning.keys():
+        raise ValueError(f"against names {sorted(unknown)}, which conditioning does not have")
+    return {key: torch.cat([value, against.get(key, value)]) for key, value in conditioning.items()}
+
+
+def _twice(numbers: Tensor, count: int, guides: bool) -> Tensor:
+    """The numbers of rows among `count`, in both halves of a guided batch."""
+    return torch.cat([numbers, numbers + count]) if guides else numbers
+
+
+def _scores(rows: Rows, unseen: Tensor, guidance: float) -> Tensor:
+    """Of the next token, guided and sound, (batch, codes)."""
+    if guidance == 1:
+        return check_scores(wide(rows.advance(unseen)))
+    conditional, unconditional = wide(rows.advance(torch.cat([unseen, unseen]))).chunk(2)
+    return check_scores(guided(conditional, unconditional, guidance))
+
+
+def _restricted(scores: Tensor, legal: Tensor) -> Tensor:
+    if not legal.any(-1).all():
+        raise ValueError("the grammar leaves a row no code that may come next")
+    return scores.masked_fill(~legal, -math.inf)
+
+
+def _check(prompts: Tensor, lengths: Tensor, draw: Draw, max_length: int) -> None:
+    if prompts.dim() != 2 or lengths.shape != prompts.shape[:1] or len(draw) != len(prompts):
+        raise ValueError(
+            f"prompts {tuple(prompts.shape)}, lengths {tuple(lengths.shape)} and draw {len(draw)} disagree"
+        )
+    if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= prompts.shape[1]:
+        raise ValueError(f"prompts of {lengths.tolist()} tokens do not lie in rows of {prompts.shape[1]}")
+    if max_length < 0:
+        raise ValueError(f"max_length is {max_length}")

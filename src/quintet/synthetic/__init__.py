@@ -1,0 +1,1 @@
+"""Data sets drawn by code, and their judges."""

@@ -1,0 +1,239 @@
+"""The embedded video data set `motions`: one coloured shape that moves, grows, shrinks or bounces, with a caption.
+
+This file owns what a clip of the data set is: its vocabulary, how a scene is drawn at random, rendered and put into
+words, which split it belongs to, and how the folder is written. An item is a pure function of (seed, index, size); the
+scene and its caption do not even depend on the size. Shapes and colours are those of the data set `shapes`, in its
+frame of 64 x 64 units with y pointing down. Every frame differs from the one before.
+
+`quintet.synthetic.motions_judge` tells from a clip alone what it shows. Figures are only comparable while neither file
+changes, so a change to either one needs a new `VERSION`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from quintet.errors import UsageError
+from quintet.media.video_writing import write_video
+from quintet.synthetic.embedded import refuse_bad_request, split_by_words, write_records
+from quintet.synthetic.shapes import COLOURS, FRAME, SHAPES, FloatArray, coverage, oklab, pixel_centres
+
+VERSION = 1
+FRAMES = 17
+RATE = 8
+"""Frames a second."""
+MINIMUM_SIZE = 32
+VALIDATION_SHARE = 0.1
+
+MOTIONS = ("left", "right", "up", "down", "grow", "shrink", "bounce")
+
+# Clips that show one of these are never trained on. No shape and no motion is in the list twice, so that each stays
+# frequent in training and only the combination is new.
+WITHHELD_PAIRS = frozenset({("circle", "left"), ("star", "up"), ("heart", "grow"), ("square", "bounce")})
+
+RADII = (8.5, 11.0)
+SMALL_RADII, LARGE_RADII = (6.0, 7.0), (12.0, 13.5)  # where a shape begins to grow, and where it ends
+REACH = 1.25  # how far from its origin a shape goes at most, in radii
+BORDER_GAP = 4.0  # between an outline and the edge of the picture
+START_JITTER = 4.0  # how far from the edge a way begins and ends
+FALL = (16.0, 22.0)  # of a bounce
+ANGLE_JITTER = math.radians(8)
+COLOUR_JITTER = 8  # of 255, per channel
+BACKGROUND_CONTRAST = 0.2  # least distance in Oklab between the shape and any part of the background
+BACKGROUND_GREYS = (24.0, 240.0)  # of 255, before a slight tint
+GRADIENT_RISE = (24.0, 80.0)  # of 255, from one side to the other
+PLAIN_SHARE = 0.5
+
+Clip = npt.NDArray[np.uint8]
+
+
+class MotionRecord(TypedDict):
+    """What is true of one clip, as `metadata.jsonl` tells it."""
+
+    shape: str
+    colour: str
+    motion: str
+
+
+class MotionItem(NamedTuple):
+    """One clip (frames x height x width x 3), its caption, and what it shows."""
+
+    clip: Clip
+    caption: str
+    record: MotionRecord
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything the renderer needs; lengths in units of the frame, one number a frame."""
+
+    record: MotionRecord
+    rgb: FloatArray
+    x: FloatArray
+    y: FloatArray
+    radius: FloatArray
+    angle: float
+    start: FloatArray
+    """The colour of the background at one side."""
+    end: FloatArray
+    """And at the other, in this direction."""
+    direction: float
+
+
+# --- scenes -----------------------------------------------------------------------------------------------------
+
+
+def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def draw_record(rng: np.random.Generator) -> MotionRecord:
+    return {"shape": _pick(rng, SHAPES), "colour": _pick(rng, tuple(COLOURS)), "motion": _pick(rng, MOTIONS)}
+
+
+def draw_scene(rng: np.random.Generator, record: MotionRecord) -> Scene:
+    """A scene of which the record is true; the generator decides what the words leave open."""
+    x, y, radius = _draw_way(rng, record["motion"])
+    rgb = np.asarray(COLOURS[record["colour"]]) + rng.uniform(-COLOUR_JITTER, COLOUR_JITTER, size=3)
+    rgb = np.clip(rgb, 0.0, 255.0)
+    start, end = _draw_background(rng, rgb)
+    angle, direction = rng.uniform(-ANGLE_JITTER, ANGLE_JITTER), rng.uniform(0.0, 2 * math.pi)
+    return Scene(record, rgb, x, y, radius, angle, start, end, direction)
+
+
+def _draw_way(rng: np.random.Generator, motion: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The centre and the radius in each frame."""
+    along = np.linspace(0.0, 1.0, FRAMES)
+    if motion in ("grow", "shrink"):
+        small, large = rng.uniform(*SMALL_RADII), rng.uniform(*LARGE_RADII)
+        radius = small * (large / small) ** (along if motion == "grow" else along[::-1])
+        x, y = (np.full(FRAMES, _draw_place(rng, large)) for _ in range(2))
+        return x, y, radius
+    size = rng.uniform(*RADII)
+    nearest = size * REACH + BORDER_GAP
+    radius = np.full(FRAMES, size)
+    across = np.full(FRAMES, _draw_place(rng, size))
+    if motion == "bounce":
+        floor = FRAME - nearest - rng.uniform(0.0, START_JITTER)
+        fall = min(rng.uniform(*FALL), floor - nearest)
+        # It falls faster and faster, and rises as it fell; the middle frame is the one on the floor.
+        return across, floor - fall * (1 - (1 - np.abs(2 * along - 1)) ** 2), radius
+    first, last = nearest + rng.uniform(0.0, START_JITTER), FRAME - nearest - rng.uniform(0.0, START_JITTER)
+    way = first + (last - first) * (along if motion in ("right", "down") else along[::-1])
+    return (way, across, radius) if motion in ("left", "right") else (across, way, radius)
+
+
+def _draw_place(rng: np.random.Generator, radius: float) -> float:
+    nearest = radius * REACH + BORDER_GAP
+    return float(rng.uniform(nearest, FRAME - nearest))
+
+
+def _draw_background(rng: np.random.Generator, rgb: FloatArray) -> tuple[FloatArray, FloatArray]:
+    darkest, lightest = BACKGROUND_GREYS
+    plain = rng.random() < PLAIN_SHARE
+    while True:  # every colour lets at least one in ten through
+        grey = rng.uniform(darkest, lightest)
+        rise = 0.0 if plain else rng.choice((-1.0, 1.0)) * rng.uniform(*GRADIENT_RISE)
+        tints = rng.uniform(-14.0, 14.0, size=(2, 3))
+        start, end = grey + tints[0], grey + rise + tints[0 if plain else 1]
+        along = oklab([start, 0.5 * (start + end), end])
+        if darkest <= grey + rise <= lightest and np.linalg.norm(along - oklab(rgb), axis=1).min() >= (
+            BACKGROUND_CONTRAST
+        ):
+            return start, end
+
+
+# --- rendering --------------------------------------------------------------------------------------------------
+
+
+def render(scene: Scene, size: int) -> Clip:
+    """The frames of a scene, size x size pixels each."""
+    background = _render_background(scene, size)
+    clip = np.empty((FRAMES, size, size, 3), np.uint8)
+    for number, (x, y, radius) in enumerate(zip(scene.x, scene.y, scene.radius, strict=True)):
+        mask = coverage(scene.record["shape"], (float(x), float(y)), float(radius), scene.angle, size)[..., None]
+        clip[number] = np.clip(np.rint(background + mask * (scene.rgb - background)), 0, 255)
+    return clip
+
+
+def _render_background(scene: Scene, size: int) -> FloatArray:
+    x, y = pixel_centres(size)
+    cosine, sine = math.cos(scene.direction), math.sin(scene.direction)
+    across = FRAME * (abs(cosine) + abs(sine))
+    along = ((x - FRAME / 2) * cosine + (y - FRAME / 2) * sine) / across + 0.5
+    return np.asarray(scene.start + along[..., None] * (scene.end - scene.start))
+
+
+# --- captions ---------------------------------------------------------------------------------------------------
+
+_VERBS = {
+    "left": ("moves left", "goes to the left", "slides from right to left", "drifts leftwards"),
+    "right": ("moves right", "goes to the right", "slides from left to right", "drifts rightwards"),
+    "up": ("moves up", "rises", "goes upwards", "climbs to the top"),
+    "down": ("moves down", "sinks", "goes downwards", "slides to the bottom"),
+    "grow": ("grows", "gets bigger", "becomes larger", "swells"),
+    "shrink": ("shrinks", "gets smaller", "becomes smaller", "dwindles"),
+    "bounce": ("bounces", "bounces off the floor", "drops and jumps back", "falls and springs up again"),
+}
+_PHRASES = (
+    "{thing} {verb}",
+    "{thing} that {verb}",
+    "a video of {thing} that {verb}",
+    "there is {thing}, and it {verb}",
+    "{thing}: it {verb}",
+    "the {colour} {shape} {verb}",
+    "a clip in which {thing} {verb}",
+)
+
+
+def caption_of(rng: np.random.Generator, record: MotionRecord) -> str:
+    """Words for a clip, chosen among many."""
+    colour, shape = record["colour"], record["shape"]
+    thing = f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}"
+    verb = _pick(rng, _VERBS[record["motion"]])
+    return _pick(rng, _PHRASES).format(thing=thing, verb=verb, colour=colour, shape=shape)
+
+
+# --- items and the folder ---------------------------------------------------------------------------------------
+
+
+def draw_item(seed: int, index: int, size: int = 64) -> MotionItem:
+    """One item of the data set: the same for the same arguments, whatever else is drawn."""
+    rng = np.random.default_rng([seed, index])
+    record = draw_record(rng)
+    caption = caption_of(rng, record)
+    return MotionItem(render(draw_scene(rng, record), size), caption, record)
+
+
+def split_of(caption: str, record: MotionRecord) -> str:
+    """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
+    if (record["shape"], record["motion"]) in WITHHELD_PAIRS:
+        return "withheld"
+    return split_by_words(caption, VALIDATION_SHARE)
+
+
+def make_motions(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
+    """Write the data set: `videos/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`.
+
+    The clips are WebP without loss: what is read is what was drawn, whatever decoders do.
+    """
+    folder = Path(folder)
+    refuse_bad_request(folder, num, seed, "clip")
+    if size < MINIMUM_SIZE:
+        raise UsageError(f"--size is {size}; choose {MINIMUM_SIZE} or more, smaller shapes cannot be told apart.")
+    rows = []
+    for index in range(num):
+        item = draw_item(seed, index, size)
+        file_name = f"videos/{index:05d}.webp"
+        write_video(item.clip, folder / file_name, RATE)
+        split = split_of(item.caption, item.record)
+        rows.append({"file_name": file_name, "text": item.caption, "split": split, "motion": item.record})
+    about = {"name": "motions", "version": VERSION, "num": num, "size": size, "seed": seed}
+    write_records(folder, about, rows)

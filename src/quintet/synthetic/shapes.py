@@ -1,0 +1,504 @@
+"""The embedded image data set `shapes`: one or two coloured shapes on a smooth background, with a caption.
+
+This file owns what a picture of the data set is: its vocabulary, how a scene is drawn at random, how it is rendered
+and put into words, which split it belongs to, and how the folder is written. An item is a pure function of
+(seed, index, size); the scene and its caption do not even depend on the size. Geometry is in a frame of 64 x 64
+units with y pointing down, whatever the size in pixels.
+
+`shapes_judge` tells from a picture alone what it shows. Figures are only comparable while neither file
+changes, so a change to either one needs a new `VERSION`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from quintet.errors import UsageError
+
+VERSION = 1
+FRAME = 64.0
+MINIMUM_SIZE = 32
+
+FloatArray = npt.NDArray[np.float64]
+ByteArray = npt.NDArray[np.uint8]
+
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "heart", "diamond")
+
+# Far apart from each other in Oklab, and each one what a person would call by that name.
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (212, 32, 36),
+    "orange": (246, 134, 16),
+    "yellow": (252, 220, 36),
+    "green": (36, 154, 56),
+    "cyan": (32, 206, 222),
+    "blue": (28, 84, 220),
+    "purple": (134, 38, 158),
+    "pink": (254, 130, 194),
+    "white": (246, 246, 246),
+    "black": (18, 18, 18),
+}
+
+POSITIONS = (
+    *("top left", "top", "top right"),
+    *("left", "centre", "right"),
+    *("bottom left", "bottom", "bottom right"),
+)
+
+SIZES = ("small", "large")
+
+# Pictures that show one of these are never trained on. No colour and no shape is in the list twice, so that
+# each stays frequent in training and only the combination is new.
+WITHHELD_PAIRS = frozenset(
+    {
+        ("red", "star"),
+        ("blue", "heart"),
+        ("green", "ring"),
+        ("yellow", "triangle"),
+        ("purple", "square"),
+        ("orange", "cross"),
+    }
+)
+
+TWO_OBJECTS_SHARE = 0.4
+VALIDATION_SHARE = 0.1
+RADII = {"small": (7.8, 9.0), "large": (11.8, 13.4)}
+ANGLE_JITTER = math.radians(8)  # a tilted square must not become a diamond
+COLOUR_JITTER = 8  # of 255, per channel
+PLACE_JITTER = 1.5
+OBJECT_GAP = 4.0  # between the outlines of two objects
+BORDER_GAP = 1.0  # between an outline and the edge of the picture
+BACKGROUND_CONTRAST = 0.2  # least distance in Oklab between an object and any part of the background
+BACKGROUND_GREYS = (24.0, 240.0)  # of 255, before a slight tint
+GRADIENT_RISE = (24.0, 80.0)  # of 255, from one end of a gradient to the other
+BACKGROUND_KINDS = {"plain": 0.45, "linear": 0.3, "radial": 0.25}
+
+
+class ObjectRecord(TypedDict):
+    """What is true of one object, as `metadata.jsonl` tells it."""
+
+    shape: str
+    colour: str
+    position: str
+    size: str
+
+
+class ShapesItem(NamedTuple):
+    """One picture (height x width x 3), its caption, and its objects in the caption's order."""
+
+    image: ByteArray
+    caption: str
+    objects: list[ObjectRecord]
+
+
+@dataclass(frozen=True)
+class PlacedObject:
+    """An object with everything the renderer needs; lengths in units of the frame."""
+
+    record: ObjectRecord
+    rgb: FloatArray
+    x: float
+    y: float
+    radius: float
+    angle: float
+
+
+@dataclass(frozen=True)
+class Background:
+    """A colour that goes from `start` to `end`; `origin` is the middle of a radial gradient."""
+
+    kind: str
+    start: FloatArray
+    end: FloatArray
+    angle: float
+    origin: tuple[float, float]
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------
+# Each is a signed distance to the outline (negative inside) at radius 1. They are sized to look equally large, and
+# their origin is close to their centre of mass.
+
+
+def _circle(x: FloatArray, y: FloatArray) -> FloatArray:
+    return np.hypot(x, y) - 1.0
+
+
+def _ring(x: FloatArray, y: FloatArray) -> FloatArray:
+    return np.abs(np.hypot(x, y) - 0.8) - 0.28
+
+
+def _heart(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Two half discs on a square that stands on its corner."""
+    scale = 1.78
+    x, y = np.abs(x) / scale, 0.6 - y / scale
+    lobe = np.hypot(x - 0.25, y - 0.75) - math.sqrt(2) / 4
+    along = 0.5 * np.maximum(x + y, 0.0)
+    flank = np.minimum(np.hypot(x, y - 1.0), np.hypot(x - along, y - along)) * np.sign(x - y)
+    return np.where(x + y > 1.0, lobe, flank) * scale
+
+
+def _polygon(vertices: Sequence[tuple[float, float]]) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    edges = list(zip(vertices, [*vertices[1:], vertices[0]], strict=True))
+
+    def distance(x: FloatArray, y: FloatArray) -> FloatArray:
+        nearest = np.full(x.shape, np.inf)
+        inside = np.zeros(x.shape, dtype=bool)
+        for (ax, ay), (bx, by) in edges:
+            edge_x, edge_y = bx - ax, by - ay
+            from_x, from_y = x - ax, y - ay
+            along = np.clip((from_x * edge_x + from_y * edge_y) / (edge_x**2 + edge_y**2), 0.0, 1.0)
+            off_x, off_y = from_x - along * edge_x, from_y - along * edge_y
+            nearest = np.minimum(nearest, off_x * off_x + off_y * off_y)
+            if edge_y != 0.0:  # even-odd rule: count the edges a ray to the right crosses
+                inside ^= ((ay > y) != (by > y)) & (from_x < edge_x * from_y / edge_y)
+        return np.asarray(np.where(inside, -1.0, 1.0) * np.sqrt(nearest))
+
+    return distance
+
+
+def _on_circle(radius: float, degrees: float) -> tuple[float, float]:
+    return radius * math.sin(math.radians(degrees)), -radius * math.cos(math.radians(degrees))
+
+
+def _cross_vertices(arm: float, half_width: float) -> list[tuple[float, float]]:
+    corner = [(-half_width, -arm), (half_width, -arm), (half_width, -half_width)]
+    vertices = list(corner)
+    for _ in range(3):
+        corner = [(-y, x) for x, y in corner]
+        vertices += corner
+    return vertices
+
+
+_DISTANCES: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
+    "circle": _circle,
+    "square": _polygon([(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)]),
+    "triangle": _polygon([_on_circle(1.22, 120 * corner) for corner in range(3)]),
+    "star": _polygon([_on_circle(0.53 if tip % 2 else 1.25, 36 * tip) for tip in range(10)]),
+    "cross": _polygon(_cross_vertices(1.05, 0.36)),
+    "ring": _ring,
+    "heart": _heart,
+    "diamond": _polygon([(0.0, -1.22), (0.82, 0.0), (0.0, 1.22), (-0.82, 0.0)]),
+}
+
+# Radius of the circle around the origin that holds the whole shape.
+_EXTENTS = {
+    "circle": 1.0,
+    "square": 1.245,
+    "triangle": 1.22,
+    "star": 1.25,
+    "cross": 1.11,
+    "ring": 1.08,
+    "heart": 1.16,
+    "diamond": 1.22,
+}
+
+
+@functools.lru_cache(maxsize=8)
+def pixel_centres(size: int) -> tuple[FloatArray, FloatArray]:
+    """The x and y of every pixel's centre in units of the frame, each size x size and read-only."""
+    centres = (np.arange(size) + 0.5) * (FRAME / size)
+    x, y = np.meshgrid(centres, centres)
+    x.flags.writeable = y.flags.writeable = False  # the cache shares them
+    return x, y
+
+
+def signed_distance(
+    shape: str, x: FloatArray, y: FloatArray, centre: tuple[float, float], radius: float, angle: float
+) -> FloatArray:
+    """Distance from points to the outline of a shape, negative inside, in units of the frame."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+    right, down = (x - centre[0]) / radius, (y - centre[1]) / radius
+    return _DISTANCES[shape](cosine * right + sine * down, cosine * down - sine * right) * radius
+
+
+def coverage(shape: str, centre: tuple[float, float], radius: float, angle: float, size: int) -> FloatArray:
+    """The share of each pixel that the shape covers, in a picture of size x size: its anti-aliased mask."""
+    x, y = pixel_centres(size)
+    reach = radius * _EXTENTS[shape] + FRAME / size
+    rows, columns = (_window(middle, reach, size) for middle in (centre[1], centre[0]))
+    distance = signed_distance(shape, x[rows, columns], y[rows, columns], centre, radius, angle)
+    mask = np.zeros((size, size))
+    mask[rows, columns] = np.clip(0.5 - distance * (size / FRAME), 0.0, 1.0)
+    return mask
+
+
+def _window(middle: float, reach: float, size: int) -> slice:
+    """The pixels within reach of a point along one axis; the rest of the picture need not be looked at."""
+    first, last = ((middle + sign * reach) * size / FRAME for sign in (-1, 1))
+    return slice(max(0, math.floor(first)), max(0, math.ceil(last)))
+
+
+# --- colour -----------------------------------------------------------------------------------------------------
+
+_RGB_TO_CONES = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+_CONES_TO_OKLAB = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
+
+
+def oklab(rgb: npt.ArrayLike) -> FloatArray:
+    """sRGB colours of 0 to 255 (..., 3) in Oklab, where equal distances look about equally different."""
+    encoded = np.clip(np.asarray(rgb, dtype=np.float64) / 255.0, 0.0, 1.0)
+    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+    return np.asarray(np.cbrt(linear @ _RGB_TO_CONES.T) @ _CONES_TO_OKLAB.T)
+
+
+# --- scenes -----------------------------------------------------------------------------------------------------
+
+
+def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _draw_attributes(rng: np.random.Generator) -> tuple[str, str, str]:
+    return _pick(rng, SHAPES), _pick(rng, list(COLOURS)), _pick(rng, SIZES)
+
+
+def _draw_coordinate(rng: np.random.Generator, cell: int, extent: float) -> float:
+    """The centre along one axis for cell 0, 1 or 2 of the grid, so that the object stays inside the picture."""
+    near = max(14.0, extent + BORDER_GAP + PLACE_JITTER)
+    return (near, FRAME / 2, FRAME - near)[cell] + rng.uniform(-PLACE_JITTER, PLACE_JITTER)
+
+
+def _place(rng: np.random.Generator, position: str, shape: str, colour: str, size: str) -> PlacedObject:
+    cell = POSITIONS.index(position)
+    radius = rng.uniform(*RADII[size])
+    extent = radius * _EXTENTS[shape]
+    shift = rng.uniform(-COLOUR_JITTER, COLOUR_JITTER, size=3)
+    return PlacedObject(
+        record={"shape": shape, "colour": colour, "position": position, "size": size},
+        rgb=np.clip(np.asarray(COLOURS[colour]) + shift, 0.0, 255.0),
+        x=_draw_coordinate(rng, cell % 3, extent),
+        y=_draw_coordinate(rng, cell // 3, extent),
+        radius=radius,
+        angle=rng.uniform(-ANGLE_JITTER, ANGLE_JITTER),
+    )
+
+
+def gap_between(first: PlacedObject, second: PlacedObject) -> float:
+    """The distance between two outlines, seen at the pixels of a 64 x 64 picture; negative when they overlap."""
+    x, y = pixel_centres(int(FRAME))
+    distances = (
+        signed_distance(one.record["shape"], x, y, (one.x, one.y), one.radius, one.angle) for one in (first, second)
+    )
+    return float(sum(distances, np.zeros_like(x)).min())
+
+
+def _clearly_apart(first: PlacedObject, second: PlacedObject) -> bool:
+    extents = sum(one.radius * _EXTENTS[one.record["shape"]] for one in (first, second))
+    between = math.hypot(first.x - second.x, first.y - second.y)
+    if between >= extents + OBJECT_GAP:  # most pairs: no need to look at the outlines
+        return True
+    return gap_between(first, second) >= OBJECT_GAP
+
+
+def _draw_objects(rng: np.random.Generator) -> list[PlacedObject]:
+    first = _draw_attributes(rng)
+    if rng.random() >= TWO_OBJECTS_SHARE:
+        # Two objects seldom leave room for one in the centre; twice the share here makes up for it.
+        return [_place(rng, _pick(rng, (*POSITIONS, "centre")), *first)]
+    second = _draw_attributes(rng)
+    while True:  # opposite corners always have room for two
+        placed = [_place(rng, _pick(rng, POSITIONS), *attributes) for attributes in (first, second)]
+        if _clearly_apart(*placed):
+            return placed
+
+
+def _draw_tint(rng: np.random.Generator) -> FloatArray:
+    return rng.uniform(-14.0, 14.0, size=3)
+
+
+def _draw_background(rng: np.random.Generator, objects: Sequence[PlacedObject]) -> Background:
+    kind = str(rng.choice(list(BACKGROUND_KINDS), p=list(BACKGROUND_KINDS.values())))
+    darkest, lightest = BACKGROUND_GREYS
+    object_colours = oklab([one.rgb for one in objects])
+    while True:  # every pair of colours lets at least one in twenty through
+        grey = rng.uniform(darkest, lightest)
+        start = end = grey + _draw_tint(rng)
+        if kind != "plain":
+            end_grey = grey + rng.choice((-1.0, 1.0)) * rng.uniform(*GRADIENT_RISE)
+            if not darkest <= end_grey <= lightest:
+                continue
+            end = end_grey + _draw_tint(rng)
+        along = oklab([start, 0.5 * (start + end), end])
+        if np.linalg.norm(along[:, None] - object_colours, axis=-1).min() >= BACKGROUND_CONTRAST:
+            break
+    origin = (rng.uniform(0.25, 0.75) * FRAME, rng.uniform(0.25, 0.75) * FRAME)
+    return Background(kind, start, end, angle=rng.uniform(0.0, 2 * math.pi), origin=origin)
+
+
+# --- rendering --------------------------------------------------------------------------------------------------
+
+
+def _render_background(background: Background, size: int) -> FloatArray:
+    x, y = pixel_centres(size)
+    if background.kind == "linear":
+        cosine, sine = math.cos(background.angle), math.sin(background.angle)
+        across = FRAME * (abs(cosine) + abs(sine))
+        along = ((x - FRAME / 2) * cosine + (y - FRAME / 2) * sine) / across + 0.5
+    elif background.kind == "radial":
+        squared = (x - background.origin[0]) ** 2 + (y - background.origin[1]) ** 2
+        along = squared / sum(max(part, FRAME - part) ** 2 for part in background.origin)
+    else:
+        along = np.zeros_like(x)
+    return background.start + along[..., None] * (background.end - background.start)
+
+
+def _render(objects: Sequence[PlacedObject], background: Background, size: int) -> ByteArray:
+    picture = _render_background(background, size)
+    for one in objects:
+        mask = coverage(one.record["shape"], (one.x, one.y), one.radius, one.angle, size)[..., None]
+        picture += mask * (one.rgb - picture)
+    return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+
+
+# --- captions ---------------------------------------------------------------------------------------------------
+
+_PLACES = {
+    "left": ("on the left", "on the left side"),
+    "right": ("on the right", "on the right side"),
+    "top": ("at the top", "in the top middle"),
+    "bottom": ("at the bottom", "in the bottom middle"),
+    "centre": ("in the centre", "in the middle"),
+}
+_CORNER_PLACES = ("in the {} corner", "at the {}", "in the {}")
+_ONE_OBJECT_PHRASES = (
+    "{thing} {place}",
+    "{place}, {thing}",
+    "there is {thing} {place}",
+    "a picture of {thing} {place}",
+    "{thing} {place} of the picture",
+    "the {plain} {place} is {colour}",
+)
+_TWO_OBJECT_PHRASES = (
+    "{thing} {place} and {other_thing} {other_place}",
+    "{thing} {place}, {other_thing} {other_place}",
+    "{place}, {thing}; {other_place}, {other_thing}",
+    "there is {thing} {place} and {other_thing} {other_place}",
+    "two objects: {thing} {place} and {other_thing} {other_place}",
+)
+
+
+def _place_words(rng: np.random.Generator, position: str) -> str:
+    return _pick(rng, _PLACES[position]) if position in _PLACES else _pick(rng, _CORNER_PLACES).format(position)
+
+
+def _with_article(words: str) -> str:
+    return ("an " if words[0] in "aeiou" else "a ") + words
+
+
+def _phrase_parts(rng: np.random.Generator, one: ObjectRecord) -> dict[str, str]:
+    size = one["size"] + " " if rng.random() < 0.5 else ""
+    return {
+        "thing": _with_article(f"{size}{one['colour']} {one['shape']}"),
+        "plain": f"{size}{one['shape']}",
+        "colour": one["colour"],
+        "place": _place_words(rng, one["position"]),
+    }
+
+
+def _twins_caption(rng: np.random.Generator, first: ObjectRecord, second: ObjectRecord) -> str:
+    """Words for two objects of the same colour and shape."""
+    plural = first["shape"] + ("es" if first["shape"].endswith("s") else "s")
+    twins, each = f"{first['colour']} {plural}", ["one", "one"]
+    if rng.random() < 0.5:
+        if first["size"] == second["size"]:
+            twins = f"{first['size']} {twins}"
+        else:
+            each = [f"a {one['size']} one" for one in (first, second)]
+    places = [_place_words(rng, one["position"]) for one in (first, second)]
+    return f"two {twins}, {each[0]} {places[0]} and {each[1]} {places[1]}"
+
+
+def _caption(rng: np.random.Generator, records: Sequence[ObjectRecord]) -> str:
+    if len(records) == 1:
+        return _pick(rng, _ONE_OBJECT_PHRASES).format(**_phrase_parts(rng, records[0]))
+    first, second = records
+    if (first["shape"], first["colour"]) == (second["shape"], second["colour"]):
+        return _twins_caption(rng, first, second)
+    others = {f"other_{name}": words for name, words in _phrase_parts(rng, second).items()}
+    return _pick(rng, _TWO_OBJECT_PHRASES).format(**_phrase_parts(rng, first), **others)
+
+
+# --- items and the folder ---------------------------------------------------------------------------------------
+
+
+def draw_scene(seed: int, index: int) -> tuple[list[PlacedObject], Background, str]:
+    """The objects, the background and the caption of one item."""
+    rng = np.random.default_rng([seed, index])
+    objects = _draw_objects(rng)
+    background = _draw_background(rng, objects)
+    return objects, background, _caption(rng, [one.record for one in objects])
+
+
+def draw_item(seed: int, index: int, size: int = 64) -> ShapesItem:
+    """One item of the data set: the same for the same arguments, whatever else is drawn."""
+    objects, background, caption = draw_scene(seed, index)
+    return ShapesItem(_render(objects, background, size), caption, [one.record for one in objects])
+
+
+def split_of(caption: str, objects: Sequence[ObjectRecord]) -> str:
+    """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
+    if any((one["colour"], one["shape"]) in WITHHELD_PAIRS for one in objects):
+        return "withheld"
+    words = " ".join(re.findall(r"[a-z0-9]+", caption.lower()))
+    share = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
+    return "validation" if share < VALIDATION_SHARE else "train"
+
+
+def _refuse_bad_request(folder: Path, num: int, size: int, seed: int) -> None:
+    if num <= 0:
+        raise UsageError(f"--num is {num}; ask for at least one picture.")
+    if size < MINIMUM_SIZE:
+        raise UsageError(f"--size is {size}; choose {MINIMUM_SIZE} or more, smaller shapes cannot be told apart.")
+    if seed < 0:
+        raise UsageError(f"--seed is {seed}; choose 0 or more.")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; name a new folder for the data set.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty; name a new folder, or remove this one first.")
+
+
+def _write_text_at_once(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def make_shapes(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
+    """Write the data set: `images/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
+    folder = Path(folder)
+    _refuse_bad_request(folder, num, size, seed)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for index in range(num):
+        item = draw_item(seed, index, size)
+        file_name = f"images/{index:05d}.png"
+        Image.fromarray(item.image).save(folder / file_name)
+        split = split_of(item.caption, item.objects)
+        rows.append({"file_name": file_name, "text": item.caption, "split": split, "objects": item.objects})
+    about = {"name": "shapes", "version": VERSION, "num": num, "size": size, "seed": seed}
+    _write_text_at_once(folder / "dataset.json", json.dumps(about) + "\n")
+    _write_text_at_once(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

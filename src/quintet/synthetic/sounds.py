@@ -1,0 +1,368 @@
+"""The embedded audio data set `sounds`: synthesised notes, chords, runs, glides, rhythms and noises, with captions.
+
+This file owns what a sound of the data set is: its vocabulary, how a sound is drawn at random, played and put into
+words, which split it belongs to, and how the folder is written. An item is a pure function of (seed, index): 1 to 4 s
+at 16 kHz. Pitches are those of a piano, within one octave a register, with wide gaps between the registers.
+
+`quintet.synthetic.sounds_judge` tells from a sound alone what it is. Figures are only comparable while neither file
+changes, so a change to either one needs a new `VERSION`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from quintet.media.audio import write_audio
+from quintet.synthetic.embedded import refuse_bad_request, split_by_words, write_records
+
+VERSION = 1
+RATE = 16_000
+VALIDATION_SHARE = 0.1
+SAID_SHARE = 0.75
+"""How often a caption says how loud it is; all else it always says."""
+
+FloatArray = npt.NDArray[np.float64]
+
+REGISTERS = {"low": 42, "middle": 61, "high": 80}
+"""The lowest note of each, by number of a piano key (A4, 440 Hz, is 69); an octave belongs to it."""
+OCTAVE = 12
+TEMPOS = {"slow": (0.5, 0.62), "medium": (0.28, 0.33), "fast": (0.155, 0.18)}
+"""Seconds from one note to the next."""
+DIRECTIONS = ("rising", "falling")
+LOUDNESS = {"quiet": (0.05, 0.09), "loud": (0.6, 0.9)}
+"""The highest sample, of full scale."""
+KINDS = {"note": 0.12, "chord": 0.12, "repeated": 0.18, "run": 0.3, "glide": 0.12, "rhythm": 0.1, "noise": 0.06}
+SECONDS = (1.4, 3.6)
+
+# Items with one of these are never trained on. No timbre and no register is in the list twice, so that each stays
+# frequent in training and only the combination is new.
+WITHHELD_PAIRS = frozenset({("flute", "low"), ("bell", "middle"), ("guitar", "high")})
+
+
+class SoundRecord(TypedDict):
+    """What is true of one sound, as `metadata.jsonl` tells it; none where a word does not apply."""
+
+    kind: str
+    timbre: str
+    register: str | None
+    tempo: str | None
+    direction: str | None
+    loudness: str
+
+
+class SoundItem(NamedTuple):
+    """One sound (samples), its caption, and what is true of it."""
+
+    wave: npt.NDArray[np.float32]
+    caption: str
+    record: SoundRecord
+
+
+@dataclass(frozen=True)
+class Timbre:
+    """A pitched instrument: its partials as (ratio to the pitch, strength), how it begins, and how it goes on."""
+
+    partials: tuple[tuple[float, float], ...]
+    attack: float = 0.01
+    """Seconds until it is at its loudest."""
+    decay: float | None = None
+    """Seconds in which it falls to 1/e; none for one that is blown or bowed. Higher partials fall faster."""
+    vibrato: float = 0.0
+    """Semitones up and down."""
+    breath: float = 0.0
+    """Noise beside the tone."""
+
+
+def _series(*strengths: float) -> tuple[tuple[float, float], ...]:
+    return tuple((float(number), strength) for number, strength in enumerate(strengths, 1) if strength)
+
+
+TIMBRES: dict[str, Timbre] = {
+    "flute": Timbre(_series(1.0, 0.12, 0.03), attack=0.05, breath=0.012),
+    "clarinet": Timbre(_series(1.0, 0, 0.65, 0, 0.5, 0, 0.35, 0, 0.25, 0, 0.18), attack=0.025),
+    "organ": Timbre(_series(0.8, 1.0, 0, 1.0, 0, 0, 0, 0.9, *[0] * 7, 0.6), attack=0.008),
+    "violin": Timbre(_series(*(1 / number for number in range(1, 25))), attack=0.04, vibrato=0.3),
+    "trumpet": Timbre(_series(0.45, 1.0, 1.1, 0.9, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08), attack=0.03),
+    "bell": Timbre(((1.0, 1.0), (2.76, 0.7), (5.4, 0.45), (8.93, 0.2)), attack=0.002, decay=0.6),
+    "guitar": Timbre(_series(1.0, 0.55, 0, 0.28, 0.2, 0, 0.1, 0.07), attack=0.003, decay=0.4),
+    "marimba": Timbre(((1.0, 1.0), (3.93, 0.35)), attack=0.003, decay=0.12),
+}
+DRUMS = ("kick drum", "snare drum", "hi-hat", "woodblock")
+NOISES = ("hiss", "rumble", "whoosh")
+SUSTAINED = tuple(name for name, timbre in TIMBRES.items() if timbre.decay is None)
+"""Those that can glide: what is struck is gone before it arrives."""
+
+
+# --- playing ----------------------------------------------------------------------------------------------------
+
+
+def hertz(key: float | FloatArray) -> float | FloatArray:
+    """The frequency of a piano key."""
+    return 440.0 * 2.0 ** ((key - 69) / OCTAVE)
+
+
+def play(rng: np.random.Generator, timbre: str, keys: FloatArray) -> FloatArray:
+    """One tone; `keys` is its pitch at each sample."""
+    made_of = TIMBRES[timbre]
+    time = np.arange(len(keys)) / RATE
+    if made_of.vibrato:
+        keys = keys + made_of.vibrato * np.sin(2 * np.pi * (rng.uniform(5.0, 6.0) * time + rng.random()))
+    pitch = np.asarray(hertz(keys))
+    turns = np.cumsum(pitch) / RATE
+    wave = np.zeros(len(keys))
+    for ratio, strength in made_of.partials:
+        # A partial that nears half the rate is faded out, as it would fold back.
+        audible = np.clip((7600.0 - ratio * pitch) / 400.0, 0.0, 1.0)
+        if not audible.any():
+            continue
+        fall = 1.0 if made_of.decay is None else np.exp(-time * (1 + 0.3 * (ratio - 1)) / made_of.decay)
+        wave += strength * audible * fall * np.sin(2 * np.pi * (ratio * turns + rng.random()))
+    if made_of.breath:
+        wave += made_of.breath * rng.standard_normal(len(keys))
+    return wave * _envelope(len(keys), made_of.attack, 0.03)
+
+
+def strike(rng: np.random.Generator, drum: str) -> FloatArray:
+    """One hit."""
+    time = np.arange(int(0.15 * RATE)) / RATE
+    noise = rng.standard_normal(len(time))
+    if drum == "kick drum":
+        wave = np.sin(2 * np.pi * (50 * time - 70 * 0.03 * np.exp(-time / 0.03))) * np.exp(-time / 0.06)
+    elif drum == "snare drum":
+        wave = 0.5 * band(noise, 1200, 5000) * np.exp(-time / 0.035)
+        wave += 0.5 * np.sin(2 * np.pi * 195 * time) * np.exp(-time / 0.04)
+    elif drum == "hi-hat":
+        wave = band(noise, 5500, 7800) * np.exp(-time / 0.02)
+    else:
+        tones = np.sin(2 * np.pi * 1180 * time) + 0.8 * np.sin(2 * np.pi * 1950 * time)
+        wave = tones * np.exp(-time / 0.015)
+    return np.asarray(wave * _envelope(len(time), 0.001, 0.01))
+
+
+def blow(rng: np.random.Generator, noise: str, samples: int, direction: str | None) -> FloatArray:
+    """A noise; a whoosh is a band that moves up or down."""
+    white = rng.standard_normal(samples)
+    if noise == "hiss":
+        wave = band(white, 200, 7800)
+    elif noise == "rumble":
+        wave = band(white, 30, 130)
+    else:
+        wave = np.zeros(samples)
+        ends = (rng.uniform(300, 450), rng.uniform(2400, 3600))
+        start, end = ends if direction == "rising" else ends[::-1]
+        size = RATE // 10
+        window = np.hanning(2 * size + 1)[:-1]
+        padded = np.pad(white, (size, 2 * size))
+        for place in range(0, samples + size, size):
+            middle = start * (end / start) ** min(place / samples, 1.0)
+            piece = band(padded[place : place + 2 * size], middle / 1.25, middle * 1.25) * window
+            first, last = max(place - size, 0), min(place + size, samples)
+            wave[first:last] += piece[first - place + size : last - place + size]
+    return np.asarray(wave * _envelope(samples, 0.05, 0.08))
+
+
+def band(noise: FloatArray, low: float, high: float) -> FloatArray:
+    """Noise between two frequencies alone, as strong as before."""
+    spectrum = np.fft.rfft(noise)
+    frequencies = np.fft.rfftfreq(len(noise), 1 / RATE)
+    spectrum[(frequencies < low) | (frequencies > high)] = 0
+    wave = np.fft.irfft(spectrum, len(noise))
+    return np.asarray(wave / max(float(np.sqrt(np.mean(wave**2))), 1e-9))
+
+
+def _envelope(samples: int, attack: float, release: float) -> FloatArray:
+    place = np.arange(samples) / RATE
+    rise, fall = np.minimum(place / attack, 1.0), np.minimum((samples / RATE - place) / release, 1.0)
+    return np.asarray(np.sin(0.5 * np.pi * rise) ** 2 * np.sin(0.5 * np.pi * fall) ** 2)
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------
+
+
+def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _draw_record(rng: np.random.Generator) -> SoundRecord:
+    kind = str(rng.choice(list(KINDS), p=list(KINDS.values())))
+    timbre = _pick(rng, {"rhythm": DRUMS, "noise": NOISES, "glide": SUSTAINED}.get(kind, tuple(TIMBRES)))
+    register = _pick(rng, tuple(REGISTERS)) if timbre in TIMBRES else None
+    tempo = _pick(rng, tuple(TEMPOS)) if kind in ("repeated", "run", "rhythm") else None
+    direction = _pick(rng, DIRECTIONS) if kind in ("run", "glide") or timbre == "whoosh" else None
+    loudness = _pick(rng, tuple(LOUDNESS))
+    return SoundRecord(kind=kind, timbre=timbre, register=register, tempo=tempo, direction=direction, loudness=loudness)
+
+
+def render(rng: np.random.Generator, record: SoundRecord) -> npt.NDArray[np.float32]:
+    """A sound of which the record is true; the generator decides what the words leave open."""
+    seconds = rng.uniform(*SECONDS)
+    timbre, kind = record["timbre"], record["kind"]
+    if kind == "noise":
+        wave = blow(rng, timbre, int(seconds * RATE), record["direction"])
+    elif record["tempo"] is not None:
+        wave = _sequence(rng, record, seconds)
+    else:
+        lowest = REGISTERS[str(record["register"])]
+        time = np.arange(int(min(seconds, 2.6) * RATE))
+        if kind == "glide":
+            low, high = lowest + rng.integers(0, 3), lowest + rng.integers(9, OCTAVE + 1)
+            start, end = (low, high) if record["direction"] == "rising" else (high, low)
+            wave = play(rng, timbre, start + (end - start) * time / len(time))
+        else:
+            root = int(rng.integers(0, OCTAVE - 6 if kind == "chord" else OCTAVE + 1))
+            steps = (0, int(rng.integers(3, 5)), 7) if kind == "chord" else (0,)
+            wave = np.zeros(len(time))
+            for step in steps:
+                wave += play(rng, timbre, np.full(len(time), float(lowest + root + step)))
+    quiet = [np.zeros(int(rng.uniform(0.02, 0.1) * RATE)) for _ in range(2)]
+    wave = np.concatenate([quiet[0], wave, quiet[1]])
+    return np.asarray(wave * (rng.uniform(*LOUDNESS[record["loudness"]]) / np.abs(wave).max()), np.float32)
+
+
+def _sequence(rng: np.random.Generator, record: SoundRecord, seconds: float) -> FloatArray:
+    """Notes or hits at a tempo."""
+    interval = rng.uniform(*TEMPOS[str(record["tempo"])])
+    count = max(3, int(seconds / interval))
+    wave = np.zeros(int((count * interval + 0.1) * RATE))
+    keys = _keys(rng, record, count)
+    for number in range(count):
+        if record["kind"] == "rhythm":
+            sound = strike(rng, record["timbre"])
+        else:
+            sound = play(rng, record["timbre"], np.full(int(0.85 * interval * RATE), keys[number]))
+        start = int(number * interval * RATE)
+        wave[start : start + len(sound)] += sound[: len(wave) - start]
+    return wave
+
+
+def _keys(rng: np.random.Generator, record: SoundRecord, count: int) -> FloatArray:
+    if record["register"] is None:
+        return np.zeros(count)
+    lowest = REGISTERS[record["register"]]
+    if record["kind"] == "repeated":
+        return np.full(count, float(lowest + rng.integers(0, OCTAVE + 1)))
+    low, high = lowest + rng.integers(0, 3), lowest + rng.integers(9, OCTAVE + 1)
+    keys = np.rint(np.linspace(low, high, count))
+    return keys if record["direction"] == "rising" else keys[::-1]
+
+
+# --- captions ---------------------------------------------------------------------------------------------------
+
+LOUDNESS_WORDS = {"quiet": ("quiet", "soft", "faint"), "loud": ("loud", "strong", "powerful")}
+_REGISTER_WORDS = {"low": ("low", "deep"), "middle": ("middle", "mid-range"), "high": ("high", "high-pitched")}
+_TEMPO_WORDS = {"slow": ("slow", "unhurried"), "medium": ("moderate", "medium-paced"), "fast": ("fast", "rapid")}
+_TEMPO_MANNERS = {
+    "slow": ("slowly", "at a slow tempo"),
+    "medium": ("at a moderate tempo", "at a medium pace"),
+    "fast": ("quickly", "at a fast tempo"),
+}
+_DIRECTION_WORDS = {"rising": ("rising", "ascending"), "falling": ("falling", "descending")}
+_DIRECTION_VERBS = {"rising": ("goes up", "climbs"), "falling": ("goes down", "descends")}
+_PHRASES = {
+    "note": (
+        "{a_loud_register_timbre} note",
+        "one {register} note on a {loud_timbre}",
+        "a {timbre} holds a {loud_register} note",
+        "a single {loud_register} {timbre} tone",
+    ),
+    "chord": (
+        "{a_loud_register_timbre} chord",
+        "a {loud_register} chord on a {timbre}",
+        "a {timbre} plays a {loud_register} chord",
+        "three {loud_register} {timbre} notes at once",
+    ),
+    "repeated": (
+        "a {loud_register} {timbre} note repeated {manner}",
+        "a {timbre} repeats one {loud_register} note {manner}",
+        "{tempo} repeated {loud_register} notes on a {timbre}",
+        "the same {loud_register} {timbre} note again and again, {manner}",
+    ),
+    "run": (
+        "a {tempo} {direction} run of {loud_register} {timbre} notes",
+        "a {timbre} plays {loud_register} {direction} notes {manner}",
+        "{loud_register} {timbre} melody that {verb} {manner}",
+        "a {direction} scale on a {loud_timbre}, {register} and {tempo}",
+    ),
+    "glide": (
+        "a {loud_register} {timbre} tone that {verb} smoothly",
+        "{a_loud_register_timbre} sliding, {direction}",
+        "a {direction} glide on a {loud_timbre}, {register}",
+        "a {timbre} makes a {loud_register} {direction} slide",
+    ),
+    "rhythm": (
+        "a {tempo} {loud_timbre} beat",
+        "a {loud_timbre} hit again and again, {manner}",
+        "{tempo} {loud_timbre} rhythm",
+        "a {timbre} keeps a {loud_tempo} beat",
+    ),
+    "noise": ("a {loud_timbre}", "a {loud_timbre} of noise", "the sound of a {loud_timbre}", "noise: a {loud_timbre}"),
+    "whoosh": (
+        "a {loud_direction} whoosh",
+        "a {loud_timbre} that {verb}",
+        "a {loud_direction} sweep of noise",
+        "noise: a {loud_timbre}, {direction}",
+    ),
+}
+
+
+def _caption(rng: np.random.Generator, record: SoundRecord) -> str:
+    loud = _pick(rng, LOUDNESS_WORDS[record["loudness"]]) + " " if rng.random() < SAID_SHARE else ""
+    words = {"timbre": record["timbre"]}
+    tables: tuple[tuple[str, str | None, Mapping[str, tuple[str, ...]]], ...] = (
+        ("register", record["register"], _REGISTER_WORDS),
+        ("tempo", record["tempo"], _TEMPO_WORDS),
+        ("manner", record["tempo"], _TEMPO_MANNERS),
+        ("direction", record["direction"], _DIRECTION_WORDS),
+        ("verb", record["direction"], _DIRECTION_VERBS),
+    )
+    words |= {name: _pick(rng, table[value]) for name, value, table in tables if value is not None}
+    for name in ("timbre", "register", "tempo", "direction"):
+        words[f"loud_{name}"] = loud + words.get(name, "")
+    words["a_loud_register_timbre"] = f"a {words['loud_register']} {words['timbre']}"
+    phrases = _PHRASES["whoosh" if record["timbre"] == "whoosh" else record["kind"]]
+    return re.sub(r"\ba (?=[aeiou])", "an ", _pick(rng, phrases).format(**words))
+
+
+# --- items and the folder ---------------------------------------------------------------------------------------
+
+
+def draw_item(seed: int, index: int) -> SoundItem:
+    """One item of the data set: the same for the same arguments, whatever else is drawn."""
+    rng = np.random.default_rng([seed, index])
+    caption, record = draw_words(rng)
+    return SoundItem(render(rng, record), caption, record)
+
+
+def draw_words(rng: np.random.Generator) -> tuple[str, SoundRecord]:
+    """A caption and what is true of its sound, which is not played yet."""
+    record = _draw_record(rng)
+    return _caption(rng, record), record
+
+
+def split_of(caption: str, record: SoundRecord) -> str:
+    """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
+    if (record["timbre"], record["register"]) in WITHHELD_PAIRS:
+        return "withheld"
+    return split_by_words(caption, VALIDATION_SHARE)
+
+
+def make_sounds(folder: Path, num: int = 5000, seed: int = 0) -> None:
+    """Write the data set: `sounds/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
+    folder = Path(folder)
+    refuse_bad_request(folder, num, seed, "sound")
+    rows = []
+    for index in range(num):
+        item = draw_item(seed, index)
+        file_name = f"sounds/{index:05d}.flac"
+        write_audio(item.wave, folder / file_name, RATE)
+        split = split_of(item.caption, item.record)
+        rows.append({"file_name": file_name, "text": item.caption, "split": split, "sound": item.record})
+    about = {"name": "sounds", "version": VERSION, "num": num, "rate": RATE, "seed": seed}
+    write_records(folder, about, rows)

@@ -1,0 +1,1 @@
+"""Several processes: how they meet, hang detection, sharded models."""

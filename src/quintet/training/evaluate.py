@@ -1,0 +1,66 @@
+"""Owns how a model is looked at without being changed: figures over the validation items, and artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from quintet.common.batch import Batch
+from quintet.common.statistics import Statistics
+from quintet.training.distributed.sharding import whole
+from quintet.training.engine import Engine
+from quintet.training.loader import Loader
+from quintet.training.task import Artifact, Nets, Recipe
+
+
+@contextmanager
+def looking(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Modules in eval mode, whole, and no gradients; afterwards every part is back in the mode it was in."""
+    modes = {part: part.training for module in modules.values() for part in module.modules()}
+    for part in modes:
+        part.training = False
+    try:
+        with torch.no_grad(), whole(modules.values()):
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def evaluate(
+    recipe: Recipe[Any],
+    nets: Nets,
+    loader: Loader,
+    engine: Engine,
+    batch_size: int,
+    batches: int | None = None,
+    generated: int = 0,
+    others: Mapping[str, Loader] | None = None,
+) -> dict[str, float]:
+    """The recipe's figures over the validation items, with fixed choices, on all ranks.
+
+    From the first `generated` items of them, in whole batches, and of each of the `others`, a generator makes something
+    to be judged.
+    """
+    total = Statistics()
+    with looking(nets):
+        # Autocast is for the models alone: readers of media compute too.
+        for loaded, counts in loader.validation(batch_size, batches):
+            with engine.autocast():
+                measured = recipe.measure(nets, loaded.batch.to(engine.device, engine.dtype))
+            total = total + (measured if counts else measured.emptied())
+        for split, items in {"validation": loader, **(others or {})}.items():
+            for loaded, counts in items.validation(batch_size, -(-generated // batch_size)):
+                with engine.autocast():
+                    measured = recipe.measure_generated(nets, loaded.batch.to(engine.device, engine.dtype), split)
+                total = total + (measured if counts else measured.emptied())
+        return recipe.summarise(total.over_ranks())
+
+
+def make_artifacts(recipe: Recipe[Any], nets: Nets, batch: Batch, engine: Engine) -> list[Artifact]:
+    with looking(nets), engine.autocast():
+        return recipe.sample(nets, batch)

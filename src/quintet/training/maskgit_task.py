@@ -1,0 +1,234 @@
+"""Owns how a `MaskGit` and its critic are trained on a tokenizer's codes and measured, whatever the codes stand for.
+
+A family says by `rows` what a batch is to the model: the codes, which of them are there, and what is told of them.
+Padding is never masked, guessed or scored.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quintet.common import collectives
+from quintet.common.batch import Batch
+from quintet.common.statistics import Statistics
+from quintet.config.masked import MaskGitRunConfig
+from quintet.config.text import possible_guidance
+from quintet.errors import UsageError
+from quintet.nn.codebook_smoothing import Alike, alike
+from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.pipelines.frozen import Link
+from quintet.sampling import filters, masked
+from quintet.training.engine import Engine
+from quintet.training.task import Loss, Nets, Output, Phase, Recipe
+
+SELF_CONDITIONED = 0.9
+"""Share of rows that see the model's own prediction, where it is trained to."""
+
+RATIOS = (0.25, 0.5, 0.75, 1.0)
+"""Shares of masked tokens at which validation looks."""
+
+ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch as the model sees it."""
+
+    codes: Tensor
+    """(batch, places), with any code where there is none."""
+    conditioning: dict[str, Tensor]
+    valid: Tensor | None = None
+    """(batch, places): where there is a code; none: everywhere."""
+    given: Tensor | None = None
+    """(batch, places): what is never masked; none: nothing."""
+
+    @property
+    def there(self) -> Tensor:
+        """On the CPU, where choices are made, if nothing is missing; else where the codes are."""
+        return torch.ones(self.codes.shape, dtype=torch.bool) if self.valid is None else self.valid
+
+    @property
+    def open(self) -> Tensor:
+        """What may be masked."""
+        return self.there if self.given is None else self.there.to(self.given.device) & ~self.given
+
+
+class MaskGitRecipe(Recipe[ConfigT]):
+    exported = "maskgit"
+    exported_beside = ("critic",)
+    shardable = True
+
+    maskgit: MaskGit
+    is_new: bool
+    """Whether the model was made here, rather than handed over."""
+
+    @cached_property
+    def alike(self) -> Alike | None:
+        """Which codes share a target, found once training asks; a tokenizer that has none was refused before."""
+        spread = self.config.loss.alike
+        return alike(self.links["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
+
+    @abstractmethod
+    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
+        """What the model sees of a batch; the text is dropped where `keep` is False."""
+
+    def make_phases(self) -> list[Phase]:
+        """Those of generator and critic, once `modules` holds both; what is not trained is taken out of the graph."""
+        config, critic = self.config, "critic" if self.config.loss.critic else "maskgit"
+        generator = Phase("generator", ("maskgit",), self.generator_loss, config.optim.for_phase())
+        judge = Phase("critic", (critic,), self.critic_loss, config.optim.for_phase(config.optim.critic))
+        if config.loss.only == "critic":
+            self.maskgit.requires_grad_(False)
+            if self.maskgit.to_score is not None:
+                self.maskgit.to_score.requires_grad_(True)
+            return [judge]
+        if config.loss.only == "generator":
+            for module in (self.modules.get("critic"), self.maskgit.to_score):
+                if module is not None:
+                    module.requires_grad_(False)
+        elif config.loss.critic:
+            return [generator, judge]
+        return [generator]
+
+    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+        if self.config.loss.only == "critic":
+            refuse_untrained(self.is_new and self.config.init is None)
+
+    @property
+    def unprompted(self) -> bool:
+        return self.config.model.text == "none"
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return tuple(self.modules)
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+        keep = batch.draw.uniform("keep text") >= self.config.loss.drop_text
+        rows = self.rows(batch, keep, train=True)
+        hidden = masked.training_mask(batch.draw, rows.open, masked.SCHEDULES[self.config.loss.schedule])
+        hidden = hidden.to(rows.codes.device)
+        tokens = rows.codes.masked_fill(hidden, self.maskgit.mask_id)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.only != "critic"):
+            previous = self._own_prediction(batch, tokens, rows.conditioning)
+            logits = nets["maskgit"](tokens, rows.conditioning, where=hidden, previous=previous)
+        return Output({"codes": rows.codes, "hidden": hidden, "logits": logits, "conditioning": rows.conditioning})
+
+    def _own_prediction(self, batch: Batch, tokens: Tensor, conditioning: dict[str, Tensor]) -> Tensor | None:
+        """What the model would say without help, for most rows; the others learn to do without."""
+        if not self.config.model.self_conditioning:
+            return None
+        with torch.no_grad():
+            logits: Tensor = self.maskgit(tokens, conditioning)
+        helped = batch.draw.uniform("self-conditioning").to(logits.device) < SELF_CONDITIONED
+        return logits * helped[:, None, None]
+
+    def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+        target = output["codes"][output["hidden"]]
+        loss = token_loss(output["logits"], target, self.config.loss.label_smoothing, self.alike)
+        if self.config.model.self_critic and self.config.loss.only is None:
+            opinion = self.critic_loss(nets, batch, output, step).value
+            return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
+        return loss
+
+    def critic_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+        """Is a token the original one, where the generator has made it?"""
+        codes, hidden = output["codes"], output["hidden"]
+        chances = batch.draw.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
+        tokens = codes.masked_scatter(hidden, filters.guesses(output["logits"].detach(), chances))
+        if "critic" in nets:
+            scores = nets["critic"](tokens, output["conditioning"])
+        else:
+            scores = nets["maskgit"](tokens, output["conditioning"], scores=True)
+        return Loss(score_loss(scores, tokens != codes, hidden))
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+        """Loss and accuracy at fixed shares of masked tokens, the same ones every time."""
+        rows = self.rows(batch)
+        sums: dict[str, Tensor] = {}
+        for ratio in RATIOS:
+            hidden = masked.training_mask(batch.draw, rows.open, partial(_always, ratio), f"at {ratio}")
+            hidden = hidden.to(rows.codes.device)
+            tokens, target = rows.codes.masked_fill(hidden, self.maskgit.mask_id), rows.codes[hidden]
+            logits = filters.wide(nets["maskgit"](tokens, rows.conditioning, where=hidden))
+            sums[f"loss/{ratio}"] = F.cross_entropy(logits, target, reduction="sum")
+            sums[f"right/{ratio}"] = (logits.argmax(-1) == target).sum().to(logits.dtype)
+            sums[f"count/{ratio}"] = hidden.sum().to(logits.dtype)
+        return Statistics(sums)
+
+    def summarise(self, statistics: Statistics) -> dict[str, float]:
+        sums = statistics.sums
+        figures: dict[str, float] = {}
+        for name, kind in (("loss", "loss"), ("accuracy", "right")):
+            at = {ratio: float(sums[f"{kind}/{ratio}"] / sums[f"count/{ratio}"]) for ratio in RATIOS}
+            figures[name] = sum(at.values()) / len(at)
+            figures.update({f"{name}_{ratio:.0%}".replace("%", ""): value for ratio, value in at.items()})
+        figures.update({name: float(values.double().mean()) for name, values in statistics.rows.items()})
+        return figures
+
+    # --- decoding ---------------------------------------------------------------------------------------------
+
+    def sampling(self) -> masked.Sampling:
+        """How `sample.*` says that tokens are filled in."""
+        config = self.config.sample
+        return masked.settings_of(config, config.steps, self.guidance(), config.top_k)
+
+    def guidance(self) -> float:
+        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
+
+
+def refuse_untrained(untrained: bool) -> None:
+    """Before a critic alone is trained."""
+    if untrained:
+        raise UsageError(
+            "loss.only=critic needs a trained generator to judge: --init RUN; in Python, hand over the trained model"
+        )
+
+
+def critic_of(nets: Nets) -> TokenCritic | None:
+    critic = nets.get("critic")
+    assert critic is None or isinstance(critic, TokenCritic)
+    return critic
+
+
+def token_loss(logits: Tensor, target: Tensor, label_smoothing: float, alike: Alike | None = None) -> Loss:
+    """Of the codes that were masked, over all processes; with the share that is guessed right."""
+    # Also for the comparison: the likeliest of bf16 numbers takes a CPU four times as long to find.
+    logits = filters.wide(logits)
+    if alike is None:
+        each = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
+    else:
+        each = alike.loss(logits.log_softmax(-1), target)
+    everything = torch.ones_like(each, dtype=torch.bool)
+    right = (logits.argmax(-1) == target).to(each.dtype)
+    loss = collectives.mean_over_ranks(each, everything)
+    return Loss(loss, {"accuracy": collectives.mean_over_ranks(right, everything)})
+
+
+def score_loss(scores: Tensor, wrong: Tensor, where: Tensor | None = None) -> Tensor:
+    """Of a critic's scores of tokens, against which of them are not the original ones; over all processes."""
+    scores = filters.wide(scores)
+    each = F.binary_cross_entropy_with_logits(scores, wrong.to(scores), reduction="none")
+    return collectives.mean_over_ranks(each, torch.ones_like(each, dtype=torch.bool) if where is None else where)
+
+
+def start_from_codebook(maskgit: MaskGit, tokenizer: Link) -> None:
+    """Codes that look alike start alike, where they have vectors: the model need not learn that from the data."""
+    quantizer = tokenizer.model.quantizer
+    if quantizer.levels == 1:
+        maskgit.start_from(quantizer.all_vectors())
+
+
+def _always(share: float, progress: Tensor) -> Tensor:
+    return torch.full_like(progress, share)

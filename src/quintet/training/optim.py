@@ -1,0 +1,274 @@
+"""Owns optimizers, learning-rate schedules and clipping, and how optimizer state gets to disk and back.
+
+A schedule is a pure function of the step, whatever the number of processes. State is kept by parameter name, never
+by position, so that no restart can lay moments on another tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from quintet.config import OptimConfig, OptimizerConfig
+from quintet.errors import CheckpointError
+from quintet.training.distributed.sharding import copy_into, joined
+
+Parameters = dict[str, nn.Parameter]
+Schedule = Callable[[int], float]
+"""Step to learning rate."""
+
+
+class Lion(Optimizer):
+    """EvoLved Sign Momentum (Chen et al. 2023, 2302.06675): the sign of an interpolated momentum, decoupled decay."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            gradients = [parameter.grad for parameter in parameters]
+            moments = [_moment(self, parameter) for parameter in parameters]
+            fast, slow = group["betas"]
+            updates = torch._foreach_lerp(moments, gradients, 1 - fast)
+            torch._foreach_sign_(updates)
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+            torch._foreach_lerp_(moments, gradients, 1 - slow)
+
+
+class Muon(torch.optim.AdamW):
+    """Orthogonal steps for the matrices inside of blocks, AdamW for all else (Jordan et al. 2024).
+
+    The momentum of a matrix is brought to the nearest matrix whose singular values are about one, so that every
+    direction is learned at the same pace. Groups with `orthogonal` are moved so, at `rate` times the others' rate.
+    """
+
+    MOMENTUM = 0.95
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        matrices = [
+            (group, parameter)
+            for group in self.param_groups
+            if group["orthogonal"]
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        gradients = [parameter.grad for _, parameter in matrices]
+        by_shape: dict[torch.Size, list[tuple[dict[str, Any], nn.Parameter]]] = defaultdict(list)
+        for group, parameter in matrices:
+            by_shape[parameter.shape].append((group, parameter))
+        for members in by_shape.values():
+            self._turn(members)
+        # AdamW passes over what has no gradient.
+        for _, parameter in matrices:
+            parameter.grad = None
+        super().step()
+        for (_, parameter), gradient in zip(matrices, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _turn(self, matrices: list[tuple[dict[str, Any], nn.Parameter]]) -> None:
+        """One step of matrices of one shape, together."""
+        gradients = torch.stack([parameter.grad for _, parameter in matrices])  # type: ignore[misc]
+        moments = [_moment(self, parameter) for _, parameter in matrices]
+        torch._foreach_lerp_(moments, list(gradients), 1 - self.MOMENTUM)
+        updates = orthogonal(gradients.lerp(torch.stack(moments), self.MOMENTUM))
+        scale = max(1.0, updates.shape[1] / updates.shape[2]) ** 0.5
+        for (group, parameter), update in zip(matrices, updates, strict=True):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(update, alpha=-group["lr"] * scale)
+
+
+def _moment(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
+    """The momentum of a parameter, which begins at nothing."""
+    state = optimizer.state[parameter]
+    if "exp_avg" not in state:
+        state["exp_avg"] = torch.zeros_like(parameter)
+    moment: Tensor = state["exp_avg"]
+    return moment
+
+
+LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
+"""An odd polynomial that lifts all of (0, 1] towards one, taken ITERATIONS times."""
+ITERATIONS = 5
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """(batch, rows, columns) with singular values of about one and the same singular vectors."""
+    wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
+    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    lifted = _lift_by_gram(wide) if wide.shape[2] >= 2 * wide.shape[1] else _lift(wide)
+    return lifted if matrices.shape[1] <= matrices.shape[2] else lifted.mT
+
+
+def _lift(wide: Tensor) -> Tensor:
+    for _ in range(ITERATIONS):
+        gram = wide @ wide.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
+        wide = torch.baddbmm(wide, factor, wide, beta=LINEAR)
+    return wide
+
+
+def _lift_by_gram(wide: Tensor) -> Tensor:
+    """The same: every factor is a polynomial in one small square matrix, so that they can be multiplied first."""
+    gram = wide @ wide.mT
+    product = factor = _factor(gram)
+    for _ in range(ITERATIONS - 1):
+        gram = factor @ gram @ factor
+        factor = _factor(gram)
+        product = factor @ product
+    return product @ wide
+
+
+def _factor(gram: Tensor) -> Tensor:
+    factor = torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
+    factor.diagonal(dim1=1, dim2=2).add_(LINEAR)
+    return factor
+
+
+def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> Parameters:
+    """The trainable parameters of some modules, as `module.path`."""
+    return {
+        f"{name}.{path}": parameter
+        for name in names
+        for path, parameter in modules[name].named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer:
+    """Matrices and kernels are decayed; vectors (biases, norms, scales) never are."""
+    if config.name == "muon":
+        return _make_muon(config, parameters)
+    matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
+    groups = [
+        {"params": members, "weight_decay": decay}
+        for members, decay in ((matrices, config.weight_decay), (vectors, 0.0))
+        if members
+    ]
+    if config.name == "lion":
+        return Lion(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
+    """Embeddings and last layers are matrices too, but not of the kind whose directions should be learned alike."""
+    kinds: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in parameters.items():
+        kinds[".blocks." in name and parameter.ndim == 2, parameter.ndim >= 2].append(parameter)
+    groups = [
+        {
+            "params": members,
+            "orthogonal": turned,
+            "rate": config.matrix_lr / config.lr if turned else 1.0,
+            "weight_decay": config.weight_decay if decays else 0.0,
+        }
+        for (turned, decays), members in kinds.items()
+    ]
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
+    return Muon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def learning_rate(config: OptimConfig, step: int) -> float:
+    """Linear from `initial_lr` to `lr`, reached at step `warmup_steps`; then the schedule, to `final_lr`."""
+    if step < config.warmup_steps:
+        share = (step + 1) / (config.warmup_steps + 1)
+        return config.initial_lr + (config.lr - config.initial_lr) * share
+    if config.schedule == "constant" or config.horizon is None:
+        return config.lr
+    progress = min(1.0, (step - config.warmup_steps) / max(1, config.horizon - config.warmup_steps))
+    if config.schedule == "cosine":
+        progress = (1 - math.cos(math.pi * progress)) / 2
+    return config.lr + (config.final_lr - config.lr) * progress
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("rate", 1.0)
+
+
+def gradient_norm(parameters: Parameters) -> Tensor:
+    """The norm of the whole gradient: non-finite if any element is."""
+    gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+    return joined(nn.utils.get_total_norm(gradients, foreach=True))
+
+
+def clip_gradients(parameters: Parameters, norm: Tensor, limit: float) -> None:
+    nn.utils.clip_grads_with_norm_(parameters.values(), limit, norm, foreach=True)
+
+
+def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str, Tensor]:
+    """The whole state, as `exp_avg/module.path`."""
+    return {
+        f"{kind}/{name}": value
+        for name, parameter in parameters.items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def room_for_state(parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Tensors to read saved state into, by the names it was saved by, cut as the parameters are."""
+
+    def room(key: str, shape: tuple[int, ...]) -> Tensor:
+        kind, _, name = key.partition("/")
+        fits = kind != "step" and name in parameters and parameters[name].shape == shape
+        return torch.empty_like(parameters[name], requires_grad=False) if fits else torch.zeros(shape)
+
+    return {key: room(key, shape) for key, shape in shapes.items()}
+
+
+def load_optimizer_tensors(
+    optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor], origin: str = "the saved state"
+) -> None:
+    """Put saved state back under the names it was saved by. A phase that has not been active yet has none."""
+    _check_optimizer_tensors(optimizer, parameters, tensors, origin)
+    optimizer.state.clear()
+    for key, saved in tensors.items():
+        kind, _, name = key.partition("/")
+        parameter = parameters[name]
+        if kind == "step":
+            value = saved.clone().to(parameter.device if optimizer.defaults.get("fused") else "cpu")
+        else:
+            # In the parameter's own memory format: the fused kernels walk both as flat memory.
+            value = torch.empty_like(parameter, requires_grad=False)
+            copy_into(value, saved)
+        optimizer.state[parameter][kind] = value
+
+
+def _check_optimizer_tensors(
+    optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor], origin: str
+) -> None:
+    """Each parameter has the whole state of this optimizer, or none."""
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for key, saved in tensors.items():
+        kind, _, name = key.partition("/")
+        if name not in parameters:
+            raise CheckpointError(f"{origin} has optimizer state for {name[:100]!r}, which this model does not have")
+        kinds[name].add(kind)
+        shape = () if kind == "step" else parameters[name].shape
+        if saved.shape != shape or not saved.is_floating_point():
+            raise CheckpointError(f"{origin}: {key[:100]!r} is not of the shape and type of its parameter")
+    turned = {
+        id(parameter) for group in optimizer.param_groups if group.get("orthogonal") for parameter in group["params"]
+    }
+    for name, found in kinds.items():
+        alone = isinstance(optimizer, Lion) or id(parameters[name]) in turned
+        expected = {"exp_avg"} if alone else {"step", "exp_avg", "exp_avg_sq"}
+        if found != expected:
+            raise CheckpointError(
+                f"{origin} holds {', '.join(sorted(found))[:100]} of '{name}', this optimizer needs "
+                f"{', '.join(sorted(expected))}"
+            )

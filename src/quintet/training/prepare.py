@@ -1,0 +1,161 @@
+"""Owns what is checked and fixed before the first step, so that nothing is written for a run that cannot work."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import quintet
+from quintet.common.batch import Source
+from quintet.common.weights import checkpoint
+from quintet.config import RunConfig
+from quintet.errors import UsageError
+from quintet.training.engine import own_device
+from quintet.training.optim import learning_rate
+from quintet.training.run_folder import Run
+from quintet.training.task import Recipe, Sources
+
+
+def open_sources(recipe: Recipe[Any]) -> Sources:
+    """The data that the configuration names. Where it has to be encoded, that is done on the device."""
+    place_links(recipe)
+    return recipe.sources()
+
+
+def place_links(recipe: Recipe[Any]) -> None:
+    """What the recipe stands on, to the device of this process."""
+    device = own_device(recipe.config.engine)
+    for link in recipe.links.values():
+        link.to(device)
+
+
+def check_sharding(recipe: Recipe[Any]) -> None:
+    """Refuse what parts of a model cannot do, also where one process has all of it: the run may go on in several."""
+    if recipe.config.engine.shard == "none":
+        return
+    if not recipe.shardable:
+        raise UsageError(
+            f"engine.shard=full is for generators, whose only large part is a transformer; recipe {recipe.name} needs "
+            "engine.shard=none"
+        )
+    if recipe.config.engine.compile:
+        raise UsageError("engine.compile=true and engine.shard=full do not go together; choose one")
+    if any(phase.optim.name == "muon" for phase in recipe.phases):
+        raise UsageError(
+            "optim.name=muon turns whole matrices, and engine.shard=full leaves each process some of their rows; use "
+            "optim.name=adamw or lion"
+        )
+
+
+def check_sizes(recipe: Recipe[Any], sources: Sources, world_size: int) -> None:
+    """Refuse, before anything is written, a batch that the data or the processes do not fit."""
+    train, batch = recipe.config.train, recipe.config.train.batch_size
+    if batch % (world_size * train.accumulate):
+        raise UsageError(
+            f"train.batch_size={batch} is not divisible by {world_size} processes x train.accumulate={train.accumulate}"
+        )
+    if batch < recipe.minimum_batch:
+        raise UsageError(
+            f"recipe {recipe.name} needs train.batch_size of at least {recipe.minimum_batch} (got {batch}): it "
+            "compares the items of a batch with each other"
+        )
+    if train.accumulate > 1 and recipe.minimum_batch > 1 and type(recipe).backward is Recipe.backward:
+        raise UsageError(
+            f"recipe {recipe.name} compares the items of a batch with each other, and train.accumulate="
+            f"{train.accumulate} would leave only {batch // train.accumulate} at a time to compare with: it needs a "
+            "backward pass over the whole batch (training/whole_batch.py), or train.accumulate=1"
+        )
+    if batch > len(sources.train):
+        raise UsageError(
+            f"train.batch_size={batch} is larger than the training data of {len(sources.train)} items; "
+            f"use train.batch_size={max(1, len(sources.train))} or fewer, or add data"
+        )
+    wanted = recipe.config.eval.batch_size or 1
+    if wanted > len(sources.validation):
+        raise UsageError(
+            f"eval.batch_size={wanted} is larger than the validation set of {len(sources.validation)} items; lower it, "
+            "raise data.validation_fraction, or set data.validation_fraction=0 to validate on the training items"
+        )
+
+
+def resolve(config: RunConfig, num_items: int) -> RunConfig:
+    """Fix what follows from the data and the length once and for all, so that a resumed run cannot move it."""
+    fixed: dict[str, Any] = {}
+    steps = config.train.steps
+    if config.train.epochs is not None:
+        steps = max(1, math.ceil(config.train.epochs * num_items / config.train.batch_size))
+        fixed["train.steps"] = steps
+    if config.optim.horizon is None:
+        fixed["optim.horizon"] = steps
+    return config.changed(fixed) if fixed else config
+
+
+def stands_still(config: RunConfig, step: int) -> bool:
+    """Whether a run is to go on where its schedule has come down to nothing."""
+    horizon, steps = config.optim.horizon, config.train.steps
+    return horizon is not None and step < steps > horizon and not learning_rate(config.optim, steps - 1)
+
+
+def data_record(sources: Sources) -> dict[str, Any]:
+    """What `data.json` holds: the items, frozen, by name or by an index and their number; and what was passed over."""
+    sides: dict[str, Source] = {"train": sources.train, "validation": sources.validation}
+    return {
+        "fingerprint": sources.fingerprint,
+        **sources.about,
+        "skipped": sources.skipped,
+        **{name: names_of(source) if sources.listed else len(source) for name, source in sides.items()},
+    }
+
+
+def changed_data(run: Run, sources: Sources) -> str:
+    """How the data differs from what the run began with; nothing where it does not."""
+    known = read_data_record(run)
+    if known["fingerprint"] == sources.fingerprint:
+        sources.skipped.update(known["skipped"])
+        return ""
+    sides = (sources.train, sources.validation)
+    recorded = [known["train"], known["validation"]]
+    if not sources.listed or not all(isinstance(names, list) for names in recorded):
+        count = sum(len(names) if isinstance(names, list) else names for names in recorded)
+        return f"{count} items then, {sum(map(len, sides))} now, by another index"
+    before = {name for names in recorded for name in names}
+    after = {name for source in sides for name in names_of(source)}
+    added, removed = sorted(after - before), sorted(before - after)
+    return f"{len(added)} items added{_first(added)}, {len(removed)} removed{_first(removed)}, others may have changed"
+
+
+def refuse_other_version(folder: Path, meta: Mapping[str, Any]) -> None:
+    """Another version may compute something else from the same checkpoint, and nobody would know."""
+    was, now = meta.get("quintet"), quintet.__version__
+    if was != now:
+        raise UsageError(
+            f"{folder} was written by quintet {was} and this is {now}: the curve may bend here; install quintet {was} "
+            "again, or go on all the same with --force"
+        )
+
+
+def read_data_record(run: Run) -> dict[str, Any]:
+    try:
+        known = json.loads(checkpoint.read_regular(run.data_file))
+        for name, kind in (("fingerprint", str), ("skipped", dict), ("train", list), ("validation", list)):
+            counted = kind is list and type(known[name]) is int
+            named = isinstance(known[name], kind) and all(isinstance(each, str) for each in known[name])
+            if not counted and not named:
+                raise ValueError(f"'{name}' is not what quintet writes")
+        return dict(known)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"{run.data_file} is missing or damaged ({error}), so nobody can tell whether the data is what it was; "
+            f"put it back, or start a new run with --init {run.folder}"
+        ) from None
+
+
+def names_of(source: Source) -> list[str]:
+    return [source.name(item) for item in range(len(source))]
+
+
+def _first(names: list[str]) -> str:
+    return f" such as {names[0]}" if names else ""

@@ -1,0 +1,147 @@
+"""Owns `PythonTrainer`: from a call in Python to the loop bound to a recipe. The public `…Trainer` classes add a few
+lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from quintet import compat
+from quintet.compat_table import TRAINERS, OriginalTrainer, to_argument
+from quintet.config import RunConfig, build, data_path, refuse_changes
+from quintet.errors import UsageError
+from quintet.pipelines.frozen import Link
+from quintet.training.prepare import place_links
+from quintet.training.run_folder import Run, next_folder
+from quintet.training.task import Recipe, Sources
+from quintet.training.trainer import Trainer
+
+
+class PythonTrainer(Trainer):
+    """`…Trainer(model, data=…, out=…, steps=…).train()`, with the keywords of every trainer in `compat_table.OWN` and
+    those of the original trainer of the same name, where there was one.
+
+    A family names its three classes. What its recipe stands on is handed over under the names in `LINKS`.
+    """
+
+    config_class: ClassVar[type[RunConfig]]
+    recipe_class: ClassVar[type[Recipe[Any]]]
+    """Its constructor takes the model under the name of the exported module, and links under theirs."""
+    model_class: ClassVar[type[nn.Module]]
+    needs: ClassVar[tuple[str, ...]] = ("model",)
+    """Of the model and the links, those that must be given."""
+
+    def __init__(self, model: Any = None, *positional: Any, **keywords: Any) -> None:
+        links = {name: keywords.pop(name) for name in self.config_class.LINKS if keywords.get(name) is not None}
+        asked = self._translated((model, *positional) if positional or model is not None else (), keywords)
+        arguments = asked.arguments
+        handed = arguments.get("model")
+        model, inside, beside = self.taken_apart(handed)
+        links = {**inside, **links}
+        self._check_given(model, links)
+        resume = bool(arguments.get("resume"))
+        out = Path(arguments.get("out") or next_folder(self.recipe_class.name))
+        data, validation = arguments.get("data"), arguments.get("validation")
+        keys = {**self.keys_of(handed, arguments), **asked.overrides, **self._paths(data, validation)}
+        if "init" in keys:
+            raise UsageError("in Python, load the weights into the model that you hand over, instead of the key `init`")
+        if model is not None:
+            keys = {"model": model.config.model_dump(mode="json"), **keys}
+        preset: str | None = arguments.get("preset")
+        if resume:
+            run = Run.open(out)
+            config = _continued(self.config_class, run, {**keys, **({"preset": preset} if preset else {})})
+        else:
+            references = {name: link.reference for name, link in links.items()}
+            config = build(self.config_class, preset=preset, overrides={**references, **keys})
+            run = Run.new(out, config.LINKS)
+        if model is not None and config.model != model.config:
+            raise UsageError(f"{type(self).__name__}: the keys of model.* are those of the model; build it with them")
+        torch.manual_seed(config.train.seed)  # what the recipe makes beside the model
+        parts: dict[str, Any] = {**links, **beside, self.recipe_class.exported: model}
+        recipe = self.recipe_class(config, **parts)
+        sources = None
+        if not _is_folder(data):
+            place_links(recipe)
+            sources = self.sources_of(recipe, data, validation, arguments.get("declared"))
+        super().__init__(recipe, run, sources=sources, resume=resume, lr_schedule=arguments.get("lr_schedule"))
+
+    @classmethod
+    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Link], dict[str, nn.Module]]:
+        """Of what was handed over as the model: what is trained, the links in it, and what else the recipe takes."""
+        return model, {}, {}
+
+    @classmethod
+    def keys_of(cls, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys that follow from arguments which only this trainer has; `UsageError` where they cannot be."""
+        return {}
+
+    @classmethod
+    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+        """A data set object, and perhaps one to validate on; `declared` names the values of its tuples."""
+        raise UsageError(f"{cls.__name__} takes a folder of files as data, not a {type(data).__name__}")
+
+    @property
+    def unwrapped_model(self) -> nn.Module:
+        return self.recipe.modules[self.recipe.exported]
+
+    @property
+    def ema_model(self) -> nn.Module:
+        """The averaged model; the live one where averaging is off."""
+        return self.state.averaged_nets()[self.recipe.exported]
+
+    @classmethod
+    def _translated(cls, positional: Sequence[Any], keywords: Mapping[str, Any]) -> compat.Translation:
+        if cls.__name__ in TRAINERS:
+            asked = compat.translate(cls.__name__, keywords, positional)
+            compat.announce(asked)
+            return asked
+        rule = to_argument(cls.recipe_class.exported, None, "model", "The model to train.")
+        own = OriginalTrainer(cls.__name__, cls.recipe_class.name, "quintet", "", 1, False, (rule,))
+        return compat.translate_by(own, keywords, positional)
+
+    @classmethod
+    def _check_given(cls, model: Any, links: Mapping[str, Any]) -> None:
+        wanted = cls.model_class.__name__
+        if model is None and "model" in cls.needs:
+            raise UsageError(f"{cls.__name__} needs a model to train, a quintet.{wanted}")
+        if model is not None and not isinstance(model, cls.model_class):
+            raise UsageError(f"{cls.__name__} trains a quintet.{wanted}, not a {type(model).__name__}")
+        for name in cls.config_class.LINKS:
+            if name in cls.needs and name not in links:
+                raise UsageError(f"{cls.__name__} needs a {name}: {name}=quintet.runs.open_link(RUN)")
+            if name in links and not isinstance(links[name], Link):
+                given = repr(str(links[name])) if _is_folder(links[name]) else "RUN"
+                raise UsageError(
+                    f"{cls.__name__} takes {name}=quintet.runs.open_link({given}), or link_to(model) of quintet.runs, "
+                    f"not a {type(links[name]).__name__}"
+                )
+
+    @classmethod
+    def _paths(cls, data: Any, validation: Any) -> dict[str, Any]:
+        if data is None:
+            raise UsageError(f"{cls.__name__} needs data, such as a folder of files")
+        if validation is not None and _is_folder(validation) != _is_folder(data):
+            raise UsageError("a validation set comes beside a data set object; beside a folder comes a folder")
+        if not _is_folder(data):
+            return {"data.path": None}
+        beside = {} if validation is None else {"data.validation_path": data_path(validation)}
+        return {"data.path": data_path(data), **beside}
+
+
+def _is_folder(data: Any) -> bool:
+    return isinstance(data, (str, Path))
+
+
+def _continued(schema: type[RunConfig], run: Run, keys: Mapping[str, Any]) -> RunConfig:
+    """The run's own configuration, changed by what was asked for where a resumed run may change.
+
+    Where the links lay then stays as it was: their hashes say whether they are the same."""
+    saved = build(schema, file=run.config_file)
+    changed = saved.changed(keys)
+    refuse_changes(saved, changed)
+    return changed

@@ -1,0 +1,223 @@
+"""Owns what a training consists of between two steps, and its way into a checkpoint and back.
+
+There is no random state here: every random number is a function of (seed, step) or (seed, epoch, item).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import quintet
+from quintet.common.weights import checkpoint
+from quintet.common.weights.checkpoint import Contents
+from quintet.config import RunConfig
+from quintet.errors import CheckpointError
+from quintet.training.distributed import sharding
+from quintet.training.ema import Average
+from quintet.training.optim import (
+    Parameters,
+    load_optimizer_tensors,
+    make_optimizer,
+    named_parameters,
+    optimizer_tensors,
+    room_for_state,
+)
+from quintet.training.task import Phase, Recipe
+
+if TYPE_CHECKING:
+    from quintet.training.engine import Engine
+
+
+@dataclass
+class PhaseState:
+    """A phase with the parameters it moves and the optimizer that moves them."""
+
+    phase: Phase
+    parameters: Parameters
+    optimizer: Optimizer
+
+
+@dataclass
+class Progress:
+    """The numbers of a training, as `meta.json` holds them."""
+
+    step: int = 0
+    items_seen: int = 0
+    bad_steps: int = 0
+    bad_steps_in_a_row: int = 0
+    rollbacks: int = 0
+    best_value: float | None = None
+    best_step: int | None = None
+
+
+class TrainingState:
+    """Modules, their average, optimizers and progress of one run."""
+
+    def __init__(self, recipe: Recipe[Any], engine: Engine | None = None) -> None:
+        self.recipe = recipe
+        self.progress = Progress()
+        config: RunConfig = recipe.config
+        self.average = Average(config.ema, recipe.modules, recipe.averaged) if config.ema.enabled else None
+        if engine is not None:
+            # Copied whole first: what was cut cannot be copied. The optimizers are for the parts.
+            engine.shard(recipe.modules)
+            engine.shard(self.average.modules if self.average else {})
+        self.phases = [self._phase_state(phase) for phase in recipe.phases]
+
+    def _phase_state(self, phase: Phase) -> PhaseState:
+        parameters = named_parameters(self.recipe.modules, phase.modules)
+        return PhaseState(phase, parameters, make_optimizer(phase.optim, parameters))
+
+    def averaged_nets(self) -> dict[str, nn.Module]:
+        """The modules to look at: the averaged ones where there are any."""
+        return {**self.recipe.modules, **(self.average.modules if self.average else {})}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that is trained or averaged, by the name of its file; not copied."""
+        tensors = {name: dict(module.state_dict()) for name, module in self.recipe.modules.items()}
+        for name, module in self.average.modules.items() if self.average else ():
+            tensors[f"ema/{name}"] = dict(module.state_dict())
+        for state in self.phases:
+            tensors[f"optim/{state.phase.name}"] = optimizer_tensors(state.optimizer, state.parameters)
+        return tensors
+
+    def contents(self, world_size: int, fingerprint: str) -> Contents:
+        contents = Contents(self.tensors())
+        for state in self.phases:
+            contents.json[f"optim/{state.phase.name}"] = {
+                "optimizer": state.phase.optim.model_dump(mode="json"),
+                "parameters": list(state.parameters),
+            }
+        contents.json["meta"] = {
+            "format": checkpoint.FORMAT,
+            "quintet": quintet.__version__,
+            "recipe": self.recipe.name,
+            **asdict(self.progress),
+            "data_fingerprint": fingerprint,
+            "world_size": world_size,
+            **environment(),
+        }
+        contents.text["config.yaml"] = self.recipe.config.to_yaml()
+        return contents
+
+    def restore(self, folder: Path, optimizers: bool = True) -> dict[str, Any]:
+        """Take everything over from a sound checkpoint; returns its `meta.json`."""
+        meta = read_meta(folder, self.recipe.name)
+        progress = read_progress(folder, meta)
+        for name, module in self.recipe.modules.items():
+            load_module(module, folder, name)
+        if self.average:
+            for name, module in self.average.modules.items():
+                load_module(module, folder, f"ema/{name}")
+        if optimizers:
+            for state in self.phases:
+                self._restore_optimizer(state, folder)
+        self.progress = progress
+        return meta
+
+    def _restore_optimizer(self, state: PhaseState, folder: Path) -> None:
+        origin = f"optim/{state.phase.name}"
+        if _can_be_read_in_parts(state.parameters, folder, origin):
+            tensors = room_for_state(state.parameters, checkpoint.shapes_of_parts(folder, origin))
+            sharding.read(folder, origin, tensors)
+        else:
+            tensors = checkpoint.read_tensors(folder, origin)
+        load_optimizer_tensors(state.optimizer, state.parameters, tensors, f"{folder / origin}.safetensors")
+
+
+def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
+    """A number that an older version did not know yet has its default."""
+    known = {name: meta[name] for name in asdict(Progress()) if name in meta}
+    for name in ("step", "items_seen", "bad_steps", "bad_steps_in_a_row", "rollbacks"):
+        if type(known.get(name, 0)) is not int or known.get(name, 0) < 0:
+            raise CheckpointError(f"{folder / 'meta.json'}: '{name}' is not a count")
+    if "step" not in known or (checkpoint.is_named(folder) and known["step"] != checkpoint.step_of(folder)):
+        raise CheckpointError(f"{folder / 'meta.json'} is not of the step that the folder's name says")
+    value, step = known.get("best_value"), known.get("best_step")
+    if not (value is None or isinstance(value, float)) or not (step is None or isinstance(step, int)):
+        raise CheckpointError(f"{folder / 'meta.json'}: 'best_value' and 'best_step' are not numbers")
+    return Progress(**known)
+
+
+def newest_good(root: Path) -> int:
+    """The step of the newest sound checkpoint that was not taken amid bad steps; -1 if there is none."""
+    for folder in reversed(checkpoint.steps(root)):
+        try:
+            checkpoint.verify(folder)
+            if checkpoint.read_json(folder, "meta")["bad_steps_in_a_row"] == 0:
+                return checkpoint.step_of(folder)
+        except CheckpointError:
+            continue
+    return -1
+
+
+def environment() -> dict[str, Any]:
+    """What the last bits of a result depend on besides the configuration."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpu": platform.machine() + " " + cpu_name(),
+    }
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
+    meta = checkpoint.read_json(folder, "meta")
+    if not isinstance(meta, dict) or meta.get("format") != checkpoint.FORMAT:
+        found = meta.get("format") if isinstance(meta, dict) else None
+        raise CheckpointError(
+            f"{folder} has checkpoint format {str(found)[:20]}; this version reads {checkpoint.FORMAT}"
+        )
+    if meta.get("recipe") != recipe:
+        raise CheckpointError(f"{folder} is a checkpoint of recipe {str(meta.get('recipe'))[:40]!r}, not of '{recipe}'")
+    return meta
+
+
+def load_module(module: nn.Module, folder: Path, name: str) -> None:
+    """Copy saved tensors into a module, which keeps its device, precision and memory format."""
+    own = module.state_dict()
+    if _can_be_read_in_parts(own, folder, name):
+        _check_shapes(own, checkpoint.shapes_of_parts(folder, name), str(folder / name))
+        sharding.read(folder, name, own)
+    else:
+        copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors")
+
+
+def _can_be_read_in_parts(tensors: Mapping[str, Tensor], folder: Path, name: str) -> bool:
+    """Whether each process may read its own part alone."""
+    return any(map(sharding.is_cut, tensors.values())) and checkpoint.is_in_parts(folder, name)
+
+
+def _check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], origin: str) -> None:
+    for key in sorted(own.keys() ^ shapes.keys()):
+        raise CheckpointError(f"{origin} {'lacks' if key in own else 'has an unknown'} tensor '{key}'")
+    for key, value in own.items():
+        if value.shape != shapes[key]:
+            raise CheckpointError(f"{origin}: '{key}' has shape {shapes[key]}, the model expects {tuple(value.shape)}")
+
+
+def copy_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
+    own = module.state_dict()
+    _check_shapes(own, {key: tuple(value.shape) for key, value in tensors.items()}, origin)
+    for key, value in own.items():
+        if value.is_floating_point() != tensors[key].is_floating_point():
+            raise CheckpointError(f"{origin}: '{key}' is of type {tensors[key].dtype}, the model expects {value.dtype}")
+    with torch.no_grad():
+        for key, value in own.items():
+            sharding.copy_into(value, tensors[key])

@@ -1,0 +1,259 @@
+"""Sources of pictures: folders as the configuration names them, and data set objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from quintet.common.rng import Draw
+from quintet.config import PictureDataConfig
+from quintet.data.image import PythonPictures, folder_sources, python_sources
+from quintet.errors import UnreadableItem, UsageError
+from quintet.training.task import Sources
+
+SIZE = (8, 8)
+
+
+def draw(item: int = 0, epoch: int = 0) -> Draw:
+    return Draw(0, [epoch], [item])
+
+
+def names(source: Any) -> set[str]:
+    return {source.name(item) for item in range(len(source))}
+
+
+# --- folders ------------------------------------------------------------------------------------------------------
+
+
+def make_folder(folder: Path, count: int, prefix: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        pixels = np.full((8, 8, 3), number, np.uint8)
+        pixels[:, :4, 0] = 200
+        Image.fromarray(pixels).save(folder / f"{prefix}{number:03d}.png")
+    return folder
+
+
+def sources(folder: Path, **keys: Any) -> Sources:
+    return folder_sources(PictureDataConfig(path=str(folder), **keys), SIZE, 3)
+
+
+def test_a_folder_is_split_and_no_item_is_on_both_sides(tmp_path: Path) -> None:
+    made = sources(make_folder(tmp_path / "data", 40), validation_fraction=0.25)
+    train, validation = names(made.train), names(made.validation)
+    assert not train & validation
+    assert len(train | validation) == 40
+    assert 2 <= len(validation) <= 20
+    assert made.about["path"] == str(tmp_path / "data")
+    other = sources(tmp_path / "data", validation_fraction=0.25, split_seed=1)
+    assert names(other.validation) != validation
+
+
+def test_without_a_validation_share_the_training_items_are_looked_at_unaugmented(tmp_path: Path) -> None:
+    made = sources(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=True)
+    assert names(made.train) == names(made.validation)
+    trained = [made.train.load(item, draw(item))["images"] for item in range(20)]
+    looked_at = [made.validation.load(item, draw(item))["images"] for item in range(20)]
+    flipped = sum(not torch.equal(one, two) for one, two in zip(trained, looked_at, strict=True))
+    assert 3 <= flipped <= 17
+    assert all(image[0, 0, 0] == 200 for image in looked_at)
+
+
+def test_flips_can_be_off(tmp_path: Path) -> None:
+    made = sources(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=False)
+    assert all(made.train.load(item, draw(item))["images"][0, 0, 0] == 200 for item in range(20))
+
+
+def test_a_validation_folder_of_its_own_leaves_all_items_for_training(tmp_path: Path) -> None:
+    own = make_folder(tmp_path / "other", 5, "v")
+    made = sources(make_folder(tmp_path / "data", 40), validation_path=str(own), validation_fraction=0.25)
+    assert names(made.train) == {f"{number:03d}.png" for number in range(40)}
+    assert names(made.validation) == {f"v{number:03d}.png" for number in range(5)}
+
+
+def test_the_fingerprint_notices_other_items_on_either_side(tmp_path: Path) -> None:
+    data, own = make_folder(tmp_path / "data", 5), make_folder(tmp_path / "other", 3)
+    before = sources(data, validation_path=str(own)).fingerprint
+    assert sources(data, validation_path=str(own)).fingerprint == before
+    (own / "002.png").unlink()
+    after = sources(data, validation_path=str(own)).fingerprint
+    assert after != before
+    (data / "004.png").unlink()
+    assert sources(data, validation_path=str(own)).fingerprint not in (before, after)
+
+
+def test_everything_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
+    """Two lines of one metadata file are two things left out."""
+    data = make_folder(tmp_path / "data", 5)
+    (data / "empty.png").touch()
+    rows = [{"file_name": "000.png", "text": "a"}, {"file_name": "gone.png"}, {"file_name": "lost.png"}]
+    (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    skipped = sources(data).skipped
+    assert skipped["empty.png"] == "empty file"
+    told = " ".join(skipped.values())
+    assert "gone.png" in told
+    assert "lost.png" in told
+
+
+def test_what_a_validation_folder_leaves_out_is_named_too(tmp_path: Path) -> None:
+    own = make_folder(tmp_path / "other", 5)
+    (own / "empty.png").touch()
+    made = sources(make_folder(tmp_path / "data", 5), validation_path=str(own))
+    assert made.skipped == {"validation: empty.png": "empty file"}
+
+
+def test_captions_and_shape(tmp_path: Path) -> None:
+    data = make_folder(tmp_path / "data", 3)
+    (data / "001.txt").write_text("a caption", encoding="utf-8")
+    made = folder_sources(PictureDataConfig(path=str(data), validation_fraction=0), (4, 12), 1)
+    items = [made.train.load(item, draw(item)) for item in range(3)]
+    assert {item["images"].shape for item in items} == {(1, 4, 12)}
+    assert items[0]["images"].dtype == torch.uint8
+    assert [item["texts"] for item in items] == ["", "a caption", ""]
+
+
+def test_a_run_of_python_objects_cannot_be_resumed_from_its_folder() -> None:
+    with pytest.raises(UsageError, match="can only be resumed from Python"):
+        folder_sources(PictureDataConfig(), SIZE, 3)
+
+
+# --- data set objects ---------------------------------------------------------------------------------------------
+
+
+def pictures(dataset: Any, channels: int = 3, flip: bool = False, **options: Any) -> PythonPictures:
+    return PythonPictures(dataset, range(len(dataset)), *SIZE, channels, flip, **options)
+
+
+def loaded(value: Any, **options: Any) -> torch.Tensor:
+    image: torch.Tensor = pictures([value], **options).load(0, draw())["images"]
+    return image
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "CMYK", "P", "1", "I;16"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_pillow_images_of_any_mode_and_size(mode: str, channels: int) -> None:
+    image = loaded(Image.new(mode, (20, 10)), channels=channels)
+    assert image.shape == (channels, *SIZE)
+    assert image.dtype == torch.uint8
+
+
+def odd_pictures() -> dict[str, Image.Image]:
+    """Pictures whose plain conversion to RGB would be wrong."""
+    gradient = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
+    clear.paste((200, 0, 0, 255), (0, 0, 4, 4))
+    turned = Image.fromarray(np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3))
+    turned.getexif()[0x0112] = 6
+    return {"transparent": clear, "palette": clear.quantize(), "16 bit": Image.fromarray(gradient), "turned": turned}
+
+
+@pytest.mark.parametrize("kind", ["transparent", "palette", "16 bit", "turned"])
+def test_a_picture_in_memory_is_treated_as_in_a_folder(tmp_path: Path, kind: str) -> None:
+    """Transparency on white, 16 bits scaled, turned as the camera says: Hugging Face hands over such images."""
+    original = odd_pictures()[kind]
+    file = make_folder(tmp_path / "data", 0) / "odd.png"
+    original.save(file, exif=original.getexif())
+    in_folder = sources(file.parent, validation_fraction=0, flip=False).train.load(0, draw())["images"]
+    with Image.open(file) as opened:
+        assert torch.equal(loaded(opened), in_folder)
+
+
+def test_arrays_and_tensors_keep_their_values() -> None:
+    array = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+    assert torch.equal(loaded(array), torch.from_numpy(array).permute(2, 0, 1))
+    tensor = torch.rand(3, 8, 8)
+    assert torch.equal(loaded(tensor), tensor)
+    assert torch.equal(loaded(torch.ones(3, 8, 8, dtype=torch.uint8)), torch.ones(3, 8, 8, dtype=torch.uint8))
+
+
+def test_grey_arrays_need_no_channel() -> None:
+    array = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    assert torch.equal(loaded(array, channels=1)[0], torch.from_numpy(array))
+    assert torch.equal(loaded(torch.from_numpy(array), channels=1)[0], torch.from_numpy(array))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_other_sizes_are_resized_in_their_own_type(dtype: torch.dtype) -> None:
+    value = 255 if dtype == torch.uint8 else 1
+    image = loaded(torch.full((3, 20, 20), value, dtype=dtype))
+    assert image.dtype == dtype
+    torch.testing.assert_close(image, torch.full((3, *SIZE), value, dtype=dtype))
+
+
+def test_a_wrong_number_of_channels_is_an_unreadable_item() -> None:
+    with pytest.raises(UnreadableItem, match=r"has 1 channels, model\.channels is 3"):
+        loaded(torch.zeros(1, 8, 8))
+
+
+def test_captions_come_along_and_a_missing_one_is_empty() -> None:
+    picture = Image.new("RGB", (8, 8))
+    items = [
+        (picture, "a cat"),
+        {"image": picture, "text": "a dog"},
+        {"image": picture},
+        {"image": picture, "text": None},
+    ]
+    source = pictures(items)
+    assert [source.load(item, draw(item))["texts"] for item in range(4)] == ["a cat", "a dog", "", ""]
+
+
+def test_flips_follow_the_draw_of_the_item() -> None:
+    tensor = torch.arange(3 * 64, dtype=torch.uint8).view(3, 8, 8)
+    source = pictures([tensor] * 40, flip=True)
+    images = [source.load(item, draw(item))["images"] for item in range(40)]
+    again = [source.load(item, draw(item))["images"] for item in range(40)]
+    assert all(torch.equal(one, two) for one, two in zip(images, again, strict=True))
+    flipped = [torch.equal(image, tensor.flip(-1)) for image in images]
+    assert 8 <= sum(flipped) <= 32
+    assert all(torch.equal(image, tensor) for image, turned in zip(images, flipped, strict=True) if not turned)
+
+
+class Captioned(list[Any]):
+    """Knows the names of its own fields."""
+
+    data_kwargs = ("text", "image")
+
+
+def split(dataset: Any, **options: Any) -> Sources:
+    return python_sources(dataset, PictureDataConfig(validation_fraction=0.2), SIZE, 3, **options)
+
+
+def test_a_data_set_is_split_by_fraction_and_seed() -> None:
+    dataset = [torch.full((3, 8, 8), number, dtype=torch.uint8) for number in range(100)]
+    made = split(dataset)
+    train, validation = names(made.train), names(made.validation)
+    assert not train & validation
+    assert len(train | validation) == 100
+    assert 10 <= len(validation) <= 30
+    place = int(made.validation.name(3).removeprefix("item "))
+    assert made.validation.load(3, draw())["images"].unique().tolist() == [place]
+    assert names(split(dataset).validation) == validation
+
+
+def test_a_validation_set_handed_over_leaves_the_other_whole() -> None:
+    made = split([torch.zeros(3, 8, 8)] * 30, validation=[torch.ones(3, 8, 8)] * 4)
+    assert len(made.train) == 30
+    assert len(made.validation) == 4
+    assert made.validation.load(0, draw())["images"].min() == 1
+
+
+def test_a_small_data_set_has_items_on_both_sides() -> None:
+    """As a folder has: neither side empty where two items can be had."""
+    config = PictureDataConfig(validation_fraction=0.05)
+    for count in range(2, 12):
+        made = python_sources([torch.zeros(3, 8, 8)] * count, config, SIZE, 3)
+        assert len(made.train) + len(made.validation) == count, count
+        assert not names(made.train) & names(made.validation)
+
+
+def test_a_data_sets_own_field_names_are_used() -> None:
+    made = split(Captioned([("a cat", torch.zeros(3, 8, 8))] * 10))
+    assert made.train.load(0, draw())["texts"] == "a cat"
+    declared = split([(5, torch.zeros(3, 8, 8))] * 10, declared=["label", "image"])
+    assert declared.train.load(0, draw())["texts"] == "5"

@@ -1,0 +1,228 @@
+"""Codes on disk: made once, whatever happens on the way, and read without the media."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.common.batch import Batch, Item, collate
+from quintet.common.rng import Draw
+from quintet.data import token_cache
+from quintet.data.token_cache import CacheKey, CodeCache
+from quintet.errors import UnreadableItem
+
+KEY = CacheKey("tokenizer", "data", "centre", variants=1)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "SHARD", 4)
+    monkeypatch.setattr(token_cache, "BATCH", 3)
+
+
+@dataclass
+class Media:
+    """Items made of their number and their variant; some cannot be read."""
+
+    num: int = 10
+    broken: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return self.num
+
+    def name(self, item: int) -> str:
+        return f"item-{item}"
+
+    def load(self, item: int, draw: Draw) -> Item:
+        if item in self.broken:
+            raise UnreadableItem(f"{item} is broken")
+        return {"images": torch.full((2, 2), 100 * int(draw.epochs[0]) + item), "texts": "not kept"}
+
+    def about(self, item: int) -> Item:
+        return {"texts": f"caption {item}"}
+
+
+class Encoder:
+    """Counts the items it is given, and may fail after some of them."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.encoded: list[str] = []
+        self.fail_after = fail_after
+
+    def __call__(self, batch: Batch) -> Tensor:
+        if self.fail_after is not None and len(self.encoded) >= self.fail_after:
+            raise KeyboardInterrupt
+        self.encoded += batch.names
+        images: Tensor = batch["images"]
+        return images * 2
+
+
+def cache(folder: Path, encoder: Encoder, media: Media | None = None, key: CacheKey = KEY) -> CodeCache:
+    return CodeCache(folder, key, media or Media(), collate, encoder)
+
+
+def everything(source: token_cache.CodeSource) -> list[int]:
+    return [int(source.load(item, Draw(0, [0], [item]))["codes"][0, 0]) for item in range(len(source))]
+
+
+def test_codes_are_made_once_and_read_without_the_media(tmp_path: Path) -> None:
+    encoder = Encoder()
+    first = cache(tmp_path, encoder).open()
+    assert everything(first) == [2 * item for item in range(10)]
+    assert encoder.encoded == [f"item-{item}" for item in range(10)]
+    item = first.load(7, Draw(0, [0], [7]))
+    assert item["codes"].dtype == torch.int64
+    assert item["texts"] == "caption 7"
+
+    again = cache(tmp_path, encoder).open()
+    assert everything(again) == everything(first)
+    assert len(encoder.encoded) == 10
+
+
+def test_how_far_it_is_is_told_once_each(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    replace(cache(tmp_path, Encoder()), tell=lambda done, total: told.append((done, total))).open()
+    assert told == [(0, 10), (4, 10), (8, 10), (10, 10)]
+
+
+def test_an_interrupted_encoding_goes_on_where_it_was(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        cache(tmp_path, Encoder(fail_after=6)).open()
+    encoder = Encoder()
+    assert everything(cache(tmp_path, encoder).open()) == [2 * item for item in range(10)]
+    assert encoder.encoded == [f"item-{item}" for item in range(4, 10)]
+
+
+def test_vectors_are_kept_as_they_are(tmp_path: Path) -> None:
+    def encode(batch: Batch) -> Tensor:
+        return batch["images"].flatten(1).float() * -0.1
+
+    key = replace(KEY, tokenizer="listener")
+    for _ in range(2):  # made, and read again
+        made = CodeCache(tmp_path, key, Media(broken=frozenset({2})), collate, encode, kept_as="clip").open()
+        item = made.load(7, Draw(0, [0], [7]))
+        assert item.keys() == {"texts", "clip"}
+        assert torch.equal(item["clip"], torch.full((4,), 7) * -0.1)
+        assert item["clip"].dtype == torch.float32
+        with pytest.raises(UnreadableItem, match="2 is broken"):
+            made.load(2, Draw(0, [0], [2]))
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "no record", "strange record", "no shard"])
+def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: str) -> None:
+    cache(tmp_path, Encoder()).open()
+    (shard,) = tmp_path.glob("*/shard-00001.npy")
+    content = bytearray(shard.read_bytes())
+    if damage == "flip":
+        content[-1] ^= 1
+        shard.write_bytes(content)
+    elif damage == "cut":
+        shard.write_bytes(content[:-8])
+    elif damage == "empty":
+        shard.write_bytes(b"")
+    elif damage == "no record":
+        shard.with_suffix(".json").unlink()
+    elif damage == "strange record":
+        shard.with_suffix(".json").write_text('{"sha256": []}')
+    else:
+        shard.unlink()
+    encoder = Encoder()
+    assert everything(cache(tmp_path, encoder).open()) == [2 * item for item in range(10)]
+    assert encoder.encoded == [f"item-{item}" for item in range(4, 8)]
+
+
+def test_an_unreadable_item_is_remembered_with_its_reason(tmp_path: Path) -> None:
+    media = Media(broken=frozenset({0, 5, 6}))
+    for _ in range(2):
+        source = cache(tmp_path, Encoder(), media).open()
+        assert source.skipped == {0: "0 is broken", 5: "5 is broken", 6: "6 is broken"}
+        with pytest.raises(UnreadableItem, match="5 is broken"):
+            source.load(5, Draw(0, [0], [5]))
+        assert [int(source.codes(item)[0, 0, 0]) for item in (1, 4, 7, 9)] == [2, 8, 14, 18]
+
+
+def test_a_shard_without_a_readable_item_is_kept(tmp_path: Path) -> None:
+    media = Media(broken=frozenset(range(4)))
+    cache(tmp_path, Encoder(), media).open()
+    encoder = Encoder()
+    source = cache(tmp_path, encoder, media).open()
+    assert encoder.encoded == []
+    assert int(source.codes(4)[0, 0, 0]) == 8
+
+
+def test_variants_are_drawn_like_epochs_and_chosen_by_epoch_and_item(tmp_path: Path) -> None:
+    source = cache(tmp_path, Encoder(), key=replace(KEY, variants=3)).open()
+    assert [int(codes[0, 0]) for codes in source.codes(7)] == [14, 214, 414]
+    seen = {int(source.load(7, Draw(0, [epoch], [7]))["codes"][0, 0]) for epoch in range(40)}
+    assert seen == {14, 214, 414}
+    once, again = (source.load(7, Draw(0, [11], [7]))["codes"] for _ in range(2))
+    assert torch.equal(once, again)
+
+
+class Ragged:
+    """Of an item of number n, n % 5 + 1 rows in variant 0 and one more in each further one, padded within a batch."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        numbers = [int(image[0, 0]) for image in batch["images"]]
+        lengths = [number % 100 % 5 + 1 + number // 100 for number in numbers]
+        codes = torch.full((len(numbers), max(lengths), 2), -1)
+        for row, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+            codes[row, :length] = number
+        return codes
+
+
+def test_items_of_different_length_come_back_without_padding(tmp_path: Path) -> None:
+    media = Media(broken=frozenset({5}))
+    key = replace(KEY, variants=3)
+    for _ in range(2):
+        source = CodeCache(tmp_path, key, media, collate, Ragged()).open()
+        assert source.lengths() == [0 if item == 5 else item % 5 + 3 for item in range(10)]
+        shapes = set()
+        for item in (0, 3, 7, 9):
+            for epoch in range(20):
+                codes = source.load(item, Draw(0, [epoch], [item]))["codes"]
+                variant, number = divmod(int(codes[0, 0]), 100)
+                assert number == item
+                assert codes.shape == (item % 5 + 1 + variant, 2)
+                assert (codes == codes[0, 0]).all()
+                shapes.add(tuple(codes.shape))
+        assert len(shapes) > 4
+
+
+@pytest.mark.parametrize("change", [{"tokenizer": "x"}, {"data": "x"}, {"transform": "x"}, {"variants": 2}])
+def test_codes_of_something_else_are_not_used(tmp_path: Path, change: dict[str, object]) -> None:
+    cache(tmp_path, Encoder()).open()
+    encoder = Encoder()
+    cache(tmp_path, encoder, key=replace(KEY, **change)).open()  # type: ignore[arg-type]
+    assert len(encoder.encoded) >= 10
+
+
+def test_a_source_travels_to_data_workers(tmp_path: Path) -> None:
+    source = cache(tmp_path, Encoder()).open()
+    everything(source)
+    assert everything(pickle.loads(pickle.dumps(source))) == everything(source)
+
+
+def _encode_and_note(folder: Path, number: int) -> None:
+    encoder = Encoder()
+    source = cache(folder, encoder).open()
+    (folder / f"noted-{number}").write_text(f"{len(encoder.encoded)} {everything(source)}")
+
+
+def test_of_several_processes_one_makes_the_codes(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_encode_and_note, args=(tmp_path, number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    noted = [(tmp_path / f"noted-{number}").read_text().split(" ", 1) for number in range(3)]
+    assert sorted(int(count) for count, _ in noted) == [0, 0, 10]
+    assert {codes for _, codes in noted} == {str([2 * item for item in range(10)])}

@@ -1,0 +1,48 @@
+"""Attention by products is torch's attention, forth and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quintet.nn.cpu_bf16_attention import SHORT_ROW, attention_by_products, is_quicker_by_products
+
+
+def parts(keys: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """As a layer makes them: heads are the last axis but one until they are turned."""
+    generator = torch.Generator().manual_seed(0)
+    queries, of_keys, values = (
+        torch.randn(2, places, 3, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        for places in (7, keys, keys)
+    )
+    return queries, of_keys, values
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_values_and_gradients_are_those_of_the_kernel(masked: bool) -> None:
+    mask = torch.tensor([[True, False, True, True, False], [True] * 5])[:, None, None] if masked else None
+    weight = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, expected = [], []
+    for attend, results in ((attention_by_products, found), (F.scaled_dot_product_attention, expected)):
+        given = parts()
+        out = attend(*(part.transpose(1, 2) for part in given), mask)
+        (out * weight).sum().backward()
+        results += [out.detach(), *(part.grad for part in given)]
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_what_is_masked_is_not_seen_even_as_nan() -> None:
+    queries, keys, values = (part.detach().transpose(1, 2) for part in parts())
+    mask = torch.tensor([True, True, True, True, False]).expand(2, 1, 1, 5)
+    before = attention_by_products(queries, keys, values, mask)
+    keys[:, :, 4] = torch.nan
+    assert torch.equal(attention_by_products(queries, keys, values, mask), before)
+
+
+def test_it_is_for_short_rows_of_bf16_on_a_cpu() -> None:
+    row, long = torch.zeros(1, 1, SHORT_ROW, 2), torch.zeros(1, 1, SHORT_ROW + 1, 2)
+    assert is_quicker_by_products(row.bfloat16(), row.bfloat16())
+    assert not is_quicker_by_products(row, row)
+    assert not is_quicker_by_products(row.bfloat16(), long.bfloat16())

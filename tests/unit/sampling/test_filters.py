@@ -1,0 +1,99 @@
+"""How one code is drawn from scores: filters and guidance, against naive ones."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quintet.sampling.filters import filter_top_k, filter_top_p, guesses, guided
+
+steady = settings(deadline=None, derandomize=True, max_examples=60)
+"""The same examples in every session, however busy the machine."""
+
+
+# Filters
+
+
+def naive_top_k(values: list[float], k: int) -> set[int]:
+    least = sorted(values, reverse=True)[:k][-1]
+    return {place for place, value in enumerate(values) if value >= least}
+
+
+def naive_top_p(values: list[float], p: float) -> set[int]:
+    total = math.fsum(math.exp(value - max(values)) for value in values)
+    mass, least = 0.0, math.inf
+    for value in sorted(values, reverse=True):
+        if mass >= p * total * (1 + 1e-12):
+            break
+        mass, least = mass + math.exp(value - max(values)), value
+    return {place for place, value in enumerate(values) if value >= least}
+
+
+def kept(filtered: Tensor, logits: Tensor) -> set[int]:
+    stays = filtered == logits
+    assert (filtered[~stays] == -math.inf).all()
+    return set(stays.nonzero()[:, 0].tolist())
+
+
+scores_of_codes = st.lists(st.integers(-60, 60).map(lambda value: value / 7), min_size=1, max_size=12)
+precision = st.sampled_from([torch.float32, torch.float64])
+
+
+@steady
+@given(values=scores_of_codes, k=st.integers(1, 14), dtype=precision)
+def test_top_k_keeps_the_k_likeliest(values: list[float], k: int, dtype: torch.dtype) -> None:
+    logits = torch.tensor(values, dtype=dtype)
+    assert kept(filter_top_k(logits, k), logits) == naive_top_k(logits.tolist(), k)
+
+
+@steady
+@given(values=scores_of_codes, p=st.integers(0, 100).map(lambda hundredths: hundredths / 101), dtype=precision)
+def test_top_p_keeps_the_fewest_that_reach_p(values: list[float], p: float, dtype: torch.dtype) -> None:
+    logits = torch.tensor(values, dtype=dtype)
+    found = kept(filter_top_p(logits, p), logits)
+    assert found
+    # within rounding of the border, either answer is right
+    assert naive_top_p(logits.tolist(), max(p - 1e-6, 1e-9)) <= found <= naive_top_p(logits.tolist(), p + 1e-6)
+
+
+def test_filters_act_on_each_row_by_itself() -> None:
+    logits = torch.tensor([[[4.0, 1, 2, 3], [0, 0, 0, 9]]])
+    assert filter_top_k(logits, 2).isfinite().tolist() == [[[True, False, False, True], [True] * 4]]
+    assert filter_top_p(logits, 0.7).isfinite().tolist() == [[[True, False, False, True], [False, False, False, True]]]
+
+
+def test_a_float_is_a_share_of_the_codes() -> None:
+    logits = torch.arange(100.0)
+    assert filter_top_k(logits, 0.07).isfinite().sum() == 7
+    assert filter_top_k(logits, 1.0).isfinite().all()
+    assert filter_top_k(logits, 0.001).isfinite().sum() == 1
+    assert filter_top_k(logits, 1).isfinite().sum() == 1
+    assert filter_top_p(logits * 1e3, 1.0).isfinite().all()
+
+
+def test_other_precisions_are_filtered_as_well() -> None:
+    logits = torch.tensor([1.0, 5, 3, 2])
+    for narrow in (torch.bfloat16, torch.float16):
+        assert torch.equal(filter_top_k(logits.to(narrow), 2), filter_top_k(logits, 2).to(narrow))
+        assert torch.equal(filter_top_p(logits.to(narrow), 0.9), filter_top_p(logits, 0.9).to(narrow))
+
+
+# Guidance
+
+
+def test_guidance_goes_from_one_through_the_other() -> None:
+    one, other = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
+    assert torch.equal(guided(one, other, 0.0), other)
+    assert guided(one, other, 1.0) is one
+    assert guided(one, other, 3.0).tolist() == [2.0, 0.0]
+    assert guided(torch.tensor([-math.inf, 1.0]), torch.tensor([-math.inf, 0.0]), 2.0).tolist() == [-math.inf, 2.0]
+
+
+def test_a_chance_falls_on_the_code_in_whose_share_it_lies() -> None:
+    logits = torch.tensor([0.5, 0.25, 0.0, 0.25]).log().repeat(6, 1)
+    chances = torch.tensor([0.0, 0.49, 0.51, 0.74, 0.76, 1 - 2**-24])
+    assert guesses(logits, chances).tolist() == [0, 0, 1, 1, 3, 3]

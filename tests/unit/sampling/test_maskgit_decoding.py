@@ -1,0 +1,138 @@
+"""A MaskGit fills holes: what is told is read once, and every step is what the model says by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quintet.common.rng import Draw
+from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.sampling import masked
+from quintet.sampling.masked import Conditioning, Sampling
+from quintet.sampling.maskgit import Told, fill, told_both_ways, told_by_vectors
+
+SMALL: dict[str, Any] = {
+    "grid": (2, 4, 4), "num_codes": 11, "dim": 32, "depth": 2, "heads": 4,
+    "text_dim": 16, "text_depth": 1, "text_heads": 2, "text_length": 24,
+}  # fmt: skip
+LOW: dict[str, Any] = {"grid": (4, 6), "low_grid": (2, 3), "low_codes": 7}
+TEXTS = ["a red circle", "", "two blue squares"]
+
+
+def make(kind: type[MaskGit] | type[TokenCritic] = MaskGit, **keys: Any) -> Any:
+    torch.manual_seed(0)
+    model = kind(**{**SMALL, **keys}).eval()
+    for name in ("to_score", "from_previous"):
+        # They start without an opinion, which would hide what they are told.
+        if getattr(model, name, None) is not None:
+            nn.init.normal_(getattr(model, name).weight)
+    return model
+
+
+def told(model: MaskGit, negative: str | None = None) -> tuple[Told, Told]:
+    given, against = told_both_ways(model, TEXTS if model.text_encoder is not None else [""] * 3, negative)
+    if model.low is not None:
+        given["low"] = torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(2))
+    return given, against
+
+
+def filled(model: MaskGit, both: tuple[Told, Told], guidance: float = 3.0, critic: TokenCritic | None = None) -> Tensor:
+    tokens = torch.full((3, model.length), model.mask_id)
+    hole = both[0].get("there", torch.ones_like(tokens, dtype=torch.bool))
+    return fill(
+        model, tokens, hole, draw=draw(), settings=settings(guidance), given=both[0], against=both[1], critic=critic
+    )
+
+
+def plainly(
+    model: MaskGit, both: tuple[Told, Told], guidance: float = 3.0, critic: TokenCritic | None = None
+) -> Tensor:
+    """The same with everything read anew in each step, and logits of all places."""
+
+    def logits(
+        tokens: Tensor, conditioning: Conditioning, where: Tensor, previous: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        scores = model(tokens, conditioning, previous=previous)
+        return scores[where], scores
+
+    tokens = torch.full((3, model.length), model.mask_id)
+    return masked.decode(
+        logits,
+        tokens,
+        both[0].get("there", torch.ones_like(tokens, dtype=torch.bool)),
+        mask_id=model.mask_id,
+        draw=draw(),
+        settings=settings(guidance),
+        conditioning=both[0],
+        against=both[1],
+        critic=critic or (model.score if model.to_score is not None else None),
+    )
+
+
+def draw() -> Draw:
+    return Draw(3, [0] * 3, range(3))
+
+
+def settings(guidance: float) -> Sampling:
+    return Sampling(steps=5, guidance=guidance)
+
+
+@pytest.mark.parametrize("judged", [False, True], ids=["alone", "critic"])
+@pytest.mark.parametrize("negative", [None, "a green star"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        LOW,
+        {**LOW, "text": "none"},
+        {"text": "none"},
+        {"self_conditioning": True},
+        {"self_critic": True},
+        {"merge": (1, 2, 2)},
+    ],
+    ids=str,
+)
+def test_a_decoding_is_that_of_a_model_told_anew_in_every_step(
+    keys: dict[str, Any], negative: str | None, judged: bool
+) -> None:
+    model, critic = make(**keys), make(TokenCritic, **keys) if judged else None
+    both = told(model, negative if model.text_encoder is not None else None)
+    for guidance in (1.0, 3.0):
+        assert torch.equal(filled(model, both, guidance, critic), plainly(model, both, guidance, critic))
+
+
+def test_also_where_rows_end_early() -> None:
+    model = make()
+    given, against = told(model)
+    both = {**given, "there": torch.arange(32) < torch.tensor([32, 16, 32])[:, None]}, against
+    assert torch.equal(filled(model, both), plainly(model, both))
+
+
+def test_texts_and_low_resolution_codes_are_read_once() -> None:
+    model, critic = make(**LOW), make(TokenCritic, **LOW)
+    read: list[nn.Module] = []
+    readers = [reader for one in (model, critic) for reader in (one.text_encoder, one.low)]
+    passes: list[int] = []
+    for reader in readers:
+        reader.register_forward_hook(lambda reader, _, __: read.append(reader))
+    model.transformer.register_forward_hook(lambda *_: passes.append(1))
+    filled(model, told(model), critic=critic)
+    assert len(passes) == 5
+    assert sorted(map(id, read)) == sorted(map(id, readers))
+
+
+def test_embeddings_of_texts_lead_as_well() -> None:
+    model = make(text="vectors", vector_dim=8)
+    vectors = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(4))
+    both = told_by_vectors(model, vectors)
+    assert torch.equal(filled(model, both), plainly(model, both))
+    assert not torch.equal(filled(model, both), filled(model, told_by_vectors(model, vectors.flip(1) * -1)))
+
+
+def test_no_gradient_is_kept() -> None:
+    model = make()
+    once = model.told_once(told(model)[0])
+    assert {name: tensor.requires_grad for name, tensor in once.items()} == dict.fromkeys(once, False)

@@ -1,0 +1,73 @@
+"""What a person sees while training: everything asked for, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from quintet.training.display import Display, summary
+
+FIGURES = {"train/generator/loss": 0.5, "train/lr": 1e-3, "train/rate/items_per_second": 9.0}
+VALIDATED = {"psnr": 30.5, "codebook_usage": 0.875}
+
+
+def test_elsewhere_than_on_a_terminal_it_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display("run")
+    display.start(0, 100)
+    display.update(10)
+    display.update(20, FIGURES, 3 * 2**30)
+    display.validated(20, VALIDATED)
+    display.note("[a] note")
+    display.stop()
+    first, validation, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("step 20/100  ")
+    assert first.endswith(" left  3.00 GB  generator/loss 0.5  lr 0.001")
+    assert validation == "validation at 20: codebook_usage 0.875  psnr 30.5"
+    assert second == "[a] note"
+
+
+def test_a_terminal_keeps_step_pace_memory_losses_and_the_last_validation_in_sight() -> None:
+    code = (
+        "from quintet.training.display import Display\n"
+        f"display = Display('run'); display.start(0, 100); display.update(20, {FIGURES}, 3 * 2**30)\n"
+        f"display.validated(20, {VALIDATED}); display.note('[a] note'); display.stop()\n"
+    )
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    done = subprocess.run([sys.executable, "-c", code], stderr=theirs, check=False, env=environment)
+    os.close(theirs)
+    shown = os.read(ours, 2**16).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    for expected in ("20/100", "steps/s", "left  3.00 GB", "generator/loss 0.5", "[a] note"):
+        assert expected in shown
+    # In its place below the bar, drawn anew, and never once more for every validation.
+    assert "validation at 20: codebook_usage 0.875  psnr 30.5" in shown
+    assert shown.index("[a] note") < shown.rindex("validation at 20")
+
+
+def test_whole_losses_come_before_their_parts_and_gradients_last() -> None:
+    parts = (
+        "discriminator/fake",
+        "discriminator/gradient_norm",
+        "discriminator/loss",
+        "generator/loss",
+        "lr",
+        "more",
+        "x",
+    )
+    figures = {f"train/{name}": 1.0 for name in parts} | {"train/time/overhead": 1.0}
+    assert summary(figures) == "discriminator/loss 1  generator/loss 1  discriminator/fake 1  lr 1  more 1"
+
+
+def test_a_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display("run", silent=True)
+    display.start(0, 10)
+    display.update(5, FIGURES)
+    display.note("something")
+    display.stop()
+    assert capsys.readouterr().err == ""

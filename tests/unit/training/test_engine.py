@@ -1,0 +1,306 @@
+"""A process's place in the world, precision, recomputation, and sentences for the failures of machines."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy import toy_config
+
+from quintet.common.rng import seed_from
+from quintet.config import EngineConfig
+from quintet.errors import LostContactError, RunError, UsageError
+from quintet.training.engine import Engine, Place, choose_device, explain_failure, may_be_restarted
+from quintet.training.evaluate import looking
+
+CPU = EngineConfig(device="cpu")
+
+# --- where the launcher put us ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, Place(0, 0, 1)),
+        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, Place(5, 1, 8)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 1, 2)),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, Place(0, 0, 1)),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, Place(0, 0, 1)),  # sbatch without srun: one process
+        (
+            {
+                "SLURM_STEP_NUM_TASKS": "4",
+                "SLURM_PROCID": "3",
+                "SLURM_LOCALID": "1",
+                "MASTER_ADDR": "node1",
+                "MASTER_PORT": "29500",
+            },
+            Place(3, 1, 4),
+        ),
+        (  # torchrun inside an allocation of Slurm
+            {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8"},
+            Place(6, 2, 8),
+        ),
+    ],
+    ids=["alone", "torchrun", "no local rank", "slurm of one", "sbatch", "srun", "torchrun in slurm"],
+)
+def test_places(environment: dict[str, str], place: Place) -> None:
+    assert Place.from_environment(environment) == place
+
+
+@pytest.mark.parametrize("given", [{}, {"MASTER_ADDR": "node1"}, {"MASTER_PORT": "1"}])
+def test_srun_without_a_meeting_place_is_refused(given: dict[str, str]) -> None:
+    environment = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", **given}
+    with pytest.raises(UsageError, match="under srun set MASTER_ADDR and MASTER_PORT"):
+        Place.from_environment(environment)
+
+
+def test_the_environment_is_that_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert Place.from_environment() == Place(3, 3, 4)
+
+
+def test_a_world_of_another_size_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"engine\.processes=4, but the launcher started 1 process; .*_per_node 4"):
+        Engine(EngineConfig(device="cpu", processes=4))
+    assert Engine(EngineConfig(device="cpu", processes=1)).world_size == 1
+
+
+def test_one_process_is_main_everywhere() -> None:
+    engine = Engine(CPU)
+    assert (engine.rank, engine.local_rank, engine.world_size) == (0, 0, 1)
+    assert engine.is_main
+    assert engine.is_local_main
+    assert not engine.is_distributed
+    engine.barrier()
+    engine.close()
+    assert engine.from_main(5) == 5
+
+
+def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # also where there is one
+    with pytest.raises(UsageError, match=r"engine\.device=cuda, but torch finds no CUDA device"):
+        choose_device("cuda")
+
+
+def test_flags_of_any_kind() -> None:
+    engine = Engine(CPU)
+    assert engine.any_rank(True, False, torch.tensor(True), torch.tensor(False)) == [True, False, True, False]
+
+
+def test_threads_are_set() -> None:
+    Engine(EngineConfig(device="cpu", threads=1))
+    assert torch.get_num_threads() == 1
+
+
+def test_deterministic_on_cpu_always_and_nothing_filled() -> None:
+    torch.use_deterministic_algorithms(False)
+    Engine(CPU)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+# --- modules ------------------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    recomputable = True
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.5)
+        self.calls = calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append("forward")
+        hidden: Tensor = self.dropout(self.linear(x).tanh())
+        return x + hidden
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.blocks = nn.Sequential(Block(self.calls), Block(self.calls), nn.Linear(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.blocks(x)
+        return result
+
+
+def gradients(recompute: bool) -> tuple[list[Tensor], Stack]:
+    torch.manual_seed(0)
+    engine = Engine(EngineConfig(device="cpu", recompute=recompute, precision="fp64"), seed=4)
+    stack = Stack()
+    engine.place({"net": stack})
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
+    with engine.micro_batch({"net": stack}, step=3, number=0, synchronise=True):
+        stack(x).square().sum().backward()
+    return [parameter.grad for parameter in stack.parameters() if parameter.grad is not None], stack
+
+
+def test_recomputing_gives_the_same_gradients_dropout_included() -> None:
+    plain, once = gradients(recompute=False)
+    recomputed, twice = gradients(recompute=True)
+    assert len(once.calls) == 2
+    assert len(twice.calls) == 4
+    assert len(plain) == len(recomputed) == 6
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain, recomputed, strict=True))
+
+
+def test_a_copy_of_a_recomputing_module_uses_its_own_weights() -> None:
+    """The moving average is such a copy."""
+    _, stack = gradients(recompute=True)
+    other = copy.deepcopy(stack).eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    x = torch.ones(2, 4, dtype=torch.float64)
+    assert (other(x) == 0).all()
+    assert not (stack.eval()(x) == 0).all()
+
+
+def test_recomputing_keeps_the_names_of_the_weights() -> None:
+    assert gradients(recompute=True)[1].state_dict().keys() == gradients(recompute=False)[1].state_dict().keys()
+
+
+def test_modules_are_placed_in_precision_and_memory_format() -> None:
+    convolution = nn.Conv2d(3, 4, 3)
+    Engine(EngineConfig(device="cpu", precision="fp64")).place({"net": convolution})
+    assert convolution.weight.dtype == torch.float64
+    assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    plain = nn.Conv2d(3, 4, 3)
+    Engine(EngineConfig(device="cpu", channels_last=False)).place({"net": plain})
+    assert plain.weight.is_contiguous()
+
+
+def test_tensors_of_five_axes_are_placed_as_they_are() -> None:
+    module = nn.Conv2d(2, 3, 3)
+    module.register_buffer("angles", torch.rand(2, 3, 4, 1, 8))
+    Engine(CPU, 0).place({"module": module})
+    assert module.weight.is_contiguous(memory_format=torch.channels_last)
+    assert module.angles.is_contiguous()  # type: ignore[operator, union-attr]
+
+
+def test_autocast_lowers_the_forward_pass_alone() -> None:
+    layer = nn.Linear(2, 2)
+    with Engine(EngineConfig(device="cpu", precision="bf16")).autocast():
+        assert layer(torch.ones(1, 2)).dtype == torch.bfloat16
+    assert layer.weight.dtype == torch.float32
+    with Engine(CPU).autocast():
+        assert layer(torch.ones(1, 2)).dtype == torch.float32
+
+
+def test_dropout_follows_seed_step_and_micro_batch_alone() -> None:
+    def mask(seed: int, step: int, number: int) -> Tensor:
+        torch.rand(7)  # whatever was drawn before
+        with Engine(CPU, seed).micro_batch({}, step, number, synchronise=True):
+            return nn.functional.dropout(torch.ones(100))
+
+    first = mask(1, 2, 3)
+    assert torch.equal(first, mask(1, 2, 3))
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
+        assert not torch.equal(first, mask(*other))
+    torch.manual_seed(seed_from(1, 2, 3, 0))
+    assert torch.equal(first, nn.functional.dropout(torch.ones(100)))
+
+
+# --- sentences for failures ---------------------------------------------------------------------------------------
+
+
+def out_of_memory() -> BaseException:
+    """The real error of the real allocator."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error", [out_of_memory(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
+)
+def test_out_of_memory_proposes_smaller_micro_batches(error: BaseException) -> None:
+    told = explain_failure(error, accumulate=2, micro_batch=8)
+    assert isinstance(told, RunError)
+    assert "out of memory" in str(told)
+    assert "train.accumulate" in str(told)
+    assert "try 4" in str(told)
+    assert "\n" not in str(told)
+
+
+@pytest.mark.parametrize(("accumulate", "micro_batch", "proposed"), [(1, 3, 3), (4, 5, 20), (1, 9, 3), (3, 2, 6)])
+def test_the_proposal_divides_the_batch(accumulate: int, micro_batch: int, proposed: int) -> None:
+    assert f"try {proposed})" in str(explain_failure(MemoryError(), accumulate, micro_batch))
+    toy_config(train__batch_size=accumulate * micro_batch, train__accumulate=proposed)
+
+
+def test_out_of_memory_with_single_items_proposes_something_else() -> None:
+    told = str(explain_failure(MemoryError(), accumulate=16, micro_batch=1))
+    assert "smaller model" in told
+    assert "train.accumulate" not in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:24041",
+        "NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited\nlong trace",
+    ],
+)
+def test_a_lost_process_is_one_sentence(text: str) -> None:
+    told = explain_failure(RuntimeError(text), 1, 8)
+    assert isinstance(told, RunError)
+    assert "lost contact with another process" in str(told)
+    assert "\n" not in str(told)
+
+
+def test_a_process_that_does_not_answer_is_one_sentence() -> None:
+    told = explain_failure(
+        RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"), 1, 8
+    )
+    assert isinstance(told, LostContactError)
+    assert "did not answer within engine.timeout_seconds" in str(told)
+
+
+def test_only_a_launcher_that_may_restart_says_so() -> None:
+    assert may_be_restarted({"TORCHELASTIC_MAX_RESTARTS": "3"})
+    assert not may_be_restarted({"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
+    assert not may_be_restarted({})
+
+
+def test_other_errors_are_not_explained_away() -> None:
+    assert explain_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 1, 8) is None
+    assert explain_failure(ValueError("gloo"), 1, 8) is None
+
+
+# --- looking ------------------------------------------------------------------------------------------------------
+
+
+def mixed() -> nn.Module:
+    module = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.1)), nn.Linear(2, 2)).train()
+    module[1].eval()
+    module[1][1].train()
+    return module
+
+
+def test_looking_puts_every_part_back_into_its_mode() -> None:
+    modules = {"one": mixed(), "two": nn.Dropout().eval()}
+    parts = [part for module in modules.values() for part in module.modules()]
+    before = [part.training for part in parts]
+    assert len(set(before)) == 2
+    with looking(modules):
+        assert not any(part.training for part in parts)
+        assert not torch.is_grad_enabled()
+    assert [part.training for part in parts] == before
+    assert torch.is_grad_enabled()
+
+
+def test_looking_puts_modes_back_after_a_failure() -> None:
+    module = mixed()
+    before = [part.training for part in module.modules()]
+    with pytest.raises(ZeroDivisionError), looking({"net": module}):
+        raise ZeroDivisionError
+    assert [part.training for part in module.modules()] == before
+    assert torch.is_grad_enabled()

@@ -1,0 +1,246 @@
+"""The smallest family: a two-layer network that fits random points. What tests of the loop train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from quintet.common.batch import Batch, Item, Source
+from quintet.common.rng import Draw
+from quintet.common.statistics import Statistics
+from quintet.common.weights import checkpoint
+from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, Section, build
+from quintet.errors import UnreadableItem
+from quintet.training.distributed.sharding import joined
+from quintet.training.engine import Place
+from quintet.training.run_folder import Run
+from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Sources
+from quintet.training.trainer import Trainer
+
+
+class ToyModelConfig(Section):
+    width: int = 6
+    dropout: float = 0.0
+    critic: bool = False
+    critic_start: int = 0
+
+
+class ToyOptimConfig(OptimConfig):
+    critic: PhaseOptimConfig = Field(default_factory=PhaseOptimConfig)
+
+
+class ToyConfig(RunConfig):
+    recipe: Literal["toy"] = "toy"
+    model: ToyModelConfig = Field(default_factory=ToyModelConfig)
+    optim: ToyOptimConfig = Field(default_factory=ToyOptimConfig)
+
+
+QUIET: Mapping[str, Any] = {
+    "engine.device": "cpu",
+    "data.workers": 0,
+    "log.trackers": [],
+    "log.every": 1,
+    "train.batch_size": 4,
+    "train.steps": 6,
+    "optim.lr": 0.01,
+    "optim.clip": 1.0,
+    "optim.weight_decay": 0.1,
+    "optim.warmup_steps": 2,
+    "eval.every": 1000,
+    "sample.every": 1000,
+    "sample.num": 2,
+    "checkpoint.every": 1000,
+}
+"""A run that does nothing but train."""
+
+
+def toy_config(**overrides: Any) -> ToyConfig:
+    """`train__steps=3` for `train.steps=3`."""
+    dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+    return build(ToyConfig, overrides={**QUIET, **dotted})
+
+
+@dataclass
+class Points:
+    """Items made of their number; some cannot be read, some hold a NaN."""
+
+    num: int = 24
+    first: int = 0
+    broken: frozenset[int] = frozenset()
+    poisoned: frozenset[int] = frozenset()
+    loaded: list[int] = field(default_factory=list)
+    """The items that were read in this process."""
+
+    def __len__(self) -> int:
+        return self.num
+
+    def name(self, item: int) -> str:
+        return f"point-{self.first + item}"
+
+    def load(self, item: int, draw: Draw) -> Item:
+        if item in self.broken:
+            raise UnreadableItem(f"point {item} is broken")
+        self.loaded.append(item)
+        own = Draw(7, [0], [self.first + item])
+        x = own.uniform("x", 3)[0] * 2 - 1 + draw.uniform("jitter", 3)[0] * 0.1
+        if item in self.poisoned:
+            x[1] = float("nan")
+        return {"x": x, "y": torch.stack([x.sin().sum(), x.square().sum()]), "length": item + 1}
+
+
+def points(validation: int = 7, **options: Any) -> Sources:
+    return Sources(Points(**options), Points(validation, first=1000), fingerprint=f"toy {options}")
+
+
+class Net(nn.Module):
+    """A buffer beside the weights, so that there is something that only `after_step` may change."""
+
+    seen: Tensor
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.body = Body(width, dropout)
+        self.head = nn.Linear(width, 2)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.body(x))
+        return made
+
+
+class Body(nn.Module):
+    recomputable = True
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.dropout(self.linear(x).tanh())
+        return hidden
+
+
+class ToyRecipe(Recipe[ToyConfig]):
+    name = "toy"
+    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("error", "min")
+    exported = "net"
+    shardable = True
+
+    def __init__(self, config: ToyConfig, data: Sources | None = None) -> None:
+        super().__init__(config)
+        self.data = data or points()
+        torch.manual_seed(config.train.seed)
+        self.net = Net(config.model.width, config.model.dropout)
+        self.modules = {"net": self.net}
+        self.phases = [Phase("fit", ("net",), self.fit_loss, config.optim.for_phase())]
+        self.order: list[str] = []
+        """The names behind the statistics' rows, as `after_step` saw them."""
+        if config.model.critic:
+            self.critic = nn.Linear(2, 1)
+            self.modules["critic"] = self.critic
+            own = config.optim.for_phase(config.optim.critic)
+            self.phases.append(Phase("critic", ("critic",), self.critic_loss, own, self.critic_is_active))
+
+    def sources(self) -> Sources:
+        return self.data
+
+    def critic_is_active(self, step: int) -> bool:
+        return step >= self.config.model.critic_start
+
+    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+        made = nets["net"](batch["x"])
+        numbers = torch.tensor([[int(name.split("-")[1])] for name in batch.names])
+        seen = Statistics({"y": batch["y"].sum(0), "count": torch.tensor(float(len(batch)))}, {"numbers": numbers})
+        return Output({"made": made}, seen)
+
+    def fit_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+        error = (output["made"] - batch["y"]).square().mean()
+        return Loss(error, {"error": error})
+
+    def critic_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+        return Loss((nets["critic"](output["made"].detach()) - 1).square().mean())
+
+    def after_step(self, statistics: Statistics, step: int) -> None:
+        self.net.seen += (statistics.sums["y"] / statistics.sums["count"]).to(self.net.seen.dtype)
+        self.order += [f"point-{number}" for number in statistics.rows["numbers"].flatten().tolist()]
+
+    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+        error = (nets["net"](batch["x"]) - batch["y"]).square().mean(1)
+        return Statistics({"error": error.sum(), "count": torch.tensor(float(len(batch)))}, {"errors": error})
+
+    def summarise(self, statistics: Statistics) -> dict[str, float]:
+        assert len(statistics.rows["errors"]) == statistics.sums["count"]
+        return {"error": float(statistics.sums["error"] / statistics.sums["count"])}
+
+    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+        made = nets["net"](batch["x"]) + torch.rand(())  # draws from the stream that dropout draws from
+        return [Artifact("made.txt", partial(write_text, str(made.tolist())), {"items": list(batch.names)}, made)]
+
+
+class BucketedRecipe(ToyRecipe):
+    """A recipe whose items have lengths."""
+
+    def lengths(self, source: Source) -> Sequence[int]:
+        return [item + 1 for item in range(len(source))]
+
+
+def write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+OPENED: list[Run] = []
+"""The runs of the test at hand, closed when it ends."""
+
+
+def toy_trainer(
+    folder: Path,
+    *,
+    data: Sources | None = None,
+    resume: bool = False,
+    kind: type[ToyRecipe] = ToyRecipe,
+    arguments: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Trainer:
+    """A new run in `folder`, or with `resume` the one that is there, with some keys changed."""
+    if resume:
+        run = Run.open(folder)
+        dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+        config = build(ToyConfig, file=run.config_file, overrides=dotted)
+    else:
+        # As `runs.new_trainer` does it: only the process that will write looks at the folder.
+        run = Run.new(folder) if Place.from_environment().rank == 0 else Run(folder)
+        config = toy_config(**overrides)
+    OPENED.append(run)
+    return Trainer(kind(config, data), run, resume=resume, silent=True, **(arguments or {}))
+
+
+def trained(folder: Path, **options: Any) -> Trainer:
+    """The same, trained to its end and closed."""
+    trainer = toy_trainer(folder, **options)
+    trainer.train()
+    trainer.close()
+    return trainer
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Every number the run consists of: weights, averages and optimizer state, whole. All processes must ask."""
+    contents = trainer.state.contents(1, "")
+    return {
+        f"{group}/{name}": joined(value.detach()).clone()
+        for group, tensors in contents.tensors.items()
+        for name, value in tensors.items()
+    }
+
+
+def saved_hashes(folder: Path, step: int) -> dict[str, str]:
+    """SHA-256 of all tensors of one checkpoint."""
+    files = checkpoint.hashes(checkpoint.folder_of(folder / "checkpoints", step))
+    return {name: value for name, value in files.items() if name.endswith(".safetensors")}
