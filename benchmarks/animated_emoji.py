@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from quintet import cli, runs
-from quintet.common.batch import Source
-from quintet.common.rng import Draw
-from quintet.data.video import video_folder_sources
+from quintet.common.batch import Dataset
+from quintet.common.rng import ItemRNG
+from quintet.data.video import video_folder_splits
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip
@@ -52,7 +52,7 @@ def main() -> None:
     cli.call(["eval", str(arguments.out)])
     settings = runs.read_config(arguments.out / "config.yaml")
     assert isinstance(settings, CViViTConfig)
-    unseen = load(video_folder_sources(settings.data, settings.model.size).validation)
+    unseen = load(video_folder_splits(settings.data, settings.model.size).validation)
     means = [clip.mean(1, keepdim=True).expand_as(clip) for clip in unseen]
     found = json.loads((arguments.out / "eval.json").read_text(encoding="utf-8"))
     print(f"{len(unseen)} unseen clips")
@@ -62,9 +62,9 @@ def main() -> None:
         write_strip(arguments.out, unseen, arguments.strip)
 
 
-def load(source: Source) -> list[Tensor]:
+def load(source: Dataset) -> list[Tensor]:
     """Clips in [0, 1], (3, frames, height, width)."""
-    return [source.load(item, Draw(0, [0], [item]))["videos"].float() / 255 for item in range(len(source))]
+    return [source.load(item, ItemRNG(0, [0], [item]))["videos"].float() / 255 for item in range(len(source))]
 
 
 def score(made: Tensor, clip: Tensor) -> float:

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
-from quintet.data.audio import audio_folder_sources
+from quintet.data.audio import audio_folder_splits
 from quintet.media.audio import Samples, resample, write_audio
 from quintet.synthetic.sounds import RATE, draw_item
 from side_by_side import HERE, write_facts
@@ -48,15 +48,15 @@ def _channel(seconds: float, rate: int, seed: int) -> Samples:
 def measure(folder: Path, windows: int, rounds: int) -> list[float]:
     """Windows a CPU second, of each round."""
     config = AudioDataConfig(path=str(folder), seconds=2.0, validation_fraction=0.0, memory_megabytes=0)
-    source = audio_folder_sources(config, RATE).train
+    source = audio_folder_splits(config, RATE).train
     for item in range(FILES):
-        source.load(item, Draw(1, [0], [item]))
+        source.load(item, ItemRNG(1, [0], [item]))
     speeds = []
     for each in range(rounds):
         began = time.process_time()
         for number in range(windows):
             item = number % FILES
-            assert source.load(item, Draw(0, [each * windows + number], [item]))["wavs"].shape == (1, 2 * RATE)
+            assert source.load(item, ItemRNG(0, [each * windows + number], [item]))["wavs"].shape == (1, 2 * RATE)
         speeds.append(windows / (time.process_time() - began))
     return speeds
 

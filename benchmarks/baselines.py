@@ -30,6 +30,6 @@ def _score(made: Tensor, images: Tensor) -> float:
 
 def load(source: object, items: range) -> Tensor:
     """The pictures of a source, unaugmented."""
-    from quintet.common.rng import Draw
+    from quintet.common.rng import ItemRNG
 
-    return torch.stack([source.load(item, Draw(0, [0], [item]))["images"] for item in items]).float() / 255  # type: ignore[attr-defined]
+    return torch.stack([source.load(item, ItemRNG(0, [0], [item]))["images"] for item in items]).float() / 255  # type: ignore[attr-defined]

@@ -16,16 +16,16 @@ import numpy as np
 
 from quintet import cli, runs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
-from quintet.data.mesh import MeshFolder, mesh_folder_sources
+from quintet.common.rng import ItemRNG
+from quintet.data.mesh import MeshFolder, mesh_folder_splits
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.task import decoded, tokenizer
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh
 from quintet.media.mesh_measures import chamfer_distances, cloud, compare
 from quintet.media.mesh_render import contact_sheet
-from quintet.training.evaluate import looking
-from quintet.training.task import Sources
+from quintet.training.evaluate import inference_mode
+from quintet.training.task import Splits
 
 SPLIT = ("data.validation_group=^([0-9]+)", "data.validation_fraction=0.1", "data.max_faces=400")
 NEAREST = 8
@@ -63,10 +63,10 @@ def call(*words: str) -> None:
 def report(learned: Path, generator: Path, out: Path) -> None:
     config = runs.read_config(learned / "config.yaml")
     assert isinstance(config, MeshAutoencoderConfig)
-    sources = mesh_folder_sources(config.data, config.model.bins, config.data.max_faces)
-    unseen, known = meshes_of(sources.validation), meshes_of(sources.train)
+    splits = mesh_folder_splits(config.data, config.model.bins, config.data.max_faces)
+    unseen, known = meshes_of(splits.validation), meshes_of(splits.train)
     print(f"{len(known)} parts to train on, {len(unseen)} unseen; Chamfer distances, longest side 1")
-    kept = {name: reconstructions(name, sources) for name in (str(learned), f"coordinates:{config.model.bins}")}
+    kept = {name: reconstructions(name, splits) for name in (str(learned), f"coordinates:{config.model.bins}")}
     for name, made in kept.items():
         distances = [compare(one, other).chamfer for one, other in zip(unseen, made, strict=True)]
         print(f"{Path(name).name:<24} {np.mean(distances):.5f} (median {np.median(distances):.5f})")
@@ -82,15 +82,15 @@ def meshes_of(source: object) -> list[Mesh]:
     return [source.mesh(item) for item in range(len(source))]
 
 
-def reconstructions(name: str, sources: Sources) -> list[Mesh]:
+def reconstructions(name: str, splits: Splits) -> list[Mesh]:
     """What a tokenizer makes of the unseen parts."""
-    link, source = runs.open_link(name), sources.validation
+    link, source = runs.open_link(name), splits.validation
     made: list[Mesh] = []
     for item in range(len(source)):
-        draw = Draw(0, [0], [item])
+        draw = ItemRNG(0, [0], [item])
         batch = Batch(link.recipe.collate([source.load(item, draw)]), (source.name(item),), draw)
-        with looking(link.nets):
-            made += decoded(tokenizer(link.nets), link.encode(batch))
+        with inference_mode(link.modules):
+            made += decoded(tokenizer(link.modules), link.encode(batch))
     return made
 
 

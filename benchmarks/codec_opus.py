@@ -19,9 +19,9 @@ from torch import Tensor
 
 from quintet import runs
 from quintet.families.audio_codec.measures import audible, measured_mel, si_sdr, stft_distance
-from quintet.families.audio_codec.task import AudioCodecRecipe, round_trip, tokenizer
+from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
 from quintet.media.audio import read_audio, resample
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 
 OPUS_RATES = (8000, 12_000, 16_000, 24_000, 48_000)
 SHIFT_SECONDS = 0.02
@@ -73,15 +73,15 @@ def means(rows: list[dict[str, float]]) -> dict[str, float]:
 
 def compare(run: str, data: str | None, kbps: float, num: int) -> dict[str, Any]:
     trained = runs.open_trained(run)
-    looker = runs.Looker.open(trained, data)
+    looker = runs.EvalSession.open(trained, data)
     recipe = trained.recipe
-    assert isinstance(recipe, AudioCodecRecipe)
-    codec = tokenizer(trained.nets)
+    assert isinstance(recipe, AudioCodecTask)
+    codec = tokenizer(trained.modules)
     count = min(num, len(looker.loader.source))
     rows: dict[str, list[dict[str, float]]] = {"ours": [], "opus": []}
     pitched: dict[str, list[dict[str, float]]] = {"ours": [], "opus": []}
     bits = seconds = 0.0
-    with looking(trained.nets), tempfile.TemporaryDirectory() as folder:
+    with inference_mode(trained.modules), tempfile.TemporaryDirectory() as folder:
         for item in range(count):
             batch = looker.loader.single(item)
             waves, lengths = recipe.opening(batch)

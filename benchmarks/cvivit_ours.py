@@ -15,7 +15,7 @@ import torch
 import video_task as task
 from quintet import config, runs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
@@ -59,7 +59,7 @@ def main(kind: str, precision: str) -> None:
     number = STARTED
 
     def batch() -> Batch:
-        return Batch(fields, tuple(map(str, range(count))), Draw(0, [number] * count, range(count)))
+        return Batch(fields, tuple(map(str, range(count))), ItemRNG(0, [number] * count, range(count)))
 
     def together() -> None:
         nonlocal number

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from baselines import baselines, load
 from quintet import cli, config, runs
-from quintet.data.image import folder_sources
+from quintet.data.image import folder_splits
 from quintet.families.vqgan.config import VQGanConfig
 
 KEYS = (
@@ -52,8 +52,8 @@ def main() -> None:
 def print_baselines(settings: config.RunConfig, run: Path) -> None:
     quiet = settings.changed({"data.flip": False})
     assert isinstance(quiet, VQGanConfig)
-    sources = folder_sources(quiet.data, quiet.model.size, quiet.model.channels)
-    train, validation = (load(source, range(len(source))) for source in (sources.train, sources.validation))
+    splits = folder_splits(quiet.data, quiet.model.size, quiet.model.channels)
+    train, validation = (load(source, range(len(source))) for source in (splits.train, splits.validation))
     figures = {**baselines(train, validation), "quintet": json.loads((run / "eval.json").read_text())["psnr"]}
     for name, value in figures.items():
         print(f"{name:<20} {value:.2f} dB")

@@ -26,11 +26,11 @@ from torch import Tensor
 from baselines import load
 from nearest import Nearest, code_figures, distance_figures, nearest_codes, nearest_pictures
 from quintet import cli, config, runs
-from quintet.data.image import folder_sources
+from quintet.data.image import folder_splits
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.media.image import image_grid, write_image
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 from quintet.training.task import Request, count_parameters
 from style_classifier import shares_right, train_classifier
 
@@ -176,9 +176,9 @@ def real_pictures(settings: MuseConfig, folder: str, tokenizer: Any) -> tuple[Pi
     """Both sides of the run's split, unaugmented."""
     data = settings.changed({"data.path": folder, "data.flip": False, "data.random_crop": False}).data
     assert isinstance(data, config.PictureDataConfig)
-    sources = folder_sources(data, tokenizer.config.size, tokenizer.config.channels)
+    splits = folder_splits(data, tokenizer.config.size, tokenizer.config.channels)
     sides = []
-    for source in (sources.train, sources.validation):
+    for source in (splits.train, splits.validation):
         images = load(source, range(len(source)))
         entries = source.entries  # type: ignore[attr-defined]
         texts, files = [entry.text or "" for entry in entries], [entry.file for entry in entries]
@@ -188,7 +188,7 @@ def real_pictures(settings: MuseConfig, folder: str, tokenizer: Any) -> tuple[Pi
 
 def through(tokenizer: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and reconstructions."""
-    with looking({"tokenizer": tokenizer}):
+    with inference_mode({"tokenizer": tokenizer}):
         codes = torch.cat([tokenizer.encode(batch) for batch in torch.split(images, BATCH_SIZE)])
         return codes, torch.cat([tokenizer.decode(batch) for batch in torch.split(codes, BATCH_SIZE)])
 

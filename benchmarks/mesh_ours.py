@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import mesh_task as task
 from quintet import config, runs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.features import FaceFeatures
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
@@ -87,7 +87,9 @@ def serve_autoencoder(precision: str) -> None:
     engine.place(recipe.modules)
     state = TrainingState(recipe)
     items = [{"vertices": vertices, "faces": faces} for vertices, faces in zip(*task.meshes(), strict=True)]
-    batch = Batch(collate(items), tuple(map(str, range(task.MESHES))), Draw(0, [0] * task.MESHES, range(task.MESHES)))
+    batch = Batch(
+        collate(items), tuple(map(str, range(task.MESHES))), ItemRNG(0, [0] * task.MESHES, range(task.MESHES))
+    )
     number = 0
 
     def step() -> None:
@@ -140,7 +142,7 @@ def serve_generation(batch: str, depth: str, fine_depth: str) -> None:
         return (torch.arange(task.CODES + 1) < task.CODES).expand(len(tokens), -1)
 
     def step() -> dict[str, float]:
-        draw, greedy = Draw(0, [0] * count, range(count)), Sampling(temperature=0.0)
+        draw, greedy = ItemRNG(0, [0] * count, range(count)), Sampling(temperature=0.0)
         made = model.generate([""] * count, draw, greedy, max_faces=task.GENERATED_FACES, legal=endless)
         return {"tokens": made.codes.numel()}
 

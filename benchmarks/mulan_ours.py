@@ -18,10 +18,10 @@ from torch import Tensor
 import mulan_task as task
 from quintet import config
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.model import MuLaN
-from quintet.families.mulan.task import MuLaNRecipe
+from quintet.families.mulan.task import MuLaNTask
 from quintet.training.engine import Engine
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.state import TrainingState
@@ -36,7 +36,7 @@ LEVEL_BATCHES = 16
 """From which the level of the data is taken."""
 
 
-def make_recipe(keys: Mapping[str, Any]) -> MuLaNRecipe:
+def make_recipe(keys: Mapping[str, Any]) -> MuLaNTask:
     audio = {
         **TOWER,
         "rate": task.RATE,
@@ -59,7 +59,7 @@ def make_recipe(keys: Mapping[str, Any]) -> MuLaNRecipe:
         "optim.clip": task.CLIP,
     }
     torch.manual_seed(0)
-    return MuLaNRecipe(config.build(MuLaNConfig, overrides={**own, **keys}))
+    return MuLaNTask(config.build(MuLaNConfig, overrides={**own, **keys}))
 
 
 def about(model: MuLaN) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def about(model: MuLaN) -> dict[str, Any]:
 class Training:
     """The steps of a recipe, one batch each."""
 
-    def __init__(self, recipe: MuLaNRecipe) -> None:
+    def __init__(self, recipe: MuLaNTask) -> None:
         self.recipe = recipe
         self.engine = Engine(recipe.config.engine)
         self.engine.place(recipe.modules)
@@ -97,7 +97,7 @@ def make_batch(
     waves: Tensor, lengths: Tensor, captions: Mapping[str, Sequence[Any]], items: Sequence[int], number: int
 ) -> Batch:
     fields = {"wavs": waves, "lengths": lengths, **captions, "owners": torch.arange(len(items))}
-    return Batch(fields, tuple(map(str, items)), Draw(0, [number] * len(items), items))
+    return Batch(fields, tuple(map(str, items)), ItemRNG(0, [number] * len(items), items))
 
 
 # --- a step -------------------------------------------------------------------------------------------------------

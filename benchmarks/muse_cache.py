@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from quintet import config, runs
-from quintet.common.batch import Batch, Source, collate
-from quintet.common.rng import Draw
+from quintet.common.batch import Batch, Dataset, collate
+from quintet.common.rng import ItemRNG
 from quintet.common.weights.checkpoint import Contents
-from quintet.data.image import folder_sources
+from quintet.data.image import folder_splits
 from quintet.families.muse.config import MuseConfig
-from quintet.families.muse.task import MuseRecipe
+from quintet.families.muse.task import MuseTask
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.synthetic.shapes import make_shapes
 from quintet.training.engine import Engine
 from quintet.training.optim import clip_gradients, gradient_norm
@@ -59,7 +59,7 @@ class Training:
 
     def __init__(self, folder: Path, pictures: int, batch: int, tokenizer_preset: str, preset: str) -> None:
         vqgan = runs.make_recipe(config.build(VQGanConfig, preset=tokenizer_preset))
-        self.tokenizer = Link(vqgan, dict(vqgan.modules), "benchmark", Contents())
+        self.tokenizer = FrozenModel(vqgan, dict(vqgan.modules), "benchmark", Contents())
         shape = self.tokenizer.model.config
         make_shapes(folder / "data", num=pictures, size=shape.size[0])
         keys: dict[str, Any] = {
@@ -71,15 +71,15 @@ class Training:
         }
         settings = config.build(MuseConfig, preset=preset, overrides=keys)
         torch.manual_seed(0)
-        self.recipe = MuseRecipe(settings, tokenizer=self.tokenizer)
+        self.recipe = MuseTask(settings, tokenizer=self.tokenizer)
         self.batch = batch
-        self.pictures: Source = folder_sources(settings.data, shape.size, shape.channels).train
+        self.pictures: Dataset = folder_splits(settings.data, shape.size, shape.channels).train
         began = time.process_time()
-        self.codes: Source = self.recipe.sources().train
+        self.codes: Dataset = self.recipe.splits().train
         self.filling = (time.process_time() - began) / pictures
         self.engine = Engine(settings.engine)
         # The tokenizer too: encoding in every step would be done in the memory format that suits it.
-        self.engine.place({**self.recipe.modules, **self.tokenizer.nets})
+        self.engine.place({**self.recipe.modules, **self.tokenizer.modules})
         self.state = TrainingState(self.recipe)
 
     def step(self, number: int, cached: bool) -> dict[str, float]:
@@ -88,9 +88,9 @@ class Training:
         items = [place % len(self.codes) for place in places]
         source = self.codes if cached else self.pictures
         with clock.running("read"):
-            fields = collate([source.load(item, Draw(0, [number], [item])) for item in items])
+            fields = collate([source.load(item, ItemRNG(0, [number], [item])) for item in items])
             names = tuple(source.name(item) for item in items)
-            batch = Batch(fields, names, Draw(0, [number] * self.batch, items))
+            batch = Batch(fields, names, ItemRNG(0, [number] * self.batch, items))
         if not cached:
             with clock.running("encode"):
                 batch = Batch({**fields, "codes": self.tokenizer.encode(batch).long()}, names, batch.draw)

@@ -21,33 +21,33 @@ from torch import Tensor
 import muse_task as task
 from quintet import config, runs
 from quintet.common.batch import Batch, Item
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.weights.checkpoint import Contents
 from quintet.config.masked import MaskGitSampleConfig
 from quintet.families.muse.config import MuseConfig
-from quintet.families.muse.task import MuseRecipe
+from quintet.families.muse.task import MuseTask
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.nn.maskgit import MaskGit
 from quintet.nn.text import ByteTextEncoder
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling import masked
 from quintet.sampling.maskgit import fill
 from quintet.training.engine import Engine
 from quintet.training.run_folder import Run
 from quintet.training.state import TrainingState
-from quintet.training.task import Sources, count_parameters
+from quintet.training.task import Splits, count_parameters
 from quintet.training.trainer import Trainer
 from worker import TimedTraining, serve
 
 
-def tokenizer_of(grid: int) -> Link:
+def tokenizer_of(grid: int) -> FrozenModel:
     """A tokenizer that only says how many codes there are, and where: codes are given."""
     shape = {"model.image_size": grid * 2, "model.layers": 1, "model.dim": 8, "model.codebook_size": task.CODES}
     recipe = runs.make_recipe(config.build(VQGanConfig, overrides=shape))
-    return Link(recipe, dict(recipe.modules), "benchmark", Contents())
+    return FrozenModel(recipe, dict(recipe.modules), "benchmark", Contents())
 
 
-def make_recipe(tokenizer: Link, keys: Mapping[str, Any]) -> MuseRecipe:
+def make_recipe(tokenizer: FrozenModel, keys: Mapping[str, Any]) -> MuseTask:
     own: dict[str, Any] = {
         "model.dim": task.DIM,
         "model.depth": task.DEPTH,
@@ -56,10 +56,10 @@ def make_recipe(tokenizer: Link, keys: Mapping[str, Any]) -> MuseRecipe:
         "optim.betas": task.BETAS,
     }
     torch.manual_seed(0)
-    return MuseRecipe(config.build(MuseConfig, overrides={**own, **keys}), tokenizer=tokenizer)
+    return MuseTask(config.build(MuseConfig, overrides={**own, **keys}), tokenizer=tokenizer)
 
 
-def timed_recipe(precision: str) -> tuple[MuseRecipe, Engine]:
+def timed_recipe(precision: str) -> tuple[MuseTask, Engine]:
     keys = {
         # As wide as the context that the peer's attention sees, so that ours does no less for the text.
         "model.text_dim": task.DIM,
@@ -74,7 +74,7 @@ def timed_recipe(precision: str) -> tuple[MuseRecipe, Engine]:
     return recipe, engine
 
 
-def about(recipe: MuseRecipe) -> dict[str, Any]:
+def about(recipe: MuseTask) -> dict[str, Any]:
     encoder = recipe.maskgit.text_encoder
     assert isinstance(encoder, ByteTextEncoder)
     text = count_parameters(encoder)
@@ -94,7 +94,7 @@ def serve_step(precision: str) -> None:
 
     def step() -> None:
         nonlocal number
-        draw = Draw(0, [number] * count, range(count))
+        draw = ItemRNG(0, [number] * count, range(count))
         batch = Batch({"codes": codes, "texts": task.texts(count)}, tuple(map(str, range(count))), draw)
         recipe.backward([batch], recipe.modules, engine, number)
         for phase in state.phases:
@@ -146,7 +146,7 @@ def serve_sampling(precision: str, alike: bool) -> None:
                 maskgit,
                 empty,
                 torch.ones_like(empty, dtype=torch.bool),
-                draw=Draw(number, [0] * count, range(count)),
+                draw=ItemRNG(number, [0] * count, range(count)),
                 settings=settings,
                 given=shown,
                 against=hidden,
@@ -173,7 +173,7 @@ class Given:
     def name(self, item: int) -> str:
         return str(item)
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         return {"codes": self.codes[item].view(self.grid, self.grid), "texts": self.texts[item]}
 
 
@@ -190,11 +190,11 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
         "log.trackers": [],
     }
     recipe = make_recipe(runs.open_link(tokenizer), keys)
-    sources = Sources(
+    splits = Splits(
         Given(given.train_codes, given.train_texts, given.grid), Given(given.codes, given.texts, given.grid), "given"
     )
     with tempfile.TemporaryDirectory() as place:
-        trainer = Trainer(recipe, Run.new(Path(place) / "run"), sources=sources, silent=True)
+        trainer = Trainer(recipe, Run.new(Path(place) / "run"), splits=splits, silent=True)
         average = trainer.state.average
         assert average is not None
         averaged = average.modules["maskgit"]

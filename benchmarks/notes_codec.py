@@ -27,10 +27,10 @@ from torch import Tensor
 from notes_data import SHIFTS, add_transposed, instrument_of, read_rows, split_notes, transposed, with_sounds_beside
 from pitch import captioned_class, pitch_class, share_right
 from quintet import cli, runs
-from quintet.families.audio_codec.task import AudioCodecRecipe, round_trip, tokenizer
+from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
 from quintet.media.audio import read_audio
 from quintet.media.mel import LogMel
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 from side_by_side import HERE, write_facts
 
 DECIBEL = 10 / float(np.log(10))
@@ -68,13 +68,13 @@ def log_mel_errors(made: Tensor, wave: Tensor, spectrogram: LogMel) -> tuple[flo
 def measure_codec(run: Path, few: int = FEW) -> dict[str, Any]:
     """Over the unheard notes, each whole; their pitch class also by the first few levels of their codes alone."""
     trained = runs.open_trained(str(run))
-    looker, recipe = runs.Looker.open(trained), trained.recipe
-    assert isinstance(recipe, AudioCodecRecipe)
-    codec = tokenizer(trained.nets)
+    looker, recipe = runs.EvalSession.open(trained), trained.recipe
+    assert isinstance(recipe, AudioCodecTask)
+    codec = tokenizer(trained.modules)
     (spectrogram,) = recipe.measured_mel.spectrograms
     assert isinstance(spectrogram, LogMel)
     errors, kept, remade, remade_of_few = [], [], [], []
-    with looking(trained.nets):
+    with inference_mode(trained.modules):
         for item in range(len(looker.loader.source)):
             batch = looker.loader.single(item)
             waves, lengths = recipe.opening(batch)
@@ -116,15 +116,17 @@ def show_codec(found: dict[str, Any]) -> None:
 def measure_mulan(run: Path) -> dict[str, Any]:
     """Unheard notes: is the nearest of their own caption and those of the eleven other pitch classes their own?"""
     trained = runs.open_trained(str(run))
-    looker = runs.Looker.open(trained)
+    looker = runs.EvalSession.open(trained)
     right = []
-    with looking(trained.nets):
+    with inference_mode(trained.modules):
         for item in range(len(looker.loader.source)):
             batch = looker.loader.single(item)
             caption = batch["texts"][0]
             if captioned_class(caption) is not None:
                 texts = [transposed(caption, shift) for shift in (0, *SHIFTS)]
-                scores = trained.recipe.embed(trained.nets, batch) @ trained.recipe.embed_texts(trained.nets, texts).T
+                scores = (
+                    trained.recipe.embed(trained.modules, batch) @ trained.recipe.embed_texts(trained.modules, texts).T
+                )
                 right.append(int(scores.argmax()) == 0)
     return {"notes": len(right), "nearest_caption_of_twelve": float(np.mean(right))}
 

@@ -22,7 +22,7 @@ from notes_data import split_notes
 from quintet import cli, runs
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 
 FAMILIES = {
     "keyboard": ("piano", "ep", "celesta", "harpsichord", "organ", "accordian"),
@@ -47,19 +47,19 @@ def family_of(caption: str) -> str | None:
 def confusion(run: Path) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[str]]:
     """Rows: the family of a held-out clip; columns: the family whose words are nearest."""
     trained = runs.open_trained(run)
-    looker = runs.Looker.open(trained)
+    looker = runs.EvalSession.open(trained)
     names = list(FAMILIES)
     counts = np.zeros((len(names), len(names)))
-    with looking(trained.nets):
+    with inference_mode(trained.modules):
         texts = {name: [f"{word}, note C4" for word in words] for name, words in FAMILIES.items()}
         families = torch.stack(
-            [F.normalize(trained.recipe.embed_texts(trained.nets, each).mean(0), dim=-1) for each in texts.values()]
+            [F.normalize(trained.recipe.embed_texts(trained.modules, each).mean(0), dim=-1) for each in texts.values()]
         )
         for item in range(len(looker.loader.source)):
             batch = looker.loader.single(item)
             family = family_of(batch["texts"][0])
             if family is not None:
-                guess = int((trained.recipe.embed(trained.nets, batch) @ families.T).argmax())
+                guess = int((trained.recipe.embed(trained.modules, batch) @ families.T).argmax())
                 counts[names.index(family), guess] += 1
     return counts, names
 

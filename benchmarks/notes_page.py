@@ -18,11 +18,11 @@ from torch import Tensor
 from notes_codec import RATE
 from pitch import captioned_class
 from quintet import runs
-from quintet.families.audio_codec.task import AudioCodecRecipe, round_trip, tokenizer
+from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
 from quintet.media.audio import Samples, read_audio, write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 
 SECONDS = 0.8
 SHOWN = 200
@@ -42,15 +42,15 @@ PAGE = """<!doctype html>
 def unheard(home: Path) -> list[tuple[str, Tensor, Tensor]]:
     """Caption, sound, and what the codec makes of it, of those with a pitch."""
     trained = runs.open_trained(str(home / "codec"))
-    looker, recipe = runs.Looker.open(trained), trained.recipe
-    assert isinstance(recipe, AudioCodecRecipe)
+    looker, recipe = runs.EvalSession.open(trained), trained.recipe
+    assert isinstance(recipe, AudioCodecTask)
     found = []
-    with looking(trained.nets):
+    with inference_mode(trained.modules):
         for item in range(len(looker.loader.source)):
             batch = looker.loader.single(item)
             if captioned_class(batch["texts"][0]) is not None:
                 waves, lengths = recipe.opening(batch)
-                made = round_trip(tokenizer(trained.nets), waves, lengths)[1]
+                made = round_trip(tokenizer(trained.modules), waves, lengths)[1]
                 found.append((batch["texts"][0], waves[0], made[0]))
     return found
 

@@ -15,14 +15,14 @@ import torch
 import video_task as task
 from quintet import config, runs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.weights.checkpoint import Contents
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.task import PhenakiRecipe
+from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.text import ByteTextEncoder
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling import masked
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
@@ -30,7 +30,7 @@ from quintet.training.task import count_parameters
 from worker import serve
 
 
-def tokenizer() -> Link:
+def tokenizer() -> FrozenModel:
     """Untrained: only what it costs is of interest."""
     keys = {
         **{f"model.{name}": value for name, value in task.TOKENIZER.items()},
@@ -44,10 +44,10 @@ def tokenizer() -> Link:
         "loss.discriminator": False,
     }
     recipe = runs.make_recipe(config.build(CViViTConfig, overrides=keys))
-    return Link(recipe, dict(recipe.modules), "benchmark", Contents())
+    return FrozenModel(recipe, dict(recipe.modules), "benchmark", Contents())
 
 
-def make_recipe(precision: str, embeddings: bool) -> tuple[PhenakiRecipe, Engine]:
+def make_recipe(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     keys: dict[str, Any] = {
         "model.dim": task.DIM,
         "model.depth": task.DEPTH,
@@ -65,13 +65,13 @@ def make_recipe(precision: str, embeddings: bool) -> tuple[PhenakiRecipe, Engine
     if embeddings:
         keys.update({"model.text": "vectors", "model.vector_dim": task.TEXT_WIDTH})
     torch.manual_seed(0)
-    recipe = PhenakiRecipe(config.build(PhenakiConfig, overrides=keys), tokenizer=tokenizer())
+    recipe = PhenakiTask(config.build(PhenakiConfig, overrides=keys), tokenizer=tokenizer())
     engine = Engine(recipe.config.engine)
     engine.place(recipe.modules)
     return recipe, engine
 
 
-def about(recipe: PhenakiRecipe) -> dict[str, Any]:
+def about(recipe: PhenakiTask) -> dict[str, Any]:
     encoder, everything = recipe.maskgit.text_encoder, count_parameters(recipe.maskgit)
     if not isinstance(encoder, ByteTextEncoder):
         # The peer's layer for embeddings is part of its transformer as well.
@@ -92,7 +92,7 @@ def serve_step(precision: str, embeddings: bool) -> None:
 
     def step() -> None:
         nonlocal number
-        batch = Batch(fields, tuple(map(str, range(count))), Draw(0, [number] * count, range(count)))
+        batch = Batch(fields, tuple(map(str, range(count))), ItemRNG(0, [number] * count, range(count)))
         recipe.backward([batch], recipe.modules, engine, number)
         for phase in state.phases:
             phase.optimizer.step()

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 
 from quintet import runs
-from quintet.common.rng import Draw
-from quintet.data.image import folder_sources
+from quintet.common.rng import ItemRNG
+from quintet.data.image import folder_splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import WITHHELD, judged
 
@@ -41,10 +41,10 @@ def of_real_pictures(run: Path) -> dict[str, float]:
     config = runs.read_config(run / "config.yaml")
     assert isinstance(config, MuseConfig)
     tokenizer = runs.open_link(str(run / "tokenizer")).model.config
-    sources = folder_sources(config.data, tokenizer.size, tokenizer.channels)
+    splits = folder_splits(config.data, tokenizer.size, tokenizer.channels)
     figures: dict[str, float] = {}
-    for split, source in (("validation", sources.validation), (WITHHELD, sources.others[WITHHELD])):
-        items = [source.load(item, Draw(0, [0], [item])) for item in range(min(len(source), config.eval.generated))]
+    for split, source in (("validation", splits.validation), (WITHHELD, splits.extra_splits[WITHHELD])):
+        items = [source.load(item, ItemRNG(0, [0], [item])) for item in range(min(len(source), config.eval.generated))]
         found = judged([item["images"] for item in items], [item["objects"] for item in items], split)
         figures |= {name: float(values.mean()) for name, values in found.items()}
     return figures

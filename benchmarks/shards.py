@@ -85,7 +85,7 @@ def begin(folder: str, run: str, resumed: bool) -> None:
     trainer.train_step()
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - worked
     trainer.save()
-    items = len(trainer.sources.train) + len(trainer.sources.validation)
+    items = len(trainer.splits.train) + len(trainer.splits.validation)
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "step": trainer.step, "items": items}))
     trainer.close()
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import soundstorm_task as task
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import EngineConfig, OptimizerConfig
 from quintet.families.soundstorm.config import SoundStormSampleConfig
 from quintet.families.soundstorm.decoding import canvas, for_levels
@@ -75,7 +75,7 @@ def serve_step(sizes: str, precision: str) -> None:
 
     def step() -> None:
         nonlocal number
-        hidden = hide(codes, frames, Draw(0, [number] * count, range(count)), model.mask_id)
+        hidden = hide(codes, frames, ItemRNG(0, [number] * count, range(count)), model.mask_id)
         with engine.autocast():
             told = model.tell(frames, semantic)
             logits = model(hidden.tokens, told, hidden.levels, hidden.where)
@@ -123,7 +123,7 @@ def serve_generation(sizes: str, settings: str, precision: str) -> None:
         nonlocal number, passes
         number, passes = number + 1, 0
         with torch.no_grad(), engine.autocast():
-            model.generate(empty, model.tell(frames, semantic), Draw(number, [0], [0]), each)
+            model.generate(empty, model.tell(frames, semantic), ItemRNG(number, [0], [0]), each)
         return {"passes": passes}
 
     serve(step, about(model), ("quintet",))

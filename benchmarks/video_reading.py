@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
-from quintet.data.video import video_folder_sources
+from quintet.data.video import video_folder_splits
 from quintet.synthetic.motions import make_motions
 from side_by_side import HERE, write_facts
 
@@ -55,14 +55,14 @@ def write_film(path: Path, frames: int, key_frames: int) -> None:
 def measure(folder: Path, clips: int, rounds: int) -> list[float]:
     """Clips a CPU second, of each round."""
     config = VideoDataConfig(path=str(folder), frames=FRAMES, validation_fraction=0.0, memory_megabytes=0)
-    source = video_folder_sources(config, (SIDE, SIDE)).train
-    source.load(0, Draw(1, [0], [0]))
+    source = video_folder_splits(config, (SIDE, SIDE)).train
+    source.load(0, ItemRNG(1, [0], [0]))
     speeds = []
     for each in range(rounds):
         began = time.process_time()
         for number in range(clips):
             item = number % len(source)
-            loaded = source.load(item, Draw(0, [each * clips + number], [item]))
+            loaded = source.load(item, ItemRNG(0, [each * clips + number], [item]))
             assert loaded["videos"].shape == (3, FRAMES, SIDE, SIDE)
         speeds.append(clips / (time.process_time() - began))
     return speeds

@@ -13,7 +13,7 @@ import torch
 
 from quintet import config, runs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
@@ -43,7 +43,7 @@ def main(kind: str, precision: str) -> None:
     engine.place(recipe.modules)
     state = TrainingState(recipe)
     pictures = torch.randint(0, 256, (4, 3, 128, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    batch = Batch({"images": pictures}, tuple("abcd"), Draw(0, [0] * 4, range(4)))
+    batch = Batch({"images": pictures}, tuple("abcd"), ItemRNG(0, [0] * 4, range(4)))
     number = STARTED
 
     def together() -> None:

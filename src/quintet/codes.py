@@ -13,9 +13,9 @@ from quintet.common import files
 from quintet.common.weights import checkpoint
 from quintet.data.token_files import ITEMS, code_contents, read_codes, refuse_existing
 from quintet.errors import UnreadableItem, UsageError
-from quintet.runs import Looker, Trained
-from quintet.training.evaluate import looking
-from quintet.training.task import Recipe
+from quintet.runs import EvalSession, Trained
+from quintet.training.evaluate import inference_mode
+from quintet.training.task import Task
 
 __all__ = ["ITEMS", "decode_folder", "encode_folder", "read_codes"]
 
@@ -24,11 +24,11 @@ def encode_folder(trained: Trained, data: str, out: Path) -> int:
     """Codes of every readable file of a folder; returns how many."""
     refuse_existing(out)
     _refuse_without_codes(trained.recipe)
-    looker = Looker.open(trained, data)
+    looker = EvalSession.open(trained, data)
     source, recipe = looker.loader.source, trained.recipe
     rows: list[dict[str, Any]] = []
     codes: list[Tensor] = []
-    with looking(trained.nets):
+    with inference_mode(trained.modules):
         for item in range(len(source)):
             try:
                 batch = looker.loader.single(item).to(looker.engine.device, looker.engine.dtype)
@@ -36,7 +36,7 @@ def encode_folder(trained: Trained, data: str, out: Path) -> int:
                 rows.append({"file": source.name(item), "skipped": str(problem)})
                 continue
             with looker.engine.autocast():
-                codes.append(recipe.encode(trained.nets, batch).cpu().to(torch.int32))
+                codes.append(recipe.encode(trained.modules, batch).cpu().to(torch.int32))
             rows.append({"file": source.name(item), "row": len(codes) - 1})
     if not codes:
         raise UsageError(f"no file of {data} can be read; `quintet data check {data}` says why")
@@ -44,10 +44,10 @@ def encode_folder(trained: Trained, data: str, out: Path) -> int:
     return len(codes)
 
 
-def _refuse_without_codes(recipe: Recipe[Any]) -> None:
+def _refuse_without_codes(recipe: Task[Any]) -> None:
     """Before anything is read."""
-    if type(recipe).encode is Recipe.encode:
-        hears = type(recipe).hearing is not Recipe.hearing
+    if type(recipe).encode is Task.encode:
+        hears = type(recipe).hearing is not Task.hearing
         hint = "; its layers make semantic tokens (--layer N)" if hears else ""
         raise UsageError(f"recipe {recipe.name} is not a tokenizer: it has no codes to encode to{hint}")
 
@@ -59,11 +59,11 @@ def decode_folder(trained: Trained, folder: Path, out: Path) -> int:
     known = getattr(trained.model, "num_codes", None)
     if known is not None and codes.numel() and not -1 <= codes.min() <= codes.max() < known:
         raise UsageError(f"the codes in {folder} are not of the model {trained.folder}, which knows 0 to {known - 1}")
-    with looking(trained.nets):
+    with inference_mode(trained.modules):
         for number, (file, row) in enumerate(items):
             try:
                 artifacts = trained.recipe.decode(
-                    trained.nets, codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}"
+                    trained.modules, codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}"
                 )
             except (RuntimeError, LookupError, ValueError) as error:
                 reason = files.one_line(error)

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from quintet.common import files
 from quintet.errors import UnreadableItem, UsageError
-from quintet.runs import Looker, Trained
+from quintet.runs import EvalSession, Trained
 from quintet.training.display import track
 from quintet.training.engine import Engine
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 
 TEXTS_AT_ONCE = 64
 
@@ -61,10 +61,10 @@ def embed_media(trained: Trained, place: str | Path) -> Embedded:
     if "empty_captions" in type(recipe.config.data).model_fields:  # a sound to be found need not say what it is
         recipe.config = recipe.config.changed({"data.empty_captions": True})
     with _as_folder(place) as folder:
-        looker = Looker.open(trained, folder)
+        looker = EvalSession.open(trained, folder)
         source, files, vectors = looker.loader.source, [], []
         skipped = {name.removeprefix("validation: "): reason for name, reason in looker.skipped.items()}
-        with looking(trained.nets):
+        with inference_mode(trained.modules):
             for item in track(range(len(source)), "embedded"):
                 try:
                     batch = looker.loader.single(item).to(looker.engine.device, looker.engine.dtype)
@@ -72,7 +72,7 @@ def embed_media(trained: Trained, place: str | Path) -> Embedded:
                     skipped[source.name(item)] = str(problem)
                     continue
                 with looker.engine.autocast():
-                    vectors.append(recipe.embed(trained.nets, batch).float().cpu())
+                    vectors.append(recipe.embed(trained.modules, batch).float().cpu())
                 files.append(source.name(item))
     if not files:
         name, reason = next(iter(skipped.items()))
@@ -101,10 +101,10 @@ def embed_texts(trained: Trained, texts: Sequence[str]) -> Tensor:
         raise UsageError("--text is empty; say in words what to look for")
     recipe = trained.recipe
     engine = Engine(recipe.config.engine, recipe.config.train.seed)
-    engine.place(trained.nets)
+    engine.place(trained.modules)
     parts = [list(texts[start : start + TEXTS_AT_ONCE]) for start in range(0, len(texts), TEXTS_AT_ONCE)]
-    with looking(trained.nets), engine.autocast():
-        return torch.cat([recipe.embed_texts(trained.nets, part).float().cpu() for part in parts])
+    with inference_mode(trained.modules), engine.autocast():
+        return torch.cat([recipe.embed_texts(trained.modules, part).float().cpu() for part in parts])
 
 
 def rank(media: Embedded, text: Tensor, top: int) -> list[Found]:

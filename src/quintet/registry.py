@@ -13,7 +13,7 @@ from quintet.config import RunConfig
 from quintet.errors import UsageError
 
 if TYPE_CHECKING:
-    from quintet.training.task import Recipe
+    from quintet.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RecipeEntry:
         """Without torch."""
         return self._load("config", self.config)  # type: ignore[no-any-return]
 
-    def recipe_class(self) -> type[Recipe[Any]]:
+    def task_class(self) -> type[Task[Any]]:
         return self._load("recipe", self.recipe)  # type: ignore[no-any-return]
 
     def public_names(self) -> Mapping[str, str]:
@@ -59,7 +59,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "vqgan": RecipeEntry(
         family="vqgan",
         config="VQGanConfig",
-        recipe="VQGanRecipe",
+        recipe="VQGanTask",
         models=("VQGanVAE",),
         trainer="VQGanVAETrainer",
         summary="image tokenizer: pictures to a grid of codes and back",
@@ -68,7 +68,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "muse": RecipeEntry(
         family="muse",
         config="MuseConfig",
-        recipe="MuseRecipe",
+        recipe="MuseTask",
         models=("MaskGit", "TokenCritic", "Muse", "Stage"),
         trainer="MuseTrainer",
         summary="text to image: a masked transformer over a tokenizer's codes",
@@ -77,7 +77,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "mulan": RecipeEntry(
         family="mulan",
         config="MuLaNConfig",
-        recipe="MuLaNRecipe",
+        recipe="MuLaNTask",
         models=("MuLaN", "AudioSpectrogramTransformer", "TextTransformer", "MuLaNEmbedQuantizer"),
         trainer="MuLaNTrainer",
         summary="sound and text in one space: find clips by words",
@@ -86,7 +86,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "cvivit": RecipeEntry(
         family="cvivit",
         config="CViViTConfig",
-        recipe="CViViTRecipe",
+        recipe="CViViTTask",
         models=("CViViT",),
         trainer="CViViTTrainer",
         summary="video tokenizer: clips and pictures to codes, moment by moment, and back",
@@ -95,7 +95,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "phenaki": RecipeEntry(
         family="phenaki",
         config="PhenakiConfig",
-        recipe="PhenakiRecipe",
+        recipe="PhenakiTask",
         models=("MaskGit", "TokenCritic", "Phenaki"),
         trainer="PhenakiTrainer",
         summary="text to video: a masked transformer over a tokenizer's codes",
@@ -104,7 +104,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "audio-codec": RecipeEntry(
         family="audio_codec",
         config="AudioCodecConfig",
-        recipe="AudioCodecRecipe",
+        recipe="AudioCodecTask",
         models=("AudioCodec", "PretrainedCodec"),
         trainer="AudioCodecTrainer",
         summary="audio tokenizer: sounds to residual codes and back",
@@ -113,7 +113,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "soundstorm": RecipeEntry(
         family="soundstorm",
         config="SoundStormConfig",
-        recipe="SoundStormRecipe",
+        recipe="SoundStormTask",
         models=("SoundStorm", "ConformerWrapper"),
         trainer="SoundStormTrainer",
         summary="text to sound: a masked conformer over a codec's codes",
@@ -122,7 +122,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "mesh-autoencoder": RecipeEntry(
         family="mesh_autoencoder",
         config="MeshAutoencoderConfig",
-        recipe="MeshAutoencoderRecipe",
+        recipe="MeshAutoencoderTask",
         models=("MeshAutoencoder", "CoordinateTokenizer"),
         trainer="MeshAutoencoderTrainer",
         summary="mesh tokenizer: the faces of meshes to codes and back",
@@ -132,7 +132,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "mesh-transformer": RecipeEntry(
         family="mesh_transformer",
         config="MeshTransformerConfig",
-        recipe="MeshTransformerRecipe",
+        recipe="MeshTransformerTask",
         models=("MeshTransformer",),
         trainer="MeshTransformerTrainer",
         summary="text to mesh: a transformer over the codes of faces",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quintet import config as configs
 from quintet import registry
-from quintet.common.batch import Source
+from quintet.common.batch import Dataset
 from quintet.common.weights import checkpoint, pretrained
 from quintet.common.weights.checkpoint import Contents
 from quintet.config import RunConfig
@@ -21,14 +21,14 @@ from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
 from quintet.nn import transformers_folder
 from quintet.nn.pretrained_hearing import is_hearing
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.training.engine import Engine, Place, may_be_restarted
-from quintet.training.evaluate import evaluate, looking, make_artifacts
+from quintet.training.evaluate import evaluate, inference_mode, make_artifacts
 from quintet.training.loader import Loader
-from quintet.training.prepare import open_sources, place_links
+from quintet.training.prepare import open_splits, place_links
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.state import load_module, read_meta
-from quintet.training.task import Artifact, Recipe, Request
+from quintet.training.task import Artifact, Request, Task
 from quintet.training.trainer import Trainer
 
 
@@ -82,7 +82,7 @@ def _folder_named(reference: str | None) -> str | None:
     return str(Path(path).resolve()) if os.path.exists(path) else path
 
 
-def _refuse_other_links(recipe: Recipe[Any], trained: Trained) -> None:
+def _refuse_other_links(recipe: Task[Any], trained: Trained) -> None:
     """Weights that stand on one tokenizer mean nothing on another."""
     for name, link in recipe.links.items():
         other = trained.recipe.links.get(name)
@@ -119,33 +119,33 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
     return trainer
 
 
-def make_recipe(config: RunConfig, home: Path | None = None) -> Recipe[Any]:
+def make_recipe(config: RunConfig, home: Path | None = None) -> Task[Any]:
     """The recipe with fresh weights, the same for the same seed.
 
     What it stands on is taken from the copy in `home`, the folder of its run or export, where there is one.
     """
     links = {name: open_link(_place(config, name, home)) for name in config.LINKS if getattr(config, name)}
     torch.manual_seed(config.train.seed)
-    return registry.find(config.recipe).recipe_class()(config, **links)
+    return registry.find(config.recipe).task_class()(config, **links)
 
 
-def open_link(reference: str) -> Link:
+def open_link(reference: str) -> FrozenModel:
     """A trained model for another one to stand on: a run, RUN@step, an exported folder, or a ready model."""
     trained = open_trained(reference)
-    nets = {name: trained.nets[name] for name in trained.recipe.in_use if name in trained.nets}
-    return Link(trained.recipe, nets, reference, export_contents(trained, {}))
+    modules = {name: trained.modules[name] for name in trained.recipe.in_use if name in trained.modules}
+    return FrozenModel(trained.recipe, modules, reference, export_contents(trained, {}))
 
 
-def link_to(model: Any) -> Link:
+def link_to(model: Any) -> FrozenModel:
     """The same for a model in memory, of one of the public classes of tokenizers."""
     kind = type(model).__name__
     for entry in registry.RECIPES.values():
-        schema, recipe_class = entry.config_class(), entry.recipe_class()
+        schema, task_class = entry.config_class(), entry.task_class()
         if kind in entry.models and not schema.LINKS:
             config = configs.build(schema, overrides={"model": model.config.model_dump(mode="json")})
-            recipe = recipe_class(config, **{recipe_class.exported: model})
+            recipe = task_class(config, **{task_class.exported: model})
             trained = Trained(recipe, {recipe.exported: model}, None, Path(kind), None, [])
-            return Link(recipe, dict(trained.nets), f"a {kind} in Python", export_contents(trained, {}))
+            return FrozenModel(recipe, dict(trained.modules), f"a {kind} in Python", export_contents(trained, {}))
     raise UsageError(f"a {kind} is no model of quintet that others stand on")
 
 
@@ -169,15 +169,15 @@ def initial_weights(config: RunConfig) -> dict[str, dict[str, Tensor]]:
     trained = open_trained(config.init)
     if trained.recipe.name != config.recipe:
         raise UsageError(f"--init {config.init} is of recipe '{trained.recipe.name}', this run is of '{config.recipe}'")
-    return {name: module.state_dict() for name, module in trained.nets.items()}
+    return {name: module.state_dict() for name, module in trained.modules.items()}
 
 
 @dataclass
 class Trained:
     """A model to look at and use: averaged weights where there are any, and the live ones beside them."""
 
-    recipe: Recipe[Any]
-    nets: dict[str, nn.Module]
+    recipe: Task[Any]
+    modules: dict[str, nn.Module]
     live: dict[str, nn.Module] | None
     folder: Path
     step: int | None
@@ -196,7 +196,7 @@ class Trained:
 
     @property
     def model(self) -> nn.Module:
-        return self.nets[self.recipe.exported]
+        return self.modules[self.recipe.exported]
 
 
 def open_trained(reference: str | Path) -> Trained:
@@ -226,14 +226,14 @@ def open_trained(reference: str | Path) -> Trained:
     for name, module in recipe.modules.items():
         load_module(module, chosen, name)
     live = None
-    nets = dict(recipe.modules)
+    modules = dict(recipe.modules)
     if recipe.config.ema.enabled:
         averaged = make_recipe(recipe.config, folder)
         for name in averaged.averaged:
             load_module(averaged.modules[name], chosen, f"ema/{name}")
-            nets[name] = averaged.modules[name]
+            modules[name] = averaged.modules[name]
         live = dict(recipe.modules)
-    return Trained(recipe, nets, live, folder, step, problems)
+    return Trained(recipe, modules, live, folder, step, problems)
 
 
 def _open_exported(folder: Path) -> Trained:
@@ -242,13 +242,13 @@ def _open_exported(folder: Path) -> Trained:
         raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
     schema = registry.find(str(settings.get("recipe"))).config_class()
     recipe = make_recipe(configs.validate(schema, settings["run"]), folder)
-    nets = {recipe.exported: recipe.modules[recipe.exported]}
-    load_module(nets[recipe.exported], folder, pretrained.WEIGHTS)
+    modules = {recipe.exported: recipe.modules[recipe.exported]}
+    load_module(modules[recipe.exported], folder, pretrained.WEIGHTS)
     for name in recipe.in_use[1:]:
         if (folder / f"{name}.safetensors").exists():  # older exports hold nothing beside
-            nets[name] = recipe.modules[name]
-            load_module(nets[name], folder, name)
-    return Trained(recipe, nets, None, folder, settings.get("step"), [])
+            modules[name] = recipe.modules[name]
+            load_module(modules[name], folder, name)
+    return Trained(recipe, modules, None, folder, settings.get("step"), [])
 
 
 def _open_foreign(folder: Path, model_type: str) -> Trained:
@@ -258,7 +258,7 @@ def _open_foreign(folder: Path, model_type: str) -> Trained:
         known = ", ".join(kind for each in registry.RECIPES.values() for kind in each.config_class().TRANSFORMERS)
         hint = "; semantic tokens are made with it by `quintet encode … --layer N`" if is_hearing(model_type) else ""
         raise UsageError(f"{folder} holds a model of transformers of type {model_type[:40]}, not of {known}{hint}")
-    recipe = entry.recipe_class().from_transformers(folder)
+    recipe = entry.task_class().from_transformers(folder)
     return Trained(recipe, dict(recipe.modules), None, folder, None, [])
 
 
@@ -279,19 +279,19 @@ def _choose_checkpoint(run: Run, which: str) -> tuple[Path, list[str]]:
 
 
 @dataclass
-class Looker:
+class EvalSession:
     """A trained model with its validation data, in this process."""
 
     trained: Trained
     engine: Engine
     loader: Loader
-    others: dict[str, Loader]
+    extra_splits: dict[str, Loader]
     """Items that were neither trained on nor validated with, by split."""
     skipped: dict[str, str]
     """Files that were passed over when the folder was listed, each with the reason."""
 
     @classmethod
-    def open(cls, trained: Trained, data: str | None = None) -> Looker:
+    def open(cls, trained: Trained, data: str | None = None) -> EvalSession:
         """`data` replaces the folder of the run; all of it is then looked at."""
         recipe = trained.recipe
         if data is not None:
@@ -300,15 +300,15 @@ class Looker:
             why = "is not trained on anything" if trained.ready else "was trained on a data set in Python"
             raise UsageError(f"{trained.folder} {why}; name a folder with --data")
         engine = Engine(recipe.config.engine, recipe.config.train.seed)
-        for nets in (trained.nets, trained.live or {}):
-            engine.place(nets)
-        sources = open_sources(recipe)
+        for modules in (trained.modules, trained.live or {}):
+            engine.place(modules)
+        splits = open_splits(recipe)
 
-        def loader(source: Source) -> Loader:
+        def loader(source: Dataset) -> Loader:
             return Loader(source, recipe.config.train.seed, recipe.collate, engine, workers=0)
 
-        others = {split: loader(source) for split, source in sources.others.items()}
-        return cls(trained, engine, loader(sources.validation), others, sources.skipped)
+        extra_splits = {split: loader(source) for split, source in splits.extra_splits.items()}
+        return cls(trained, engine, loader(splits.validation), extra_splits, splits.skipped)
 
     def figures(self) -> dict[str, float]:
         """The figures of `eval.json`, over the whole validation set; those of the live weights under `live/`."""
@@ -316,12 +316,12 @@ class Looker:
         size = config.eval.batch_size or config.train.batch_size // config.train.accumulate
         figures = evaluate(
             self.trained.recipe,
-            self.trained.nets,
+            self.trained.modules,
             self.loader,
             self.engine,
             size,
             generated=config.eval.generated,
-            others=self.others,
+            extra_splits=self.extra_splits,
         )
         if self.trained.live is not None:
             live = evaluate(self.trained.recipe, self.trained.live, self.loader, self.engine, size)
@@ -330,17 +330,17 @@ class Looker:
 
     def artifacts(self, num: int) -> list[Artifact]:
         batch = self.loader.first(num).batch.to(self.engine.device, self.engine.dtype)
-        return make_artifacts(self.trained.recipe, self.trained.nets, batch, self.engine)
+        return make_artifacts(self.trained.recipe, self.trained.modules, batch, self.engine)
 
 
 def generate(trained: Trained, request: Request) -> list[Artifact]:
     """What a person asked a generator for."""
     recipe = trained.recipe
     engine = Engine(recipe.config.engine, recipe.config.train.seed)
-    engine.place(trained.nets)
+    engine.place(trained.modules)
     place_links(recipe)
-    with looking(trained.nets), engine.autocast():
-        return recipe.generate(trained.nets, request)
+    with inference_mode(trained.modules), engine.autocast():
+        return recipe.generate(trained.modules, request)
 
 
 def export(trained: Trained, target: Path, figures: Mapping[str, float]) -> None:
@@ -358,8 +358,8 @@ def export_contents(trained: Trained, figures: Mapping[str, float]) -> Contents:
         "run": trained.recipe.config.model_dump(mode="json"),
     }
     contents = pretrained.export_contents(trained.model, about)
-    for name in trained.nets.keys() & set(trained.recipe.in_use[1:]):
-        contents.tensors[name] = trained.nets[name].state_dict()
+    for name in trained.modules.keys() & set(trained.recipe.in_use[1:]):
+        contents.tensors[name] = trained.modules[name].state_dict()
     for name, link in trained.recipe.links.items():
         for kind in ("tensors", "json", "text"):
             inside = getattr(link.contents, kind)

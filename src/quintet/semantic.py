@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from quintet.common import files
-from quintet.common.rng import Draw, seed_from
+from quintet.common.rng import ItemRNG, seed_from
 from quintet.common.weights import checkpoint
 from quintet.config import EngineConfig, SoundDataConfig
 from quintet.config.text import PRETRAINED
-from quintet.data.audio import AudioFolder, audio_folder_sources
+from quintet.data.audio import AudioFolder, audio_folder_splits
 from quintet.data.token_files import CODES, code_contents, refuse_existing
 from quintet.errors import CheckpointError, UnreadableItem, UsageError
 from quintet.nn import kmeans, transformers_folder
 from quintet.nn.pretrained_hearing import PretrainedHearing, is_hearing
 from quintet.nn.quantize.clusters import nearest
-from quintet.pipelines.audio_features import Hearing
+from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.runs import open_trained
 from quintet.training.display import say, track
 from quintet.training.engine import own_device
@@ -126,7 +126,7 @@ def encode_folder(
     return Made(len(tokens), given.rate, lines)
 
 
-def open_hearing(reference: str) -> Hearing:
+def open_hearing(reference: str) -> AudioFeatureExtractor:
     """A trained model whose layers hear sound, or the folder of one of `transformers`."""
     folder = Path(reference)
     if reference.startswith(PRETRAINED):
@@ -137,13 +137,13 @@ def open_hearing(reference: str) -> Hearing:
     trained = open_trained(reference)
     for problem in trained.problems:
         say(f"damaged checkpoint passed over: {problem}")
-    for net in trained.nets.values():
+    for net in trained.modules.values():
         net.eval().to(own_device(trained.recipe.config.engine))
-    return trained.recipe.hearing(trained.nets)
+    return trained.recipe.hearing(trained.modules)
 
 
 def find_centroids(
-    hearing: Hearing, folder: AudioFolder, layer: int, clusters: int, seed: int
+    hearing: AudioFeatureExtractor, folder: AudioFolder, layer: int, clusters: int, seed: int
 ) -> tuple[Centroids, str]:
     """Clusters of what a layer hears of a folder, and a sentence about them."""
     if clusters < 2:
@@ -164,7 +164,7 @@ def find_centroids(
     return Centroids(found.centres, mean, deviation, layer, hearing.token_rate, hearing.digest), told
 
 
-def _sampled(hearing: Hearing, folder: AudioFolder, layer: int, seed: int) -> Iterator[Tensor]:
+def _sampled(hearing: AudioFeatureExtractor, folder: AudioFolder, layer: int, seed: int) -> Iterator[Tensor]:
     """What is heard of clips, at steps that are drawn for each."""
     generator = torch.Generator().manual_seed(seed_from(seed, "clips"))
     chosen: list[int] = []
@@ -183,7 +183,7 @@ def _sampled(hearing: Hearing, folder: AudioFolder, layer: int, seed: int) -> It
             states = hearing.states(_wave(folder, item), layer).float().cpu()
         except UnreadableItem:
             continue
-        yield states[Draw(seed, [0], [item]).uniform("steps", len(states))[0] < share]
+        yield states[ItemRNG(seed, [0], [item]).uniform("steps", len(states))[0] < share]
 
 
 def read_centroids(path: Path) -> Centroids:
@@ -208,7 +208,9 @@ def read_centroids(path: Path) -> Centroids:
         ) from None
 
 
-def _refuse_unfit(given: Centroids, hearing: Hearing, reference: str, layer: int | None, clusters: int | None) -> None:
+def _refuse_unfit(
+    given: Centroids, hearing: AudioFeatureExtractor, reference: str, layer: int | None, clusters: int | None
+) -> None:
     """Clusters mean something in one layer of one model alone."""
     if given.digest != hearing.digest:
         raise UsageError(f"--centroids are of another model than {reference}, or of other weights of it")
@@ -218,21 +220,21 @@ def _refuse_unfit(given: Centroids, hearing: Hearing, reference: str, layer: int
         raise UsageError(f"--clusters {clusters}, but there are {len(given.centres)} --centroids")
 
 
-def _checked(layer: int | None, hearing: Hearing, reference: str) -> int:
+def _checked(layer: int | None, hearing: AudioFeatureExtractor, reference: str) -> int:
     assert layer is not None, "without --centroids a layer is asked for"
     if not 1 <= layer <= hearing.depth:
         raise UsageError(f"--layer {layer}: {reference} has the layers 1 to {hearing.depth}")
     return layer
 
 
-def _folder(data: str, hearing: Hearing) -> AudioFolder:
+def _folder(data: str, hearing: AudioFeatureExtractor) -> AudioFolder:
     """All clips of a folder, each whole."""
     config = SoundDataConfig(path=data, validation_path=data, loudness=hearing.loudness, memory_megabytes=0)
-    folder = audio_folder_sources(config, hearing.rate).validation
+    folder = audio_folder_splits(config, hearing.rate).validation
     assert isinstance(folder, AudioFolder)
     return folder
 
 
 def _wave(folder: AudioFolder, item: int) -> Tensor:
-    wave: Tensor = folder.load(item, Draw(0, [0], [item]))["wavs"][0]
+    wave: Tensor = folder.load(item, ItemRNG(0, [0], [item]))["wavs"][0]
     return wave

@@ -20,7 +20,7 @@ from quintet.common.weights import checkpoint
 from quintet.config import RunConfig
 from quintet.errors import CheckpointError, RunError, UsageError
 from quintet.runs import initial_weights, make_recipe, read_config
-from quintet.training.prepare import changed_data, open_sources
+from quintet.training.prepare import changed_data, open_splits
 from quintet.training.run_folder import Run
 from quintet.training.state import Progress, environment, read_meta
 from quintet.training.trainer import Trainer
@@ -91,7 +91,7 @@ def _replay(run: Run, start: int | None, end: int | None, sound: list[int]) -> V
         finally:
             trainer.close()
         made = Path(temporary) / "made"
-        checkpoint.write_folder(made, trainer.state.contents(1, trainer.sources.fingerprint))
+        checkpoint.write_folder(made, trainer.state.contents(1, trainer.splits.fingerprint))
         return Verdict(start, end, *_compared(made, target), _notes(meta))
 
 
@@ -123,8 +123,8 @@ def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int
     """A trainer in a folder of its own that stands where the run stood."""
     here = {"train.steps": end, "train.minutes": None, "log.trackers": [], "engine.threads": meta["threads"]}
     recipe = make_recipe(config.changed(here), run.folder)
-    sources = open_sources(recipe)
-    difference = changed_data(run, sources)
+    splits = open_splits(recipe)
+    difference = changed_data(run, splits)
     if difference:
         raise UsageError(f"the data is not what {run.folder} was trained on ({difference})")
     copy = Run(folder)
@@ -134,7 +134,7 @@ def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int
     folder.mkdir(exist_ok=True)
     shutil.copy(run.data_file, copy.data_file)
     init = initial_weights(config) if config.init and not start else None
-    return Trainer(recipe, copy, sources=sources, resume=True, force=True, init=init, silent=True)
+    return Trainer(recipe, copy, splits=splits, resume=True, force=True, init=init, silent=True)
 
 
 def _notes(meta: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from helpers import TINY, TWELVE_STEPS
 from quintet.common.batch import Item
 from quintet.nn.quantize.vector import VectorQuantizer
-from quintet.training.task import Recipe
+from quintet.training.task import Task
 
 GOLDEN = Path(__file__).parents[1] / "faults" / "golden"
 """Small trained models that are kept for ever."""
@@ -104,11 +104,11 @@ def spoilt_videos(item: Item, value: float) -> Item:
     return {**item, "videos": torch.full(item["videos"].shape, value)}
 
 
-def unchanged(recipe: Recipe[Any]) -> None:
+def unchanged(recipe: Task[Any]) -> None:
     pass
 
 
-def hasten_the_death_of_codes(recipe: Recipe[Any]) -> None:
+def hasten_the_death_of_codes(recipe: Task[Any]) -> None:
     """Codes that nothing is assigned to are dead by step 50, at which the dead are revived."""
     for part in recipe.modules[recipe.exported].modules():
         if isinstance(part, VectorQuantizer):
@@ -145,7 +145,7 @@ class Case:
     """Further keys of the golden run, which is kept in the repository and should be small."""
     reshaped: str = "model.dim=24"
     """A key that gives the weights another shape."""
-    prepare: Callable[[Recipe[Any]], None] = unchanged
+    prepare: Callable[[Task[Any]], None] = unchanged
     """What is done to a fresh recipe so that rare events happen within a few steps."""
     tokenizer: bool = False
     opens_media: bool = True

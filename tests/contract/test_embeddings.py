@@ -14,12 +14,12 @@ import torch
 
 from helpers import error_line, quintet, succeed, tree
 from quintet import registry
-from quintet.runs import Looker, open_trained
-from quintet.training.evaluate import looking
-from quintet.training.task import Recipe
+from quintet.runs import EvalSession, open_trained
+from quintet.training.evaluate import inference_mode
+from quintet.training.task import Task
 
 WORDS = ("a low note", "a fast rhythm of a drum", "ünï")
-SPACES = [name for name, entry in registry.RECIPES.items() if entry.recipe_class().embed is not Recipe.embed]
+SPACES = [name for name, entry in registry.RECIPES.items() if entry.task_class().embed is not Task.embed]
 """The recipes that put media and texts into one space."""
 
 in_a_space = pytest.mark.parametrize("recipe", SPACES, indirect=True)
@@ -92,10 +92,10 @@ def test_vectors_of_files_and_texts(recipe: str, finished: Path, clips: Path, tm
 
     trained = open_trained(finished)
     trained.recipe.config = trained.recipe.config.changed({"data.empty_captions": True})
-    looker = Looker.open(trained, str(clips))
-    with looking(trained.nets):
-        own = trained.recipe.embed(trained.nets, looker.loader.single(4)).float()
-        words = trained.recipe.embed_texts(trained.nets, list(WORDS)).float()
+    looker = EvalSession.open(trained, str(clips))
+    with inference_mode(trained.modules):
+        own = trained.recipe.embed(trained.modules, looker.loader.single(4)).float()
+        words = trained.recipe.embed_texts(trained.modules, list(WORDS)).float()
     assert looker.loader.source.name(4) == held["files"][3]
     torch.testing.assert_close(own[0], torch.from_numpy(held["audio"][3]), rtol=0, atol=0)
     torch.testing.assert_close(words, torch.from_numpy(held["text"]), rtol=0, atol=0)

@@ -30,11 +30,11 @@ def test_the_backward_pass_changes_nothing_but_gradients(recipe: str, case: Case
         trainer = Trainer(made, Run.new(tmp_path / name), silent=True)
         # A late and round one: every phase is active, and whatever is done now and then is done.
         step = 1200
-        loader = trainer._loader(trainer.sources.train)
+        loader = trainer._loader(trainer.splits.train)
         batches = [trainer._moved(loaded) for loaded in loader.opening(trainer._order(), made.config.train.accumulate)]
         before = fingerprint(made.modules)
 
-        report = made.backward(batches, trainer.nets, trainer.engine, step)
+        report = made.backward(batches, trainer.modules, trainer.engine, step)
 
         assert fingerprint(made.modules) == before, name
         assert all(value.isfinite() for value in report.metrics.values())

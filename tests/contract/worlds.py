@@ -20,12 +20,12 @@ from contract.cases import case_of
 from helpers import environment
 from quintet import config as configs
 from quintet import registry, runs
-from quintet.common.batch import Batch, Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.training.engine import Engine, Place, exit_process
-from quintet.training.prepare import open_sources
+from quintet.training.prepare import open_splits
 from quintet.training.run_folder import Run
-from quintet.training.task import Nets, Recipe, Report
+from quintet.training.task import Modules, Report, Task
 from quintet.training.trainer import Trainer
 
 
@@ -33,7 +33,7 @@ from quintet.training.trainer import Trainer
 class Noting:
     """A source that remembers what was read: epoch and name."""
 
-    source: Source
+    source: Dataset
     seen: set[tuple[int, str]] = field(default_factory=set)
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Noting:
     def name(self, item: int) -> str:
         return self.source.name(item)
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         self.seen.add((int(draw.epochs[0]), self.name(item)))
         return self.source.load(item, draw)
 
@@ -51,7 +51,7 @@ class Noting:
         return getattr(self.source, name)
 
 
-def make_recipe(recipe: str, data: Path | str, words: Sequence[str]) -> Recipe[Any]:
+def make_recipe(recipe: str, data: Path | str, words: Sequence[str]) -> Task[Any]:
     """A recipe from the words of the command line: `--preset NAME KEY=VALUE …`."""
     option, preset, *keys = words
     assert option == "--preset"
@@ -59,14 +59,14 @@ def make_recipe(recipe: str, data: Path | str, words: Sequence[str]) -> Recipe[A
     return runs.make_recipe(configs.build(registry.find(recipe).config_class(), preset=preset, overrides=overrides))
 
 
-def noted_steps(made: Recipe[Any]) -> list[tuple[int, str]]:
+def noted_steps(made: Task[Any]) -> list[tuple[int, str]]:
     """Filled, as the recipe is trained, with the step and name of each item that this process learns from."""
     noted: list[tuple[int, str]] = []
     learn = made.backward
 
-    def backward(micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int) -> Report:
+    def backward(micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
         noted.extend((step, name) for batch in micro_batches for name in batch.names)
-        return learn(micro_batches, nets, engine, step)
+        return learn(micro_batches, modules, engine, step)
 
     made.backward = backward  # type: ignore[method-assign]
     return noted
@@ -80,11 +80,11 @@ def train(recipe: str, data: str, words: Sequence[str], out: str, resume: bool =
         steps = made.config.train.steps
         made = runs.make_recipe(runs.read_config(Path(out) / "config.yaml").changed({"train.steps": steps}), Path(out))
     case_of(recipe).prepare(made)
-    sources = open_sources(made)
-    noting = Noting(sources.train)
+    splits = open_splits(made)
+    noting = Noting(splits.train)
     noted = noted_steps(made)
     run = Run.open(Path(out)) if resume else Run.new(Path(out)) if rank == 0 else Run(Path(out))
-    trainer = Trainer(made, run, sources=replace(sources, train=noting), resume=resume, silent=True)
+    trainer = Trainer(made, run, splits=replace(splits, train=noting), resume=resume, silent=True)
     trainer.train()
     trainer.close()
     (run.folder / f"seen-{rank}.json").write_text(json.dumps(sorted(noting.seen)))

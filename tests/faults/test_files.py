@@ -17,7 +17,7 @@ from faults.conftest import Ledger
 from helpers import copied, log_text, state, tensor_hashes
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
-from quintet.training.task import Recipe
+from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
 CHANGED_AFTER, READ_IN = 4, 8
@@ -84,9 +84,9 @@ def train(
     return run, name
 
 
-def first_read_in(step: int, recipe: Recipe[Any], trainer: Trainer) -> str:
+def first_read_in(step: int, recipe: Task[Any], trainer: Trainer) -> str:
     """The name of an item that no step before this one has read."""
-    source, train = trainer.sources.train, recipe.config.train
+    source, train = trainer.splits.train, recipe.config.train
     order = Order(len(source), train.batch_size, train.seed, recipe.lengths(source))
     earlier = {item for number in range(step) for _, item in order.batch(number)}
     return source.name(next(item for _, item in order.batch(step) if item not in earlier))

@@ -300,7 +300,7 @@ def sealed(folder: Path, read: Callable[[], object]) -> Callable[[], object]:
 
 
 def test_weights_of_a_checkpoint(recipe: str, saved: Path, here: Path, outside: Path, ledger: Ledger) -> None:
-    path = saved / f"{registry.find(recipe).recipe_class().exported}.safetensors"
+    path = saved / f"{registry.find(recipe).task_class().exported}.safetensors"
     sound = path.read_bytes()
     length = int.from_bytes(sound[:8], "little")
     header_only = sound[: length + 64]

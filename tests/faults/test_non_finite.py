@@ -17,12 +17,12 @@ from contract.worlds import make_recipe
 from faults.conftest import Ledger
 from faults.ledger import WHOLE
 from helpers import log_text, metrics, state, step_folder, steps_saved, tensor_hashes
-from quintet.common.batch import Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.errors import RunError
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
-from quintet.training.task import Loss, Recipe
+from quintet.training.task import Loss, Task
 from quintet.training.trainer import Trainer
 
 LIMIT = 3
@@ -48,7 +48,7 @@ def value(request: pytest.FixtureRequest) -> float:
 class Spoilt:
     """A source of which some items hold a non-finite number."""
 
-    source: Source
+    source: Dataset
     case: Case
     items: set[int]
     value: float
@@ -59,12 +59,12 @@ class Spoilt:
     def name(self, item: int) -> str:
         return self.source.name(item)
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         loaded = self.source.load(item, draw)
         return self.case.poison(loaded, self.value) if item in self.items else loaded
 
 
-def in_the_loss(recipe: Recipe[Any], trainer: Callable[[], Trainer], value: float, steps: Collection[int]) -> None:
+def in_the_loss(recipe: Task[Any], trainer: Callable[[], Trainer], value: float, steps: Collection[int]) -> None:
     for place, phase in enumerate(recipe.phases):
 
         def loss(*arguments: Any, own: Any = phase.loss) -> Loss:
@@ -74,7 +74,7 @@ def in_the_loss(recipe: Recipe[Any], trainer: Callable[[], Trainer], value: floa
         recipe.phases[place] = replace(phase, loss=loss)
 
 
-def in_the_gradient(recipe: Recipe[Any], trainer: Callable[[], Trainer], value: float, steps: Collection[int]) -> None:
+def in_the_gradient(recipe: Task[Any], trainer: Callable[[], Trainer], value: float, steps: Collection[int]) -> None:
     def spoil(gradient: Tensor) -> Tensor:
         if trainer().step not in steps:
             return gradient
@@ -85,7 +85,7 @@ def in_the_gradient(recipe: Recipe[Any], trainer: Callable[[], Trainer], value: 
     a_parameter(recipe).register_hook(spoil)
 
 
-def a_parameter(recipe: Recipe[Any]) -> Tensor:
+def a_parameter(recipe: Task[Any]) -> Tensor:
     module = recipe.modules[recipe.phases[0].modules[0]]
     return next(parameter for parameter in module.parameters() if parameter.requires_grad)
 
@@ -118,25 +118,25 @@ def assert_finite(run: Path) -> None:
 
 
 def spoilt_trainer(
-    recipe: Recipe[Any], case: Case, run: Run, value: float, bad_steps: Collection[int] | None, **options: Any
+    recipe: Task[Any], case: Case, run: Run, value: float, bad_steps: Collection[int] | None, **options: Any
 ) -> tuple[Trainer, list[str]]:
     """Training on items that are spoilt in some steps, or in all steps from the seventh on; and the names of the spoilt
     items of the first bad step."""
     if case.poison is None:
         pytest.skip("its items hold no number, but whole ones, that is sure to reach the loss")
-    sources, train = recipe.sources(), recipe.config.train
-    order = Order(len(sources.train), train.batch_size, train.seed, recipe.lengths(sources.train))
+    splits, train = recipe.splits(), recipe.config.train
+    order = Order(len(splits.train), train.batch_size, train.seed, recipe.lengths(splits.train))
     batches = [[item for _, item in order.batch(step)] for step in range(12)]
     if bad_steps is None:
-        chosen = {*range(len(sources.train))} - {item for batch in batches[:GOOD_STEPS] for item in batch}
+        chosen = {*range(len(splits.train))} - {item for batch in batches[:GOOD_STEPS] for item in batch}
     else:
         chosen = {batches[step][0] for step in bad_steps}
         spoilt_earlier = [step for step in range(12) if step not in bad_steps and chosen & {*batches[step]}]
         assert not spoilt_earlier, "the data set is too small to spoil these steps alone"
     first = min(bad_steps) if bad_steps else GOOD_STEPS
-    names = [sources.train.name(item) for item in batches[first] if item in chosen]
-    spoilt = replace(sources, train=Spoilt(sources.train, case, chosen, value))
-    return Trainer(recipe, run, sources=spoilt, silent=True, **options), names
+    names = [splits.train.name(item) for item in batches[first] if item in chosen]
+    spoilt = replace(splits, train=Spoilt(splits.train, case, chosen, value))
+    return Trainer(recipe, run, splits=spoilt, silent=True, **options), names
 
 
 def test_a_spoilt_item_costs_its_step_and_is_named(

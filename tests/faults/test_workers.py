@@ -25,11 +25,11 @@ from helpers import (
     wait_for_step,
     wait_until,
 )
-from quintet.common.batch import Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.errors import RunError
 from quintet.training.run_folder import Run
-from quintet.training.task import Recipe
+from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
 
@@ -63,7 +63,7 @@ def started_again(process: Process) -> int:
 class Deadly:
     """A source that kills the process that reads it, unless that is the training itself."""
 
-    source: Source
+    source: Dataset
     trainer: int
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Deadly:
     def name(self, item: int) -> str:
         return self.source.name(item)
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         if os.getpid() != self.trainer:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.source.load(item, draw)
@@ -82,10 +82,10 @@ def test_workers_that_always_die_end_the_run_in_one_sentence(
     recipe: str, case: Case, data: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made: Recipe[Any] = make_recipe(recipe, data, (*case.tiny, "data.workers=2"))
-    sources = made.sources()
-    deadly = replace(sources, train=Deadly(sources.train, os.getpid()))
-    trainer = Trainer(made, Run.new(run), sources=deadly, silent=True)
+    made: Task[Any] = make_recipe(recipe, data, (*case.tiny, "data.workers=2"))
+    splits = made.splits()
+    deadly = replace(splits, train=Deadly(splits.train, os.getpid()))
+    trainer = Trainer(made, Run.new(run), splits=deadly, silent=True)
     with pytest.raises(RunError, match=r"data workers died 3 times in a row .* data\.workers \(now 2\)"):
         trainer.train()
     trainer.close()

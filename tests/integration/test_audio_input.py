@@ -12,9 +12,9 @@ import soundfile
 from PIL import Image
 
 from helpers import quintet, succeed
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
-from quintet.data.audio import AudioFolder, audio_folder_sources
+from quintet.data.audio import AudioFolder, audio_folder_splits
 from quintet.errors import UnreadableItem
 from quintet.media.audio import Samples
 
@@ -96,7 +96,7 @@ def folder(sounds: Path, tmp_path: Path) -> Path:
 
 
 def source_of(folder: Path) -> AudioFolder:
-    train = audio_folder_sources(AudioDataConfig(path=str(folder), seconds=1.0, validation_fraction=0.0), RATE).train
+    train = audio_folder_splits(AudioDataConfig(path=str(folder), seconds=1.0, validation_fraction=0.0), RATE).train
     assert isinstance(train, AudioFolder)
     return train
 
@@ -136,7 +136,7 @@ def test_training_reads_what_the_check_calls_usable_and_refuses_the_rest_alike(f
     lengths, reasons = {}, {}
     for item in range(len(source)):
         try:
-            loaded = source.load(item, Draw(0, [0], [item]))
+            loaded = source.load(item, ItemRNG(0, [0], [item]))
         except UnreadableItem as problem:
             reasons[source.name(item)] = str(problem)
             continue
@@ -155,7 +155,7 @@ def test_odd_rates_and_channels_come_as_one_channel_at_the_rate_of_the_model(fol
     source = source_of(folder)
     places = {source.name(item): item for item in range(len(source))}
     waves = {
-        name: source.load(places[name], Draw(0, [0], [places[name]]))["wavs"]
+        name: source.load(places[name], ItemRNG(0, [0], [places[name]]))["wavs"]
         for name in ("slow.wav", "fast.flac", "eight.ogg", "silent.mp3")
     }
     powers = {name: np.abs(np.fft.rfft(wave[0].numpy() * np.hanning(RATE))) ** 2 for name, wave in waves.items()}

@@ -12,9 +12,9 @@ from PIL import Image
 
 from films import counted, places_of, write_film
 from helpers import quintet, succeed
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
-from quintet.data.video import VideoFolder, video_folder_sources
+from quintet.data.video import VideoFolder, video_folder_splits
 from quintet.errors import UnreadableItem
 from quintet.media.video_writing import write_video
 
@@ -79,7 +79,7 @@ def add_unusual(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 def source_of(folder: Path) -> VideoFolder:
     config = VideoDataConfig(path=str(folder), frames=9, validation_fraction=0.0)
-    train = video_folder_sources(config, (24, 32)).train
+    train = video_folder_splits(config, (24, 32)).train
     assert isinstance(train, VideoFolder)
     return train
 
@@ -120,7 +120,7 @@ def test_training_reads_what_the_check_calls_usable_and_refuses_the_rest_alike(t
     frames, reasons = {}, {}
     for item in range(len(source)):
         try:
-            videos = source.load(item, Draw(0, [0], [item]))["videos"]
+            videos = source.load(item, ItemRNG(0, [0], [item]))["videos"]
         except UnreadableItem as problem:
             reasons[source.name(item)] = str(problem)
             continue

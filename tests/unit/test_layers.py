@@ -87,7 +87,7 @@ def own_part(module: str) -> str:
 def test_there_is_something_to_check() -> None:
     assert len(modules()) > 40
     assert Import("quintet.training.engine.exit_process", late=True, typing=False) in imports("cli/__init__.py")
-    assert Import("quintet.training.task.Recipe", late=False, typing=True) in imports("recipes.py")
+    assert Import("quintet.training.task.Task", late=False, typing=True) in imports("recipes.py")
 
 
 @pytest.mark.parametrize("module", [module for module in modules() if module != "__init__.py"])

@@ -15,8 +15,8 @@ from quintet.config import build
 from quintet.data.token_files import read_semantic
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
-from quintet.families.mulan.hearing import MuLaNHearing
-from quintet.families.mulan.task import MuLaNRecipe
+from quintet.families.mulan.hearing import MuLaNFeatures
+from quintet.families.mulan.task import MuLaNTask
 
 STEP = 80 * 8
 """Samples of one step of the MuLaN below, which makes 25 of them a second."""
@@ -27,7 +27,7 @@ KEYS = {"hop": 80, "patch": 8, "mels": 16, "frequency_mask": 8}
 def mulan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As an export has it, untrained."""
     torch.manual_seed(0)
-    recipe = MuLaNRecipe(build(MuLaNConfig, preset="debug", overrides={"model.audio": KEYS, "data.seconds": 1.0}))
+    recipe = MuLaNTask(build(MuLaNConfig, preset="debug", overrides={"model.audio": KEYS, "data.seconds": 1.0}))
     folder = tmp_path_factory.mktemp("mulan") / "export"
     runs.export(runs.Trained(recipe, dict(recipe.modules), None, folder, 0, []), folder, {})
     return folder
@@ -48,9 +48,9 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- MuLaN --------------------------------------------------------------------------------------------------------
 
 
-def hearing_of(folder: Path) -> MuLaNHearing:
+def hearing_of(folder: Path) -> MuLaNFeatures:
     hearing = semantic.open_hearing(str(folder))
-    assert isinstance(hearing, MuLaNHearing)
+    assert isinstance(hearing, MuLaNFeatures)
     return hearing
 
 

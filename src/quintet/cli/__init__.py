@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from quintet.cli import data, looking, telling, training, using
+from quintet.cli import data, results, telling, training, using
 from quintet.cli.shared import say
 from quintet.errors import QuintetError
 
@@ -30,9 +30,9 @@ app = typer.Typer(
 app.command(context_settings={"help_option_names": []})(training.train)
 app.command()(training.resume)
 app.command()(training.verify)
-app.command("eval")(looking.evaluate)
-app.command()(looking.sample)
-app.command()(looking.view)
+app.command("eval")(results.evaluate)
+app.command()(results.sample)
+app.command()(results.view)
 app.command()(using.encode)
 app.command()(using.decode)
 app.command()(using.embed)

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 
 Item = dict[str, Any]
 """One item: field name to tensor, number or text."""
 
 
-class Source(Protocol):
+class Dataset(Protocol):
     """Items by number. What it returns is a pure function of the item and the draw; it must be picklable, so
     that worker processes can hold it. An item that cannot be used raises `UnreadableItem`."""
 
@@ -23,7 +23,7 @@ class Source(Protocol):
 
     def name(self, item: int) -> str: ...
 
-    def load(self, item: int, draw: Draw) -> Item: ...
+    def load(self, item: int, draw: ItemRNG) -> Item: ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Batch:
 
     fields: dict[str, Any]
     names: tuple[str, ...]
-    draw: Draw
+    draw: ItemRNG
     precision: torch.dtype = torch.float32
 
     def __getitem__(self, field: str) -> Any:

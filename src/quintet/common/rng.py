@@ -57,7 +57,7 @@ def seed_from(*parts: int | str) -> int:
     return state >> 1
 
 
-class Draw:
+class ItemRNG:
     """The random numbers of a batch of items, asked for by name; row i belongs to item i alone."""
 
     def __init__(self, seed: int, epochs: Sequence[int], items: Sequence[int]) -> None:

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.common.batch import Item, Source, collate
-from quintet.common.rng import Draw
+from quintet.common.batch import Dataset, Item, collate
+from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
 from quintet.data.index.folder import Entry, may_keep
-from quintet.data.sources import split_folder
+from quintet.data.splits import split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
 from quintet.media.audio import AudioHeader, Samples
 from quintet.media.files import MediaFile
 from quintet.media.loudness import to_loudness
 from quintet.training.display import say
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
@@ -75,7 +75,7 @@ class AudioFolder:
         """The file of an item, as logs and summaries call it."""
         return self.entries[item].file
 
-    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
         frames, window = self.frames(item), self.window
         if self.opening:
@@ -200,7 +200,7 @@ def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
     return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def audio_folder_sources(config: SoundDataConfig, rate: int, *, opening: bool = False) -> Sources:
+def audio_folder_splits(config: SoundDataConfig, rate: int, *, opening: bool = False) -> Splits:
     """The folders that the configuration names, split for validation.
 
     Outside training clips come whole, unless the configuration says how they are cut into windows. With `opening` each
@@ -227,7 +227,7 @@ def audio_folder_sources(config: SoundDataConfig, rate: int, *, opening: bool = 
     return split_folder(config, sounds.EXTENSIONS, folder)
 
 
-def say_resampled(source: Source, rate: int, whose: str) -> None:
+def say_resampled(source: Dataset, rate: int, whose: str) -> None:
     """Tell the person where files are of another rate than the one they are used at, which is of the named thing."""
     assert isinstance(source, AudioFolder)
     looked_at = min(len(source), LOOKED_AT)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quintet.common.batch import Source
+from quintet.common.batch import Dataset
 from quintet.config import DataConfig
 from quintet.config.text import PRETRAINED, TextConfig
 from quintet.data.index.listing import list_media
-from quintet.data.token_cache import MediaSource
+from quintet.data.token_cache import MediaDataset
 from quintet.errors import UsageError
 from quintet.nn.words import words_of
 from quintet.training.display import say
-from quintet.training.task import Request, Sources
+from quintet.training.task import Request, Splits
 
 
 def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) 
     return {}
 
 
-def check_captions(model: TextConfig, media: Sources, what: str, may_be_empty: bool) -> None:
+def check_captions(model: TextConfig, media: Splits, what: str, may_be_empty: bool) -> None:
     """Of what is trained on and what validates; `what` the items are called together."""
     if model.text == "none":
         return
@@ -56,9 +56,9 @@ def check_captions(model: TextConfig, media: Sources, what: str, may_be_empty: b
         say(f"{len(long)} captions have more than {most} and are cut (model.text_length), for one: {long[0]!r}")
 
 
-def _captions(source: Source) -> Iterator[tuple[str, str]]:
+def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
     """Of each item its name and its caption."""
-    assert isinstance(source, MediaSource)
+    assert isinstance(source, MediaDataset)
     return ((source.name(item), source.about(item)["texts"]) for item in range(len(source)))
 
 

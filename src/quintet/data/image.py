@@ -11,21 +11,21 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
 from quintet.data.fields import Field, route
 from quintet.data.index.folder import Entry, ImageFolder
 from quintet.data.python_sets import Indexable, split_object
-from quintet.data.sources import split_folder
+from quintet.data.splits import split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 MODES: dict[int, images.Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels to Pillow's name."""
 
 
-def folder_sources(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Sources:
+def folder_splits(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Splits:
     """The folders that the configuration names, split for validation."""
 
     def folder(path: str, entries: Sequence[Entry], train: bool) -> ImageFolder:
@@ -73,7 +73,7 @@ class PythonPictures:
     def name(self, item: int) -> str:
         return f"item {self.places[item]}"
 
-    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         routed = route(self.dataset[self.places[item]], FIELDS, self.declared)
         picture = self._fitted(routed["images"])
         if self.flip and draw.number("flip") < 0.5:
@@ -94,7 +94,7 @@ class PythonPictures:
         return scaled if picture.is_floating_point() else scaled.round().clamp(0, 255).to(torch.uint8)
 
 
-def python_sources(
+def python_splits(
     dataset: Indexable,
     config: PictureDataConfig,
     size: tuple[int, int],
@@ -102,7 +102,7 @@ def python_sources(
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
-) -> Sources:
+) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
 
     def pictures(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonPictures:

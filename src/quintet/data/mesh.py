@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
 from quintet.data.index.folder import Entry, may_keep
-from quintet.data.sources import split_folder
+from quintet.data.splits import split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import mesh as meshes
 from quintet.media.mesh import Mesh
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 SCALES = (0.75, 1.25)
 SHIFT = 0.1
@@ -56,7 +56,7 @@ class MeshFolder:
         """The file of an item, as logs and summaries call it."""
         return self.entries[item].file
 
-    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
         mesh = self.mesh(item)
         if self.train and self.augment:
@@ -92,7 +92,7 @@ class MeshFolder:
         return mesh
 
 
-def augmented(mesh: Mesh, draw: Draw, bins: int = meshes.BINS) -> Mesh:
+def augmented(mesh: Mesh, draw: ItemRNG, bins: int = meshes.BINS) -> Mesh:
     """Stretched and shifted along each axis as far as it stays in the unit box, then clean and in order again."""
     chances = np.array([[draw.number(f"{what}-{axis}") for axis in "xyz"] for what in ("scale", "shift")])
     low, high = mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)
@@ -106,7 +106,7 @@ def augmented(mesh: Mesh, draw: Draw, bins: int = meshes.BINS) -> Mesh:
     return meshes.canonical(moved, bins)
 
 
-def mesh_folder_sources(
+def mesh_folder_splits(
     config: DataConfig,
     bins: int,
     max_faces: int | None,
@@ -115,7 +115,7 @@ def mesh_folder_sources(
     augment: bool = True,
     corners: int = 3,
     memory_megabytes: int = 512,
-) -> Sources:
+) -> Splits:
     """The folders that the configuration names, split for validation."""
 
     def folder(path: str, entries: Sequence[Entry], train: bool) -> MeshFolder:

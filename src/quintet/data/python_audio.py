@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Item
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
@@ -23,7 +23,7 @@ from quintet.errors import UnreadableItem, UsageError
 from quintet.media.audio import window_starts
 from quintet.media.audio_formats import Samples
 from quintet.media.loudness import to_loudness
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 
 def _is_wave(value: Any) -> bool:
@@ -68,7 +68,7 @@ class PythonAudio:
     def name(self, item: int) -> str:
         return f"item {self.places[item]}"
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         routed = self._routed(item)
         wave = _wave(routed["wavs"])
         frames, window = len(wave), max(1, round(self.config.seconds * self.rate))
@@ -130,7 +130,7 @@ def _ids(value: Any) -> Tensor:
     return ids[:length]
 
 
-def python_audio_sources(
+def python_audio_splits(
     dataset: Indexable,
     config: SoundDataConfig,
     rate: int,
@@ -139,7 +139,7 @@ def python_audio_sources(
     declared: Sequence[str] | None = None,
     captioned: bool = True,
     opening: bool = False,
-) -> Sources:
+) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it.
 
     Where it is not `captioned`, texts are neither asked for nor handed on. With `opening` each sound comes as its first

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from quintet.common.batch import Item
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import MeshDataConfig
 from quintet.data.fields import Field, route
 from quintet.data.mesh import augmented
 from quintet.data.python_sets import Indexable, split_object
 from quintet.errors import UnreadableItem
 from quintet.media.mesh import Mesh, canonical, clean
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 
 def _is_table(value: Any, columns: Sequence[int], numbers: bool) -> bool:
@@ -61,7 +61,7 @@ class PythonMeshes:
     def name(self, item: int) -> str:
         return f"item {self.places[item]}"
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         routed = self._routed(item)
         vertices = np.asarray(routed["vertices"], np.float64)
         faces = np.asarray(routed["faces"], np.int64)
@@ -95,7 +95,7 @@ class PythonMeshes:
         if np.abs(used).max() > 1:
             raise UnreadableItem("has coordinates outside of -1 to 1; scale it first")
 
-    def _prepared(self, mesh: Mesh, draw: Draw) -> Mesh:
+    def _prepared(self, mesh: Mesh, draw: ItemRNG) -> Mesh:
         if not np.isfinite(mesh.vertices).all():
             raise UnreadableItem("has coordinates that are not finite")
         mesh = clean(mesh, self.bins)
@@ -108,7 +108,7 @@ def _text(routed: dict[str, Any]) -> str:
     return "" if routed.get("texts") is None else str(routed["texts"])
 
 
-def python_mesh_sources(
+def python_mesh_splits(
     dataset: Indexable,
     config: MeshDataConfig,
     corners: int,
@@ -116,7 +116,7 @@ def python_mesh_sources(
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
-) -> Sources:
+) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
 
     def meshes(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonMeshes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from quintet.common.batch import Source
+from quintet.common.batch import Dataset
 from quintet.common.rng import seed_from
 from quintet.config import DataConfig
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 
 class Indexable(Protocol):
@@ -19,17 +19,17 @@ class Indexable(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
-MakeSource = Callable[[Indexable, Sequence[int], Sequence[str] | None, bool], Source]
+MakeDataset = Callable[[Indexable, Sequence[int], Sequence[str] | None, bool], Dataset]
 """Items of a data set by their places, with the names of the values in its tuples; and whether to train on them."""
 
 
 def split_object(
     dataset: Indexable,
     config: DataConfig,
-    make: MakeSource,
+    make: MakeDataset,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
-) -> Sources:
+) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
     declared = declared or getattr(dataset, "data_kwargs", None)
     everything = range(len(dataset))
@@ -38,7 +38,7 @@ def split_object(
     train = [place for place in everything if place not in chosen]
     looked_at: Indexable = dataset if validation is None else validation
     places = range(len(looked_at)) if validation is not None else held_out or train
-    return Sources(
+    return Splits(
         make(dataset, train, declared, True),
         make(looked_at, places, declared, False),
         f"python: {len(dataset)} items",

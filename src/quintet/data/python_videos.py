@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from quintet.common.batch import Item
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
@@ -19,7 +19,7 @@ from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
 from quintet.media.video import Clip, clip_tensor, stride_frames
 from quintet.media.video_writing import as_clip
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 FIELDS = (
     Field(
@@ -50,7 +50,7 @@ class PythonVideos:
     def name(self, item: int) -> str:
         return f"item {self.places[item]}"
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         routed = self._routed(item)
         clip = _clip(routed["videos"])
         start = draw.number("start") if self.train else 0.5
@@ -92,14 +92,14 @@ def _clip(value: Any) -> Clip:
         raise UnreadableItem(str(problem)) from problem
 
 
-def python_video_sources(
+def python_video_splits(
     dataset: Indexable,
     config: VideoDataConfig,
     size: tuple[int, int],
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
-) -> Sources:
+) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
     if config.fps is not None:
         raise UsageError(

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from quintet.common import files
-from quintet.common.batch import Batch, Item, Source
+from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.caches import only_writer
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
 from quintet.errors import UnreadableItem
 
@@ -47,7 +47,7 @@ Tell = Callable[[int, int], None]
 
 
 @runtime_checkable
-class MediaSource(Source, Protocol):
+class MediaDataset(Dataset, Protocol):
     """A source that can tell of an item what is known without opening its file: the caption."""
 
     def about(self, item: int) -> Item: ...
@@ -72,19 +72,19 @@ class CacheKey:
 
 
 @dataclass
-class CodeCache:
+class TokenCache:
     """The codes of one source of media: made where they are missing, then read as memory-mapped files."""
 
     folder: Path
     key: CacheKey
-    media: MediaSource
+    media: MediaDataset
     collate: Collate
     encode: Encode
     tell: Tell = field(default=lambda done, total: None)
     kept_as: str = "codes"
     """The field of items."""
 
-    def open(self) -> CodeSource:
+    def open(self) -> TokenDataset:
         """The codes as a source of items. One process makes them while the others wait."""
         place = self.folder / f"codes-{self.key.name}"
         place.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class CodeCache:
         with only_writer(place / "lock"):
             shards = [_sound_shard(place, number) or self._make(place, number) for number in range(len(starts))]
         skipped = {item: reason for shard in shards for item, reason in shard.skipped.items()}
-        return CodeSource(self.media, [shard.path for shard in shards], self.key.variants, skipped, self.kept_as)
+        return TokenDataset(self.media, [shard.path for shard in shards], self.key.variants, skipped, self.kept_as)
 
     def _make(self, place: Path, number: int) -> _Shard:
         items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
@@ -111,7 +111,7 @@ class CodeCache:
         for variant in range(self.key.variants):
             read = dict(self._read([item for item in items if item not in skipped], variant, skipped))
             if read:
-                draw = Draw(0, [variant] * len(read), list(read))
+                draw = ItemRNG(0, [variant] * len(read), list(read))
                 names = tuple(self.media.name(item) for item in read)
                 codes = self.encode(Batch(self.collate(list(read.values())), names, draw))
                 kept = np.float32 if codes.is_floating_point() else np.int32
@@ -122,16 +122,16 @@ class CodeCache:
     def _read(self, items: Sequence[int], variant: int, skipped: dict[int, str]) -> Iterator[tuple[int, Item]]:
         for item in items:
             try:
-                yield item, self.media.load(item, Draw(0, [variant], [item]))
+                yield item, self.media.load(item, ItemRNG(0, [variant], [item]))
             except UnreadableItem as problem:
                 skipped[item] = str(problem)
 
 
 @dataclass
-class CodeSource:
+class TokenDataset:
     """Items whose media stay on files, unread: what was made of them, and whatever else an item has but media."""
 
-    media: MediaSource
+    media: MediaDataset
     shards: Sequence[Path]
     variants: int
     skipped: dict[int, str]
@@ -146,7 +146,7 @@ class CodeSource:
     def name(self, item: int) -> str:
         return self.media.name(item)
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         if item in self.skipped:
             raise UnreadableItem(self.skipped[item])
         variant = int(draw.number("variant") * self.variants)

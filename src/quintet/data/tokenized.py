@@ -17,18 +17,18 @@ from tempfile import mkdtemp
 from typing import Protocol, runtime_checkable
 from weakref import finalize
 
-from quintet.common.batch import Source
+from quintet.common.batch import Dataset
 from quintet.common.caches import default_folder
 from quintet.data.index.folder import Entry
 from quintet.data.index.shards import ShardEntries
-from quintet.data.token_cache import CacheKey, CodeCache, CodeSource, Collate, Encode, MediaSource
-from quintet.pipelines.frozen import Link
+from quintet.data.token_cache import CacheKey, Collate, Encode, MediaDataset, TokenCache, TokenDataset
+from quintet.pipelines.frozen import FrozenModel
 from quintet.training.display import say
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 
 @runtime_checkable
-class FileSource(MediaSource, Protocol):
+class FileDataset(MediaDataset, Protocol):
     """Media that can tell what their codes depend on."""
 
     @property
@@ -40,7 +40,7 @@ class FileSource(MediaSource, Protocol):
 
 
 @dataclass(frozen=True)
-class Maker:
+class TokenEncoder:
     """A frozen model that makes something of media: codes, or a vector of each item."""
 
     digest: str
@@ -51,44 +51,48 @@ class Maker:
     """The field of items."""
 
 
-def coded_sources(
-    tokenizer: Link, media: Sources, what: str, *, cache: str | None = None, variants: int = 1
-) -> Sources:
+def tokenized_splits(
+    tokenizer: FrozenModel, media: Splits, what: str, *, cache: str | None = None, variants: int = 1
+) -> Splits:
     """The same items as codes; `what` they are called together.
 
     `cache` is the folder of the code cache, none for the user's own. Of an item to train on there are so many
     `variants`, each augmented in its own way.
     """
-    maker = Maker(tokenizer.digest, tokenizer.recipe.collate, tokenizer.encode)
-    return made_sources(maker, media, f"{what} encoded", cache=cache, variants=variants)
+    maker = TokenEncoder(tokenizer.digest, tokenizer.recipe.collate, tokenizer.encode)
+    return encoded_splits(maker, media, f"{what} encoded", cache=cache, variants=variants)
 
 
-def made_sources(maker: Maker, media: Sources, done: str, *, cache: str | None = None, variants: int = 1) -> Sources:
+def encoded_splits(
+    maker: TokenEncoder, media: Splits, done: str, *, cache: str | None = None, variants: int = 1
+) -> Splits:
     """The same items as a frozen model has them; `done` is said beside how many have been through it."""
     skipped = dict(media.skipped)
 
-    def codes(source: Source, part: str, variants: int = 1) -> CodeSource:
-        assert isinstance(source, MediaSource), "captions are asked for by `about`: media are opened only once"
+    def codes(source: Dataset, part: str, variants: int = 1) -> TokenDataset:
+        assert isinstance(source, MediaDataset), "captions are asked for by `about`: media are opened only once"
         made = _made(maker, source, part, variants, done, cache)
         skipped.update({made.name(item): reason for item, reason in made.skipped.items()})
         return made
 
     train = codes(media.train, "train", variants)
     validation = codes(media.validation, "validation")
-    others = {split: codes(source, split) for split, source in media.others.items()}
-    return replace(media, train=train, validation=validation, skipped=skipped, others=others)
+    extra_splits = {split: codes(source, split) for split, source in media.extra_splits.items()}
+    return replace(media, train=train, validation=validation, skipped=skipped, extra_splits=extra_splits)
 
 
-def _made(maker: Maker, source: MediaSource, part: str, variants: int, done: str, cache: str | None) -> CodeSource:
-    known = isinstance(source, FileSource)
+def _made(
+    maker: TokenEncoder, source: MediaDataset, part: str, variants: int, done: str, cache: str | None
+) -> TokenDataset:
+    known = isinstance(source, FileDataset)
     folder = Path(cache or default_folder()) if known else Path(mkdtemp(prefix="quintet-codes-"))
-    data, reading = (_identity(source.entries), source.reading) if isinstance(source, FileSource) else ("", "")
+    data, reading = (_identity(source.entries), source.reading) if isinstance(source, FileDataset) else ("", "")
     key = CacheKey(maker.digest, f"{part} {data}", reading, variants)
 
     def tell(count: int, total: int) -> None:
         say(f"{done}: {count} of {total}")
 
-    made = CodeCache(folder, key, source, maker.collate, maker.encode, tell, maker.kept_as).open()
+    made = TokenCache(folder, key, source, maker.collate, maker.encode, tell, maker.kept_as).open()
     if not known:
         # Nothing tells whether two data set objects are the same.
         finalize(made, _remove, folder, os.getpid())

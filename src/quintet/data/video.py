@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from quintet.common.batch import Item, collate
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
 from quintet.data.index.folder import Entry, may_keep
-from quintet.data.sources import split_folder
+from quintet.data.splits import split_folder
 from quintet.media import video as films
 from quintet.media.files import MediaFile
 from quintet.media.video import Clip, Fit, VideoHeader
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 WHOLE = 4
 """Files of up to so many clips may be kept, once they are read; of longer ones clips are read."""
@@ -60,7 +60,7 @@ class VideoFolder:
         """The file of an item, as logs and summaries call it."""
         return self.entries[item].file
 
-    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
         file = self.entries[item].media(self.root)
         header = self._header(item, file)
@@ -124,7 +124,7 @@ def pad_clips(items: Sequence[Item], frames: int | None = None) -> dict[str, Any
     return fields
 
 
-def video_folder_sources(config: VideoDataConfig, size: tuple[int, int]) -> Sources:
+def video_folder_splits(config: VideoDataConfig, size: tuple[int, int]) -> Splits:
     """The folders that the configuration names, split for validation."""
 
     def folder(path: str, entries: Sequence[Entry], train: bool) -> VideoFolder:

@@ -36,7 +36,7 @@ def is_hearing(model_type: str) -> bool:
 
 
 class PretrainedHearing:
-    """A `Hearing`. Not a module: nothing of it is trained or saved."""
+    """A `AudioFeatureExtractor`. Not a module: nothing of it is trained or saved."""
 
     loudness = None
 

@@ -1,4 +1,4 @@
-"""Owns `Hearing`: a model that hears a clip step by step of time, layer by layer; what semantic tokens are made of."""
+"""`AudioFeatureExtractor`: hidden states of a model that hears audio, from which semantic tokens are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Hearing(Protocol):
+class AudioFeatureExtractor(Protocol):
     """Frozen, on some device. All its steps of time are equally long."""
 
     @property

@@ -1,4 +1,4 @@
-"""Owns `Link`: another trained model that a recipe stands on, frozen, such as the tokenizer of a generator.
+"""Owns `FrozenModel`: another trained model that a recipe stands on, frozen, such as the tokenizer of a generator.
 
 A run keeps a copy of what it stands on in its own folder, so that it can be resumed, sampled and moved when the
 original is gone.
@@ -18,30 +18,30 @@ from torch import Tensor, nn
 
 from quintet.common.batch import Batch
 from quintet.common.weights.checkpoint import Contents
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 
 if TYPE_CHECKING:
-    from quintet.training.task import Recipe
+    from quintet.training.task import Task
 
 
 @dataclass
-class Link:
+class FrozenModel:
     """A trained model to build on. Nothing of it is trained, averaged or saved among the run's own modules."""
 
-    recipe: Recipe[Any]
-    nets: dict[str, nn.Module]
+    recipe: Task[Any]
+    modules: dict[str, nn.Module]
     reference: str
     """What the person called it."""
     contents: Contents
     """The folder that `quintet export` would write of it."""
 
     def __post_init__(self) -> None:
-        for net in self.nets.values():
+        for net in self.modules.values():
             net.eval().requires_grad_(False)
 
     @property
     def model(self) -> Any:
-        return self.nets[self.recipe.exported]
+        return self.modules[self.recipe.exported]
 
     @cached_property
     def digest(self) -> str:
@@ -50,7 +50,7 @@ class Link:
 
     def to(self, device: torch.device) -> None:
         """To the device, with all that it stands on itself."""
-        for net in self.nets.values():
+        for net in self.modules.values():
             net.to(device)
         for link in self.recipe.links.values():
             link.to(device)
@@ -59,8 +59,8 @@ class Link:
         """Codes of media, wherever the model is; without gradient. `options` are those of its own kind of recipe."""
         # A model may have nothing to learn and still have tables.
         device = next(chain(self.model.parameters(), self.model.buffers())).device
-        with looking(self.nets):
-            return self.recipe.encode(self.nets, batch.to(device, torch.float32), **options)
+        with inference_mode(self.modules):
+            return self.recipe.encode(self.modules, batch.to(device, torch.float32), **options)
 
 
 def weights_digest(name: str, model: nn.Module) -> str:

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
 
@@ -72,7 +72,7 @@ def decode(
     *,
     end_id: int,
     max_length: int,
-    draw: Draw,
+    draw: ItemRNG,
     settings: Sampling,
     conditioning: Conditioning,
     against: Conditioning | None = None,
@@ -173,7 +173,7 @@ def _restricted(scores: Tensor, legal: Tensor) -> Tensor:
     return scores.masked_fill(~legal, -math.inf)
 
 
-def _check(prompts: Tensor, lengths: Tensor, draw: Draw, max_length: int) -> None:
+def _check(prompts: Tensor, lengths: Tensor, draw: ItemRNG, max_length: int) -> None:
     if prompts.dim() != 2 or lengths.shape != prompts.shape[:1] or len(draw) != len(prompts):
         raise ValueError(
             f"prompts {tuple(prompts.shape)}, lengths {tuple(lengths.shape)} and draw {len(draw)} disagree"

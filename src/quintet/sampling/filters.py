@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
 
 _GREEDY_BELOW = 1e-9  # a temperature at which only the likeliest code is left, and division would overflow
@@ -96,7 +96,7 @@ def choose(
     return torch.searchsorted(sums, aims.to(sums.device)[:, None], right=True)[:, 0]
 
 
-def uniform(draw: Draw, name: str, places: int) -> Tensor:
+def uniform(draw: ItemRNG, name: str, places: int) -> Tensor:
     """Float64 numbers within (0, 1), never 0 nor 1, (items, places); a longer row begins with the shorter one."""
     words = draw.bits(name, places) >> np.uint64(12)
     return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52)

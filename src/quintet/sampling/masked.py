@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config.masked import MaskedSampleConfig
 from quintet.errors import UsageError
 from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
@@ -146,7 +146,9 @@ def settings_of(
 # Training
 
 
-def training_mask(draw: Draw, valid: Tensor, schedule: Schedule = cosine, name: str = "mask", span: int = 1) -> Tensor:
+def training_mask(
+    draw: ItemRNG, valid: Tensor, schedule: Schedule = cosine, name: str = "mask", span: int = 1
+) -> Tensor:
     """Which tokens a model has to guess, as (batch, places) of bool: a share of each row's `valid` ones.
 
     The share is the schedule at a random progress; at least one token is masked in every row that has any. With a
@@ -191,7 +193,7 @@ def decode(
     generate: Tensor,
     *,
     mask_id: int,
-    draw: Draw,
+    draw: ItemRNG,
     settings: Sampling,
     conditioning: Conditioning,
     against: Conditioning | None = None,

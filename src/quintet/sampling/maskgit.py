@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.sampling import masked
 from quintet.sampling.masked import Conditioning, Critic, Sampling
@@ -23,7 +23,7 @@ def fill(
     tokens: Tensor,
     hole: Tensor,
     *,
-    draw: Draw,
+    draw: ItemRNG,
     settings: Sampling,
     given: Told,
     against: Told,

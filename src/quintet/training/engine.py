@@ -194,14 +194,16 @@ class Engine:
         return torch.autocast(self.device.type, torch.bfloat16)
 
     @contextmanager
-    def micro_batch(self, nets: Mapping[str, nn.Module], step: int, number: int, synchronise: bool) -> Iterator[None]:
+    def micro_batch(
+        self, modules: Mapping[str, nn.Module], step: int, number: int, synchronise: bool
+    ) -> Iterator[None]:
         """Encloses forward and backward of one micro-batch: its dropout stream, and no exchange but in the last."""
         torch.manual_seed(seed_from(self.seed, step, number, self.rank))
         with ExitStack() as stack:
-            for net in nets.values():
+            for net in modules.values():
                 sharding.synchronise(net, synchronise)
             if not synchronise:
-                for net in nets.values():
+                for net in modules.values():
                     if isinstance(net, DistributedDataParallel):
                         stack.enter_context(net.no_sync())
             yield

@@ -14,11 +14,11 @@ from quintet.common.statistics import Statistics
 from quintet.training.distributed.sharding import whole
 from quintet.training.engine import Engine
 from quintet.training.loader import Loader
-from quintet.training.task import Artifact, Nets, Recipe
+from quintet.training.task import Artifact, Modules, Task
 
 
 @contextmanager
-def looking(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+def inference_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Modules in eval mode, whole, and no gradients; afterwards every part is back in the mode it was in."""
     modes = {part: part.training for module in modules.values() for part in module.modules()}
     for part in modes:
@@ -32,14 +32,14 @@ def looking(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 def evaluate(
-    recipe: Recipe[Any],
-    nets: Nets,
+    recipe: Task[Any],
+    modules: Modules,
     loader: Loader,
     engine: Engine,
     batch_size: int,
     batches: int | None = None,
     generated: int = 0,
-    others: Mapping[str, Loader] | None = None,
+    extra_splits: Mapping[str, Loader] | None = None,
 ) -> dict[str, float]:
     """The recipe's figures over the validation items, with fixed choices, on all ranks.
 
@@ -47,20 +47,20 @@ def evaluate(
     to be judged.
     """
     total = Statistics()
-    with looking(nets):
+    with inference_mode(modules):
         # Autocast is for the models alone: readers of media compute too.
         for loaded, counts in loader.validation(batch_size, batches):
             with engine.autocast():
-                measured = recipe.measure(nets, loaded.batch.to(engine.device, engine.dtype))
+                measured = recipe.measure(modules, loaded.batch.to(engine.device, engine.dtype))
             total = total + (measured if counts else measured.emptied())
-        for split, items in {"validation": loader, **(others or {})}.items():
+        for split, items in {"validation": loader, **(extra_splits or {})}.items():
             for loaded, counts in items.validation(batch_size, -(-generated // batch_size)):
                 with engine.autocast():
-                    measured = recipe.measure_generated(nets, loaded.batch.to(engine.device, engine.dtype), split)
+                    measured = recipe.measure_generated(modules, loaded.batch.to(engine.device, engine.dtype), split)
                 total = total + (measured if counts else measured.emptied())
         return recipe.summarise(total.over_ranks())
 
 
-def make_artifacts(recipe: Recipe[Any], nets: Nets, batch: Batch, engine: Engine) -> list[Artifact]:
-    with looking(nets), engine.autocast():
-        return recipe.sample(nets, batch)
+def make_artifacts(recipe: Task[Any], modules: Modules, batch: Batch, engine: Engine) -> list[Artifact]:
+    with inference_mode(modules), engine.autocast():
+        return recipe.sample(modules, batch)

@@ -12,10 +12,11 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
-from quintet.common.batch import Batch, Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.errors import QuintetError, RunError, UnreadableItem, UsageError
 from quintet.training.engine import Engine
 from quintet.training.order import Order, Slot, replacement
@@ -46,11 +47,11 @@ class Loaded:
 
 
 @dataclass
-class _Reader(Dataset[Loaded | QuintetError]):
+class _Reader(TorchDataset[Loaded | QuintetError]):
     """Lives in the workers. Indexed by the slots of a whole batch: the epoch travels in the index, because a
     persistent worker would never see a changed attribute."""
 
-    source: Source
+    source: Dataset
     seed: int
     collate: Collate
 
@@ -66,14 +67,14 @@ class _Reader(Dataset[Loaded | QuintetError]):
         read = [self._read(slot, skipped) for slot in slots]
         used = [item for item, _ in read]
         names = tuple(self.source.name(item) for item in used)
-        draw = Draw(self.seed, [epoch for epoch, _ in slots], used)
+        draw = ItemRNG(self.seed, [epoch for epoch, _ in slots], used)
         return Loaded(Batch(self.collate([fields for _, fields in read]), names, draw), skipped)
 
     def _read(self, slot: Slot, skipped: dict[str, str]) -> tuple[int, Item]:
         epoch, item = slot
         for attempt in range(ATTEMPTS):
             try:
-                return item, self.source.load(item, Draw(self.seed, [epoch], [item]))
+                return item, self.source.load(item, ItemRNG(self.seed, [epoch], [item]))
             except UnreadableItem as problem:
                 last = f"{self.source.name(item)} ({problem})"
                 skipped[self.source.name(item)] = str(problem)
@@ -97,7 +98,7 @@ def _ignore_signals(worker: int) -> None:
 class Loader:
     """Batches of one source for one rank."""
 
-    source: Source
+    source: Dataset
     seed: int
     collate: Collate
     engine: Engine
@@ -138,7 +139,7 @@ class Loader:
 
     def single(self, item: int) -> Batch:
         """One item as a batch of its own; `UnreadableItem` where it cannot be read."""
-        draw = Draw(self.seed, [VALIDATION_EPOCH], [item])
+        draw = ItemRNG(self.seed, [VALIDATION_EPOCH], [item])
         return Batch(self.collate([self.source.load(item, draw)]), (self.source.name(item),), draw)
 
     def opening(self, order: Order, accumulate: int, steps: int = 1) -> Iterator[Loaded]:
@@ -159,7 +160,7 @@ class Loader:
         reasons: dict[str, str] = {}
         for item in range(len(self.source)):
             try:
-                self.source.load(item, Draw(self.seed, [0], [item]))
+                self.source.load(item, ItemRNG(self.seed, [0], [item]))
                 return
             except UnreadableItem as problem:
                 reasons.setdefault(str(problem), self.source.name(item))

@@ -24,10 +24,10 @@ from quintet.config.text import possible_guidance
 from quintet.errors import UsageError
 from quintet.nn.codebook_smoothing import Alike, alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine
-from quintet.training.task import Loss, Nets, Output, Phase, Recipe
+from quintet.training.task import Loss, Modules, Output, Phase, Task
 
 SELF_CONDITIONED = 0.9
 """Share of rows that see the model's own prediction, where it is trained to."""
@@ -61,7 +61,7 @@ class Rows:
         return self.there if self.given is None else self.there.to(self.given.device) & ~self.given
 
 
-class MaskGitRecipe(Recipe[ConfigT]):
+class MaskGitTask(Task[ConfigT]):
     exported = "maskgit"
     exported_beside = ("critic",)
     shardable = True
@@ -98,7 +98,7 @@ class MaskGitRecipe(Recipe[ConfigT]):
             return [generator, judge]
         return [generator]
 
-    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         if self.config.loss.only == "critic":
             refuse_untrained(self.is_new and self.config.init is None)
 
@@ -112,7 +112,7 @@ class MaskGitRecipe(Recipe[ConfigT]):
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         keep = batch.draw.uniform("keep text") >= self.config.loss.drop_text
         rows = self.rows(batch, keep, train=True)
         hidden = masked.training_mask(batch.draw, rows.open, masked.SCHEDULES[self.config.loss.schedule])
@@ -120,7 +120,7 @@ class MaskGitRecipe(Recipe[ConfigT]):
         tokens = rows.codes.masked_fill(hidden, self.maskgit.mask_id)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.only != "critic"):
             previous = self._own_prediction(batch, tokens, rows.conditioning)
-            logits = nets["maskgit"](tokens, rows.conditioning, where=hidden, previous=previous)
+            logits = modules["maskgit"](tokens, rows.conditioning, where=hidden, previous=previous)
         return Output({"codes": rows.codes, "hidden": hidden, "logits": logits, "conditioning": rows.conditioning})
 
     def _own_prediction(self, batch: Batch, tokens: Tensor, conditioning: dict[str, Tensor]) -> Tensor | None:
@@ -132,28 +132,28 @@ class MaskGitRecipe(Recipe[ConfigT]):
         helped = batch.draw.uniform("self-conditioning").to(logits.device) < SELF_CONDITIONED
         return logits * helped[:, None, None]
 
-    def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         target = output["codes"][output["hidden"]]
         loss = token_loss(output["logits"], target, self.config.loss.label_smoothing, self.alike)
         if self.config.model.self_critic and self.config.loss.only is None:
-            opinion = self.critic_loss(nets, batch, output, step).value
+            opinion = self.critic_loss(modules, batch, output, step).value
             return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
         return loss
 
-    def critic_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Is a token the original one, where the generator has made it?"""
         codes, hidden = output["codes"], output["hidden"]
         chances = batch.draw.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
         tokens = codes.masked_scatter(hidden, filters.guesses(output["logits"].detach(), chances))
-        if "critic" in nets:
-            scores = nets["critic"](tokens, output["conditioning"])
+        if "critic" in modules:
+            scores = modules["critic"](tokens, output["conditioning"])
         else:
-            scores = nets["maskgit"](tokens, output["conditioning"], scores=True)
+            scores = modules["maskgit"](tokens, output["conditioning"], scores=True)
         return Loss(score_loss(scores, tokens != codes, hidden))
 
     # --- looking ----------------------------------------------------------------------------------------------
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Loss and accuracy at fixed shares of masked tokens, the same ones every time."""
         rows = self.rows(batch)
         sums: dict[str, Tensor] = {}
@@ -161,7 +161,7 @@ class MaskGitRecipe(Recipe[ConfigT]):
             hidden = masked.training_mask(batch.draw, rows.open, partial(_always, ratio), f"at {ratio}")
             hidden = hidden.to(rows.codes.device)
             tokens, target = rows.codes.masked_fill(hidden, self.maskgit.mask_id), rows.codes[hidden]
-            logits = filters.wide(nets["maskgit"](tokens, rows.conditioning, where=hidden))
+            logits = filters.wide(modules["maskgit"](tokens, rows.conditioning, where=hidden))
             sums[f"loss/{ratio}"] = F.cross_entropy(logits, target, reduction="sum")
             sums[f"right/{ratio}"] = (logits.argmax(-1) == target).sum().to(logits.dtype)
             sums[f"count/{ratio}"] = hidden.sum().to(logits.dtype)
@@ -196,8 +196,8 @@ def refuse_untrained(untrained: bool) -> None:
         )
 
 
-def critic_of(nets: Nets) -> TokenCritic | None:
-    critic = nets.get("critic")
+def critic_of(modules: Modules) -> TokenCritic | None:
+    critic = modules.get("critic")
     assert critic is None or isinstance(critic, TokenCritic)
     return critic
 
@@ -223,7 +223,7 @@ def score_loss(scores: Tensor, wrong: Tensor, where: Tensor | None = None) -> Te
     return collectives.mean_over_ranks(each, torch.ones_like(each, dtype=torch.bool) if where is None else where)
 
 
-def start_from_codebook(maskgit: MaskGit, tokenizer: Link) -> None:
+def start_from_codebook(maskgit: MaskGit, tokenizer: FrozenModel) -> None:
     """Codes that look alike start alike, where they have vectors: the model need not learn that from the data."""
     quantizer = tokenizer.model.quantizer
     if quantizer.levels == 1:

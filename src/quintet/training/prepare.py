@@ -9,30 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import quintet
-from quintet.common.batch import Source
+from quintet.common.batch import Dataset
 from quintet.common.weights import checkpoint
 from quintet.config import RunConfig
 from quintet.errors import UsageError
 from quintet.training.engine import own_device
 from quintet.training.optim import learning_rate
 from quintet.training.run_folder import Run
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
-def open_sources(recipe: Recipe[Any]) -> Sources:
+def open_splits(recipe: Task[Any]) -> Splits:
     """The data that the configuration names. Where it has to be encoded, that is done on the device."""
     place_links(recipe)
-    return recipe.sources()
+    return recipe.splits()
 
 
-def place_links(recipe: Recipe[Any]) -> None:
+def place_links(recipe: Task[Any]) -> None:
     """What the recipe stands on, to the device of this process."""
     device = own_device(recipe.config.engine)
     for link in recipe.links.values():
         link.to(device)
 
 
-def check_sharding(recipe: Recipe[Any]) -> None:
+def check_sharding(recipe: Task[Any]) -> None:
     """Refuse what parts of a model cannot do, also where one process has all of it: the run may go on in several."""
     if recipe.config.engine.shard == "none":
         return
@@ -50,7 +50,7 @@ def check_sharding(recipe: Recipe[Any]) -> None:
         )
 
 
-def check_sizes(recipe: Recipe[Any], sources: Sources, world_size: int) -> None:
+def check_sizes(recipe: Task[Any], splits: Splits, world_size: int) -> None:
     """Refuse, before anything is written, a batch that the data or the processes do not fit."""
     train, batch = recipe.config.train, recipe.config.train.batch_size
     if batch % (world_size * train.accumulate):
@@ -62,21 +62,21 @@ def check_sizes(recipe: Recipe[Any], sources: Sources, world_size: int) -> None:
             f"recipe {recipe.name} needs train.batch_size of at least {recipe.minimum_batch} (got {batch}): it "
             "compares the items of a batch with each other"
         )
-    if train.accumulate > 1 and recipe.minimum_batch > 1 and type(recipe).backward is Recipe.backward:
+    if train.accumulate > 1 and recipe.minimum_batch > 1 and type(recipe).backward is Task.backward:
         raise UsageError(
             f"recipe {recipe.name} compares the items of a batch with each other, and train.accumulate="
             f"{train.accumulate} would leave only {batch // train.accumulate} at a time to compare with: it needs a "
             "backward pass over the whole batch (training/whole_batch.py), or train.accumulate=1"
         )
-    if batch > len(sources.train):
+    if batch > len(splits.train):
         raise UsageError(
-            f"train.batch_size={batch} is larger than the training data of {len(sources.train)} items; "
-            f"use train.batch_size={max(1, len(sources.train))} or fewer, or add data"
+            f"train.batch_size={batch} is larger than the training data of {len(splits.train)} items; "
+            f"use train.batch_size={max(1, len(splits.train))} or fewer, or add data"
         )
     wanted = recipe.config.eval.batch_size or 1
-    if wanted > len(sources.validation):
+    if wanted > len(splits.validation):
         raise UsageError(
-            f"eval.batch_size={wanted} is larger than the validation set of {len(sources.validation)} items; lower it, "
+            f"eval.batch_size={wanted} is larger than the validation set of {len(splits.validation)} items; lower it, "
             "raise data.validation_fraction, or set data.validation_fraction=0 to validate on the training items"
         )
 
@@ -99,26 +99,26 @@ def stands_still(config: RunConfig, step: int) -> bool:
     return horizon is not None and step < steps > horizon and not learning_rate(config.optim, steps - 1)
 
 
-def data_record(sources: Sources) -> dict[str, Any]:
+def data_record(splits: Splits) -> dict[str, Any]:
     """What `data.json` holds: the items, frozen, by name or by an index and their number; and what was passed over."""
-    sides: dict[str, Source] = {"train": sources.train, "validation": sources.validation}
+    sides: dict[str, Dataset] = {"train": splits.train, "validation": splits.validation}
     return {
-        "fingerprint": sources.fingerprint,
-        **sources.about,
-        "skipped": sources.skipped,
-        **{name: names_of(source) if sources.listed else len(source) for name, source in sides.items()},
+        "fingerprint": splits.fingerprint,
+        **splits.about,
+        "skipped": splits.skipped,
+        **{name: names_of(source) if splits.listed else len(source) for name, source in sides.items()},
     }
 
 
-def changed_data(run: Run, sources: Sources) -> str:
+def changed_data(run: Run, splits: Splits) -> str:
     """How the data differs from what the run began with; nothing where it does not."""
     known = read_data_record(run)
-    if known["fingerprint"] == sources.fingerprint:
-        sources.skipped.update(known["skipped"])
+    if known["fingerprint"] == splits.fingerprint:
+        splits.skipped.update(known["skipped"])
         return ""
-    sides = (sources.train, sources.validation)
+    sides = (splits.train, splits.validation)
     recorded = [known["train"], known["validation"]]
-    if not sources.listed or not all(isinstance(names, list) for names in recorded):
+    if not splits.listed or not all(isinstance(names, list) for names in recorded):
         count = sum(len(names) if isinstance(names, list) else names for names in recorded)
         return f"{count} items then, {sum(map(len, sides))} now, by another index"
     before = {name for names in recorded for name in names}
@@ -153,7 +153,7 @@ def read_data_record(run: Run) -> dict[str, Any]:
         ) from None
 
 
-def names_of(source: Source) -> list[str]:
+def names_of(source: Dataset) -> list[str]:
     return [source.name(item) for item in range(len(source))]
 
 

@@ -14,10 +14,10 @@ from quintet import compat
 from quintet.compat_table import TRAINERS, OriginalTrainer, to_argument
 from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.errors import UsageError
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.training.prepare import place_links
 from quintet.training.run_folder import Run, next_folder
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 from quintet.training.trainer import Trainer
 
 
@@ -29,7 +29,7 @@ class PythonTrainer(Trainer):
     """
 
     config_class: ClassVar[type[RunConfig]]
-    recipe_class: ClassVar[type[Recipe[Any]]]
+    task_class: ClassVar[type[Task[Any]]]
     """Its constructor takes the model under the name of the exported module, and links under theirs."""
     model_class: ClassVar[type[nn.Module]]
     needs: ClassVar[tuple[str, ...]] = ("model",)
@@ -44,7 +44,7 @@ class PythonTrainer(Trainer):
         links = {**inside, **links}
         self._check_given(model, links)
         resume = bool(arguments.get("resume"))
-        out = Path(arguments.get("out") or next_folder(self.recipe_class.name))
+        out = Path(arguments.get("out") or next_folder(self.task_class.name))
         data, validation = arguments.get("data"), arguments.get("validation")
         keys = {**self.keys_of(handed, arguments), **asked.overrides, **self._paths(data, validation)}
         if "init" in keys:
@@ -62,16 +62,16 @@ class PythonTrainer(Trainer):
         if model is not None and config.model != model.config:
             raise UsageError(f"{type(self).__name__}: the keys of model.* are those of the model; build it with them")
         torch.manual_seed(config.train.seed)  # what the recipe makes beside the model
-        parts: dict[str, Any] = {**links, **beside, self.recipe_class.exported: model}
-        recipe = self.recipe_class(config, **parts)
-        sources = None
+        parts: dict[str, Any] = {**links, **beside, self.task_class.exported: model}
+        recipe = self.task_class(config, **parts)
+        splits = None
         if not _is_folder(data):
             place_links(recipe)
-            sources = self.sources_of(recipe, data, validation, arguments.get("declared"))
-        super().__init__(recipe, run, sources=sources, resume=resume, lr_schedule=arguments.get("lr_schedule"))
+            splits = self.splits_of(recipe, data, validation, arguments.get("declared"))
+        super().__init__(recipe, run, splits=splits, resume=resume, lr_schedule=arguments.get("lr_schedule"))
 
     @classmethod
-    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Link], dict[str, nn.Module]]:
+    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, FrozenModel], dict[str, nn.Module]]:
         """Of what was handed over as the model: what is trained, the links in it, and what else the recipe takes."""
         return model, {}, {}
 
@@ -81,7 +81,7 @@ class PythonTrainer(Trainer):
         return {}
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         """A data set object, and perhaps one to validate on; `declared` names the values of its tuples."""
         raise UsageError(f"{cls.__name__} takes a folder of files as data, not a {type(data).__name__}")
 
@@ -92,7 +92,7 @@ class PythonTrainer(Trainer):
     @property
     def ema_model(self) -> nn.Module:
         """The averaged model; the live one where averaging is off."""
-        return self.state.averaged_nets()[self.recipe.exported]
+        return self.state.averaged_modules()[self.recipe.exported]
 
     @classmethod
     def _translated(cls, positional: Sequence[Any], keywords: Mapping[str, Any]) -> compat.Translation:
@@ -100,8 +100,8 @@ class PythonTrainer(Trainer):
             asked = compat.translate(cls.__name__, keywords, positional)
             compat.announce(asked)
             return asked
-        rule = to_argument(cls.recipe_class.exported, None, "model", "The model to train.")
-        own = OriginalTrainer(cls.__name__, cls.recipe_class.name, "quintet", "", 1, False, (rule,))
+        rule = to_argument(cls.task_class.exported, None, "model", "The model to train.")
+        own = OriginalTrainer(cls.__name__, cls.task_class.name, "quintet", "", 1, False, (rule,))
         return compat.translate_by(own, keywords, positional)
 
     @classmethod
@@ -114,7 +114,7 @@ class PythonTrainer(Trainer):
         for name in cls.config_class.LINKS:
             if name in cls.needs and name not in links:
                 raise UsageError(f"{cls.__name__} needs a {name}: {name}=quintet.runs.open_link(RUN)")
-            if name in links and not isinstance(links[name], Link):
+            if name in links and not isinstance(links[name], FrozenModel):
                 given = repr(str(links[name])) if _is_folder(links[name]) else "RUN"
                 raise UsageError(
                     f"{cls.__name__} takes {name}=quintet.runs.open_link({given}), or link_to(model) of quintet.runs, "

@@ -30,7 +30,7 @@ from quintet.training.optim import (
     optimizer_tensors,
     room_for_state,
 )
-from quintet.training.task import Phase, Recipe
+from quintet.training.task import Phase, Task
 
 if TYPE_CHECKING:
     from quintet.training.engine import Engine
@@ -61,7 +61,7 @@ class Progress:
 class TrainingState:
     """Modules, their average, optimizers and progress of one run."""
 
-    def __init__(self, recipe: Recipe[Any], engine: Engine | None = None) -> None:
+    def __init__(self, recipe: Task[Any], engine: Engine | None = None) -> None:
         self.recipe = recipe
         self.progress = Progress()
         config: RunConfig = recipe.config
@@ -76,7 +76,7 @@ class TrainingState:
         parameters = named_parameters(self.recipe.modules, phase.modules)
         return PhaseState(phase, parameters, make_optimizer(phase.optim, parameters))
 
-    def averaged_nets(self) -> dict[str, nn.Module]:
+    def averaged_modules(self) -> dict[str, nn.Module]:
         """The modules to look at: the averaged ones where there are any."""
         return {**self.recipe.modules, **(self.average.modules if self.average else {})}
 

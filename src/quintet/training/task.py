@@ -1,4 +1,4 @@
-"""Owns the interface between the loop and a family: `Recipe`, `Phase`, `Loss`, `Artifact`.
+"""Owns the interface between the loop and a family: `Task`, `Phase`, `Loss`, `Artifact`.
 
 A family supplies named modules, data, a forward pass, phases, and how to measure and show itself. The loop
 supplies everything else. Reading this file and `families/vqgan/task.py` is enough to write a new family.
@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from torch import Tensor, nn
 
 from quintet.common import batch as batches
-from quintet.common.batch import Batch, Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config import OptimizerConfig, RunConfig, SampleConfig
 from quintet.errors import UsageError
 from quintet.training.order import Portions
 
 if TYPE_CHECKING:
-    from quintet.pipelines.audio_features import Hearing
-    from quintet.pipelines.frozen import Link
+    from quintet.pipelines.audio_features import AudioFeatureExtractor
+    from quintet.pipelines.frozen import FrozenModel
     from quintet.training.engine import Engine
 
-Nets = Mapping[str, nn.Module]
+Modules = Mapping[str, nn.Module]
 """The recipe's modules by name, ready to be called: wrapped for training, or the averaged ones for validation."""
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -68,7 +68,7 @@ class Phase:
 
     name: str
     modules: tuple[str, ...]
-    loss: Callable[[Nets, Batch, Output, int], Loss]
+    loss: Callable[[Modules, Batch, Output, int], Loss]
     optim: OptimizerConfig
     active: Callable[[int], bool] = always
 
@@ -110,11 +110,11 @@ class Request:
         """The text of each thing to make."""
         return [text for text in self.texts for _ in range(self.num)]
 
-    def parts(self, size: int) -> Iterator[tuple[list[str], Draw]]:
+    def parts(self, size: int) -> Iterator[tuple[list[str], ItemRNG]]:
         """`wanted` in parts of at most so many, each with its random choices, which do not depend on the size."""
         for start in range(0, len(self.wanted), size):
             part = self.wanted[start : start + size]
-            yield part, Draw(self.seed, [0] * len(part), range(start, start + len(part)))
+            yield part, ItemRNG(self.seed, [0] * len(part), range(start, start + len(part)))
 
     def about(self, settings: SampleConfig, given: str = "given") -> dict[str, Any]:
         """What `samples.jsonl` says of everything that is made; `given` is what the file is called there."""
@@ -128,15 +128,15 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Sources:
+class Splits:
     """The data of a run. `about` holds what `data.json` should say beside the names."""
 
-    train: Source
-    validation: Source
+    train: Dataset
+    validation: Dataset
     fingerprint: str
     skipped: dict[str, str] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
-    others: Mapping[str, Source] = field(default_factory=dict)
+    extra_splits: Mapping[str, Dataset] = field(default_factory=dict)
     """What is neither trained on nor validated with, by the name of its split; a generator can be judged on it."""
     portions: Portions | None = None
     """Which training items are shuffled among each other, where not all are."""
@@ -152,7 +152,7 @@ class Report:
     statistics: Statistics
 
 
-class Recipe(ABC, Generic[ConfigT]):
+class Task(ABC, Generic[ConfigT]):
     """What a family supplies. Holds modules and configuration; all else passes through the arguments."""
 
     name: ClassVar[str]
@@ -178,17 +178,17 @@ class Recipe(ABC, Generic[ConfigT]):
     modules: dict[str, nn.Module]
     """Everything that is trained or saved, by name. Frozen helpers do not belong here."""
     phases: Sequence[Phase]
-    links: Mapping[str, Link]
+    links: Mapping[str, FrozenModel]
     """The trained models this one stands on, by their key."""
 
-    def __init__(self, config: ConfigT, **links: Link) -> None:
+    def __init__(self, config: ConfigT, **links: FrozenModel) -> None:
         for name, link in links.items():
             config = config.adopt(f"the {name} {link.reference}", {f"{name}_hash": link.digest})
         self.config = config
         self.links = links
 
     @classmethod
-    def from_transformers(cls, folder: Path) -> Recipe[Any]:
+    def from_transformers(cls, folder: Path) -> Task[Any]:
         """Around a model that `transformers` wrote, of one of the types that its configuration class names."""
         raise UsageError(f"recipe {cls.name} opens no models of transformers")
 
@@ -205,12 +205,12 @@ class Recipe(ABC, Generic[ConfigT]):
     @property
     def prompted(self) -> bool:
         """Whether it generates from a text."""
-        return type(self).generate is not Recipe.generate and not self.unprompted
+        return type(self).generate is not Task.generate and not self.unprompted
 
     @property
     def embeds(self) -> bool:
         """Whether it puts media and texts into one space."""
-        return type(self).embed is not Recipe.embed
+        return type(self).embed is not Task.embed
 
     @property
     def averaged(self) -> tuple[str, ...]:
@@ -220,35 +220,35 @@ class Recipe(ABC, Generic[ConfigT]):
     # --- data ---------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def sources(self) -> Sources:
+    def splits(self) -> Splits:
         """The items to train and validate on, as the configuration names them."""
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return batches.collate(items)
 
-    def lengths(self, source: Source) -> Sequence[int] | None:
+    def lengths(self, source: Dataset) -> Sequence[int] | None:
         """The items' lengths, where batches should hold items of similar length."""
         return None
 
     # --- training -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
-        """The one forward pass of a micro-batch. Changes no state; calls trained modules through `nets`."""
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
+        """The one forward pass of a micro-batch. Changes no state; calls trained modules through `modules`."""
 
-    def backward(self, micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int) -> Report:
+    def backward(self, micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
         """Gradients of one step. Contrastive recipes override this for exact large batches; few others should."""
         active = [phase for phase in self.phases if phase.active(step)]
         metrics: dict[str, Tensor] = {}
         statistics = Statistics()
         for number, batch in enumerate(micro_batches):
             last = number == len(micro_batches) - 1
-            with engine.micro_batch(nets, step, number, synchronise=last):
+            with engine.micro_batch(modules, step, number, synchronise=last):
                 with engine.autocast():
-                    output = self.forward(nets, batch, step)
+                    output = self.forward(modules, batch, step)
                 for phase in active:
                     with engine.autocast():
-                        loss = phase.loss(nets, batch, output, step)
+                        loss = phase.loss(modules, batch, output, step)
                     share = loss.value / len(micro_batches)
                     share.backward()  # type: ignore[no-untyped-call]
                     for part, value in {"loss": loss.value, **loss.parts}.items():
@@ -259,14 +259,14 @@ class Recipe(ABC, Generic[ConfigT]):
         return Report(metrics, statistics)
 
     @property
-    def opening_steps(self) -> int:
+    def num_init_batches(self) -> int:
         """Of so many steps `initialise` gets the items."""
         return 1
 
-    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Once, before the first step of a new run: what needs to have seen data, such as a k-means codebook.
 
-        `batches` are the micro-batches of the first `opening_steps` of the training order on this rank; taking them
+        `batches` are the micro-batches of the first `num_init_batches` of the training order on this rank; taking them
         consumes nothing.
         """
 
@@ -276,43 +276,43 @@ class Recipe(ABC, Generic[ConfigT]):
     # --- looking ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """What one validation batch adds to the figures; sums and rows, so that batches and ranks can be added."""
 
     @abstractmethod
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         """The figures, by their names in `eval.json`, from the statistics of the whole validation."""
 
-    def encode(self, nets: Nets, batch: Batch) -> Tensor:
+    def encode(self, modules: Modules, batch: Batch) -> Tensor:
         """Codes of a batch, items first; for tokenizers."""
         raise UsageError(f"recipe {self.name} is not a tokenizer: it has no codes to encode to")
 
-    def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
+    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
         """What a batch of codes stands for, as files named after `name`; for tokenizers."""
         raise UsageError(f"recipe {self.name} is not a tokenizer: it cannot decode codes")
 
-    def embed(self, nets: Nets, batch: Batch) -> Tensor:
+    def embed(self, modules: Modules, batch: Batch) -> Tensor:
         """One vector an item, of length one; for recipes that put media and texts into one space."""
         raise UsageError(f"recipe {self.name} has no embeddings; `quintet recipes` lists those that have")
 
-    def embed_texts(self, nets: Nets, texts: Sequence[str]) -> Tensor:
+    def embed_texts(self, modules: Modules, texts: Sequence[str]) -> Tensor:
         """One vector a text, in the same space: the nearer to an item's, the better the text describes it."""
         raise UsageError(f"recipe {self.name} has no embeddings; `quintet recipes` lists those that have")
 
-    def hearing(self, nets: Nets) -> Hearing:
+    def hearing(self, modules: Modules) -> AudioFeatureExtractor:
         """The model as one that hears clips step by step of time; for recipes that make semantic tokens."""
         raise UsageError(f"recipe {self.name} has no layers that hear sound; leave --layer out")
 
     @abstractmethod
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """Things to look at: what the model makes of (or from the captions of) a validation batch."""
 
-    def generate(self, nets: Nets, request: Request) -> list[Artifact]:
+    def generate(self, modules: Modules, request: Request) -> list[Artifact]:
         """What a person asked for in words; for generators."""
         raise UsageError(f"recipe {self.name} is not a generator: it takes no --text")
 
-    def measure_generated(self, nets: Nets, batch: Batch, split: str) -> Statistics:
-        """What generating from a batch adds to the figures: one of the split `validation`, or of `Sources.others`.
+    def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
+        """What generating from a batch adds to the figures: one of the split `validation`, or of `Splits.others`.
 
         Too slow for validation while training: only `quintet eval` asks for it. Its names must differ from those
         of `measure`."""

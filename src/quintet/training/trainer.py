@@ -60,7 +60,7 @@ from quintet.training.prepare import (
 from quintet.training.run_folder import Run, pickle_hint
 from quintet.training.signals import StopRequest
 from quintet.training.state import TrainingState, copy_tensors, environment, newest_good
-from quintet.training.task import Nets, Recipe, Sources
+from quintet.training.task import Modules, Splits, Task
 
 Logs = dict[str, Any]
 LogFunction = Callable[[Logs], None]
@@ -73,10 +73,10 @@ class Trainer:
 
     def __init__(
         self,
-        recipe: Recipe[Any],
+        recipe: Task[Any],
         run: Run,
         *,
-        sources: Sources | None = None,
+        splits: Splits | None = None,
         resume: bool = False,
         force: bool = False,
         init: Weights | None = None,
@@ -89,18 +89,18 @@ class Trainer:
         # Before the processes join: what all of them refuse must not look like the death of one of them.
         check_trackers(config.log.trackers)
         place_links(recipe)  # also where the sources are handed over: samples are decoded by what it stands on
-        self.sources = sources or recipe.sources()
+        self.splits = splits or recipe.splits()
         check_sharding(recipe)
-        check_sizes(recipe, self.sources, max(Place.from_environment().world_size, collectives.world_size()))
+        check_sizes(recipe, self.splits, max(Place.from_environment().world_size, collectives.world_size()))
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.tell = self.display.note
         if self.engine.watch is not None:
             self.engine.watch.tell = run.write_log_once_begun
-        self.config = recipe.config = config if resume else resolve(config, len(self.sources.train))
+        self.config = recipe.config = config if resume else resolve(config, len(self.splits.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(recipe.modules)
-        self.nets = self.engine.wrap(recipe.modules, recipe.find_unused_parameters, recipe.uncompiled)
+        self.modules = self.engine.wrap(recipe.modules, recipe.find_unused_parameters, recipe.uncompiled)
         self.meter = Meter()
         self.trackers: list[Tracker] = []
         self.saved_step: int | None = None
@@ -120,20 +120,20 @@ class Trainer:
         self._set_out(init)
         # The folder appears only now: whatever does not fit has been found out by the line above.
         if self.engine.is_main:
-            self.run.begin(self.config, data_record(self.sources), self._link_contents())
+            self.run.begin(self.config, data_record(self.splits), self._link_contents())
 
     def _set_out(self, init: Weights | None) -> None:
         """The state before the first step."""
-        loader = self._loader(self.sources.train)
+        loader = self._loader(self.splits.train)
         loader.check_readable()
-        self._loader(self.sources.validation).check_readable()
+        self._loader(self.splits.validation).check_readable()
         if init:
             for name in init.keys() & self.recipe.modules.keys():
                 tensors = init[name]
                 copy_tensors(self.recipe.modules[name], tensors, f"--init {self.config.init}")
         else:
-            first = loader.opening(self._order(), self.config.train.accumulate, self.recipe.opening_steps)
-            self.recipe.initialise(self.nets, (self._moved(loaded) for loaded in first), self.engine)
+            first = loader.opening(self._order(), self.config.train.accumulate, self.recipe.num_init_batches)
+            self.recipe.initialise(self.modules, (self._moved(loaded) for loaded in first), self.engine)
         self.state = TrainingState(self.recipe, self.engine)
 
     def _resume(self, init: Weights | None, force: bool) -> None:
@@ -160,7 +160,7 @@ class Trainer:
             self._keep_to_data(force)
         self._set_out(init)
         if self.engine.is_main:
-            self.run.write_first(self.config, data_record(self.sources), self._link_contents())
+            self.run.write_first(self.config, data_record(self.splits), self._link_contents())
             self.run.drop_metrics_after(0)
         self.print("there is no checkpoint yet: the run begins again")
 
@@ -175,7 +175,7 @@ class Trainer:
             self.print(f"damaged checkpoint passed over: {problem}")
         if self.engine.is_main:
             self._leave_newer("damaged")
-            self.run.write_first(self.config, data_record(self.sources), self._link_contents())
+            self.run.write_first(self.config, data_record(self.splits), self._link_contents())
             self.run.drop_metrics_after(self.step)
             self._point("latest", self.step)
             # The file may be damaged or behind; without it the best checkpoint would be deleted as an old one.
@@ -186,7 +186,7 @@ class Trainer:
                 self.print(f"warning: {name} was {meta.get(name)} and is {now}: results agree, but not to the last bit")
 
     def _keep_to_data(self, force: bool) -> None:
-        difference = changed_data(self.run, self.sources)
+        difference = changed_data(self.run, self.splits)
         if difference and not force:
             raise UsageError(
                 f"the data changed since the run started ({difference}); put it back, go on with what is there "
@@ -217,9 +217,9 @@ class Trainer:
         )
 
     def _order(self) -> Order:
-        train = self.sources.train
+        train = self.splits.train
         size, seed = self.config.train.batch_size, self.config.train.seed
-        return Order(len(train), size, seed, self.recipe.lengths(train), self.sources.portions)
+        return Order(len(train), size, seed, self.recipe.lengths(train), self.splits.portions)
 
     def _moved(self, loaded: Loaded) -> Batch:
         return loaded.batch.to(self.engine.device, self.engine.dtype)
@@ -289,7 +289,7 @@ class Trainer:
         batches = [self._moved(each) for each in loaded]
         ready = time.perf_counter()
         step = self.step
-        report = self.recipe.backward(batches, self.nets, self.engine, step)
+        report = self.recipe.backward(batches, self.modules, self.engine, step)
         norms = self._gradient_norms(step)
         values = [*report.metrics.values(), *norms.values(), *self._largest_moments(norms)]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
@@ -309,7 +309,7 @@ class Trainer:
 
     def _next_batch(self) -> list[Loaded]:
         if self._stream is None:
-            loader = self._loader(self.sources.train)
+            loader = self._loader(self.splits.train)
             steps = self.config.train.steps
             self._stream = loader.training(self._order(), self.step, steps, self.config.train.accumulate)
         try:
@@ -454,21 +454,21 @@ class Trainer:
         """Let `data.json` name the items that any rank found unreadable."""
         gathered = collectives.gather_texts(json.dumps(self._skipped), self.engine.device)
         skipped = {name: reason for text in gathered for name, reason in json.loads(text).items()}
-        new = skipped.keys() - self.sources.skipped.keys()
-        self.sources.skipped.update(skipped)
+        new = skipped.keys() - self.splits.skipped.keys()
+        self.splits.skipped.update(skipped)
         for name in sorted(new):
             self.print(f"unreadable item replaced: {name} ({skipped[name]})")
         if new and self.engine.is_main:
-            self.run.update_data(data_record(self.sources))
+            self.run.update_data(data_record(self.splits))
 
-    def evaluate(self, nets: Nets | None = None, batches: int | None = None) -> dict[str, float]:
+    def evaluate(self, modules: Modules | None = None, batches: int | None = None) -> dict[str, float]:
         """The recipe's figures over the validation items; of the averaged weights unless told otherwise."""
         size = self.config.eval.batch_size or self.config.train.batch_size // self.config.train.accumulate
-        loader = self._loader(self.sources.validation)
-        return evaluate(self.recipe, nets or self.state.averaged_nets(), loader, self.engine, size, batches)
+        loader = self._loader(self.splits.validation)
+        return evaluate(self.recipe, modules or self.state.averaged_modules(), loader, self.engine, size, batches)
 
     def _validate(self) -> dict[str, float]:
-        averaged = self.evaluate(self.state.averaged_nets(), self.config.eval.batches)
+        averaged = self.evaluate(self.state.averaged_modules(), self.config.eval.batches)
         figures = {f"validation/{name}": value for name, value in averaged.items()}
         if self.state.average is not None and self.config.eval.live:
             live = self.evaluate(self.recipe.modules, self.config.eval.batches)
@@ -496,13 +496,13 @@ class Trainer:
 
     def _sample(self) -> Logs:
         """Things to look at, from the averaged and the live weights. Every rank makes them, rank 0 writes them."""
-        batch = self._moved(self._loader(self.sources.validation).first(self.config.sample.num))
-        kinds: dict[str, Nets] = {"": self.state.averaged_nets()}
+        batch = self._moved(self._loader(self.splits.validation).first(self.config.sample.num))
+        kinds: dict[str, Modules] = {"": self.state.averaged_modules()}
         if self.state.average is not None:
             kinds["live-"] = self.recipe.modules
         logs: Logs = {}
-        for prefix, nets in kinds.items():
-            for artifact in make_artifacts(self.recipe, nets, batch, self.engine):
+        for prefix, modules in kinds.items():
+            for artifact in make_artifacts(self.recipe, modules, batch, self.engine):
                 if artifact.tensor is not None and not prefix:
                     logs[Path(artifact.file).stem] = artifact.tensor
                 if self.engine.is_main:
@@ -526,7 +526,7 @@ class Trainer:
         """What was in the way, or nothing."""
         problem = ""
         try:
-            contents = self.state.contents(self.engine.world_size, self.sources.fingerprint)
+            contents = self.state.contents(self.engine.world_size, self.splits.fingerprint)
             if broken := self._broken_tensors():
                 raise OSError(f"{broken[0]} is not finite")
             if self.engine.is_sharded:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from quintet.common.batch import Batch
 from quintet.training.engine import Engine
-from quintet.training.task import Nets, Output, Recipe, Report
+from quintet.training.task import Modules, Output, Report, Task
 
 Tensors = Mapping[str, Tensor]
 
 
 def whole_batch_backward(
-    recipe: Recipe[Any], micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int
+    recipe: Task[Any], micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int
 ) -> Report:
     """Gradients of one step of a recipe with one phase, for its `backward`.
 
@@ -31,24 +31,24 @@ def whole_batch_backward(
     """
     (phase,) = recipe.phases
     if len(micro_batches) == 1:
-        return Recipe.backward(recipe, micro_batches, nets, engine, step)
+        return Task.backward(recipe, micro_batches, modules, engine, step)
     seen: list[Output] = []
     for number, batch in enumerate(micro_batches):
         # Dropout is the same in both passes: its stream belongs to the micro-batch.
-        with engine.micro_batch(nets, step, number, synchronise=False), torch.no_grad(), engine.autocast():
-            seen.append(recipe.forward(nets, batch, step))
+        with engine.micro_batch(modules, step, number, synchronise=False), torch.no_grad(), engine.autocast():
+            seen.append(recipe.forward(modules, batch, step))
     rows = [_leaves(output["rows"]) for output in seen]
     shared = _leaves(seen[-1]["shared"])
     whole = {name: torch.cat([part[name] for part in rows]) for name in rows[0]}
     with engine.autocast():
-        loss = phase.loss(nets, micro_batches[-1], Output({"rows": whole, "shared": shared}), step)
+        loss = phase.loss(modules, micro_batches[-1], Output({"rows": whole, "shared": shared}), step)
     loss.value.backward()  # type: ignore[no-untyped-call]
     statistics = loss.statistics
     for number, batch in enumerate(micro_batches):
         last = number == len(micro_batches) - 1
-        with engine.micro_batch(nets, step, number, synchronise=last):
+        with engine.micro_batch(modules, step, number, synchronise=last):
             with engine.autocast():
-                output = recipe.forward(nets, batch, step)
+                output = recipe.forward(modules, batch, step)
             pairs = _gradients(output["rows"], rows[number])
             if last:  # once a step
                 pairs += _gradients(output["shared"], shared)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from quintet.common.batch import Batch, collate
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 
 
 def batch(fields: dict[str, object], count: int = 3) -> Batch:
-    return Batch(fields, tuple(f"item-{number}" for number in range(count)), Draw(0, [0] * count, range(count)))
+    return Batch(fields, tuple(f"item-{number}" for number in range(count)), ItemRNG(0, [0] * count, range(count)))
 
 
 def test_collate_stacks_tensors_and_numbers_and_keeps_the_rest() -> None:

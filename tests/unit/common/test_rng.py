@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.common.rng import Draw, seed_from
+from quintet.common.rng import ItemRNG, seed_from
 
 steady = settings(deadline=None, derandomize=True, max_examples=50)
 """The same examples in every session, however busy the machine."""
@@ -17,8 +17,8 @@ ITEMS = [0, 1, 12_345, 5, 7, 5]
 
 
 def test_split_into_batches_changes_nothing() -> None:
-    whole = Draw(4, EPOCHS, ITEMS)
-    parts = [Draw(4, EPOCHS[:2], ITEMS[:2]), Draw(4, EPOCHS[2:], ITEMS[2:])]
+    whole = ItemRNG(4, EPOCHS, ITEMS)
+    parts = [ItemRNG(4, EPOCHS[:2], ITEMS[:2]), ItemRNG(4, EPOCHS[2:], ITEMS[2:])]
     assert torch.equal(whole.uniform("mask", 3, 2), torch.cat([part.uniform("mask", 3, 2) for part in parts]))
     assert torch.equal(whole.integers("level", 0, 9), torch.cat([part.integers("level", 0, 9) for part in parts]))
 
@@ -26,13 +26,13 @@ def test_split_into_batches_changes_nothing() -> None:
 @steady
 @given(st.permutations(range(len(ITEMS))))
 def test_order_of_the_batch_changes_nothing(places: list[int]) -> None:
-    straight = Draw(4, EPOCHS, ITEMS).uniform("mask", 5)
-    moved = Draw(4, [EPOCHS[place] for place in places], [ITEMS[place] for place in places]).uniform("mask", 5)
+    straight = ItemRNG(4, EPOCHS, ITEMS).uniform("mask", 5)
+    moved = ItemRNG(4, [EPOCHS[place] for place in places], [ITEMS[place] for place in places]).uniform("mask", 5)
     assert torch.equal(moved, straight[places])
 
 
 def test_questions_do_not_depend_on_earlier_questions() -> None:
-    draw = Draw(4, EPOCHS, ITEMS)
+    draw = ItemRNG(4, EPOCHS, ITEMS)
     first = draw.uniform("crop", 4)
     draw.uniform("other", 100)
     assert torch.equal(draw.uniform("crop", 4), first)
@@ -41,16 +41,16 @@ def test_questions_do_not_depend_on_earlier_questions() -> None:
 
 def test_asking_leaves_the_stream_of_torch_alone() -> None:
     before = torch.get_rng_state()
-    Draw(0, [0], [0]).uniform("x", 10)
+    ItemRNG(0, [0], [0]).uniform("x", 10)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_uniform_is_uniform() -> None:
     """Mean and variance over items, over places of one item, and over epochs, each within five deviations."""
     count = 40_000
-    over_items = Draw(1, [0] * count, list(range(count))).uniform("x")
-    over_places = Draw(1, [0], [3]).uniform("x", count)[0]
-    over_epochs = Draw(1, list(range(count)), [3] * count).uniform("x")
+    over_items = ItemRNG(1, [0] * count, list(range(count))).uniform("x")
+    over_places = ItemRNG(1, [0], [3]).uniform("x", count)[0]
+    over_epochs = ItemRNG(1, list(range(count)), [3] * count).uniform("x")
     for values in (over_items, over_places, over_epochs):
         assert values.dtype == torch.float32
         assert values.min() >= 0
@@ -61,8 +61,8 @@ def test_uniform_is_uniform() -> None:
 
 def test_neighbours_are_not_correlated() -> None:
     count = 40_000
-    rows = Draw(1, [0] * count, list(range(count))).uniform("x", 2).double()
-    other_name = Draw(1, [0] * count, list(range(count))).uniform("y").double()
+    rows = ItemRNG(1, [0] * count, list(range(count))).uniform("x", 2).double()
+    other_name = ItemRNG(1, [0] * count, list(range(count))).uniform("y").double()
     pairs = [(rows[:, 0], rows[:, 1]), (rows[:-1, 0], rows[1:, 0]), (rows[:, 0], other_name)]
     for one, two in pairs:
         assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1]) < 5 / count**0.5
@@ -70,23 +70,23 @@ def test_neighbours_are_not_correlated() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [Draw(1, [0] * 8, range(8)), Draw(0, [1] * 8, range(8)), Draw(0, [0] * 8, range(8, 16))],
+    [ItemRNG(1, [0] * 8, range(8)), ItemRNG(0, [1] * 8, range(8)), ItemRNG(0, [0] * 8, range(8, 16))],
     ids=["seed", "epoch", "items"],
 )
-def test_other_seeds_epochs_and_items_differ(other: Draw) -> None:
-    own = Draw(0, [0] * 8, range(8))
+def test_other_seeds_epochs_and_items_differ(other: ItemRNG) -> None:
+    own = ItemRNG(0, [0] * 8, range(8))
     assert not torch.isclose(own.uniform("x"), other.uniform("x")).any()
 
 
 def test_other_names_differ() -> None:
-    draw = Draw(0, [0] * 8, range(8))
+    draw = ItemRNG(0, [0] * 8, range(8))
     assert not torch.isclose(draw.uniform("x"), draw.uniform("y")).any()
 
 
 @steady
 @given(low=st.integers(-1000, 1000), span=st.integers(1, 2000), seed=st.integers(0, 2**64 - 1))
 def test_integers_stay_in_their_range(low: int, span: int, seed: int) -> None:
-    values = Draw(seed, [0, 1], [2, 3]).integers("level", low, low + span, 7)
+    values = ItemRNG(seed, [0, 1], [2, 3]).integers("level", low, low + span, 7)
     assert values.dtype == torch.int64
     assert values.shape == (2, 7)
     assert low <= values.min()
@@ -94,29 +94,29 @@ def test_integers_stay_in_their_range(low: int, span: int, seed: int) -> None:
 
 
 def test_integers_reach_every_value_about_equally_often() -> None:
-    counts = Draw(0, [0], [0]).integers("level", 5, 12, 70_000)[0].bincount()
+    counts = ItemRNG(0, [0], [0]).integers("level", 5, 12, 70_000)[0].bincount()
     assert counts[:5].sum() == 0
     assert counts[5:].tolist() == pytest.approx([10_000] * 7, rel=0.05)
 
 
 def test_number_is_the_row() -> None:
-    assert Draw(3, [9], [4]).number("flip") == Draw(3, [1, 9], [8, 4]).uniform("flip")[1].item()
+    assert ItemRNG(3, [9], [4]).number("flip") == ItemRNG(3, [1, 9], [8, 4]).uniform("flip")[1].item()
 
 
 def test_number_is_for_one_item() -> None:
     with pytest.raises(ValueError, match="too many values"):
-        Draw(3, [1, 9], [8, 4]).number("flip")
+        ItemRNG(3, [1, 9], [8, 4]).number("flip")
 
 
 def test_an_empty_batch_is_a_batch() -> None:
-    draw = Draw(0, [], [])
+    draw = ItemRNG(0, [], [])
     assert len(draw) == 0
     assert draw.uniform("x", 3).shape == (0, 3)
 
 
 def test_the_numbers_stay_what_they_are_for_ever() -> None:
     """Written down once: a run of last year must make the same choices when it is resumed."""
-    draw = Draw(0, [0, 0, 3], [0, 1, 12_345])
+    draw = ItemRNG(0, [0, 0, 3], [0, 1, 12_345])
     assert draw.bits("mask", 2).tolist() == [
         [310861477098224586, 8460592913428860753],
         [11533296528913843980, 2305049635760284117],
@@ -124,7 +124,7 @@ def test_the_numbers_stay_what_they_are_for_ever() -> None:
     ]
     assert draw.uniform("flip").tolist() == [0.706027626991272, 0.19679641723632812, 0.23119139671325684]
     assert draw.integers("level", -3, 9, 4).tolist() == [[-1, 2, 3, 3], [8, 2, 8, 8], [1, 5, 0, -1]]
-    assert Draw(2**63 + 5, [2**31], [7]).number("crop-x") == 0.3107345700263977
+    assert ItemRNG(2**63 + 5, [2**31], [7]).number("crop-x") == 0.3107345700263977
     assert seed_from(0, 1, "order") == 358907424293071457
     assert seed_from("a") == 6040484594543115847
 

@@ -1,4 +1,4 @@
-"""Sources of sound: windows of a folder's files as items, and batches of them."""
+"""Splits of sound: windows of a folder's files as items, and batches of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 import soundfile
 import torch
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
-from quintet.data.audio import AudioFolder, audio_folder_sources, mean_over_windows, pad_windows, say_resampled
+from quintet.data.audio import AudioFolder, audio_folder_splits, mean_over_windows, pad_windows, say_resampled
 from quintet.data.check import check_folder
 from quintet.errors import UnreadableItem
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 RATE = 8000
 
 
-def draw(item: int = 0, epoch: int = 0) -> Draw:
-    return Draw(0, [epoch], [item])
+def draw(item: int = 0, epoch: int = 0) -> ItemRNG:
+    return ItemRNG(0, [epoch], [item])
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sources(folder: Path, rate: int = RATE, **keys: Any) -> Sources:
-    return audio_folder_sources(AudioDataConfig(path=str(folder), seconds=1.0, **keys), rate)
+def splits(folder: Path, rate: int = RATE, **keys: Any) -> Splits:
+    return audio_folder_splits(AudioDataConfig(path=str(folder), seconds=1.0, **keys), rate)
 
 
 def looked_at(folder: Path, **keys: Any) -> AudioFolder:
-    train = sources(folder).train
+    train = splits(folder).train
     assert isinstance(train, AudioFolder)
     return AudioFolder(folder, train.entries, RATE, 1.0, train=False, **keys)
 
@@ -59,7 +59,7 @@ def start_of(wave: torch.Tensor) -> int:
 
 
 def test_items_hold_windows_lengths_texts_and_facts(folder: Path) -> None:
-    train = sources(folder).train
+    train = splits(folder).train
     items = [train.load(item, draw(item)) for item in range(3)]
     assert [item["wavs"].shape for item in items] == [(1, 4000), (1, 8000), (1, 8000)]
     assert [item["lengths"].tolist() for item in items] == [[4000], [8000], [8000]]
@@ -69,7 +69,7 @@ def test_items_hold_windows_lengths_texts_and_facts(folder: Path) -> None:
 
 
 def test_crops_are_drawn_by_item_and_epoch_and_stay_in_the_file(folder: Path) -> None:
-    train = sources(folder).train
+    train = splits(folder).train
     starts = [start_of(train.load(2, draw(2, epoch))["wavs"][0]) for epoch in range(40)]
     again = [start_of(train.load(2, draw(2, epoch))["wavs"][0]) for epoch in range(40)]
     assert starts == again
@@ -83,7 +83,7 @@ def test_crops_are_drawn_by_item_and_epoch_and_stay_in_the_file(folder: Path) ->
 
 @pytest.mark.parametrize("rate", [RATE, 16_000])
 def test_keeping_clips_changes_no_sample(folder: Path, rate: int) -> None:
-    kept, read = (sources(folder, rate, memory_megabytes=megabytes).train for megabytes in (64, 0))
+    kept, read = (splits(folder, rate, memory_megabytes=megabytes).train for megabytes in (64, 0))
     for epoch in range(3):
         for item in range(3):
             one, two = (source.load(item, draw(item, epoch))["wavs"] for source in (kept, read))
@@ -104,7 +104,7 @@ def test_a_long_clip_comes_as_several_windows_outside_training(folder: Path) -> 
 
 
 def test_an_opening_is_the_first_window_in_training_and_outside(folder: Path) -> None:
-    found = audio_folder_sources(AudioDataConfig(path=str(folder), seconds=1.0), RATE, opening=True)
+    found = audio_folder_splits(AudioDataConfig(path=str(folder), seconds=1.0), RATE, opening=True)
     assert isinstance(found.train, AudioFolder)
     for epoch in range(3):
         long = found.train.load(2, draw(2, epoch))["wavs"]
@@ -134,7 +134,7 @@ def test_whatever_changes_what_is_read_changes_what_is_said_of_it(folder: Path) 
 
 
 def test_files_of_another_rate_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = sources(folder, rate=16_000)
+    found = splits(folder, rate=16_000)
     say_resampled(found.train, 16_000, "the model")
     assert capsys.readouterr().err == "resampled to the 16000 Hz of the model: 3 of 8000 Hz, of the first 3 files\n"
     say_resampled(found.validation, 16_000, "the model")  # one file, of no sound
@@ -159,14 +159,14 @@ def test_batches_are_padded_and_masked_never_cut(folder: Path) -> None:
 def test_windows_are_brought_to_a_loudness(folder: Path) -> None:
     time = np.arange(2 * RATE) / RATE
     soundfile.write(folder / "b.wav", 0.02 * np.sin(2 * np.pi * 997 * time), RATE)
-    wave = sources(folder, loudness=-20).train.load(1, draw(1))["wavs"]
+    wave = splits(folder, loudness=-20).train.load(1, draw(1))["wavs"]
     assert wave.abs().max().item() == pytest.approx(10 ** (-16.99 / 20), rel=0.03)
 
 
 def test_an_unreadable_file_says_why(folder: Path) -> None:
     with pytest.raises(UnreadableItem, match="no decoder"):
-        sources(folder).validation.load(0, draw())
-    train = sources(folder).train
+        splits(folder).validation.load(0, draw())
+    train = splits(folder).train
     train.load(0, draw())
     soundfile.write(folder / "a.wav", np.zeros(100), RATE)
     with pytest.raises(UnreadableItem, match="changed since"):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.data.index.folder import Entry, ImageFolder, Scan, fingerprint, scan, split_entries
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.image import EXTENSIONS
@@ -383,29 +383,29 @@ def pictures(tmp_path: Path) -> list[Entry]:
 def test_items_are_bytes_and_a_text(tmp_path: Path, pictures: list[Entry]) -> None:
     source = ImageFolder(tmp_path, pictures, 16, 16, train=False)
     assert (len(source), source.name(1)) == (4, "b.png")
-    item = source.load(0, Draw(0, [0], [0]))
+    item = source.load(0, ItemRNG(0, [0], [0]))
     whole = np.array(Image.open(tmp_path / "a.png").convert("RGB"))
     assert item["images"].dtype == torch.uint8
     assert torch.equal(item["images"], torch.from_numpy(whole[:, 12:28]).permute(2, 0, 1))
-    assert (item["texts"], source.load(1, Draw(0, [0], [1]))["texts"]) == ("first", "")
+    assert (item["texts"], source.load(1, ItemRNG(0, [0], [1]))["texts"]) == ("first", "")
     with pytest.raises(UnreadableItem, match="no known image format"):
-        source.load(3, Draw(0, [0], [3]))
-    assert ImageFolder(tmp_path, pictures, 8, 24, mode="L").load(0, Draw(0, [0], [0]))["images"].shape == (1, 8, 24)
+        source.load(3, ItemRNG(0, [0], [3]))
+    assert ImageFolder(tmp_path, pictures, 8, 24, mode="L").load(0, ItemRNG(0, [0], [0]))["images"].shape == (1, 8, 24)
 
 
 def test_flips_and_crops_are_drawn_per_item_and_epoch(tmp_path: Path, pictures: list[Entry]) -> None:
     plain = ImageFolder(tmp_path, pictures, 16, 16)
     flipping = ImageFolder(tmp_path, pictures, 16, 16, flip=True)
     moving = ImageFolder(tmp_path, pictures, 16, 16, random_crop=True)
-    centre = plain.load(0, Draw(0, [0], [0]))["images"]
+    centre = plain.load(0, ItemRNG(0, [0], [0]))["images"]
     flipped = []
     crops = set()
     for epoch in range(12):
-        draw = Draw(7, [epoch], [0])
+        draw = ItemRNG(7, [epoch], [0])
         taken = flipping.load(0, draw)["images"]
         expected = centre.flip(-1) if draw.number("flip") < 0.5 else centre
         assert torch.equal(taken, expected)
-        assert torch.equal(flipping.load(0, Draw(7, [epoch], [0]))["images"], taken)
+        assert torch.equal(flipping.load(0, ItemRNG(7, [epoch], [0]))["images"], taken)
         flipped.append(not torch.equal(taken, centre))
         crops.add(bytes(moving.load(0, draw)["images"].numpy()))
         assert torch.equal(plain.load(0, draw)["images"], centre)
@@ -416,7 +416,7 @@ def test_flips_and_crops_are_drawn_per_item_and_epoch(tmp_path: Path, pictures: 
 
 def test_validation_draws_nothing(tmp_path: Path, pictures: list[Entry]) -> None:
     source = ImageFolder(tmp_path, pictures, 16, 16, flip=True, random_crop=True, train=False)
-    taken = [source.load(0, Draw(0, [epoch], [0]))["images"] for epoch in range(8)]
+    taken = [source.load(0, ItemRNG(0, [epoch], [0]))["images"] for epoch in range(8)]
     assert all(torch.equal(picture, taken[0]) for picture in taken)
 
 
@@ -426,8 +426,8 @@ def test_truncated_files_are_used_when_asked(tmp_path: Path) -> None:
     Image.fromarray(generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UnreadableItem, match="truncated"):
-        ImageFolder(tmp_path, [Entry("a.jpg")], 32, 32).load(0, Draw(0, [0], [0]))
-    item = ImageFolder(tmp_path, [Entry("a.jpg")], 32, 32, truncated="use").load(0, Draw(0, [0], [0]))
+        ImageFolder(tmp_path, [Entry("a.jpg")], 32, 32).load(0, ItemRNG(0, [0], [0]))
+    item = ImageFolder(tmp_path, [Entry("a.jpg")], 32, 32, truncated="use").load(0, ItemRNG(0, [0], [0]))
     assert item["images"].shape == (3, 32, 32)
 
 
@@ -439,7 +439,7 @@ class Items(Dataset[torch.Tensor]):
         return 3
 
     def __getitem__(self, item: int) -> torch.Tensor:
-        image: torch.Tensor = self.source.load(item, Draw(0, [0], [item]))["images"]
+        image: torch.Tensor = self.source.load(item, ItemRNG(0, [0], [item]))["images"]
         return image
 
 
@@ -457,12 +457,12 @@ def test_pictures_in_memory_are_the_same_pictures_and_the_budget_holds(tmp_path:
         Image.fromarray(np.full((8, 8, 3), 40 * number, np.uint8)).save(tmp_path / f"{number}.png")
     entries = scan(tmp_path, EXTENSIONS).entries
     room_for_two = ImageFolder(tmp_path, entries, 8, 8, memory=2 * 8 * 8 * 3)
-    before = [room_for_two.load(item, Draw(0, [0], [item]))["images"] for item in range(3)]
+    before = [room_for_two.load(item, ItemRNG(0, [0], [item]))["images"] for item in range(3)]
     (tmp_path / "0.png").unlink()
-    assert torch.equal(room_for_two.load(0, Draw(0, [1], [0]))["images"], before[0])
+    assert torch.equal(room_for_two.load(0, ItemRNG(0, [1], [0]))["images"], before[0])
     (tmp_path / "2.png").unlink()
     with pytest.raises(UnreadableItem):
-        room_for_two.load(2, Draw(0, [1], [2]))
+        room_for_two.load(2, ItemRNG(0, [1], [2]))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sources of pictures: folders as the configuration names them, and data set objects."""
+"""Splits of pictures: folders as the configuration names them, and data set objects."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
-from quintet.data.image import PythonPictures, folder_sources, python_sources
+from quintet.data.image import PythonPictures, folder_splits, python_splits
 from quintet.errors import UnreadableItem, UsageError
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 SIZE = (8, 8)
 
 
-def draw(item: int = 0, epoch: int = 0) -> Draw:
-    return Draw(0, [epoch], [item])
+def draw(item: int = 0, epoch: int = 0) -> ItemRNG:
+    return ItemRNG(0, [epoch], [item])
 
 
 def names(source: Any) -> set[str]:
@@ -40,23 +40,23 @@ def make_folder(folder: Path, count: int, prefix: str = "") -> Path:
     return folder
 
 
-def sources(folder: Path, **keys: Any) -> Sources:
-    return folder_sources(PictureDataConfig(path=str(folder), **keys), SIZE, 3)
+def splits(folder: Path, **keys: Any) -> Splits:
+    return folder_splits(PictureDataConfig(path=str(folder), **keys), SIZE, 3)
 
 
 def test_a_folder_is_split_and_no_item_is_on_both_sides(tmp_path: Path) -> None:
-    made = sources(make_folder(tmp_path / "data", 40), validation_fraction=0.25)
+    made = splits(make_folder(tmp_path / "data", 40), validation_fraction=0.25)
     train, validation = names(made.train), names(made.validation)
     assert not train & validation
     assert len(train | validation) == 40
     assert 2 <= len(validation) <= 20
     assert made.about["path"] == str(tmp_path / "data")
-    other = sources(tmp_path / "data", validation_fraction=0.25, split_seed=1)
+    other = splits(tmp_path / "data", validation_fraction=0.25, split_seed=1)
     assert names(other.validation) != validation
 
 
 def test_without_a_validation_share_the_training_items_are_looked_at_unaugmented(tmp_path: Path) -> None:
-    made = sources(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=True)
+    made = splits(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=True)
     assert names(made.train) == names(made.validation)
     trained = [made.train.load(item, draw(item))["images"] for item in range(20)]
     looked_at = [made.validation.load(item, draw(item))["images"] for item in range(20)]
@@ -66,26 +66,26 @@ def test_without_a_validation_share_the_training_items_are_looked_at_unaugmented
 
 
 def test_flips_can_be_off(tmp_path: Path) -> None:
-    made = sources(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=False)
+    made = splits(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=False)
     assert all(made.train.load(item, draw(item))["images"][0, 0, 0] == 200 for item in range(20))
 
 
 def test_a_validation_folder_of_its_own_leaves_all_items_for_training(tmp_path: Path) -> None:
     own = make_folder(tmp_path / "other", 5, "v")
-    made = sources(make_folder(tmp_path / "data", 40), validation_path=str(own), validation_fraction=0.25)
+    made = splits(make_folder(tmp_path / "data", 40), validation_path=str(own), validation_fraction=0.25)
     assert names(made.train) == {f"{number:03d}.png" for number in range(40)}
     assert names(made.validation) == {f"v{number:03d}.png" for number in range(5)}
 
 
 def test_the_fingerprint_notices_other_items_on_either_side(tmp_path: Path) -> None:
     data, own = make_folder(tmp_path / "data", 5), make_folder(tmp_path / "other", 3)
-    before = sources(data, validation_path=str(own)).fingerprint
-    assert sources(data, validation_path=str(own)).fingerprint == before
+    before = splits(data, validation_path=str(own)).fingerprint
+    assert splits(data, validation_path=str(own)).fingerprint == before
     (own / "002.png").unlink()
-    after = sources(data, validation_path=str(own)).fingerprint
+    after = splits(data, validation_path=str(own)).fingerprint
     assert after != before
     (data / "004.png").unlink()
-    assert sources(data, validation_path=str(own)).fingerprint not in (before, after)
+    assert splits(data, validation_path=str(own)).fingerprint not in (before, after)
 
 
 def test_everything_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_everything_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
     (data / "empty.png").touch()
     rows = [{"file_name": "000.png", "text": "a"}, {"file_name": "gone.png"}, {"file_name": "lost.png"}]
     (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    skipped = sources(data).skipped
+    skipped = splits(data).skipped
     assert skipped["empty.png"] == "empty file"
     told = " ".join(skipped.values())
     assert "gone.png" in told
@@ -104,14 +104,14 @@ def test_everything_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
 def test_what_a_validation_folder_leaves_out_is_named_too(tmp_path: Path) -> None:
     own = make_folder(tmp_path / "other", 5)
     (own / "empty.png").touch()
-    made = sources(make_folder(tmp_path / "data", 5), validation_path=str(own))
+    made = splits(make_folder(tmp_path / "data", 5), validation_path=str(own))
     assert made.skipped == {"validation: empty.png": "empty file"}
 
 
 def test_captions_and_shape(tmp_path: Path) -> None:
     data = make_folder(tmp_path / "data", 3)
     (data / "001.txt").write_text("a caption", encoding="utf-8")
-    made = folder_sources(PictureDataConfig(path=str(data), validation_fraction=0), (4, 12), 1)
+    made = folder_splits(PictureDataConfig(path=str(data), validation_fraction=0), (4, 12), 1)
     items = [made.train.load(item, draw(item)) for item in range(3)]
     assert {item["images"].shape for item in items} == {(1, 4, 12)}
     assert items[0]["images"].dtype == torch.uint8
@@ -120,7 +120,7 @@ def test_captions_and_shape(tmp_path: Path) -> None:
 
 def test_a_run_of_python_objects_cannot_be_resumed_from_its_folder() -> None:
     with pytest.raises(UsageError, match="can only be resumed from Python"):
-        folder_sources(PictureDataConfig(), SIZE, 3)
+        folder_splits(PictureDataConfig(), SIZE, 3)
 
 
 # --- data set objects ---------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_picture_in_memory_is_treated_as_in_a_folder(tmp_path: Path, kind: str
     original = odd_pictures()[kind]
     file = make_folder(tmp_path / "data", 0) / "odd.png"
     original.save(file, exif=original.getexif())
-    in_folder = sources(file.parent, validation_fraction=0, flip=False).train.load(0, draw())["images"]
+    in_folder = splits(file.parent, validation_fraction=0, flip=False).train.load(0, draw())["images"]
     with Image.open(file) as opened:
         assert torch.equal(loaded(opened), in_folder)
 
@@ -220,8 +220,8 @@ class Captioned(list[Any]):
     data_kwargs = ("text", "image")
 
 
-def split(dataset: Any, **options: Any) -> Sources:
-    return python_sources(dataset, PictureDataConfig(validation_fraction=0.2), SIZE, 3, **options)
+def split(dataset: Any, **options: Any) -> Splits:
+    return python_splits(dataset, PictureDataConfig(validation_fraction=0.2), SIZE, 3, **options)
 
 
 def test_a_data_set_is_split_by_fraction_and_seed() -> None:
@@ -247,7 +247,7 @@ def test_a_small_data_set_has_items_on_both_sides() -> None:
     """As a folder has: neither side empty where two items can be had."""
     config = PictureDataConfig(validation_fraction=0.05)
     for count in range(2, 12):
-        made = python_sources([torch.zeros(3, 8, 8)] * count, config, SIZE, 3)
+        made = python_splits([torch.zeros(3, 8, 8)] * count, config, SIZE, 3)
         assert len(made.train) + len(made.validation) == count, count
         assert not names(made.train) & names(made.validation)
 

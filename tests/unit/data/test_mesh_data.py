@@ -13,12 +13,12 @@ import torch
 import trimesh
 
 from quintet.cli import call
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
 from quintet.data import check
 from quintet.data.check import check_folder
 from quintet.data.index.folder import scan
-from quintet.data.mesh import MeshFolder, augmented, mesh_folder_sources
+from quintet.data.mesh import MeshFolder, augmented, mesh_folder_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.mesh import EXTENSIONS, LIMIT, Mesh, canonical, clean, normalise, quantise
 from quintet.synthetic.solids import draw_item, make_solids
@@ -35,8 +35,8 @@ def source(folder: Path, **options: Any) -> MeshFolder:
     return MeshFolder(folder, scan(folder, EXTENSIONS).entries, **options)
 
 
-def draw(epoch: int = 0, item: int = 0) -> Draw:
-    return Draw(7, [epoch], [item])
+def draw(epoch: int = 0, item: int = 0) -> ItemRNG:
+    return ItemRNG(7, [epoch], [item])
 
 
 def test_an_item(folder: Path) -> None:
@@ -115,18 +115,18 @@ def test_a_source_travels_to_a_worker(folder: Path) -> None:
 
 
 def test_sources_of_a_folder_are_split_by_its_rows(folder: Path) -> None:
-    sources = mesh_folder_sources(DataConfig(path=str(folder)), 128, None)
+    splits = mesh_folder_splits(DataConfig(path=str(folder)), 128, None)
     rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
     expected = {row["file_name"] for row in rows if row["split"] == "validation"}
     assert expected
-    assert {sources.validation.name(item) for item in range(len(sources.validation))} == expected
-    assert len(sources.train) + len(sources.validation) == 30
-    assert sources.about["captions_from"] == "metadata.jsonl"
-    assert isinstance(sources.train, MeshFolder)
-    assert isinstance(sources.validation, MeshFolder)
-    assert (sources.train.train, sources.validation.train) == (True, False)
+    assert {splits.validation.name(item) for item in range(len(splits.validation))} == expected
+    assert len(splits.train) + len(splits.validation) == 30
+    assert splits.about["captions_from"] == "metadata.jsonl"
+    assert isinstance(splits.train, MeshFolder)
+    assert isinstance(splits.validation, MeshFolder)
+    assert (splits.train.train, splits.validation.train) == (True, False)
     with pytest.raises(UsageError, match="data set in Python"):
-        mesh_folder_sources(DataConfig(), 128, None)
+        mesh_folder_splits(DataConfig(), 128, None)
 
 
 # --- the check --------------------------------------------------------------------------------------------------

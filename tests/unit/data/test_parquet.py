@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.data.check import MEDIA, check_folder
 from quintet.data.index.folder import ImageFolder
 from quintet.data.index.listing import fingerprint_of, list_media, split_items
@@ -59,7 +59,7 @@ def test_rows_are_items_with_captions_and_splits(tmp_path: Path) -> None:
     assert [entry.text for entry in others["test"]] == ["test-00000-of-00001 0"]
     assert [read_file(place_of(entry.media(""))) for entry in train] == [picture(row) for row in (*range(7), 0, 1)]
     assert len([*(tmp_path / "cache" / "unpacked").glob("*.bytes")]) == 2  # of the third nothing was read yet
-    loaded = ImageFolder("", train, 8, 8, train=False).load(8, Draw(0, [0], [8]))
+    loaded = ImageFolder("", train, 8, 8, train=False).load(8, ItemRNG(0, [0], [8]))
     assert loaded["images"][:, 0, 0].tolist() == [1, 0, 0]
     assert check_folder(tmp_path / "set").usable == 10
 

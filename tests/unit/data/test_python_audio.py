@@ -12,17 +12,17 @@ import soundfile
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
-from quintet.data.audio import audio_folder_sources, pad_windows
-from quintet.data.python_audio import python_audio_sources
+from quintet.data.audio import audio_folder_splits, pad_windows
+from quintet.data.python_audio import python_audio_splits
 from quintet.errors import UnreadableItem, UsageError
 
 RATE = 8000
 
 
-def draw(item: int = 0, epoch: int = 0) -> Draw:
-    return Draw(0, [epoch], [item])
+def draw(item: int = 0, epoch: int = 0) -> ItemRNG:
+    return ItemRNG(0, [epoch], [item])
 
 
 def wave(seconds: float) -> Tensor:
@@ -36,7 +36,7 @@ def start_of(samples: Tensor) -> int:
 
 def loaded(item: Any, *, train: bool = True, declared: Any = None, epoch: int = 0, **keys: Any) -> dict[str, Any]:
     config = AudioDataConfig(**{"seconds": 1.0, **keys})
-    made = python_audio_sources([item], config, RATE, declared=declared)
+    made = python_audio_splits([item], config, RATE, declared=declared)
     return (made.train if train else made.validation).load(0, draw(epoch=epoch))
 
 
@@ -71,7 +71,7 @@ def test_a_data_set_gives_the_items_that_a_folder_gives(tmp_path: Path, train: b
         soundfile.write(tmp_path / f"{text}.wav", samples.numpy(), RATE, subtype="FLOAT")
         (tmp_path / f"{text}.txt").write_text(text)
     config = AudioDataConfig(path=str(tmp_path), seconds=1.0, validation_fraction=0, **keys)
-    folder, python = audio_folder_sources(config, RATE), python_audio_sources(sounds, config, RATE)
+    folder, python = audio_folder_splits(config, RATE), python_audio_splits(sounds, config, RATE)
     for item in range(2):
         for epoch in range(2):
             ours, theirs = (
@@ -158,17 +158,17 @@ def test_sounds_that_cannot_be_used_are_passed_over(sound: Any, reason: str) -> 
 def test_the_split_and_a_validation_set_of_its_own() -> None:
     dataset = [(wave(0.1), f"sound {number}") for number in range(40)]
     config = AudioDataConfig(validation_fraction=0.2)
-    split = python_audio_sources(dataset, config, RATE)
+    split = python_audio_splits(dataset, config, RATE)
     sides = [{side.name(item) for item in range(len(side))} for side in (split.train, split.validation)]
     assert all(sides)
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 40
-    whole = python_audio_sources(dataset, config, RATE, validation=[(wave(2), "held out")])
+    whole = python_audio_splits(dataset, config, RATE, validation=[(wave(2), "held out")])
     assert (len(whole.train), len(whole.validation)) == (40, 1)
     assert whole.validation.load(0, draw())["texts"] == "held out"
 
 
 def test_workers_can_hold_it() -> None:
-    made = python_audio_sources([(wave(3), "rising")], AudioDataConfig(seconds=1.0), RATE)
+    made = python_audio_splits([(wave(3), "rising")], AudioDataConfig(seconds=1.0), RATE)
     again = pickle.loads(pickle.dumps(made.train))
     assert torch.equal(again.load(0, draw())["wavs"], made.train.load(0, draw())["wavs"])

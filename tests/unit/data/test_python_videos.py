@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from films import counted, places_of
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
-from quintet.data.python_videos import python_video_sources
-from quintet.data.video import video_folder_sources
+from quintet.data.python_videos import python_video_splits
+from quintet.data.video import video_folder_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.video import clip_tensor
 from quintet.media.video_writing import write_video
@@ -23,12 +23,12 @@ from quintet.media.video_writing import write_video
 SIZE = (48, 64)
 
 
-def draw(item: int = 0, epoch: int = 0) -> Draw:
-    return Draw(0, [epoch], [item])
+def draw(item: int = 0, epoch: int = 0) -> ItemRNG:
+    return ItemRNG(0, [epoch], [item])
 
 
 def loaded(item: Any, *, train: bool = True, declared: Any = None, epoch: int = 0, **keys: Any) -> dict[str, Any]:
-    made = python_video_sources([item], VideoDataConfig(**keys), SIZE, declared=declared)
+    made = python_video_splits([item], VideoDataConfig(**keys), SIZE, declared=declared)
     return (made.train if train else made.validation).load(0, draw(epoch=epoch))
 
 
@@ -70,7 +70,7 @@ def test_a_data_set_gives_the_items_that_a_folder_gives(tmp_path: Path, train: b
         write_video(clip, tmp_path / f"{text[:2].strip():0>2}.webp")
         (tmp_path / f"{text[:2].strip():0>2}.txt").write_text(text)
     config = VideoDataConfig(path=str(tmp_path), validation_fraction=0, **keys)
-    folder, python = video_folder_sources(config, (20, 20)), python_video_sources(clips, config, (20, 20))
+    folder, python = video_folder_splits(config, (20, 20)), python_video_splits(clips, config, (20, 20))
     for item in range(2):
         for epoch in range(3):
             ours, theirs = (
@@ -111,6 +111,6 @@ def test_time_stamps_are_asked_for_in_vain() -> None:
 
 
 def test_workers_can_hold_it() -> None:
-    made = python_video_sources([(CLIP, "lighter"), (Image.new("RGB", (2, 2)), "x")], VideoDataConfig(), SIZE)
+    made = python_video_splits([(CLIP, "lighter"), (Image.new("RGB", (2, 2)), "x")], VideoDataConfig(), SIZE)
     again = pickle.loads(pickle.dumps(made.train))
     assert torch.equal(again.load(0, draw())["videos"], made.train.load(0, draw())["videos"])

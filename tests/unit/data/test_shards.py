@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
 from quintet.config.text import TextConfig
 from quintet.data.captioned import found_keys
@@ -249,9 +249,9 @@ def test_films_repeat_each_other_only_if_their_pictures_do(tmp_path: Path) -> No
 def test_sources_over_shards_can_be_sent_to_another_process(pictures: Path, tmp_path: Path) -> None:
     shards = sharded(pictures, tmp_path / "shards")
     source = ImageFolder(shards, list_media(shards, frozenset({".png"})).entries, 16, 16)
-    first = source.load(3, Draw(0, [0], [3]))
+    first = source.load(3, ItemRNG(0, [0], [3]))
     other = pickle.loads(pickle.dumps(source))
-    again = other.load(3, Draw(0, [0], [3]))
+    again = other.load(3, ItemRNG(0, [0], [3]))
     assert first["texts"] == again["texts"]
     assert (first["images"] == again["images"]).all()
 
@@ -268,7 +268,7 @@ def test_pictures_of_shards_are_kept_where_all_of_them_fit(
     real = ShardSet.read
     monkeypatch.setattr(ShardSet, "read", lambda self, *place: read.append(place[1]) or real(self, *place))
     for _ in range(2):
-        source.load(3, Draw(0, [0], [3]))
+        source.load(3, ItemRNG(0, [0], [3]))
     assert len(read) == times
 
 

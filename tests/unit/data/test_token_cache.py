@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Batch, Item, collate
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.data import token_cache
-from quintet.data.token_cache import CacheKey, CodeCache
+from quintet.data.token_cache import CacheKey, TokenCache
 from quintet.errors import UnreadableItem
 
 KEY = CacheKey("tokenizer", "data", "centre", variants=1)
@@ -39,7 +39,7 @@ class Media:
     def name(self, item: int) -> str:
         return f"item-{item}"
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         if item in self.broken:
             raise UnreadableItem(f"{item} is broken")
         return {"images": torch.full((2, 2), 100 * int(draw.epochs[0]) + item), "texts": "not kept"}
@@ -63,12 +63,12 @@ class Encoder:
         return images * 2
 
 
-def cache(folder: Path, encoder: Encoder, media: Media | None = None, key: CacheKey = KEY) -> CodeCache:
-    return CodeCache(folder, key, media or Media(), collate, encoder)
+def cache(folder: Path, encoder: Encoder, media: Media | None = None, key: CacheKey = KEY) -> TokenCache:
+    return TokenCache(folder, key, media or Media(), collate, encoder)
 
 
-def everything(source: token_cache.CodeSource) -> list[int]:
-    return [int(source.load(item, Draw(0, [0], [item]))["codes"][0, 0]) for item in range(len(source))]
+def everything(source: token_cache.TokenDataset) -> list[int]:
+    return [int(source.load(item, ItemRNG(0, [0], [item]))["codes"][0, 0]) for item in range(len(source))]
 
 
 def test_codes_are_made_once_and_read_without_the_media(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_codes_are_made_once_and_read_without_the_media(tmp_path: Path) -> None:
     first = cache(tmp_path, encoder).open()
     assert everything(first) == [2 * item for item in range(10)]
     assert encoder.encoded == [f"item-{item}" for item in range(10)]
-    item = first.load(7, Draw(0, [0], [7]))
+    item = first.load(7, ItemRNG(0, [0], [7]))
     assert item["codes"].dtype == torch.int64
     assert item["texts"] == "caption 7"
 
@@ -105,13 +105,13 @@ def test_vectors_are_kept_as_they_are(tmp_path: Path) -> None:
 
     key = replace(KEY, tokenizer="listener")
     for _ in range(2):  # made, and read again
-        made = CodeCache(tmp_path, key, Media(broken=frozenset({2})), collate, encode, kept_as="clip").open()
-        item = made.load(7, Draw(0, [0], [7]))
+        made = TokenCache(tmp_path, key, Media(broken=frozenset({2})), collate, encode, kept_as="clip").open()
+        item = made.load(7, ItemRNG(0, [0], [7]))
         assert item.keys() == {"texts", "clip"}
         assert torch.equal(item["clip"], torch.full((4,), 7) * -0.1)
         assert item["clip"].dtype == torch.float32
         with pytest.raises(UnreadableItem, match="2 is broken"):
-            made.load(2, Draw(0, [0], [2]))
+            made.load(2, ItemRNG(0, [0], [2]))
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "no record", "strange record", "no shard"])
@@ -143,7 +143,7 @@ def test_an_unreadable_item_is_remembered_with_its_reason(tmp_path: Path) -> Non
         source = cache(tmp_path, Encoder(), media).open()
         assert source.skipped == {0: "0 is broken", 5: "5 is broken", 6: "6 is broken"}
         with pytest.raises(UnreadableItem, match="5 is broken"):
-            source.load(5, Draw(0, [0], [5]))
+            source.load(5, ItemRNG(0, [0], [5]))
         assert [int(source.codes(item)[0, 0, 0]) for item in (1, 4, 7, 9)] == [2, 8, 14, 18]
 
 
@@ -159,9 +159,9 @@ def test_a_shard_without_a_readable_item_is_kept(tmp_path: Path) -> None:
 def test_variants_are_drawn_like_epochs_and_chosen_by_epoch_and_item(tmp_path: Path) -> None:
     source = cache(tmp_path, Encoder(), key=replace(KEY, variants=3)).open()
     assert [int(codes[0, 0]) for codes in source.codes(7)] == [14, 214, 414]
-    seen = {int(source.load(7, Draw(0, [epoch], [7]))["codes"][0, 0]) for epoch in range(40)}
+    seen = {int(source.load(7, ItemRNG(0, [epoch], [7]))["codes"][0, 0]) for epoch in range(40)}
     assert seen == {14, 214, 414}
-    once, again = (source.load(7, Draw(0, [11], [7]))["codes"] for _ in range(2))
+    once, again = (source.load(7, ItemRNG(0, [11], [7]))["codes"] for _ in range(2))
     assert torch.equal(once, again)
 
 
@@ -181,12 +181,12 @@ def test_items_of_different_length_come_back_without_padding(tmp_path: Path) -> 
     media = Media(broken=frozenset({5}))
     key = replace(KEY, variants=3)
     for _ in range(2):
-        source = CodeCache(tmp_path, key, media, collate, Ragged()).open()
+        source = TokenCache(tmp_path, key, media, collate, Ragged()).open()
         assert source.lengths() == [0 if item == 5 else item % 5 + 3 for item in range(10)]
         shapes = set()
         for item in (0, 3, 7, 9):
             for epoch in range(20):
-                codes = source.load(item, Draw(0, [epoch], [item]))["codes"]
+                codes = source.load(item, ItemRNG(0, [epoch], [item]))["codes"]
                 variant, number = divmod(int(codes[0, 0]), 100)
                 assert number == item
                 assert codes.shape == (item % 5 + 1 + variant, 2)

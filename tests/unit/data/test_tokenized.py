@@ -1,4 +1,4 @@
-"""Sources of media as sources of codes: whatever codes depend on, they are never those of something else."""
+"""Splits of media as sources of codes: whatever codes depend on, they are never those of something else."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ import torch
 from PIL import Image
 
 from contract.cases import GOLDEN
-from quintet.common.batch import Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
-from quintet.data.image import folder_sources
-from quintet.data.tokenized import coded_sources
-from quintet.pipelines.frozen import Link
+from quintet.data.image import folder_splits
+from quintet.data.tokenized import tokenized_splits
+from quintet.pipelines.frozen import FrozenModel
 from quintet.runs import open_link
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Link:
+def tokenizer() -> FrozenModel:
     return open_link(str(GOLDEN / "vqgan-format-1" / "hub"))
 
 
-def media(pictures: Path, **keys: Any) -> Sources:
-    return folder_sources(PictureDataConfig(path=str(pictures), **{"flip": False, **keys}), (16, 16), 3)
+def media(pictures: Path, **keys: Any) -> Splits:
+    return folder_splits(PictureDataConfig(path=str(pictures), **{"flip": False, **keys}), (16, 16), 3)
 
 
 def test_the_items_stay_what_they_are_and_their_codes_are_the_tokenizers(
-    tokenizer: Link, pictures: Path, tmp_path: Path
+    tokenizer: FrozenModel, pictures: Path, tmp_path: Path
 ) -> None:
     found = media(pictures)
-    codes = coded_sources(tokenizer, found, "pictures", cache=str(tmp_path))
+    codes = tokenized_splits(tokenizer, found, "pictures", cache=str(tmp_path))
     assert codes.fingerprint == found.fingerprint
-    assert codes.others.keys() == found.others.keys()
+    assert codes.extra_splits.keys() == found.extra_splits.keys()
     for before, after in ((found.train, codes.train), (found.validation, codes.validation)):
         assert len(before) == len(after)
-        whole, item = (source.load(1, Draw(0, [0], [1])) for source in (before, after))
+        whole, item = (source.load(1, ItemRNG(0, [0], [1])) for source in (before, after))
         assert (before.name(1), whole["texts"]) == (after.name(1), item["texts"])
         assert "images" not in item
         assert torch.equal(item["codes"], tokenizer.model.encode(whole["images"][None] / 255)[0])
@@ -55,19 +55,19 @@ def test_the_items_stay_what_they_are_and_their_codes_are_the_tokenizers(
     ids=str,
 )
 def test_another_way_to_read_files_has_codes_of_its_own(
-    tokenizer: Link, pictures: Path, tmp_path: Path, keys: dict[str, Any]
+    tokenizer: FrozenModel, pictures: Path, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     plain = pictures / "images"  # without a split column: fraction and seed decide
     folders: list[set[Path]] = []
     for chosen in ({}, keys):
-        coded_sources(tokenizer, media(plain, **chosen), "pictures", cache=str(tmp_path))
+        tokenized_splits(tokenizer, media(plain, **chosen), "pictures", cache=str(tmp_path))
         folders.append({*tmp_path.iterdir()})
     assert folders[0] < folders[1]
-    coded_sources(tokenizer, media(plain), "pictures", cache=str(tmp_path))
+    tokenized_splits(tokenizer, media(plain), "pictures", cache=str(tmp_path))
     assert {*tmp_path.iterdir()} == folders[1]
 
 
-def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: Link, tmp_path: Path) -> None:
+def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: FrozenModel, tmp_path: Path) -> None:
     """The names and sizes are the same, and nothing but its time tells that a shard is another."""
     shards = tmp_path / "shards" / "0.tar"
     shards.parent.mkdir()
@@ -82,8 +82,8 @@ def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: Link, 
                 tar.addfile(about, content)
         os.utime(shards, (time, time))
         found = media(shards.parent)
-        codes = coded_sources(tokenizer, found, "pictures", cache=str(tmp_path / "cache"))
-        whole, item = (source.load(1, Draw(0, [0], [1])) for source in (found.train, codes.train))
+        codes = tokenized_splits(tokenizer, found, "pictures", cache=str(tmp_path / "cache"))
+        whole, item = (source.load(1, ItemRNG(0, [0], [1])) for source in (found.train, codes.train))
         assert torch.equal(item["codes"], tokenizer.model.encode(whole["images"][None] / 255)[0])
 
 
@@ -99,7 +99,7 @@ class Anonymous:
     def name(self, item: int) -> str:
         return str(self.source.name(item))
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         return dict(self.source.load(item, draw))
 
     def about(self, item: int) -> Item:
@@ -107,16 +107,16 @@ class Anonymous:
 
 
 def test_codes_of_what_cannot_tell_are_kept_for_one_training(
-    tokenizer: Link, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: FrozenModel, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     found = media(pictures)
     unknown = replace(found, train=Anonymous(found.train), validation=Anonymous(found.validation), others={})
-    codes: Sources | None = coded_sources(tokenizer, unknown, "items", cache=str(tmp_path / "cache"))
+    codes: Splits | None = tokenized_splits(tokenizer, unknown, "items", cache=str(tmp_path / "cache"))
     assert codes is not None
-    known: Source = coded_sources(tokenizer, found, "pictures", cache=str(tmp_path / "cache")).train
-    first, second = (source.load(0, Draw(0, [0], [0]))["codes"] for source in (codes.train, known))
+    known: Dataset = tokenized_splits(tokenizer, found, "pictures", cache=str(tmp_path / "cache")).train
+    first, second = (source.load(0, ItemRNG(0, [0], [0]))["codes"] for source in (codes.train, known))
     assert torch.equal(first, second)
     assert len([*(tmp_path / "temporary").iterdir()]) == 2
     del codes

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from films import counted, places_of, write_film
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import UsageError, VideoDataConfig, validate
 from quintet.data.index.folder import fingerprint, scan
-from quintet.data.video import VideoFolder, pad_clips, video_folder_sources
+from quintet.data.video import VideoFolder, pad_clips, video_folder_splits
 from quintet.errors import UnreadableItem
 from quintet.media.video import EXTENSIONS
 from quintet.media.video_writing import write_video
@@ -30,14 +30,14 @@ def write_frames(folder: Path, frames: int) -> None:
 
 def source(folder: Path, train: bool = True, **keys: Any) -> VideoFolder:
     config = VideoDataConfig(path=str(folder), validation_fraction=0.0, **{"frames": 9, **keys})
-    sources = video_folder_sources(config, (24, 32))
-    made = sources.train if train else sources.validation
+    splits = video_folder_splits(config, (24, 32))
+    made = splits.train if train else splits.validation
     assert isinstance(made, VideoFolder)
     return made
 
 
 def loaded(made: VideoFolder, item: int = 0, epoch: int = 0) -> dict[str, Any]:
-    return made.load(item, Draw(0, [epoch], [item]))
+    return made.load(item, ItemRNG(0, [epoch], [item]))
 
 
 def frames_of(loaded: dict[str, Any]) -> list[int]:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from quintet import AudioCodec, AudioCodecTrainer, config, runs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.data.audio import audio_folder_sources, pad_windows
-from quintet.data.python_audio import python_audio_sources
+from quintet.data.audio import audio_folder_splits, pad_windows
+from quintet.data.python_audio import python_audio_splits
 from quintet.errors import UsageError
 from quintet.families.audio_codec import model as codec_model
 from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecLossConfig
@@ -37,9 +37,9 @@ from quintet.families.audio_codec.measures import (
     waveform_distance,
 )
 from quintet.families.audio_codec.polar import QUIET, FromPolar, ToPolar
-from quintet.families.audio_codec.task import AudioCodecRecipe, pull
+from quintet.families.audio_codec.task import AudioCodecTask, pull
 from quintet.training.engine import Engine
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 RATE = 8000
 SMALL: dict[str, Any] = {
@@ -309,9 +309,9 @@ TINY: dict[str, Any] = {
 }
 
 
-def make_recipe(**keys: Any) -> AudioCodecRecipe:
+def make_recipe(**keys: Any) -> AudioCodecTask:
     recipe = runs.make_recipe(config.build(AudioCodecConfig, overrides={**TINY, "engine.precision": "fp64", **keys}))
-    assert isinstance(recipe, AudioCodecRecipe)
+    assert isinstance(recipe, AudioCodecTask)
     Engine(recipe.config.engine).place(recipe.modules)
     return recipe
 
@@ -322,7 +322,7 @@ def make_batch(*lengths: int) -> Batch:
         for number, length in enumerate(lengths)
     ]
     names = tuple(f"sound {number}" for number in range(len(items)))
-    return Batch(pad_windows(items), names, Draw(0, [0] * len(items), range(len(items))), torch.float64)
+    return Batch(pad_windows(items), names, ItemRNG(0, [0] * len(items), range(len(items))), torch.float64)
 
 
 def test_no_phase_leaves_a_gradient_in_the_other() -> None:
@@ -442,7 +442,7 @@ def test_losses_of_a_batch_are_means_over_its_clips(kind: str) -> None:
         Batch(
             {"wavs": items["wavs"][part, : max(lengths[part])], "lengths": items["lengths"][part]},
             items.names[part],
-            Draw(0, [0, 0], range(4)[part]),
+            ItemRNG(0, [0, 0], range(4)[part]),
             torch.float64,
         )
         for part in (slice(0, 2), slice(2, 4))
@@ -481,7 +481,7 @@ def test_levels_are_dropped_for_some_clips_alike_in_every_batch() -> None:
     active = recipe.active_levels(batch)
     assert {1, 2, 3} == set(active.tolist())
     assert 100 < (active == 3).sum() < 160  # a half, and a third of the other half
-    alone = Batch(batch.fields, ("sound 7",), Draw(0, [0], [7]))
+    alone = Batch(batch.fields, ("sound 7",), ItemRNG(0, [0], [7]))
     assert recipe.active_levels(alone).tolist() == [active[7].item()]
     assert (make_recipe(**{"loss.level_dropout": 0.0}).active_levels(batch) == 3).all()
 
@@ -573,12 +573,12 @@ def folder(tmp_path: Path) -> Path:
 def test_clips_come_whole_outside_of_training(folder: Path) -> None:
     data = SoundDataConfig(path=str(folder), seconds=0.1, validation_fraction=0)
     sounds = [noise(400).float(), noise(16_000).float()]
-    for made in (audio_folder_sources(data, RATE), python_audio_sources(sounds, data, RATE, captioned=False)):
+    for made in (audio_folder_splits(data, RATE), python_audio_splits(sounds, data, RATE, captioned=False)):
         item = len(made.train) // 2
-        assert made.train.load(item, Draw(0, [0], [item]))["lengths"].tolist() == [800]
-        assert made.validation.load(item, Draw(0, [0], [item]))["wavs"].shape == (1, 16_000)
-    cut: Sources = audio_folder_sources(AudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
-    assert cut.validation.load(2, Draw(0, [0], [2]))["lengths"].tolist() == [800] * 3
+        assert made.train.load(item, ItemRNG(0, [0], [item]))["lengths"].tolist() == [800]
+        assert made.validation.load(item, ItemRNG(0, [0], [item]))["wavs"].shape == (1, 16_000)
+    cut: Splits = audio_folder_splits(AudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
+    assert cut.validation.load(2, ItemRNG(0, [0], [2]))["lengths"].tolist() == [800] * 3
 
 
 QUICK: dict[str, Any] = {

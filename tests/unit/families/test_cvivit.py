@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import UsageError, build, validate
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.filter import FrameFilter
 from quintet.families.cvivit.model import CViViT
-from quintet.families.cvivit.task import CViViTRecipe, chosen_frames, temporal_error
+from quintet.families.cvivit.task import CViViTTask, chosen_frames, temporal_error
 from quintet.families.cvivit.trainer import CViViTTrainer
 from quintet.media.video import read_header, read_video
 from quintet.training.engine import Engine
@@ -203,27 +203,27 @@ def test_a_fresh_filter_does_nothing() -> None:
 # --- the recipe -----------------------------------------------------------------------------------------------------
 
 
-def recipe(**keys: Any) -> CViViTRecipe:
+def recipe(**keys: Any) -> CViViTTask:
     torch.manual_seed(0)
     model = {f"model.{name}": list(value) if isinstance(value, tuple) else value for name, value in TINY.items()}
     config = build(CViViTConfig, overrides={**model, "data.frames": 9, "model.quantizer": "fsq", **keys})
-    made = CViViTRecipe(config)
+    made = CViViTTask(config)
     for module in made.modules.values():
         module.double()
     return made
 
 
-def batch_of(made: CViViTRecipe, lengths: Sequence[int], fill: float | None = None) -> Batch:
+def batch_of(made: CViViTTask, lengths: Sequence[int], fill: float | None = None) -> Batch:
     """Clips of these lengths; what stands where no frame is can be chosen."""
     items = [{"videos": film(9, len(lengths))[row, :, :length]} for row, length in enumerate(lengths)]
     fields = made.collate(items)
     if fill is not None:
         fields["videos"].masked_fill_(~fields["mask"][:, None, :, None, None], fill)
     names = tuple(map(str, lengths))
-    return Batch(fields, names, Draw(0, [0] * len(lengths), range(len(lengths))), torch.float64)
+    return Batch(fields, names, ItemRNG(0, [0] * len(lengths), range(len(lengths))), torch.float64)
 
 
-def loss_of(made: CViViTRecipe, batch: Batch, step: int = 0) -> Loss:
+def loss_of(made: CViViTTask, batch: Batch, step: int = 0) -> Loss:
     return made.generator_loss(made.modules, batch, made.forward(made.modules, batch, step), step)
 
 
@@ -253,7 +253,7 @@ def test_the_loss_is_the_mean_over_all_frames_that_are_there() -> None:
     single = []
     for row, length in enumerate(lengths):
         item = {"videos": film(9, 3)[row, :, :length]}
-        alone = Batch(made.collate([item]), ("one",), Draw(0, [0], [row]), torch.float64)
+        alone = Batch(made.collate([item]), ("one",), ItemRNG(0, [0], [row]), torch.float64)
         single.append(loss_of(made, alone).parts["reconstruction"] * length)
     torch.testing.assert_close(whole, torch.stack(single).sum() / sum(lengths))
 
@@ -288,7 +288,7 @@ def test_the_frame_that_is_looked_at_is_one_that_is_there() -> None:
     fields = batch_of(made, lengths).fields
     seen: list[set[int]] = [set() for _ in lengths]
     for epoch in range(60):
-        drawn = Batch(fields, ("a", "b", "c"), Draw(0, [epoch] * 3, range(3)), torch.float64)
+        drawn = Batch(fields, ("a", "b", "c"), ItemRNG(0, [epoch] * 3, range(3)), torch.float64)
         for row, frame in enumerate(chosen_frames(drawn).tolist()):
             seen[row].add(frame)
     assert seen == [set(range(length)) for length in lengths]
@@ -381,7 +381,7 @@ def test_a_fresh_shortcut_is_the_transform_that_its_first_clips_need() -> None:
         Batch(
             made.collate([{"videos": clip} for clip in clips[start : start + 16]]),
             tuple(map(str, range(16))),
-            Draw(0, [0] * 16, range(16)),
+            ItemRNG(0, [0] * 16, range(16)),
             torch.float64,
         )
         for start in range(0, 64, 16)
@@ -401,6 +401,6 @@ def test_a_fresh_shortcut_is_the_transform_that_its_first_clips_need() -> None:
 
 def test_codes_of_a_shortcut_begin_as_means_of_many_patches() -> None:
     keys = {"model.shortcut": True, "model.quantizer": "vq", "train.batch_size": 4}
-    steps = recipe(**keys).opening_steps
+    steps = recipe(**keys).num_init_batches
     assert steps * 4 * 5 * 6 >= 32 * TINY["codebook_size"] > (steps - 1) * 4 * 5 * 6
-    assert recipe(**{**keys, "model.shortcut": False}).opening_steps == 1
+    assert recipe(**{**keys, "model.shortcut": False}).num_init_batches == 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quintet import compat
 from quintet.common.batch import Batch, Item
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import build
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
@@ -29,7 +29,7 @@ from quintet.families.mesh_autoencoder.features import (
 )
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder, blurred_cross_entropy
 from quintet.families.mesh_autoencoder.packed import Meshes, neighbours, pack
-from quintet.families.mesh_autoencoder.task import MeshAutoencoderRecipe
+from quintet.families.mesh_autoencoder.task import MeshAutoencoderTask
 from quintet.families.mesh_autoencoder.trainer import MeshAutoencoderTrainer
 from quintet.media.mesh import Mesh, canonical, dequantise, quantise, read_mesh
 from quintet.training.engine import Engine
@@ -348,10 +348,10 @@ def test_coordinate_tokenizers_differ_by_what_they_hold() -> None:
 # --- the recipe -----------------------------------------------------------------------------------------------------
 
 
-def make_recipe(**keys: Any) -> MeshAutoencoderRecipe:
+def make_recipe(**keys: Any) -> MeshAutoencoderTask:
     overrides = {**{f"model.{name}": value for name, value in TINY.items()}, "engine.precision": "fp64", **keys}
     torch.manual_seed(0)
-    recipe = MeshAutoencoderRecipe(build(MeshAutoencoderConfig, overrides=overrides))
+    recipe = MeshAutoencoderTask(build(MeshAutoencoderConfig, overrides=overrides))
     Engine(recipe.config.engine).place(recipe.modules)
     return recipe
 
@@ -363,10 +363,10 @@ def items(count: int = 3) -> list[Item]:
     ]
 
 
-def make_batch(recipe: MeshAutoencoderRecipe, things: list[Item] | None = None) -> Batch:
+def make_batch(recipe: MeshAutoencoderTask, things: list[Item] | None = None) -> Batch:
     things = things or items()
     names = tuple(f"mesh {number}" for number in range(len(things)))
-    draw = Draw(0, [0] * len(things), range(len(things)))
+    draw = ItemRNG(0, [0] * len(things), range(len(things)))
     return Batch(recipe.collate(things), names, draw, torch.float64)
 
 

@@ -18,18 +18,18 @@ from contract.worlds import make_recipe
 from helpers import error_line, made_once, metrics, quintet, step_folder, succeed, tree
 from quintet import config as configs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.judging import clouds, judged, soundness
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
-from quintet.families.mesh_transformer.task import MeshTransformerRecipe
+from quintet.families.mesh_transformer.task import MeshTransformerTask
 from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer
 from quintet.media.mesh import Mesh, canonical, clean, quantise, read_mesh, write_mesh
 from quintet.media.mesh_measures import is_valid
 from quintet.runs import open_link, open_trained, read_config
 from quintet.synthetic.solids import CLASSES, draw_solid
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
 from quintet.training.task import Request
@@ -43,14 +43,14 @@ def words(data: Path, out: Path, *more: object) -> tuple[object, ...]:
     return ("train", "mesh-transformer", data, "--out", out, *TINY_MESH_TRANSFORMER, *more)
 
 
-def made(data: Path, *keys: str) -> MeshTransformerRecipe:
+def made(data: Path, *keys: str) -> MeshTransformerTask:
     recipe = make_recipe("mesh-transformer", data, (*TINY_MESH_TRANSFORMER, *keys))
-    assert isinstance(recipe, MeshTransformerRecipe)
+    assert isinstance(recipe, MeshTransformerTask)
     return recipe
 
 
 @pytest.fixture
-def recipe(meshes: Path) -> MeshTransformerRecipe:
+def recipe(meshes: Path) -> MeshTransformerTask:
     return made(meshes)
 
 
@@ -70,27 +70,27 @@ def learned(shared: Path, meshes: Path) -> Path:
     return made_once(shared, "mesh-transformer-tokenizer", train)
 
 
-def batch_of(recipe: MeshTransformerRecipe, items: range, epoch: int = 0) -> Batch:
-    source = recipe.sources().train
-    draws = [Draw(0, [epoch], [item]) for item in items]
+def batch_of(recipe: MeshTransformerTask, items: range, epoch: int = 0) -> Batch:
+    source = recipe.splits().train
+    draws = [ItemRNG(0, [epoch], [item]) for item in items]
     fields = recipe.collate([source.load(item, draw) for item, draw in zip(items, draws, strict=True)])
-    return Batch(fields, tuple(source.name(item) for item in items), Draw(0, [epoch] * len(items), list(items)))
+    return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
 def drawn_again(batch: Batch, epoch: int) -> Batch:
     count = len(batch)
-    return Batch(batch.fields, batch.names, Draw(0, [epoch] * count, list(range(count))))
+    return Batch(batch.fields, batch.names, ItemRNG(0, [epoch] * count, list(range(count))))
 
 
 # --- what it is trained on ----------------------------------------------------------------------------------------
 
 
 def test_items_are_the_codes_of_their_meshes_and_padding_comes_behind(
-    recipe: MeshTransformerRecipe, meshes: Path
+    recipe: MeshTransformerTask, meshes: Path
 ) -> None:
-    sources = recipe.sources()
-    validation = sources.validation
-    items = [validation.load(item, Draw(0, [0], [item])) for item in range(len(validation))]
+    splits = recipe.splits()
+    validation = splits.validation
+    items = [validation.load(item, ItemRNG(0, [0], [item])) for item in range(len(validation))]
     batch = recipe.collate(items)
     longest = max(len(item["codes"]) for item in items)
     assert len({len(item["codes"]) for item in items}) > 1
@@ -106,11 +106,11 @@ def test_items_are_the_codes_of_their_meshes_and_padding_comes_behind(
     assert batch["ends"].all()
 
 
-def test_batches_hold_meshes_of_similar_size(recipe: MeshTransformerRecipe) -> None:
-    source = recipe.sources().train
+def test_batches_hold_meshes_of_similar_size(recipe: MeshTransformerTask) -> None:
+    source = recipe.splits().train
     lengths = recipe.lengths(source)
     assert lengths is not None
-    loaded = [len(source.load(item, Draw(0, [0], [item]))["codes"]) for item in range(len(source))]
+    loaded = [len(source.load(item, ItemRNG(0, [0], [item]))["codes"]) for item in range(len(source))]
     assert list(lengths) == loaded
 
     def padding(order: Order) -> int:
@@ -121,20 +121,20 @@ def test_batches_hold_meshes_of_similar_size(recipe: MeshTransformerRecipe) -> N
 
 
 def test_variants_are_augmented_and_one_of_them_is_drawn_each_epoch(meshes: Path) -> None:
-    def codes(recipe: MeshTransformerRecipe, epochs: int) -> set[bytes]:
-        source = recipe.sources().train
-        return {source.load(0, Draw(0, [epoch], [0]))["codes"].numpy().tobytes() for epoch in range(epochs)}
+    def codes(recipe: MeshTransformerTask, epochs: int) -> set[bytes]:
+        source = recipe.splits().train
+        return {source.load(0, ItemRNG(0, [epoch], [0]))["codes"].numpy().tobytes() for epoch in range(epochs)}
 
     assert len(codes(made(meshes, "data.variants=3"), 40)) == 3
     assert len(codes(made(meshes, "data.variants=3", "data.augment=false"), 40)) == 1
 
 
 def test_a_window_is_a_stretch_of_the_mesh_and_knows_its_ends(meshes: Path) -> None:
-    whole, cut = made(meshes).sources().train, made(meshes, "loss.window=8").sources().train
+    whole, cut = made(meshes).splits().train, made(meshes, "loss.window=8").splits().train
     ends: set[tuple[bool, bool]] = set()
     for item in range(len(whole)):
         for epoch in range(12):
-            draw = Draw(0, [epoch], [item])
+            draw = ItemRNG(0, [epoch], [item])
             mesh, part = whole.load(item, draw)["codes"], cut.load(item, draw)
             count = len(mesh)
             assert part["faces"] == count
@@ -153,12 +153,12 @@ def test_a_window_is_a_stretch_of_the_mesh_and_knows_its_ends(meshes: Path) -> N
 
 def test_what_is_made_is_compared_with_whole_meshes_where_the_model_sees_stretches(meshes: Path) -> None:
     recipe = made(meshes, "loss.window=8")
-    source = recipe.sources().validation
+    source = recipe.splits().validation
     items = range(len(source))
-    loaded = [source.load(item, Draw(0, [0], [item])) for item in items]
-    batch = Batch(recipe.collate(loaded), tuple(map(source.name, items)), Draw(0, [0] * len(items), list(items)))
+    loaded = [source.load(item, ItemRNG(0, [0], [item])) for item in items]
+    batch = Batch(recipe.collate(loaded), tuple(map(source.name, items)), ItemRNG(0, [0] * len(items), list(items)))
     assert int(batch["lengths"].max()) == 8 < int(batch["faces"].max())
-    with looking(recipe.modules):
+    with inference_mode(recipe.modules):
         found = recipe.measure_generated(recipe.modules, batch, "validation")
         recipe.sample(recipe.modules, batch)
     assert found.sums["match_class_reconstruction"] == len(items)
@@ -227,8 +227,8 @@ def test_the_loss_is_a_mean_over_tokens_whatever_the_batch(keys: tuple[str, ...]
     assert together == pytest.approx(sum(value for value, _ in alone), rel=1e-9)
 
 
-def test_figures_of_validation_are_means_over_all_tokens(recipe: MeshTransformerRecipe) -> None:
-    with looking(recipe.modules):
+def test_figures_of_validation_are_means_over_all_tokens(recipe: MeshTransformerTask) -> None:
+    with inference_mode(recipe.modules):
         parts = [recipe.measure(recipe.modules, batch_of(recipe, items)) for items in (range(1), range(1, 5))]
         whole = recipe.measure(recipe.modules, batch_of(recipe, range(5)))
     figures = recipe.summarise(sum(parts, Statistics()))
@@ -305,8 +305,8 @@ def test_the_judge_is_asked_for_class_and_proportions_of_the_caption() -> None:
     assert moved["proportions"] == 0
 
 
-def test_figures_of_what_is_made_add_up_over_batches(recipe: MeshTransformerRecipe) -> None:
-    with looking(recipe.modules):
+def test_figures_of_what_is_made_add_up_over_batches(recipe: MeshTransformerTask) -> None:
+    with inference_mode(recipe.modules):
         measured = recipe.measure(recipe.modules, batch_of(recipe, range(4)))
         parts = [
             recipe.measure_generated(recipe.modules, batch_of(recipe, part), "validation")
@@ -323,11 +323,11 @@ def test_figures_of_what_is_made_add_up_over_batches(recipe: MeshTransformerReci
     assert recipe.summarise(measured).keys() == {"loss", "perplexity", "accuracy"}
 
 
-def test_what_is_made_as_the_real_ones_are_is_told_so(recipe: MeshTransformerRecipe) -> None:
+def test_what_is_made_as_the_real_ones_are_is_told_so(recipe: MeshTransformerTask) -> None:
     """A perfect generator: the real meshes of one half of the set against those of the other."""
     generator = np.random.default_rng(0)
     sets = [clouds([draw_solid(generator, kind).mesh for kind in CLASSES for _ in range(3)]) for _ in range(2)]
-    with looking(recipe.modules):
+    with inference_mode(recipe.modules):
         measured = recipe.measure(recipe.modules, batch_of(recipe, range(2)))
     sums = {name: torch.tensor(1.0) for name in ("made", "valid", "watertight", "ended")}
     alike = recipe.summarise(measured + Statistics(sums, {"made": sets[0], "real": sets[1]}))
@@ -381,8 +381,8 @@ def test_the_same_seed_makes_the_same_files(run: Path, tmp_path: Path) -> None:
         assert row["ended"] is False or row["faces"] <= 4
 
 
-def test_meshes_of_a_text_do_not_depend_on_how_many_are_made(recipe: MeshTransformerRecipe) -> None:
-    with looking(recipe.modules):
+def test_meshes_of_a_text_do_not_depend_on_how_many_are_made(recipe: MeshTransformerTask) -> None:
+    with inference_mode(recipe.modules):
         few, many = (recipe.generate(recipe.modules, Request(["a table"], num=num, seed=3)) for num in (2, 5))
     assert [artifact.about["faces"] for artifact in few[1:]] == [artifact.about["faces"] for artifact in many[1:5]]
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates, whole_faces
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
@@ -48,8 +48,8 @@ def random_codes(batch: int, faces: int, seed: int = 0) -> Tensor:
     return torch.randint(CODES, (batch, faces, SIZE), generator=torch.Generator().manual_seed(seed))
 
 
-def items(count: int, first: int = 0) -> Draw:
-    return Draw(1, [0] * count, range(first, first + count))
+def items(count: int, first: int = 0) -> ItemRNG:
+    return ItemRNG(1, [0] * count, range(first, first + count))
 
 
 # --- training -----------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_a_mesh_is_the_same_in_any_batch(kind: str) -> None:
     def part(rows: list[int]) -> list[list[int]]:
         made = model.generate(
             [texts[row] for row in rows],
-            Draw(1, [0] * len(rows), rows),
+            ItemRNG(1, [0] * len(rows), rows),
             settings,
             prompts=[prompts[row].long() for row in rows],
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet import MuLaN, MuLaNEmbedQuantizer
 from quintet.common.batch import Batch, collate
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config import build
 from quintet.data.audio import pad_windows
@@ -19,10 +19,10 @@ from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer
 from quintet.families.mulan.augment import hide, keep_patches, without_words
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_figures
-from quintet.families.mulan.task import MuLaNRecipe
+from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.text_tower import TextTransformer
 from quintet.training.prepare import check_sizes
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 from text_models import make_folder
 
 RATE = 8000
@@ -59,11 +59,11 @@ def test_a_clip_means_the_same_alone_and_beside_longer_ones() -> None:
 def test_what_is_hidden_of_a_clip_does_not_depend_on_the_others() -> None:
     tower = audio_tower(patch_dropout=0.5, time_mask=40)
     rows = waves(3000, 11_111, 16_000)
-    together = tower(*padded(rows), tower.hiding(Draw(1, [3] * 3, [7, 8, 9])))
+    together = tower(*padded(rows), tower.hiding(ItemRNG(1, [3] * 3, [7, 8, 9])))
     for number, row in enumerate(rows):
-        alone = tower(*padded([row]), tower.hiding(Draw(1, [3], [7 + number])))
+        alone = tower(*padded([row]), tower.hiding(ItemRNG(1, [3], [7 + number])))
         torch.testing.assert_close(alone[0], together[number], rtol=1e-5, atol=1e-5)
-    other = tower(*padded(rows), tower.hiding(Draw(1, [4] * 3, [7, 8, 9])))
+    other = tower(*padded(rows), tower.hiding(ItemRNG(1, [4] * 3, [7, 8, 9])))
     assert not torch.allclose(other, together)
 
 
@@ -81,7 +81,9 @@ def test_nothing_is_left_of_what_lies_behind_the_end() -> None:
 def test_masks_never_silence_everything(seed: int) -> None:
     config = AudioTowerConfig(**{**AUDIO, "time_mask": 1000})
     frames = torch.tensor([2, 5, 100])
-    hidden = hide(torch.ones(3, 16, 100), frames, Draw(seed, [0] * 3, range(3)).uniform("spectrogram masks", 4), config)
+    hidden = hide(
+        torch.ones(3, 16, 100), frames, ItemRNG(seed, [0] * 3, range(3)).uniform("spectrogram masks", 4), config
+    )
     for row, count in zip(hidden, frames.tolist(), strict=True):
         heard = row[:, :count]
         assert (heard.sum(0) > 0).sum() >= count / 2
@@ -91,14 +93,14 @@ def test_masks_never_silence_everything(seed: int) -> None:
 
 def test_masks_differ_from_row_to_row() -> None:
     config = AudioTowerConfig(**AUDIO)
-    numbers = Draw(0, [0] * 8, range(8)).uniform("spectrogram masks", 4)
+    numbers = ItemRNG(0, [0] * 8, range(8)).uniform("spectrogram masks", 4)
     hidden = hide(torch.ones(8, 16, 100), torch.full((8,), 100), numbers, config)
     assert len({tuple(row.flatten().tolist()) for row in hidden}) > 4
 
 
 def test_every_clip_loses_its_share_of_its_own_patches() -> None:
     present = torch.arange(20) < torch.tensor([[20], [8], [1]])
-    kept, there = keep_patches(present, Draw(0, [0] * 3, range(3)).uniform("patches", 20), 0.25)
+    kept, there = keep_patches(present, ItemRNG(0, [0] * 3, range(3)).uniform("patches", 20), 0.25)
     assert there.sum(1).tolist() == [15, 6, 1]
     for row, real, own in zip(kept, there, present, strict=True):
         chosen = row[real]
@@ -257,10 +259,10 @@ def test_a_caption_names_the_longest_label_in_it() -> None:
 # --- the recipe ---------------------------------------------------------------------------------------------------
 
 
-def small_recipe(**keys: object) -> MuLaNRecipe:
+def small_recipe(**keys: object) -> MuLaNTask:
     torch.manual_seed(0)
     overrides = {"model.audio": AUDIO, "model.text": TOWER, "model.latent_dim": 8, "data.seconds": 1.0}
-    return MuLaNRecipe(build(MuLaNConfig, overrides={**overrides, **keys}))
+    return MuLaNTask(build(MuLaNConfig, overrides={**overrides, **keys}))
 
 
 def test_the_temperature_never_falls_below_its_limit() -> None:
@@ -291,11 +293,11 @@ def test_the_loss_is_taken_at_the_temperature_of_the_weights_that_are_measured()
         averaged.log_scale.fill_(math.log(3.0))
     clips = [{"wavs": wave[None], "lengths": torch.tensor([8000]), "texts": f"tone {number}"}
              for number, wave in enumerate(waves(8000, 8000, 8000))]  # fmt: skip
-    batch = Batch(pad_windows(clips), ("a", "b", "c"), Draw(0, [0] * 3, range(3)))
-    nets = {"mulan": averaged.eval()}
+    batch = Batch(pad_windows(clips), ("a", "b", "c"), ItemRNG(0, [0] * 3, range(3)))
+    modules = {"mulan": averaged.eval()}
     with torch.no_grad():
-        found = recipe.summarise(recipe.measure(nets, batch))
-        vectors = recipe.embed(nets, batch), recipe.embed_texts(nets, [f"tone {number}" for number in range(3)])
+        found = recipe.summarise(recipe.measure(modules, batch))
+        vectors = recipe.embed(modules, batch), recipe.embed_texts(modules, [f"tone {number}" for number in range(3)])
         scores = 3.0 * vectors[0] @ vectors[1].T
     expected = (F.cross_entropy(scores, torch.arange(3)) + F.cross_entropy(scores.T, torch.arange(3))) / 2
     assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
@@ -308,7 +310,7 @@ def test_a_long_clip_is_the_mean_of_its_windows() -> None:
         {"wavs": windows[:2], "lengths": torch.tensor([8000, 8000]), "texts": "a"},
         {"wavs": windows[2:], "lengths": torch.tensor([8000]), "texts": "b"},
     ]
-    batch = Batch(pad_windows(items), ("one", "two"), Draw(0, [0, 0], [0, 1]))
+    batch = Batch(pad_windows(items), ("one", "two"), ItemRNG(0, [0, 0], [0, 1]))
     own = recipe.mulan.embed_audio(windows)
     expected = F.normalize(torch.stack([own[:2].mean(0), own[2]]), dim=-1)
     torch.testing.assert_close(recipe.embed(recipe.modules, batch), expected)
@@ -319,10 +321,10 @@ def test_windows_longer_than_the_tower_takes_are_refused() -> None:
         small_recipe(**{"data.seconds": 3.0})
 
 
-class HalfHearted(MuLaNRecipe):
+class HalfHearted(MuLaNTask):
     """A contrastive recipe that leaves its gradients to micro-batches."""
 
-    backward = Recipe.backward
+    backward = Task.backward
 
 
 class Numbers:
@@ -332,28 +334,28 @@ class Numbers:
     def name(self, item: int) -> str:
         return str(item)
 
-    def load(self, item: int, draw: Draw) -> dict[str, object]:
+    def load(self, item: int, draw: ItemRNG) -> dict[str, object]:
         return collate([{"number": item}])
 
 
 def test_accumulation_that_would_compare_less_is_refused() -> None:
-    sources = Sources(Numbers(), Numbers(), "")
+    splits = Splits(Numbers(), Numbers(), "")
     config = small_recipe(**{"train.batch_size": 8, "train.accumulate": 4}).config
-    check_sizes(MuLaNRecipe(config), sources, 1)
+    check_sizes(MuLaNTask(config), splits, 1)
     with pytest.raises(UsageError, match=r"train.accumulate=4 would leave only 2 at a time to compare with"):
-        check_sizes(HalfHearted(config), sources, 1)
+        check_sizes(HalfHearted(config), splits, 1)
     alone = config.changed({"train.batch_size": 1, "train.accumulate": 1})
     with pytest.raises(UsageError, match=r"at least 2 \(got 1\): it compares the items"):
-        check_sizes(MuLaNRecipe(alone), sources, 1)
+        check_sizes(MuLaNTask(alone), splits, 1)
 
 
 def test_captions_lose_words_and_never_all() -> None:
     texts = [f"a loud low flute note number {number}" for number in range(200)]
-    draw = Draw(0, [0] * 200, range(200))
+    draw = ItemRNG(0, [0] * 200, range(200))
     assert without_words(texts, draw, 0.0) == texts
     shorter = without_words(texts, draw, 1.0)
     assert 80 < sum(short == text for short, text in zip(shorter, texts, strict=True)) < 125
     assert all(short and set(short.split()) <= set(text.split()) for short, text in zip(shorter, texts, strict=True))
     assert min(len(short.split()) for short in shorter) == 1
-    assert without_words(texts[7:9], Draw(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
-    assert without_words(["", "drum"], Draw(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]
+    assert without_words(texts[7:9], ItemRNG(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
+    assert without_words(["", "drum"], ItemRNG(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]

@@ -11,7 +11,7 @@ import soundfile
 import torch
 
 from quintet import compat, runs
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.mulan.model import AudioSpectrogramTransformer, MuLaN, TextTransformer
 from quintet.families.mulan.trainer import MuLaNTrainer
@@ -122,7 +122,7 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
     assert settings.data.seconds == 4000 / RATE
     assert (settings.train.batch_size, settings.train.accumulate, settings.optim.name) == (4, 2, "lion")
     assert (settings.optim.clip, settings.optim.lr, settings.checkpoint.every) == (0.5, 1e-3, 1)
-    longest = max(trainer.sources.train.load(item, Draw(0, [0], [item]))["wavs"].shape[1] for item in range(9))
+    longest = max(trainer.splits.train.load(item, ItemRNG(0, [0], [item]))["wavs"].shape[1] for item in range(9))
     assert longest == 4000
     logs: list[dict[str, Any]] = []
     trainer.train(log_fn=logs.append)

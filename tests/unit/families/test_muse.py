@@ -17,22 +17,22 @@ from contract.worlds import make_recipe
 from helpers import error_line, metrics, quintet, step_folder, succeed
 from quintet import config as configs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.judging import judged
 from quintet.families.muse.model import Canvas
-from quintet.families.muse.task import MuseRecipe
+from quintet.families.muse.task import MuseTask
 from quintet.families.muse.trainer import MuseTrainer
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.families.vqgan.task import VQGanRecipe
+from quintet.families.vqgan.task import VQGanTask
 from quintet.media.image import read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.runs import Trained, export_contents, open_link, read_config
 from quintet.sampling.maskgit import told_both_ways
 from quintet.synthetic.shapes import make_shapes
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 from quintet.training.task import Request
 from text_models import make_folder
 
@@ -40,31 +40,31 @@ TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"
 
 
 @pytest.fixture
-def recipe(pictures: Path) -> MuseRecipe:
+def recipe(pictures: Path) -> MuseTask:
     made = make_recipe("muse", pictures, TINY_MUSE)
-    assert isinstance(made, MuseRecipe)
+    assert isinstance(made, MuseTask)
     return made
 
 
-def batch_of(recipe: MuseRecipe, items: range, epoch: int = 0) -> Batch:
-    source = recipe.sources().train
-    draws = [Draw(0, [epoch], [item]) for item in items]
+def batch_of(recipe: MuseTask, items: range, epoch: int = 0) -> Batch:
+    source = recipe.splits().train
+    draws = [ItemRNG(0, [epoch], [item]) for item in items]
     fields = recipe.collate([source.load(item, draw) for item, draw in zip(items, draws, strict=True)])
-    return Batch(fields, tuple(source.name(item) for item in items), Draw(0, [epoch] * len(items), list(items)))
+    return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
-def test_the_share_of_dropped_texts_is_what_the_key_says(recipe: MuseRecipe) -> None:
+def test_the_share_of_dropped_texts_is_what_the_key_says(recipe: MuseTask) -> None:
     recipe.config = recipe.config.changed({"loss.drop_text": 0.3})  # type: ignore[assignment]
     batch = batch_of(recipe, range(20))
     dropped = 0
     for epoch in range(100):
-        drawn = Batch(batch.fields, batch.names, Draw(0, [epoch] * 20, list(range(20))))
+        drawn = Batch(batch.fields, batch.names, ItemRNG(0, [epoch] * 20, list(range(20))))
         output = recipe.forward(recipe.modules, drawn, step=0)
         dropped += int((~output["conditioning"]["text_mask"].any(1)).sum())
     assert dropped / 2000 == pytest.approx(0.3, abs=0.03)
 
 
-def test_only_masked_tokens_are_hidden_and_only_they_are_asked_for(recipe: MuseRecipe) -> None:
+def test_only_masked_tokens_are_hidden_and_only_they_are_asked_for(recipe: MuseTask) -> None:
     seen: list[torch.Tensor] = []
     hook = recipe.maskgit.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
     output = recipe.forward(recipe.modules, batch_of(recipe, range(6)), step=0)
@@ -76,9 +76,9 @@ def test_only_masked_tokens_are_hidden_and_only_they_are_asked_for(recipe: MuseR
     assert output["logits"].shape == (int(hidden.sum()), recipe.maskgit.mask_id)
 
 
-def test_the_same_seed_draws_the_same_pictures_and_another_does_not(recipe: MuseRecipe) -> None:
+def test_the_same_seed_draws_the_same_pictures_and_another_does_not(recipe: MuseTask) -> None:
     def drawn(seed: int, texts: list[str]) -> torch.Tensor:
-        with looking(recipe.modules):
+        with inference_mode(recipe.modules):
             return recipe.muse(recipe.modules)(texts, seed=seed)
 
     texts = ["a red circle", "two blue squares", "a green star on the left"]
@@ -86,8 +86,8 @@ def test_the_same_seed_draws_the_same_pictures_and_another_does_not(recipe: Muse
     assert not torch.equal(drawn(1, texts), drawn(2, texts))
 
 
-def test_what_is_generated_is_named_with_its_text_seed_and_settings(recipe: MuseRecipe) -> None:
-    with looking(recipe.modules):
+def test_what_is_generated_is_named_with_its_text_seed_and_settings(recipe: MuseTask) -> None:
+    with inference_mode(recipe.modules):
         grid, *single = recipe.generate(recipe.modules, Request(["a red circle", "a blue star"], num=2, seed=7))
     assert grid.file == "grid.png"
     assert [artifact.about["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
@@ -168,34 +168,34 @@ def test_critics_that_contradict(keys: tuple[str, ...], said: str, pictures: Pat
 BASE = GOLDEN / "muse-format-1" / "hub"
 
 
-def muse_over(pictures: Path, base: Link | None, **model: Any) -> MuseRecipe:
+def muse_over(pictures: Path, base: FrozenModel | None, **model: Any) -> MuseTask:
     """Over the codes of a fresh tokenizer of the given shape."""
     torch.manual_seed(0)
     keys = {f"model.{key}": value for key, value in {"layers": 3, "codebook_size": 16, **model}.items()}
     config = configs.build(VQGanConfig, preset="debug", overrides=keys)
-    trained = Trained(VQGanRecipe(config), {}, None, Path("made here"), 0, [])
-    trained.nets.update(trained.recipe.modules)
-    larger = Link(trained.recipe, trained.nets, "larger", export_contents(trained, {}))
+    trained = Trained(VQGanTask(config), {}, None, Path("made here"), 0, [])
+    trained.modules.update(trained.recipe.modules)
+    larger = FrozenModel(trained.recipe, trained.modules, "larger", export_contents(trained, {}))
     _, preset, *keys = TINY_MUSE
     overrides = configs.parse_overrides([*keys, f"data.path={pictures}"])
     made = configs.build(MuseConfig, preset=preset, overrides=overrides)
-    return MuseRecipe(made, larger, base)
+    return MuseTask(made, larger, base)
 
 
 @pytest.fixture
-def enlarging(pictures: Path) -> MuseRecipe:
+def enlarging(pictures: Path) -> MuseTask:
     """Above a base over 4 x 4 codes, itself over 8 x 8 of another tokenizer."""
     return muse_over(pictures, open_link(str(BASE)), image_size=64)
 
 
-def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlarging: MuseRecipe, pictures: Path) -> None:
+def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlarging: MuseTask, pictures: Path) -> None:
     assert enlarging.config.model.low_grid == (4, 4)
     assert enlarging.config.model.grid == (8, 8)
     batch = batch_of(enlarging, range(3))
-    below = make_recipe("muse", pictures, TINY_MUSE).sources().train
+    below = make_recipe("muse", pictures, TINY_MUSE).splits().train
     for row, name in enumerate(batch.names):
         (item,) = (number for number in range(len(below)) if below.name(number) == name)
-        assert torch.equal(batch["low"][row], below.load(item, Draw(0, [0], [item]))["codes"])
+        assert torch.equal(batch["low"][row], below.load(item, ItemRNG(0, [0], [item]))["codes"])
 
 
 @pytest.mark.parametrize("levels", [1, 2])
@@ -211,7 +211,7 @@ def test_rectangles_levels_and_bases_are_trained_and_drawn_on(shape: str, levels
     hole = torch.zeros(size, dtype=torch.bool)
     hole[:, 40:] = True
     picture = torch.rand(3, *size)
-    with looking(recipe.modules):
+    with inference_mode(recipe.modules):
         drawn = recipe.muse(recipe.modules)(["a red circle"], canvas=Canvas(picture, hole))
     assert drawn.shape == (1, 3, *size)
     assert torch.equal(drawn[0, :, :, :40], picture[:, :, :40])
@@ -226,18 +226,18 @@ def test_a_base_draws_without_dropout(pictures: Path, tmp_path: Path) -> None:
     succeed(*words(pictures, tmp_path / "base", "model.dropout=0.5"))
     enlarging = muse_over(pictures, open_link(str(tmp_path / "base")), image_size=64)
     muse = enlarging.muse(enlarging.modules)
-    draw = Draw(0, [0, 0], [0, 1])
+    draw = ItemRNG(0, [0, 0], [0, 1])
     first, second = (muse.base.draw(["a red circle", "x"], draw) for _ in range(2))
     assert torch.equal(first, second)
     assert not any(parameter.requires_grad for parameter in muse.base.parameters())
 
 
-def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseRecipe) -> None:
+def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseTask) -> None:
     torch.nn.init.normal_(enlarging.maskgit.to_logits.weight)
-    with looking(enlarging.modules):
+    with inference_mode(enlarging.modules):
         muse = enlarging.muse(enlarging.modules)
         assert muse(["a red circle"]).shape == (1, 3, 64, 64)
-        draw = Draw(0, [0, 0], [0, 0])
+        draw = ItemRNG(0, [0, 0], [0, 0])
         low = torch.stack([torch.zeros(4, 4, dtype=torch.int64), torch.ones(4, 4, dtype=torch.int64)])
         first, second = muse.last.draw(["a red circle"] * 2, draw, low=low)
     assert not torch.equal(first, second)
@@ -299,12 +299,12 @@ def test_what_is_not_in_the_hole_stays_as_it_was(tmp_path: Path) -> None:
     assert rows[1]["mask"] == str(mask)
 
 
-def test_codes_outside_the_hole_are_those_of_the_picture(recipe: MuseRecipe) -> None:
+def test_codes_outside_the_hole_are_those_of_the_picture(recipe: MuseTask) -> None:
     picture = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
     hole = torch.zeros(16, 16, dtype=torch.bool)
     hole[:, 9] = True  # a line within the third column of codes
-    with looking(recipe.modules):
-        drawn = recipe.muse(recipe.modules).base.draw(["x"], Draw(0, [0], [0]), canvas=Canvas(picture, hole))
+    with inference_mode(recipe.modules):
+        drawn = recipe.muse(recipe.modules).base.draw(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
         known = recipe.tokenizer.model.encode(Canvas(picture, hole).scaled((16, 16)).picture[None])
     differs = (drawn != known)[0].any(0)
     assert not differs[[0, 1, 3]].any()
@@ -391,7 +391,7 @@ def test_captions_that_are_no_classes(pictures: Path, tmp_path: Path) -> None:
     succeed(*words(data, tmp_path / "run", *keys))  # empty ones are allowed by a key
 
 
-def test_an_empty_caption_is_no_text_in_training_as_in_drawing(recipe: MuseRecipe) -> None:
+def test_an_empty_caption_is_no_text_in_training_as_in_drawing(recipe: MuseTask) -> None:
     batch = batch_of(recipe, range(2))
     batch.fields["texts"] = ["", "a red circle"]
     trained = recipe._conditioning(batch)["text_mask"].any(1)
@@ -399,7 +399,7 @@ def test_an_empty_caption_is_no_text_in_training_as_in_drawing(recipe: MuseRecip
     assert trained.tolist() == drawn.tolist() == [False, True]
 
 
-def test_a_negative_text_is_led_away_from(recipe: MuseRecipe) -> None:
+def test_a_negative_text_is_led_away_from(recipe: MuseTask) -> None:
     given, against = told_both_ways(recipe.maskgit, ["a red circle"], "a blue star")
     assert torch.equal(against["text"], recipe.maskgit.texts(["a red circle", "a blue star"])["text"][1:])
     assert against["text_mask"].any()
@@ -428,7 +428,7 @@ def test_an_export_draws_with_the_critic_of_its_run(pictures: Path, tmp_path: Pa
         succeed("sample", place, "--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / place.name)
     pictures_of = [(tmp_path / "out" / place / "grid.png").read_bytes() for place in ("run", "hub")]
     assert pictures_of[0] == pictures_of[1]
-    assert "critic" in open_link(str(hub)).nets
+    assert "critic" in open_link(str(hub)).modules
 
 
 def test_weights_of_another_tokenizer_are_no_start(pictures: Path, tmp_path: Path) -> None:
@@ -446,12 +446,12 @@ def test_codes_are_those_of_the_item_whatever_the_split(pictures: Path, tmp_path
     shutil.copytree(pictures / "images", data)  # without a split column: fraction and seed decide
     for keys in ((), ("data.validation_fraction=0.4",), ("data.split_seed=1", "data.validation_fraction=0.4")):
         made = make_recipe("muse", data, (*TINY_MUSE, "data.empty_captions=true", *keys))
-        assert isinstance(made, MuseRecipe)
-        sources = made.sources()
-        for source in (sources.train, sources.validation):
+        assert isinstance(made, MuseTask)
+        splits = made.splits()
+        for source in (splits.train, splits.validation):
             for item in (0, len(source) - 1):
                 pixels = to_tensor(resize_and_crop(read_image(data / source.name(item)), 16, 16))
-                codes = source.load(item, Draw(0, [0], [item]))["codes"]
+                codes = source.load(item, ItemRNG(0, [0], [item]))["codes"]
                 assert torch.equal(codes, made.tokenizer.model.encode(pixels[None])[0])
 
 
@@ -462,8 +462,8 @@ def test_a_changed_picture_is_encoded_anew(pictures: Path, tmp_path: Path) -> No
         write_image(np.full((16, 16, 3), 60 * number, np.uint8), data / f"{number}.bmp")
 
     def codes() -> torch.Tensor:
-        sources = make_recipe("muse", data, (*TINY_MUSE, "data.empty_captions=true")).sources()
-        return torch.stack([sources.train.load(item, Draw(0, [0], [item]))["codes"] for item in range(3)])
+        splits = make_recipe("muse", data, (*TINY_MUSE, "data.empty_captions=true")).splits()
+        return torch.stack([splits.train.load(item, ItemRNG(0, [0], [item]))["codes"] for item in range(3)])
 
     before = codes()
     noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
@@ -524,11 +524,11 @@ def test_another_tokenizer_of_the_same_shape_is_refused(pictures: Path, tmp_path
     assert "tokenizer_hash=" in error_line(outcome.errors)
 
 
-def test_withheld_pictures_are_judged_and_never_trained_on(recipe: MuseRecipe, finished_muse: Path) -> None:
-    sources = recipe.sources()
-    assert set(sources.others) == {"withheld"}
-    names = {sources.train.name(item) for item in range(len(sources.train))}
-    withheld = sources.others["withheld"]
+def test_withheld_pictures_are_judged_and_never_trained_on(recipe: MuseTask, finished_muse: Path) -> None:
+    splits = recipe.splits()
+    assert set(splits.extra_splits) == {"withheld"}
+    names = {splits.train.name(item) for item in range(len(splits.train))}
+    withheld = splits.extra_splits["withheld"]
     assert names.isdisjoint(withheld.name(item) for item in range(len(withheld)))
     figures = json.loads((finished_muse / "eval.json").read_text())
     kinds = ("match_colour", "match_shape", "match_position", "match_withheld")

@@ -12,18 +12,18 @@ from torch import Tensor
 from contract.cases import GOLDEN, TINY_PHENAKI
 from contract.worlds import make_recipe
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.phenaki.asking import check_frames
 from quintet.families.phenaki.judging import are_known, judged
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.task import PhenakiRecipe
+from quintet.families.phenaki.task import PhenakiTask
 from quintet.media.video import clip_tensor, read_header, read_video
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.runs import open_link, open_trained
 from quintet.sampling.masked import Sampling
 from quintet.sampling.maskgit import told_both_ways
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 from quintet.training.task import Request
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
@@ -33,9 +33,9 @@ QUICK = Sampling(steps=2, guidance=2.0)
 
 
 @pytest.fixture
-def recipe(videos: Path) -> PhenakiRecipe:
+def recipe(videos: Path) -> PhenakiTask:
     made = make_recipe("phenaki", videos, TINY_PHENAKI)
-    assert isinstance(made, PhenakiRecipe)
+    assert isinstance(made, PhenakiTask)
     return made
 
 
@@ -48,13 +48,13 @@ def items(lengths: list[int]) -> list[dict[str, Any]]:
     ]
 
 
-def batch_of(recipe: PhenakiRecipe, lengths: list[int], epoch: int = 0) -> Batch:
+def batch_of(recipe: PhenakiTask, lengths: list[int], epoch: int = 0) -> Batch:
     rows = range(len(lengths))
-    return Batch(recipe.collate(items(lengths)), tuple(map(str, rows)), Draw(0, [epoch] * len(rows), [*rows]))
+    return Batch(recipe.collate(items(lengths)), tuple(map(str, rows)), ItemRNG(0, [epoch] * len(rows), [*rows]))
 
 
-def one_of(recipe: PhenakiRecipe, lengths: list[int], row: int) -> Batch:
-    return Batch(recipe.collate([items(lengths)[row]]), (str(row),), Draw(0, [0], [row]))
+def one_of(recipe: PhenakiTask, lengths: list[int], row: int) -> Batch:
+    return Batch(recipe.collate([items(lengths)[row]]), (str(row),), ItemRNG(0, [0], [row]))
 
 
 def phenaki(moments: int = 5, **keys: Any) -> Phenaki:
@@ -68,7 +68,7 @@ def phenaki(moments: int = 5, **keys: Any) -> Phenaki:
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-def test_padding_is_never_masked_and_never_seen(recipe: PhenakiRecipe) -> None:
+def test_padding_is_never_masked_and_never_seen(recipe: PhenakiTask) -> None:
     lengths = [3, 1, 2, 3]
     recipe.config = recipe.config.changed({"loss.primed": 0.0, "loss.drop_text": 0.0})
     for epoch in range(20):
@@ -88,15 +88,15 @@ def test_padding_is_never_masked_and_never_seen(recipe: PhenakiRecipe) -> None:
         torch.testing.assert_close(mine, alone["logits"], atol=1e-5, rtol=1e-4)
 
 
-def test_measuring_and_scoring_leave_padding_out(recipe: PhenakiRecipe, videos: Path) -> None:
+def test_measuring_and_scoring_leave_padding_out(recipe: PhenakiTask, videos: Path) -> None:
     lengths = [3, 1, 2]
-    with looking(recipe.modules):
+    with inference_mode(recipe.modules):
         together = recipe.measure(recipe.modules, batch_of(recipe, lengths)).sums
         alone = [recipe.measure(recipe.modules, one_of(recipe, lengths, row)).sums for row in range(3)]
     for name, total in together.items():
         torch.testing.assert_close(total, sum(one[name] for one in alone), atol=1e-3, rtol=1e-4)
     critical = make_recipe("phenaki", videos, (*TINY_PHENAKI, "loss.critic=true", "loss.primed=0"))
-    assert isinstance(critical, PhenakiRecipe)
+    assert isinstance(critical, PhenakiTask)
     batch = batch_of(critical, lengths)
     output = critical.forward(critical.modules, batch, step=0)
     loss = critical.critic_loss(critical.modules, batch, output, step=0).value
@@ -105,7 +105,7 @@ def test_measuring_and_scoring_leave_padding_out(recipe: PhenakiRecipe, videos: 
     torch.testing.assert_close(critical.critic_loss(critical.modules, batch, output, step=0).value, loss)
 
 
-def test_the_share_of_dropped_texts_is_what_the_key_says(recipe: PhenakiRecipe) -> None:
+def test_the_share_of_dropped_texts_is_what_the_key_says(recipe: PhenakiTask) -> None:
     recipe.config = recipe.config.changed({"loss.drop_text": 0.3})
     dropped = 0
     for epoch in range(100):
@@ -114,7 +114,7 @@ def test_the_share_of_dropped_texts_is_what_the_key_says(recipe: PhenakiRecipe) 
     assert dropped / 1000 == pytest.approx(0.3, abs=0.04)
 
 
-def test_some_clips_are_gone_on_from(recipe: PhenakiRecipe) -> None:
+def test_some_clips_are_gone_on_from(recipe: PhenakiTask) -> None:
     recipe.config = recipe.config.changed({"loss.primed": 0.5})
     primed = 0
     for epoch in range(50):
@@ -134,7 +134,7 @@ def test_some_clips_are_gone_on_from(recipe: PhenakiRecipe) -> None:
     assert recipe.rows(batch, train=False).given is None
 
 
-def test_in_the_order_of_moments_one_is_guessed_from_those_before(recipe: PhenakiRecipe) -> None:
+def test_in_the_order_of_moments_one_is_guessed_from_those_before(recipe: PhenakiTask) -> None:
     recipe.config = recipe.config.changed({"loss.order": "moments", "loss.drop_text": 0.0})
     lengths, guessed = [3, 1, 2, 3], torch.zeros(3)
     for epoch in range(30):
@@ -271,7 +271,7 @@ def test_codes_of_a_start_are_given_and_the_rest_is_made() -> None:
     prime = torch.randint(0, 32, (1, 2, 2, 2))
     there = torch.tensor([[True, True, True, True, False]])
     with torch.no_grad():
-        codes = model.codes(told, Draw(0, [0], [0]), there, prime)
+        codes = model.codes(told, ItemRNG(0, [0], [0]), there, prime)
     assert torch.equal(codes[:, :2], prime)
     assert (codes[:, 2:4] >= 0).all()
     assert (codes[:, 2:4] < 32).all()
@@ -308,11 +308,11 @@ def test_moments_that_are_made_in_their_order_do_not_depend_on_how_many_follow()
     # A clip of three moments beside one that ends after the first.
     there = torch.tensor([[True] * 3, [True, False, False]])
     told = told_both_ways(made.maskgit, ["a", "b"], None)
-    codes = made.codes(told, Draw(0, [0, 0], [0, 1]), there)
+    codes = made.codes(told, ItemRNG(0, [0, 0], [0, 1]), there)
     assert (codes[1, 1:] == -1).all()
     assert (codes[0] >= 0).all()
     assert (codes[1, 0] >= 0).all()
-    gone_on = made.codes(told, Draw(0, [0, 0], [0, 1]), torch.ones(2, 3, dtype=torch.bool), codes[:, :1])
+    gone_on = made.codes(told, ItemRNG(0, [0, 0], [0, 1]), torch.ones(2, 3, dtype=torch.bool), codes[:, :1])
     assert torch.equal(gone_on[:, 0], codes[:, 0])
     assert torch.equal(gone_on[0], codes[0])
 
@@ -328,7 +328,7 @@ def test_a_critic_decides_what_is_masked_again() -> None:
 
 def test_an_export_is_opened_whole() -> None:
     trained = open_trained(GOLDEN / "phenaki-format-1" / "hub")
-    model = trained.recipe.phenaki(trained.nets)  # type: ignore[attr-defined]
+    model = trained.recipe.phenaki(trained.modules)  # type: ignore[attr-defined]
     assert isinstance(model.critic, TokenCritic)
     assert model.sample(["a red heart", "a cyan star"], 3, seed=1).shape == (2, 3, 3, 16, 16)
 
@@ -345,9 +345,9 @@ def test_frames_that_fill_no_moment_are_refused_with_the_nearest_that_do() -> No
         check_frames("data.frames", 2, 4)
 
 
-def test_what_is_made_is_named_with_its_text_and_settings(recipe: PhenakiRecipe, tmp_path: Path) -> None:
+def test_what_is_made_is_named_with_its_text_and_settings(recipe: PhenakiTask, tmp_path: Path) -> None:
     texts = ["a red ball / moves", "a red ball / moves", ""]
-    with looking(recipe.modules):
+    with inference_mode(recipe.modules):
         strip, *single = recipe.generate(recipe.modules, Request(texts, num=1, seed=7, frames=3))
     assert strip.file == "filmstrip.png"
     files = [artifact.file for artifact in single]
@@ -368,13 +368,13 @@ def test_captions_to_sample_come_from_a_list_a_file_or_the_validation_set(videos
     file.write_text("a red ball\n\na blue star\n", encoding="utf-8")
     for key, wanted in ((f"sample.texts={file}", ["a red ball", "a blue star"]), ('sample.texts=["x"]', ["x"])):
         made = make_recipe("phenaki", videos, (*TINY_PHENAKI, key))
-        assert isinstance(made, PhenakiRecipe)
-        with looking(made.modules):
+        assert isinstance(made, PhenakiTask)
+        with inference_mode(made.modules):
             _, *single = made.sample(made.modules, batch_of(made, [3, 3, 1]))
         assert [artifact.about["text"] for artifact in single[::2]] == wanted
     # As `quintet sample RUN sample.texts=FILE` does, when the recipe stands.
     made.config = made.config.changed({"sample.texts": str(file)})
-    with looking(made.modules):
+    with inference_mode(made.modules):
         _, *single = made.sample(made.modules, batch_of(made, [3]))
     assert [artifact.about["text"] for artifact in single[::2]] == ["a red ball", "a blue star"]
     (tmp_path / "empty.txt").write_text("\n")
@@ -382,8 +382,8 @@ def test_captions_to_sample_come_from_a_list_a_file_or_the_validation_set(videos
         make_recipe("phenaki", videos, (*TINY_PHENAKI, f"sample.texts={tmp_path / 'empty.txt'}"))
 
 
-def test_samples_of_validation_clips_are_as_long_as_these(recipe: PhenakiRecipe) -> None:
-    with looking(recipe.modules):
+def test_samples_of_validation_clips_are_as_long_as_these(recipe: PhenakiTask) -> None:
+    with inference_mode(recipe.modules):
         sheet, *single = recipe.sample(recipe.modules, batch_of(recipe, [3, 1, 2]))
     assert sheet.about["texts"] == ["clip 0", "clip 1", "clip 2"]
     assert [artifact.about["frames"] for artifact in single[::2]] == [5, 1, 3]
@@ -391,7 +391,7 @@ def test_samples_of_validation_clips_are_as_long_as_these(recipe: PhenakiRecipe)
 
 def test_the_judge_sees_what_the_data_shows(videos: Path) -> None:
     recipe = make_recipe("phenaki", videos, (*TINY_PHENAKI, "data.frames=17"))
-    media = recipe.sources().validation.media  # type: ignore[attr-defined]
+    media = recipe.splits().validation.media  # type: ignore[attr-defined]
     records = [media.about(item)["motion"] for item in range(3)]
     clips = [clip_tensor(read_video(media.entries[item].media(media.root))) / 255 for item in range(3)]
     assert are_known(records)

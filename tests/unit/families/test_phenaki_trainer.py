@@ -12,16 +12,16 @@ import torch
 
 from contract.cases import GOLDEN
 from quintet import compat
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import build
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.data import collate
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.python_clips import python_clip_sources
+from quintet.families.phenaki.python_clips import python_clip_splits
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.runs import link_to, open_link
 from quintet.sampling.maskgit import told_both_ways
 
@@ -82,11 +82,11 @@ EMBEDDED = {"model.text": "vectors", "model.vector_dim": WIDTH}
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Link:
+def tokenizer() -> FrozenModel:
     return open_link(TOKENIZER)
 
 
-def trained(form: str, out: Path, tokenizer: Link | None, **keys: Any) -> PhenakiTrainer:
+def trained(form: str, out: Path, tokenizer: FrozenModel | None, **keys: Any) -> PhenakiTrainer:
     config = {**QUICK, **keys.pop("config", {})}
     if form == "declared":
         keys["dataset_fields"] = DECLARED
@@ -101,7 +101,7 @@ def trained(form: str, out: Path, tokenizer: Link | None, **keys: Any) -> Phenak
 
 @pytest.mark.filterwarnings("ignore::quintet.compat.CompatibilityNotice")
 @pytest.mark.parametrize("form", ["masked", "array", "codes", "flat codes", "declared"])
-def test_a_data_set_of_any_form_trains(form: str, tokenizer: Link, tmp_path: Path) -> None:
+def test_a_data_set_of_any_form_trains(form: str, tokenizer: FrozenModel, tmp_path: Path) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer)
     assert trainer.step == 3
     record = json.loads((tmp_path / "run" / "data.json").read_text())
@@ -109,7 +109,7 @@ def test_a_data_set_of_any_form_trains(form: str, tokenizer: Link, tmp_path: Pat
     assert (tmp_path / "run" / "samples" / "step-00000003" / "filmstrips.png").exists()
 
 
-def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: Link, tmp_path: Path) -> None:
+def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: FrozenModel, tmp_path: Path) -> None:
     """The order of moments, the overlap, and the critic that learns to judge a generator that stays as it is."""
     maskgit = MaskGit(grid=(3, 2, 2), num_codes=32, rotary=True, **SMALL)
     before = {name: tensor.clone() for name, tensor in maskgit.state_dict().items()}
@@ -144,7 +144,7 @@ def test_a_tokenizer_of_another_kind_is_refused_by_its_type(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("form", ["embedded", "embedded codes"])
-def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: Link, tmp_path: Path) -> None:
+def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: FrozenModel, tmp_path: Path) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer, config=EMBEDDED)
     phenaki = trainer.recipe.phenaki(trainer.recipe.modules)
     made = phenaki.sample(text_embeds=torch.randn(2, 3, WIDTH), seed=1)
@@ -171,7 +171,7 @@ class Four:
         return torch.randint(0, 32, (1 + index % 3, 2, 2), generator=generator), f"clip {'abcd'[index]}"
 
 
-def test_it_learns_which_clip_a_text_stands_for(tokenizer: Link, tmp_path: Path) -> None:
+def test_it_learns_which_clip_a_text_stands_for(tokenizer: FrozenModel, tmp_path: Path) -> None:
     quick = {"optim.name": "muon", "optim.lr": 1e-2, "optim.matrix_lr": 0.03, "optim.warmup_steps": 5}
     wide = {"model.dim": 32, "model.depth": 2, "model.rotary": True, "loss.label_smoothing": 0.0, "sample.steps": 4}
     keys = {**quick, **wide, "data.validation_fraction": 0.0, "ema.enabled": False}
@@ -180,7 +180,7 @@ def test_it_learns_which_clip_a_text_stands_for(tokenizer: Link, tmp_path: Path)
     wanted = [Four()[index] for index in range(4)]
     told = told_both_ways(phenaki.maskgit, [text for _, text in wanted], None)
     there = torch.arange(3) < torch.tensor([[len(codes)] for codes, _ in wanted])
-    made = phenaki.codes(told, Draw(0, [0] * 4, range(4)), there)
+    made = phenaki.codes(told, ItemRNG(0, [0] * 4, range(4)), there)
     right = [(one[: len(codes)] == codes).float().mean() for one, (codes, _) in zip(made, wanted, strict=True)]
     assert sum(right) / 4 > 0.9
 
@@ -193,15 +193,15 @@ def test_codebook_ids_need_no_tokenizer(tmp_path: Path) -> None:
         trained("videos", tmp_path / "other", None, config=codes)
 
 
-def loaded(form: str, tokenizer: Link, config: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def loaded(form: str, tokenizer: FrozenModel, config: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     trainer_keys = {**QUICK, **(config or {}), "model.num_codes": 32, "model.grid": [3, 2, 2]}
     settings = build(PhenakiConfig, overrides={**trainer_keys, "data.validation_fraction": 0.0})
     declared = DECLARED if form == "declared" else None
-    source = python_clip_sources(Clips(form), settings, tokenizer, declared=declared).train
-    return [source.load(item, Draw(0, [0], [item])) for item in range(len(source))]
+    source = python_clip_splits(Clips(form), settings, tokenizer, declared=declared).train
+    return [source.load(item, ItemRNG(0, [0], [item])) for item in range(len(source))]
 
 
-def test_frames_that_a_mask_leaves_out_are_none(tokenizer: Link) -> None:
+def test_frames_that_a_mask_leaves_out_are_none(tokenizer: FrozenModel) -> None:
     whole = loaded("videos", tokenizer)
     for form in ("masked", "names", "declared"):
         items = loaded(form, tokenizer)
@@ -229,7 +229,7 @@ def test_codebook_ids_of_another_codebook_are_left_out(changed: dict[str, Any], 
     assert re.search(reason, skipped["item 4"])
 
 
-def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer: Link) -> None:
+def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer: FrozenModel) -> None:
     with pytest.raises(UsageError, match=r"model\.text=vectors and model\.vector_dim=6"):
         loaded("embedded", tokenizer)
     with pytest.raises(UsageError, match=r"model\.text=vectors and model\.vector_dim=6"):
@@ -241,18 +241,20 @@ def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer:
     assert len(loaded("untold", tokenizer, {"model.text": "none"})) == 12
 
 
-def test_a_picture_with_a_mask_is_the_picture(tokenizer: Link) -> None:
+def test_a_picture_with_a_mask_is_the_picture(tokenizer: FrozenModel) -> None:
     alone, masked = loaded("picture", tokenizer), loaded("masked picture", tokenizer)
     assert all(torch.equal(one["codes"], other["codes"]) for one, other in zip(alone, masked, strict=True))
 
 
-def test_an_item_without_embedding_is_untold_and_the_others_are_not(tokenizer: Link, tmp_path: Path) -> None:
+def test_an_item_without_embedding_is_untold_and_the_others_are_not(tokenizer: FrozenModel, tmp_path: Path) -> None:
     fields = collate(loaded("partly embedded", tokenizer, EMBEDDED)[:3])
     assert fields["words"].sum(1).tolist() == [2, 0, 4]
     assert trained("partly embedded", tmp_path / "run", tokenizer, config=EMBEDDED).step == 3
 
 
-def test_frames_to_sample_that_no_code_ends_with_are_refused_before_training(tokenizer: Link, tmp_path: Path) -> None:
+def test_frames_to_sample_that_no_code_ends_with_are_refused_before_training(
+    tokenizer: FrozenModel, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=r"sample\.frames=4 is not 1 and a multiple of 2.* nearest that are: 3 and 5"):
         trained("videos", tmp_path / "run", tokenizer, config={"sample.frames": 4})
 

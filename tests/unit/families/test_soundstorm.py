@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.soundstorm.decoding import canvas, for_levels
 from quintet.families.soundstorm.masking import Hidden, hide, hide_level
@@ -41,8 +41,8 @@ def make(**keys: Any) -> SoundStorm:
     return model
 
 
-def items(count: int, first: int = 0, seed: int = 3) -> Draw:
-    return Draw(seed, [0] * count, range(first, first + count))
+def items(count: int, first: int = 0, seed: int = 3) -> ItemRNG:
+    return ItemRNG(seed, [0] * count, range(first, first + count))
 
 
 def there(lengths: list[int], longest: int | None = None) -> Tensor:
@@ -466,7 +466,7 @@ def test_an_item_becomes_the_same_in_any_batch() -> None:
         whole = canvas(frames, LEVELS, given[rows, :1, :2])
         return model.generate(whole, model.tell(frames, clip=clip[rows]), draw(rows), own)
 
-    def draw(rows: slice) -> Draw:
+    def draw(rows: slice) -> ItemRNG:
         numbers = range(4)[rows]
         return items(len(numbers), numbers[0])
 
@@ -594,7 +594,7 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     codes, clip = tunes.repeat(8, 1, 1), kinds.repeat(8, 1)
     for step in range(150):
-        draw = Draw(1, [step] * 16, range(16))
+        draw = ItemRNG(1, [step] * 16, range(16))
         told = model.tell(frames, clip=clip, keep=draw.uniform("keep") >= 0.1)
         hidden = hide(codes, frames, draw, CODES)
         with torch.no_grad():

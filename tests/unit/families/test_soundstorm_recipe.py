@@ -15,13 +15,13 @@ from contract.cases import GOLDEN, TINY_SOUNDSTORM
 from contract.worlds import make_recipe
 from helpers import quintet, succeed
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
 from quintet.data.token_files import CODES, code_contents
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.data import ClipSource
 from quintet.families.soundstorm.judging import are_known, figures, judged
-from quintet.families.soundstorm.task import SoundStormRecipe
+from quintet.families.soundstorm.task import SoundStormTask
 from quintet.media.audio import read_audio, write_audio
 from quintet.runs import open_link
 from quintet.synthetic.sounds import make_sounds
@@ -32,26 +32,26 @@ FRAME_RATE = 250.0
 """Of the golden codec, at 8 kHz."""
 
 
-def made(sounds: Path, *keys: str) -> SoundStormRecipe:
+def made(sounds: Path, *keys: str) -> SoundStormTask:
     recipe = make_recipe("soundstorm", sounds, (*TINY_SOUNDSTORM, *keys))
-    assert isinstance(recipe, SoundStormRecipe)
+    assert isinstance(recipe, SoundStormTask)
     return recipe
 
 
-def train_source(recipe: SoundStormRecipe) -> ClipSource:
-    source = recipe.sources().train
+def train_source(recipe: SoundStormTask) -> ClipSource:
+    source = recipe.splits().train
     assert isinstance(source, ClipSource)
     return source
 
 
-def batch_of(recipe: SoundStormRecipe, items: range, epoch: int = 0) -> Batch:
+def batch_of(recipe: SoundStormTask, items: range, epoch: int = 0) -> Batch:
     source = train_source(recipe)
-    fields = recipe.collate([source.load(item, Draw(0, [epoch], [item])) for item in items])
-    return Batch(fields, tuple(source.name(item) for item in items), Draw(0, [epoch] * len(items), list(items)))
+    fields = recipe.collate([source.load(item, ItemRNG(0, [epoch], [item])) for item in items])
+    return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
 def in_epoch(batch: Batch, epoch: int) -> Batch:
-    return replace(batch, draw=Draw(0, [epoch] * len(batch), batch.draw.items))
+    return replace(batch, draw=ItemRNG(0, [epoch] * len(batch), batch.draw.items))
 
 
 # --- what it is trained on ----------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def in_epoch(batch: Batch, epoch: int) -> Batch:
 
 def test_an_item_is_the_beginning_of_a_clip_as_the_codec_and_the_mulan_have_it(sounds: Path) -> None:
     recipe = made(sounds)
-    item = train_source(recipe).load(3, Draw(0, [5], [3]))
+    item = train_source(recipe).load(3, ItemRNG(0, [5], [3]))
     codec, mulan = (open_link(str(folder)) for folder in (CODEC, MULAN))
     wave = torch.from_numpy(read_audio(sounds / train_source(recipe).name(3), codec.model.rate, frames=2400))
     assert torch.equal(item["codes"], codec.model.encode(wave)[0])
@@ -70,13 +70,13 @@ def test_an_item_is_the_beginning_of_a_clip_as_the_codec_and_the_mulan_have_it(s
 
 def test_codes_and_vectors_are_made_once(sounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = (f"data.cache={tmp_path}",)
-    made(sounds, *keys).sources()
+    made(sounds, *keys).splits()
     first = capsys.readouterr().err
     assert "clips encoded: 0 of" in first
     assert "clips heard: 0 of" in first
-    made(sounds, *keys).sources()
+    made(sounds, *keys).splits()
     assert "clips" not in capsys.readouterr().err
-    made(sounds, *keys, "data.seconds=0.2").sources()
+    made(sounds, *keys, "data.seconds=0.2").splits()
     again = capsys.readouterr().err
     assert "clips encoded: 0 of" in again
     assert "clips heard: 0 of" in again
@@ -103,7 +103,7 @@ def test_the_codec_and_the_mulan_are_not_trained(sounds: Path) -> None:
 # --- what it is told ----------------------------------------------------------------------------------------------
 
 
-def told_clips(recipe: SoundStormRecipe, batch: Batch, epochs: int) -> tuple[Tensor, Tensor]:
+def told_clips(recipe: SoundStormTask, batch: Batch, epochs: int) -> tuple[Tensor, Tensor]:
     """Of each row in each epoch the vector, and whether there is one."""
     told = [recipe.forward(recipe.modules, in_epoch(batch, epoch), 0)["told"] for epoch in range(epochs)]
     return torch.cat([each["clip"] for each in told]), torch.cat([each["clip_there"] for each in told])
@@ -126,7 +126,7 @@ def test_a_quantized_vector_is_one_of_those_that_codes_stand_for(sounds: Path) -
     recipe = made(sounds, "data.clip=quantized")
     batch = batch_of(recipe, range(6))
     clips, _ = told_clips(recipe, batch, 1)
-    quantizer = open_link(str(MULAN)).nets["quantizer"]
+    quantizer = open_link(str(MULAN)).modules["quantizer"]
     expected = quantizer.decode(quantizer.encode(batch["clip"]))  # type: ignore[operator]
     assert torch.equal(clips, expected)
     assert not torch.equal(clips, batch["clip"])
@@ -176,7 +176,7 @@ def test_semantic_tokens_come_by_the_name_of_the_file_and_are_cut_with_the_clip(
     assert (model.semantic_codes, model.semantic_rate, model.clip_dim) == (10, 25.0, None)
     source = train_source(recipe)
     for item in range(3):
-        assert source.load(item, Draw(0, [0], [item]))["semantic"].tolist() == tokens[source.name(item)][:8]
+        assert source.load(item, ItemRNG(0, [0], [item]))["semantic"].tolist() == tokens[source.name(item)][:8]
     output = recipe.forward(recipe.modules, batch_of(recipe, range(4)), 0)
     assert output["told"]["semantic"].shape == (4, 75, 1)
 
@@ -186,11 +186,11 @@ def test_a_file_without_tokens_is_named_and_left_out(sounds: Path, tmp_path: Pat
     left_out = train_source(made(sounds)).name(2)
     del tokens[left_out]
     recipe = made(sounds, f"data.semantic={write_tokens(tmp_path / 'tokens', tokens)}")
-    sources = recipe.sources()
-    assert "no semantic tokens" in sources.skipped[left_out]
+    splits = recipe.splits()
+    assert "no semantic tokens" in splits.skipped[left_out]
     with pytest.raises(UnreadableItem, match="no semantic tokens"):
-        sources.train.load(2, Draw(0, [0], [2]))
-    assert recipe.lengths(sources.train)[2] == 0  # type: ignore[index]
+        splits.train.load(2, ItemRNG(0, [0], [2]))
+    assert recipe.lengths(splits.train)[2] == 0  # type: ignore[index]
 
 
 def test_other_tokens_are_other_data(sounds: Path, tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_other_tokens_are_other_data(sounds: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         tokens["sounds/00000.flac"][0] = len(prints)
         recipe = made(sounds, f"data.semantic={write_tokens(tmp_path / name, tokens)}")
-        prints.append(recipe.sources().fingerprint)
-    assert len({*prints, made(sounds).sources().fingerprint}) == 3
+        prints.append(recipe.splits().fingerprint)
+    assert len({*prints, made(sounds).splits().fingerprint}) == 3
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_the_judge_finds_what_is_there_and_not_what_is_not(tmp_path: Path) -> No
 def test_of_several_candidates_the_nearest_to_the_text_is_kept(sounds: Path) -> None:
     recipe = made(sounds, "sample.best_of=3")
     studio = recipe.studio(recipe.modules)
-    texts, draw = ["a low flute", "a fast kick drum"], Draw(4, [0, 0], [0, 1])
+    texts, draw = ["a low flute", "a fast kick drum"], ItemRNG(4, [0, 0], [0, 1])
     best = studio.make_from_texts(texts, draw, 40)
     single = replace(studio, best_of=1)
     first = single.make_from_texts(texts, draw, 40)
@@ -268,7 +268,7 @@ def test_of_several_candidates_the_nearest_to_the_text_is_kept(sounds: Path) -> 
     torch.testing.assert_close((heard * recipe.listener.read(texts)).sum(1), best.heard.scores, rtol=1e-4, atol=1e-5)
     # Candidates differ, and the first of them is what there would be without others.
     assert any(not torch.equal(ours, theirs) for ours, theirs in zip(best.waves, first.waves, strict=True))
-    alone = single.make_from_texts(texts[:1], Draw(4, [0], [0]), 40)
+    alone = single.make_from_texts(texts[:1], ItemRNG(4, [0], [0]), 40)
     torch.testing.assert_close(alone.waves[0], first.waves[0], rtol=1e-4, atol=1e-5)
 
 
@@ -335,7 +335,7 @@ def test_steps_of_levels_that_the_codec_does_not_have_are_left_out(sounds: Path)
 def test_fewer_levels_than_the_codec_has_are_made_and_heard(sounds: Path, tmp_path: Path) -> None:
     whole, coarse = made(sounds), made(sounds, "model.levels=1")
     assert made(sounds, "model.levels=9").soundstorm.levels == whole.soundstorm.levels == 2
-    of_whole, of_coarse = (train_source(recipe).load(3, Draw(0, [0], [3]))["codes"] for recipe in (whole, coarse))
+    of_whole, of_coarse = (train_source(recipe).load(3, ItemRNG(0, [0], [3]))["codes"] for recipe in (whole, coarse))
     assert torch.equal(of_coarse, of_whole[:, :1])
     prompt = tmp_path / "prompt.wav"
     write_audio(0.5 * np.sin(np.arange(640) * 0.3), prompt, 8000)

@@ -12,7 +12,7 @@ import torch
 
 from contract.cases import GOLDEN
 from quintet import compat, runs
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
 from quintet.families.soundstorm.trainer import SoundStormTrainer
@@ -82,10 +82,10 @@ def trained(out: Path, data: Any, model: SoundStorm | None = None, **more: Any) 
 def test_pairs_of_semantic_and_acoustic_ids_are_taken_in_any_form(form: str, tmp_path: Path) -> None:
     declared = {"declared": ("acoustic_token_ids", "semantic_token_ids")} if form == "declared" else {}
     trainer = trained(tmp_path / "run", Tokens(form), storm(), **declared)
-    source = trainer.sources.train
+    source = trainer.splits.train
     place = int(source.name(0).removeprefix("item "))
     semantic, acoustic = Tokens("tuple")[place]
-    item = source.load(0, Draw(0, [0], [0]))
+    item = source.load(0, ItemRNG(0, [0], [0]))
     assert torch.equal(item["codes"], acoustic)
     assert torch.equal(item["semantic"], semantic)
     assert trainer.step == 2
@@ -133,7 +133,7 @@ def test_sounds_are_encoded_and_heard(tmp_path: Path) -> None:
     links: dict[str, Any] = {"tokenizer": runs.open_link(CODEC), "condition": runs.open_link(MULAN)}
     keys = {**QUICK, **{f"model.{name}": value for name, value in SMALL.items()}, "data.seconds": 0.25}
     trainer = trained(tmp_path / "run", Sounds(captioned=True), **links, config={**keys, "loss.tell_caption": 0.5})
-    item = trainer.sources.train.load(0, Draw(0, [0], [0]))
+    item = trainer.splits.train.load(0, ItemRNG(0, [0], [0]))
     assert {"codes", "clip", "caption", "texts"} <= item.keys()
     assert item["codes"].shape[0] <= 63
     trained(tmp_path / "untold", Sounds(captioned=False), tokenizer=links["tokenizer"], config=keys)

@@ -14,20 +14,20 @@ from torch.utils.data import Dataset
 
 from quintet import VQGanVAE, VQGanVAETrainer, compat, config, runs
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.families.vqgan.task import VQGanRecipe
+from quintet.families.vqgan.task import VQGanTask
 from quintet.nn.adversarial import hinge_generator_loss
 from quintet.training.engine import Engine
 
 TINY: dict[str, Any] = {"model.image_size": 16, "model.dim": 8, "model.layers": 2, "model.codebook_size": 256}
 
 
-def make_recipe(**keys: Any) -> VQGanRecipe:
+def make_recipe(**keys: Any) -> VQGanTask:
     overrides = {**TINY, "engine.precision": "fp64", "loss.discriminator_start": 0, "loss.discriminator_dim": 8, **keys}
     recipe = runs.make_recipe(config.build(VQGanConfig, overrides=overrides))
-    assert isinstance(recipe, VQGanRecipe)
+    assert isinstance(recipe, VQGanTask)
     Engine(recipe.config.engine).place(recipe.modules)
     return recipe
 
@@ -35,7 +35,7 @@ def make_recipe(**keys: Any) -> VQGanRecipe:
 def make_batch(count: int = 3, size: tuple[int, int] = (16, 16)) -> Batch:
     pictures = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     names = tuple(f"picture {number}" for number in range(count))
-    return Batch({"images": pictures}, names, Draw(0, [0] * count, range(count)), torch.float64)
+    return Batch({"images": pictures}, names, ItemRNG(0, [0] * count, range(count)), torch.float64)
 
 
 @pytest.mark.parametrize("quantizer", ["vq", "lfq", "fsq"])
@@ -56,7 +56,7 @@ def test_decode_of_encode_is_what_forward_makes(quantizer: str, levels: int) -> 
 def test_any_divisible_size_and_channels(size: tuple[int, int], channels: int) -> None:
     recipe = make_recipe(**{"model.image_size": size, "model.layers": 3, "model.channels": channels})
     pictures = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
-    batch = Batch({"images": pictures}, ("a", "b"), Draw(0, [0, 0], [0, 1]), torch.float64)
+    batch = Batch({"images": pictures}, ("a", "b"), ItemRNG(0, [0, 0], [0, 1]), torch.float64)
     report = recipe.backward([batch], recipe.modules, Engine(recipe.config.engine), 0)
     assert report.metrics["discriminator/loss"].isfinite()
     assert recipe.vae.encode(pictures.double() / 255).shape[1:] == (size[0] // 8, size[1] // 8)
@@ -67,7 +67,7 @@ def test_a_picture_that_does_not_divide_is_refused() -> None:
         VQGanVAE(image_size=16, dim=8, layers=2)(torch.rand(1, 3, 18, 16))
 
 
-def plain_generator_gradients(recipe: VQGanRecipe, batch: Batch) -> dict[str, Tensor]:
+def plain_generator_gradients(recipe: VQGanTask, batch: Batch) -> dict[str, Tensor]:
     """The textbook way: both norms by autograd at the last layer, one backward pass of the weighted sum."""
     output = recipe.forward(recipe.modules, batch, 0)
     result = output["result"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
 from quintet.sampling.autoregressive import Conditioning, Decoded, Sampling, decode
 
@@ -59,8 +59,8 @@ class ConstantRows:
         self.scores = self.scores[numbers]
 
 
-def items(numbers: Sequence[int]) -> Draw:
-    return Draw(3, [0] * len(numbers), numbers)
+def items(numbers: Sequence[int]) -> ItemRNG:
+    return ItemRNG(3, [0] * len(numbers), numbers)
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -145,7 +145,7 @@ def test_other_seeds_and_names_make_other_rows() -> None:
     one = rows_of(run())
     assert rows_of(run()) == one
     assert rows_of(run(name="other")) != one
-    assert rows_of(run(draw=Draw(4, [0] * 4, range(4)))) != one
+    assert rows_of(run(draw=ItemRNG(4, [0] * 4, range(4)))) != one
 
 
 def test_a_shorter_limit_gives_the_beginning() -> None:

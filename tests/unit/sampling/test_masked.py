@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
 from quintet.sampling.masked import (
     ANNEALS,
@@ -49,8 +49,8 @@ ANY_SCHEDULE: dict[str, Schedule] = {
 }
 
 
-def items(count: int, first: int = 0, seed: int = 3) -> Draw:
-    return Draw(seed, [0] * count, range(first, first + count))
+def items(count: int, first: int = 0, seed: int = 3) -> ItemRNG:
+    return ItemRNG(seed, [0] * count, range(first, first + count))
 
 
 def ragged(lengths: list[int], places: int) -> Tensor:
@@ -404,7 +404,7 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) ->
             tokens=torch.nn.functional.pad(tokens[rows], pad),
             generate=torch.ones(len(rows), places + longer, dtype=torch.bool),
             valid=torch.nn.functional.pad(valid[rows], pad),
-            draw=Draw(3, [0] * len(rows), rows),
+            draw=ItemRNG(3, [0] * len(rows), rows),
             conditioning={"text": torch.tensor(rows) % 5},
             against={"text": torch.zeros(len(rows), dtype=torch.long)},
             critic=critic,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.sampling import masked
 from quintet.sampling.masked import Conditioning, Sampling
@@ -72,8 +72,8 @@ def plainly(
     )
 
 
-def draw() -> Draw:
-    return Draw(3, [0] * 3, range(3))
+def draw() -> ItemRNG:
+    return ItemRNG(3, [0] * 3, range(3))
 
 
 def settings(guidance: float) -> Sampling:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from toy import ToyRecipe, toy_config
+from toy import ToyTask, toy_config
 
 from quintet.common import files
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
 from quintet.errors import CheckpointError
@@ -107,7 +107,7 @@ def test_sha256sum_refuses_a_changed_one(saved: Path) -> None:
 def places(folder: Path, count: int) -> Iterator[tuple[Path, int, int]]:
     """Sampled (file, byte, bit), every file among them."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    draw = Draw(0, [0] * count, range(count))
+    draw = ItemRNG(0, [0] * count, range(count))
     for number, where, bit in zip(
         range(count), draw.uniform("place").tolist(), draw.integers("bit", 0, 8).tolist(), strict=True
     ):
@@ -401,11 +401,11 @@ def test_files_that_hold_no_json_are_named(tmp_path: Path, content: bytes) -> No
 
 
 def test_a_state_restored_is_the_state_saved(tmp_path: Path) -> None:
-    recipe = ToyRecipe(toy_config(model__critic=True))
+    recipe = ToyTask(toy_config(model__critic=True))
     state = TrainingState(recipe)
     state.progress.step, state.progress.best_value = 12, 0.25
     folder = checkpoint.write(tmp_path, 12, state.contents(2, "data"))
-    other = TrainingState(ToyRecipe(toy_config(model__critic=True, train__seed=9)))
+    other = TrainingState(ToyTask(toy_config(model__critic=True, train__seed=9)))
     meta = other.restore(folder)
     assert other.progress == state.progress
     assert (meta["world_size"], meta["data_fingerprint"], meta["recipe"]) == (2, "data", "toy")

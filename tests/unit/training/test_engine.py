@@ -13,7 +13,7 @@ from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError
 from quintet.training.engine import Engine, Place, choose_device, explain_failure, may_be_restarted
-from quintet.training.evaluate import looking
+from quintet.training.evaluate import inference_mode
 
 CPU = EngineConfig(device="cpu")
 
@@ -290,7 +290,7 @@ def test_looking_puts_every_part_back_into_its_mode() -> None:
     parts = [part for module in modules.values() for part in module.modules()]
     before = [part.training for part in parts]
     assert len(set(before)) == 2
-    with looking(modules):
+    with inference_mode(modules):
         assert not any(part.training for part in parts)
         assert not torch.is_grad_enabled()
     assert [part.training for part in parts] == before
@@ -300,7 +300,7 @@ def test_looking_puts_every_part_back_into_its_mode() -> None:
 def test_looking_puts_modes_back_after_a_failure() -> None:
     module = mixed()
     before = [part.training for part in module.modules()]
-    with pytest.raises(ZeroDivisionError), looking({"net": module}):
+    with pytest.raises(ZeroDivisionError), inference_mode({"net": module}):
         raise ZeroDivisionError
     assert [part.training for part in module.modules()] == before
     assert torch.is_grad_enabled()

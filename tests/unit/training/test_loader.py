@@ -12,8 +12,8 @@ import pytest
 import torch
 from toy import Points
 
-from quintet.common.batch import Item, Source, collate
-from quintet.common.rng import Draw
+from quintet.common.batch import Dataset, Item, collate
+from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UnreadableItem, UsageError
 from quintet.training.loader import VALIDATION_EPOCH, Loaded, Loader
 from quintet.training.order import Order, replacement
@@ -28,7 +28,7 @@ class FakeEngine:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def loader(source: Source, workers: int = 0, rank: int = 0, world_size: int = 1, seed: int = 3) -> Loader:
+def loader(source: Dataset, workers: int = 0, rank: int = 0, world_size: int = 1, seed: int = 3) -> Loader:
     engine: Any = FakeEngine(rank, world_size)
     return Loader(source, seed, collate, engine, workers)
 
@@ -56,7 +56,7 @@ def test_batches_are_the_orders_slots_with_their_draws() -> None:
     assert whole.batch.draw.epochs == [epoch for epoch, _ in slots]
     assert whole.batch["length"].tolist() == [item + 1 for _, item in slots]
     for row, (epoch, item) in enumerate(slots):
-        assert torch.equal(whole.batch["x"][row], source.load(item, Draw(3, [epoch], [item]))["x"])
+        assert torch.equal(whole.batch["x"][row], source.load(item, ItemRNG(3, [epoch], [item]))["x"])
 
 
 def test_ranks_and_micro_batches_together_are_the_batch() -> None:
@@ -85,7 +85,7 @@ class CutOff(Points):
 
     flag: Path = Path()
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         if item == 5 and not self.flag.exists():
             self.flag.touch()
             raise ConnectionResetError("connection reset by peer")
@@ -141,12 +141,12 @@ def test_a_replacement_makes_its_own_choices() -> None:
     ((loaded,),) = steps(loader(source), order, 0, 1)
     for row, (epoch, _) in enumerate(order.batch(0)):
         item = int(loaded.batch.names[row].split("-")[1])
-        assert torch.equal(loaded.batch["x"][row], source.load(item, Draw(3, [epoch], [item]))["x"])
-        assert torch.equal(loaded.batch.draw.uniform("m")[row], Draw(3, [epoch], [item]).uniform("m")[0])
+        assert torch.equal(loaded.batch["x"][row], source.load(item, ItemRNG(3, [epoch], [item]))["x"])
+        assert torch.equal(loaded.batch.draw.uniform("m")[row], ItemRNG(3, [epoch], [item]).uniform("m")[0])
 
 
 class Broken(Points):
-    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         raise UnreadableItem("no such disk")
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, multiprocessing, nn
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
-from toy import BucketedRecipe, points, saved_hashes, toy_trainer, trained, weights
+from toy import BucketedTask, points, saved_hashes, toy_trainer, trained, weights
 
 from quintet.common import collectives
 from quintet.common.statistics import Statistics
@@ -174,7 +174,7 @@ def train_toys(folder: Path) -> dict[str, dict[str, Tensor]]:
     for name, options in {
         "plain": LOOP,
         "poisoned": {**LOOP, "data": points(**POISONED)},
-        "bucketed": {**LOOP, "kind": BucketedRecipe},
+        "bucketed": {**LOOP, "kind": BucketedTask},
         "sharded": {**LOOP, "engine__shard": "full", "data": points(**POISONED)},
     }.items():
         trainer = toy_trainer(folder / name, **options)

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from quintet.common.weights.checkpoint import Contents
 from quintet.errors import UsageError
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.run_folder import Run
-from quintet.training.task import Recipe, Sources
-from unit.training.toy import OPENED, QUIET, Net, ToyConfig, ToyModelConfig, ToyRecipe, points
+from quintet.training.task import Splits, Task
+from unit.training.toy import OPENED, QUIET, Net, ToyConfig, ToyModelConfig, ToyTask, points
 
 
 class GivenNet(Net):
@@ -36,8 +36,8 @@ class LinkedConfig(ToyConfig):
     below_hash: str | None = Field(None, description="Of its weights.")
 
 
-class GivenRecipe(ToyRecipe):
-    def __init__(self, config: LinkedConfig, net: GivenNet | None = None, below: Link | None = None) -> None:
+class GivenTask(ToyTask):
+    def __init__(self, config: LinkedConfig, net: GivenNet | None = None, below: FrozenModel | None = None) -> None:
         super().__init__(config)
         self.links = {} if below is None else {"below": below}
         if net is not None:
@@ -46,11 +46,11 @@ class GivenRecipe(ToyRecipe):
 
 class ToyTrainer(PythonTrainer):
     config_class = LinkedConfig
-    recipe_class = GivenRecipe
+    task_class = GivenTask
     model_class = GivenNet
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         return points(len(validation or "1234"), num=len(data))
 
 
@@ -58,7 +58,7 @@ class FolderTrainer(PythonTrainer):
     """Needs no model but a link, and takes no data set objects."""
 
     config_class = LinkedConfig
-    recipe_class = GivenRecipe
+    task_class = GivenTask
     model_class = GivenNet
     needs = ("below",)
 
@@ -140,9 +140,9 @@ def test_what_stands_below_may_have_moved_since(tmp_path: Path) -> None:
     assert again.recipe.links["below"].reference == "elsewhere"
 
 
-def link(reference: str) -> Link:
-    recipe = ToyRecipe(ToyConfig())
-    return Link(recipe, dict(recipe.modules), reference, Contents())
+def link(reference: str) -> FrozenModel:
+    recipe = ToyTask(ToyConfig())
+    return FrozenModel(recipe, dict(recipe.modules), reference, Contents())
 
 
 def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:

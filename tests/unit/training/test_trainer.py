@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from toy import (
-    BucketedRecipe,
+    BucketedTask,
     Points,
-    ToyRecipe,
+    ToyTask,
     points,
     saved_hashes,
     toy_config,
@@ -27,13 +27,13 @@ from toy import (
 )
 
 from quintet.common.batch import Batch
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
 from quintet.errors import CheckpointError, RunError, UsageError
 from quintet.training.engine import Engine
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
-from quintet.training.task import Nets, Report, frozen
+from quintet.training.task import Modules, Report, frozen
 from quintet.training.trainer import Trainer
 
 
@@ -54,7 +54,7 @@ def state(folder: Path) -> dict[str, Any]:
 
 def plain_training(steps: int) -> nn.Module:
     """The toy's training in the plainest way: torch's own optimizer and clipping, the schedule by its formula."""
-    recipe = ToyRecipe(toy_config())
+    recipe = ToyTask(toy_config())
     net = recipe.net.double()
     matrices = [parameter for parameter in net.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in net.parameters() if parameter.ndim == 1]
@@ -62,7 +62,7 @@ def plain_training(steps: int) -> nn.Module:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=False)
     for step in range(steps):
         slots = Order(24, batch_size=4, seed=0).batch(step)
-        items = [recipe.data.train.load(item, Draw(0, [epoch], [item])) for epoch, item in slots]
+        items = [recipe.data.train.load(item, ItemRNG(0, [epoch], [item])) for epoch, item in slots]
         x, y = (torch.stack([item[name] for item in items]).double() for name in ("x", "y"))
         optimizer.zero_grad()
         (net(x) - y).square().mean().backward()
@@ -132,7 +132,7 @@ def test_workers_make_no_difference(tmp_path: Path) -> None:
 def test_statistics_of_every_step_arrive_in_the_order_of_the_batch(tmp_path: Path) -> None:
     trainer = trained(tmp_path / "run", train__batch_size=8, train__accumulate=2)
     recipe = trainer.recipe
-    assert isinstance(recipe, ToyRecipe)
+    assert isinstance(recipe, ToyTask)
     slots = [slot for step in range(6) for slot in trainer._order().batch(step)]
     assert recipe.order == [f"point-{item}" for _, item in slots]
     assert trainer.state.progress.items_seen == 48
@@ -225,7 +225,7 @@ def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
         return 0.0
 
     trainer = trained(tmp_path / "run", arguments={"lr_schedule": schedule}, ema__enabled=False)
-    fresh = ToyRecipe(toy_config()).net
+    fresh = ToyTask(toy_config()).net
     assert set(asked) == set(range(6))
     assert all(
         torch.equal(value, trainer.recipe.modules["net"].get_parameter(name))
@@ -233,17 +233,17 @@ def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
     )
 
 
-class WholeBatch(ToyRecipe):
+class WholeBatch(ToyTask):
     """Overrides `backward`: one pass over all micro-batches at once, as GradCache would."""
 
-    def backward(self, micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int) -> Report:
+    def backward(self, micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
         whole = micro_batches[0]
         for more in micro_batches[1:]:
             fields = {name: torch.cat([whole[name], more[name]]) for name in ("x", "y")}
             whole = Batch(fields, whole.names + more.names, more.draw)
-        with engine.micro_batch(nets, step, 0, synchronise=True):
-            output = self.forward(nets, whole, step)
-            loss = self.fit_loss(nets, whole, output, step)
+        with engine.micro_batch(modules, step, 0, synchronise=True):
+            output = self.forward(modules, whole, step)
+            loss = self.fit_loss(modules, whole, output, step)
             loss.value.backward()  # type: ignore[no-untyped-call]
         return Report({"fit/loss": loss.value.detach()}, output.statistics)
 
@@ -256,8 +256,8 @@ def test_a_recipe_may_make_its_gradients_itself(tmp_path: Path) -> None:
 
 
 def test_a_recipe_with_lengths_gets_even_batches(tmp_path: Path) -> None:
-    recipe = trained(tmp_path / "run", kind=BucketedRecipe, data=points(num=300)).recipe
-    assert isinstance(recipe, BucketedRecipe)
+    recipe = trained(tmp_path / "run", kind=BucketedTask, data=points(num=300)).recipe
+    assert isinstance(recipe, BucketedTask)
     numbers = [int(name.split("-")[1]) for name in recipe.order]
     spreads = [max(numbers[start : start + 4]) - min(numbers[start : start + 4]) for start in range(0, 24, 4)]
     assert max(spreads) < 30  # of 300; a random batch spreads over about 180
@@ -303,11 +303,11 @@ def test_a_bad_item_costs_one_step_and_is_named(tmp_path: Path) -> None:
     assert row == {"step": bad + 1, "train/bad_steps": 1, "items": ["point-5"]}
 
 
-class Exploding(ToyRecipe):
+class Exploding(ToyTask):
     """Its loss is infinite though no item is to blame."""
 
-    def fit_loss(self, nets: Nets, batch: Batch, output: Any, step: int) -> Any:
-        loss = super().fit_loss(nets, batch, output, step)
+    def fit_loss(self, modules: Modules, batch: Batch, output: Any, step: int) -> Any:
+        loss = super().fit_loss(modules, batch, output, step)
         loss.value = loss.value * float("inf")
         return loss
 
@@ -320,11 +320,11 @@ def test_where_no_item_is_to_blame_all_are_named(tmp_path: Path) -> None:
     assert row["items"] == [f"point-{item}" for _, item in trainer._order().batch(0)]
 
 
-class BadGradient(ToyRecipe):
+class BadGradient(ToyTask):
     """A finite loss whose gradient is not: the slope of a square root at 0."""
 
-    def fit_loss(self, nets: Nets, batch: Batch, output: Any, step: int) -> Any:
-        loss = super().fit_loss(nets, batch, output, step)
+    def fit_loss(self, modules: Modules, batch: Batch, output: Any, step: int) -> Any:
+        loss = super().fit_loss(modules, batch, output, step)
         loss.value = loss.value + (output["made"] * 0).sum().abs().sqrt()
         return loss
 
@@ -354,13 +354,13 @@ def test_too_many_bad_steps_stop_the_run_with_finite_weights(tmp_path: Path) -> 
     assert state(tmp_path / "run")["status"] == "failed"
 
 
-class Hungry(ToyRecipe):
+class Hungry(ToyTask):
     """Asks the real allocator for more than there is, from the third step on."""
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Any:
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Any:
         if step >= self.config.model.critic_start:
             torch.empty(2**60, dtype=torch.uint8)
-        return super().forward(nets, batch, step)
+        return super().forward(modules, batch, step)
 
 
 @pytest.mark.parametrize("start", [0, 3])
@@ -751,7 +751,7 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-class Contrastive(ToyRecipe):
+class Contrastive(ToyTask):
     minimum_batch = 2
 
 
@@ -804,7 +804,7 @@ def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
 def test_compiled_modules_train_and_save_like_plain_ones(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", train__steps=2, optim__horizon=2)
     compiled = trained(tmp_path / "compiled", train__steps=2, optim__horizon=2, engine__compile=True)
-    assert compiled.nets["net"] is not compiled.recipe.modules["net"]
+    assert compiled.modules["net"] is not compiled.recipe.modules["net"]
     for name, value in weights(plain).items():
         torch.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
     again = trained(tmp_path / "compiled", resume=True, train__steps=2)

@@ -12,8 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from quintet.common.batch import Batch, Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
 from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, Section, build
@@ -21,7 +21,7 @@ from quintet.errors import UnreadableItem
 from quintet.training.distributed.sharding import joined
 from quintet.training.engine import Place
 from quintet.training.run_folder import Run
-from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Sources
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task
 from quintet.training.trainer import Trainer
 
 
@@ -84,19 +84,19 @@ class Points:
     def name(self, item: int) -> str:
         return f"point-{self.first + item}"
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         if item in self.broken:
             raise UnreadableItem(f"point {item} is broken")
         self.loaded.append(item)
-        own = Draw(7, [0], [self.first + item])
+        own = ItemRNG(7, [0], [self.first + item])
         x = own.uniform("x", 3)[0] * 2 - 1 + draw.uniform("jitter", 3)[0] * 0.1
         if item in self.poisoned:
             x[1] = float("nan")
         return {"x": x, "y": torch.stack([x.sin().sum(), x.square().sum()]), "length": item + 1}
 
 
-def points(validation: int = 7, **options: Any) -> Sources:
-    return Sources(Points(**options), Points(validation, first=1000), fingerprint=f"toy {options}")
+def points(validation: int = 7, **options: Any) -> Splits:
+    return Splits(Points(**options), Points(validation, first=1000), fingerprint=f"toy {options}")
 
 
 class Net(nn.Module):
@@ -128,13 +128,13 @@ class Body(nn.Module):
         return hidden
 
 
-class ToyRecipe(Recipe[ToyConfig]):
+class ToyTask(Task[ToyConfig]):
     name = "toy"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("error", "min")
     exported = "net"
     shardable = True
 
-    def __init__(self, config: ToyConfig, data: Sources | None = None) -> None:
+    def __init__(self, config: ToyConfig, data: Splits | None = None) -> None:
         super().__init__(config)
         self.data = data or points()
         torch.manual_seed(config.train.seed)
@@ -149,46 +149,46 @@ class ToyRecipe(Recipe[ToyConfig]):
             own = config.optim.for_phase(config.optim.critic)
             self.phases.append(Phase("critic", ("critic",), self.critic_loss, own, self.critic_is_active))
 
-    def sources(self) -> Sources:
+    def splits(self) -> Splits:
         return self.data
 
     def critic_is_active(self, step: int) -> bool:
         return step >= self.config.model.critic_start
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
-        made = nets["net"](batch["x"])
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
+        made = modules["net"](batch["x"])
         numbers = torch.tensor([[int(name.split("-")[1])] for name in batch.names])
         seen = Statistics({"y": batch["y"].sum(0), "count": torch.tensor(float(len(batch)))}, {"numbers": numbers})
         return Output({"made": made}, seen)
 
-    def fit_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def fit_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         error = (output["made"] - batch["y"]).square().mean()
         return Loss(error, {"error": error})
 
-    def critic_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
-        return Loss((nets["critic"](output["made"].detach()) - 1).square().mean())
+    def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
+        return Loss((modules["critic"](output["made"].detach()) - 1).square().mean())
 
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.net.seen += (statistics.sums["y"] / statistics.sums["count"]).to(self.net.seen.dtype)
         self.order += [f"point-{number}" for number in statistics.rows["numbers"].flatten().tolist()]
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
-        error = (nets["net"](batch["x"]) - batch["y"]).square().mean(1)
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
+        error = (modules["net"](batch["x"]) - batch["y"]).square().mean(1)
         return Statistics({"error": error.sum(), "count": torch.tensor(float(len(batch)))}, {"errors": error})
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         assert len(statistics.rows["errors"]) == statistics.sums["count"]
         return {"error": float(statistics.sums["error"] / statistics.sums["count"])}
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
-        made = nets["net"](batch["x"]) + torch.rand(())  # draws from the stream that dropout draws from
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
+        made = modules["net"](batch["x"]) + torch.rand(())  # draws from the stream that dropout draws from
         return [Artifact("made.txt", partial(write_text, str(made.tolist())), {"items": list(batch.names)}, made)]
 
 
-class BucketedRecipe(ToyRecipe):
+class BucketedTask(ToyTask):
     """A recipe whose items have lengths."""
 
-    def lengths(self, source: Source) -> Sequence[int]:
+    def lengths(self, source: Dataset) -> Sequence[int]:
         return [item + 1 for item in range(len(source))]
 
 
@@ -203,9 +203,9 @@ OPENED: list[Run] = []
 def toy_trainer(
     folder: Path,
     *,
-    data: Sources | None = None,
+    data: Splits | None = None,
     resume: bool = False,
-    kind: type[ToyRecipe] = ToyRecipe,
+    kind: type[ToyTask] = ToyTask,
     arguments: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> Trainer:

@@ -34,12 +34,12 @@ class Slow(Library):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(Folders([folder]))
-        self.looking = threading.Event()
+        self.inference_mode = threading.Event()
         self.may_look = threading.Event()
         self.trouble: Exception | None = None
 
     def list(self) -> list[dict[str, Any]]:
-        self.looking.set()
+        self.inference_mode.set()
         assert self.may_look.wait(DEADLINE)
         if self.trouble is not None:
             raise self.trouble
@@ -68,7 +68,7 @@ def test_whoever_leaves_during_the_first_look_takes_no_news_from_others(library:
         live = Live(library)
         # Alone, and so with the channel; then as one of two, of whom the other stays.
         alone = asyncio.create_task(heard(live.listen("")))
-        await asyncio.to_thread(library.looking.wait, DEADLINE)
+        await asyncio.to_thread(library.inference_mode.wait, DEADLINE)
         alone.cancel()
         await asyncio.gather(alone, return_exceptions=True)
         assert not live._channels
@@ -93,7 +93,7 @@ def test_viewers_are_let_go_though_the_first_look_does_not_end(library: Slow) ->
     async def watch() -> None:
         live = Live(library)
         waiting = asyncio.create_task(heard(live.listen("")))
-        await asyncio.to_thread(library.looking.wait, DEADLINE)
+        await asyncio.to_thread(library.inference_mode.wait, DEADLINE)
         live.close()
         with pytest.raises(StopAsyncIteration):
             await waiting

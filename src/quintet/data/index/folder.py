@@ -28,7 +28,7 @@ from quintet.media.video_formats import FRAME_EXTENSIONS, folder_pictures, frame
 if TYPE_CHECKING:
     from PIL import Image
 
-    from quintet.common.rng import Draw
+    from quintet.common.rng import ItemRNG
 
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 """In order of preference."""
@@ -185,7 +185,7 @@ class ImageFolder:
         """The file of an item, as logs and summaries call it."""
         return self.entries[item].file
 
-    def load(self, item: int, draw: Draw) -> dict[str, Any]:
+    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
         pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
         if self.train and self.flip and draw.number("flip") < 0.5:
@@ -205,7 +205,7 @@ class ImageFolder:
         moved = self.train and (self.flip or self.random_crop)
         return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
 
-    def _moved(self, item: int, draw: Draw) -> images.Pixels:
+    def _moved(self, item: int, draw: ItemRNG) -> images.Pixels:
         x, y = draw.number("crop-x"), draw.number("crop-y")
         return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
 

@@ -15,7 +15,7 @@ from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.config import validate
-from quintet.data.audio import audio_folder_sources, pad_windows, say_resampled
+from quintet.data.audio import audio_folder_splits, pad_windows, say_resampled
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.discriminators import (
@@ -40,7 +40,7 @@ from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.quantize import perplexity, usage
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Sources, frozen
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task, frozen
 
 REVIVE_EVERY = 25
 """Steps between two looks for dead codes: candidates are gathered only then."""
@@ -55,7 +55,7 @@ SHOWN = 320
 Codec = AudioCodec | PretrainedCodec
 
 
-class AudioCodecRecipe(Recipe[AudioCodecConfig]):
+class AudioCodecTask(Task[AudioCodecConfig]):
     name = "audio-codec"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("mel_distance", "min")
     exported = "codec"
@@ -84,7 +84,7 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         self.measured_mel = measured_mel(config.model.rate)
 
     @classmethod
-    def from_transformers(cls, folder: Path) -> AudioCodecRecipe:
+    def from_transformers(cls, folder: Path) -> AudioCodecTask:
         codec = PretrainedCodec.from_transformers(folder)
         return cls(validate(AudioCodecConfig, {"model": codec.config.model_dump(mode="json")}), codec)
 
@@ -101,10 +101,10 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
             )
         return self.codec
 
-    def sources(self) -> Sources:
-        sources = audio_folder_sources(self.config.data, self.config.model.rate)
-        say_resampled(sources.train, self.config.model.rate, "the model (model.rate)")
-        return sources
+    def splits(self) -> Splits:
+        splits = audio_folder_splits(self.config.data, self.config.model.rate)
+        say_resampled(splits.train, self.config.model.rate, "the model (model.rate)")
+        return splits
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return pad_windows(items)
@@ -112,13 +112,13 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
     # --- training -------------------------------------------------------------------------------------------
 
     @property
-    def opening_steps(self) -> int:
+    def num_init_batches(self) -> int:
         """As many as it takes for each code to begin as the mean of several frames."""
         model = self.config.model
         frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.rate / model.hop))
         return -(-FRAMES_OF_A_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
 
-    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start a vector codebook from the first clips' latents."""
         codec = self.learning
         with torch.no_grad():
@@ -126,10 +126,10 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         latents = sum(reports, Statistics()).over_ranks().rows["latents"]
         codec.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         waves, lengths = self.window(batch)
         levels = self.active_levels(batch).to(waves.device)
-        result: Reconstruction = nets["codec"](waves, lengths, levels, want_rows=step % REVIVE_EVERY == 0)
+        result: Reconstruction = modules["codec"](waves, lengths, levels, want_rows=step % REVIVE_EVERY == 0)
         values = {"waves": waves, "lengths": lengths, "made": result.waves.to(waves.dtype), "quantizer": result.loss}
         return Output(values, result.statistics.named("quantizer"))
 
@@ -146,7 +146,7 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         drawn = batch.draw.integers("levels", 1, levels + 1)
         return torch.where(batch.draw.uniform("drop levels") < self.loss.level_dropout, drawn, levels)
 
-    def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, made, lengths = output["waves"], output["made"], output["lengths"]
         aims = {
             "waveform": (self.loss.waveform, waveform_distance(made, waves, lengths)),
@@ -164,10 +164,10 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         parts["quantizer"] = output["quantizer"]
         return Loss(pull(made, aims.values()) + self.loss.quantizer * parts["quantizer"], parts)
 
-    def discriminator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, lengths = output["waves"], output["lengths"]
         # One call for both: a module that DDP wraps may be called only once before its backward pass.
-        both: list[Maps] = nets["discriminator"](torch.cat([waves, output["made"].detach()]))
+        both: list[Maps] = modules["discriminator"](torch.cat([waves, output["made"].detach()]))
         real, fake = ([[(each.chunk(2)[side], step) for each, step in maps] for maps in both] for side in (0, 1))
         loss = discriminator_loss(self.loss.kind, real, fake, lengths)
         judgements = {"real": real, "fake": fake}
@@ -179,9 +179,9 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
 
     # --- looking --------------------------------------------------------------------------------------------
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
         waves, lengths = self.opening(batch)
-        codes, made = round_trip(tokenizer(nets), waves, lengths)
+        codes, made = round_trip(tokenizer(modules), waves, lengths)
         waves, made = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (waves, made))
         heard = audible(waves, lengths)
         sums = {
@@ -212,17 +212,17 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
         figures["bitrate_kbps"] = self.codec.bitrate / 1000
         return figures
 
-    def encode(self, nets: Nets, batch: Batch, levels: int | None = None) -> Tensor:
+    def encode(self, modules: Modules, batch: Batch, levels: int | None = None) -> Tensor:
         """Codes `(items, frames of the longest, levels)`, of the first levels or of all; behind the last frame of the
         others stands -1."""
         waves: Tensor = batch["wavs"]
         if len(waves) != len(batch):
             raise UsageError("a clip that comes as several windows has no codes of its own; take it whole")
-        return tokenizer(nets).encode(waves, batch["lengths"], levels)
+        return tokenizer(modules).encode(waves, batch["lengths"], levels)
 
-    def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
+    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
         """A WAV file of each clip, of whole frames."""
-        codec = tokenizer(nets)
+        codec = tokenizer(modules)
         waves = codec.decode(codes)
         frames = (codes >= 0).any(-1).sum(1).tolist()
         return [
@@ -233,10 +233,10 @@ class AudioCodecRecipe(Recipe[AudioCodecConfig]):
             for number, (wave, count) in enumerate(zip(waves.float().cpu(), frames, strict=True))
         ]
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """Each clip and what the codec makes of it, to listen to; and a sheet of their spectrograms, side by side."""
         waves, lengths = self.opening(batch)
-        codec = tokenizer(nets)
+        codec = tokenizer(modules)
         _, made = round_trip(codec, waves, lengths)
         artifacts: list[Artifact] = []
         pictures = []
@@ -273,8 +273,8 @@ def pull(made: Tensor, aims: Iterable[tuple[float, Tensor]]) -> Tensor:
     return value + (drawn - drawn.detach())
 
 
-def tokenizer(nets: Nets) -> Codec:
-    codec = nets["codec"]
+def tokenizer(modules: Modules) -> Codec:
+    codec = modules["codec"]
     assert isinstance(codec, Codec)
     return codec
 

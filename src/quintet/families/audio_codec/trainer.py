@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.data.python_audio import python_audio_sources
+from quintet.data.python_audio import python_audio_splits
 from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.model import AudioCodec
-from quintet.families.audio_codec.task import AudioCodecRecipe
+from quintet.families.audio_codec.task import AudioCodecTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
 class AudioCodecTrainer(PythonTrainer):
@@ -23,12 +23,12 @@ class AudioCodecTrainer(PythonTrainer):
     """
 
     config_class = AudioCodecConfig
-    recipe_class = AudioCodecRecipe
+    task_class = AudioCodecTask
     model_class = AudioCodec
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: AudioCodecConfig = recipe.config
-        return python_audio_sources(
+        return python_audio_splits(
             data, config.data, config.model.rate, validation=validation, declared=declared, captioned=False
         )

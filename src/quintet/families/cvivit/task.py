@@ -19,7 +19,7 @@ from quintet.common.batch import Batch, Item
 from quintet.common.collectives import mean_over_ranks
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
-from quintet.data.video import pad_clips, video_folder_sources
+from quintet.data.video import pad_clips, video_folder_splits
 from quintet.families.cvivit.config import CHANNELS, CViViTConfig
 from quintet.families.cvivit.model import CViViT, Reconstruction
 from quintet.families.cvivit.transform import begin_as_transform, patch_statistics
@@ -30,7 +30,7 @@ from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Sources, frozen
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task, frozen
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""
@@ -38,7 +38,7 @@ PATCHES_OF_A_CODE = 32
 """A code begins as the mean of about so many, where the transform is good from the start."""
 
 
-class CViViTRecipe(Recipe[CViViTConfig]):
+class CViViTTask(Task[CViViTConfig]):
     name = "cvivit"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("psnr", "max")
     exported = "cvivit"
@@ -66,8 +66,8 @@ class CViViTRecipe(Recipe[CViViTConfig]):
             )
         self.perceptual = PerceptualLoss(Path(self.loss.perceptual_weights)) if self.loss.perceptual_weights else None
 
-    def sources(self) -> Sources:
-        return video_folder_sources(self.config.data, self.config.model.size)
+    def splits(self) -> Splits:
+        return video_folder_splits(self.config.data, self.config.model.size)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         """As long as the longest, in whole moments."""
@@ -78,7 +78,7 @@ class CViViTRecipe(Recipe[CViViTConfig]):
     # --- training -------------------------------------------------------------------------------------------
 
     @property
-    def opening_steps(self) -> int:
+    def num_init_batches(self) -> int:
         """With a shortcut as many as it takes for each code to begin as the mean of several patches."""
         model, data = self.config.model, self.config.data
         if not model.shortcut or model.quantizer != "vq":
@@ -86,7 +86,7 @@ class CViViTRecipe(Recipe[CViViTConfig]):
         codes = self.config.train.batch_size * model.moments(data.frames) * model.grid[0] * model.grid[1]
         return -(-PATCHES_OF_A_CODE * model.codebook_size // codes)
 
-    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start the transform, if there is a shortcut, and a vector codebook from what comes out of it."""
         first = list(batches)
         with torch.no_grad():
@@ -102,15 +102,15 @@ class CViViTRecipe(Recipe[CViViTConfig]):
         latents = self.cvivit.latents(pixels(batch))
         return latents[self.cvivit.moments_there(batch["mask"])].flatten(0, 1)
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         videos = pixels(batch)
-        result: Reconstruction = nets["cvivit"](videos, batch["mask"], want_rows=step % REVIVE_EVERY == 0)
+        result: Reconstruction = modules["cvivit"](videos, batch["mask"], want_rows=step % REVIVE_EVERY == 0)
         chosen = chosen_frames(batch)
         rows = torch.arange(len(videos), device=videos.device)
         values = {"videos": videos, "result": result, "frames": videos[rows, :, chosen]}
         return Output({**values, "made": result.videos[rows, :, chosen]}, result.statistics.named("quantizer"))
 
-    def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         result: Reconstruction = output["result"]
         loss, parts = self.reconstruction_loss(batch, output)
         loss = loss + result.loss
@@ -139,9 +139,9 @@ class CViViTRecipe(Recipe[CViViTConfig]):
             loss = loss + self.loss.perceptual * parts["perceptual"]
         return loss, parts
 
-    def discriminator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         penalised = self.loss.is_penalised(step)
-        loss, parts, _ = patch_loss(nets["discriminator"], output["frames"], output["made"], penalised)
+        loss, parts, _ = patch_loss(modules["discriminator"], output["frames"], output["made"], penalised)
         return Loss(loss + self.loss.penalty * parts["penalty"] if penalised else loss, parts)
 
     def after_step(self, statistics: Statistics, step: int) -> None:
@@ -149,9 +149,9 @@ class CViViTRecipe(Recipe[CViViTConfig]):
 
     # --- looking --------------------------------------------------------------------------------------------
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
         videos, mask = pixels(batch), batch["mask"]
-        model = tokenizer(nets)
+        model = tokenizer(modules)
         codes = model.encode(videos, mask)
         made = model.decode(codes).to(videos.dtype)
         pairs = [frames_of(clip)[there] for clip, there in zip(made, mask, strict=True)]
@@ -181,11 +181,11 @@ class CViViTRecipe(Recipe[CViViTConfig]):
         figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
         return figures
 
-    def encode(self, nets: Nets, batch: Batch) -> Tensor:
-        return tokenizer(nets).encode(pixels(batch), batch["mask"])
+    def encode(self, modules: Modules, batch: Batch) -> Tensor:
+        return tokenizer(modules).encode(pixels(batch), batch["mask"])
 
-    def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
-        videos = tokenizer(nets).decode(codes)
+    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
+        videos = tokenizer(modules).decode(codes)
         there = (codes >= 0).flatten(2).any(2).sum(1)
         lengths = [self.config.model.frames(int(moments)) for moments in there]
         return [
@@ -196,9 +196,9 @@ class CViViTRecipe(Recipe[CViViTConfig]):
             for number, (video, length) in enumerate(zip(videos, lengths, strict=True))
         ]
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """Two rows for each clip: its frames, and what the tokenizer makes of them; and both side by side, moving."""
-        videos, model = pixels(batch), tokenizer(nets)
+        videos, model = pixels(batch), tokenizer(modules)
         made = model.decode(model.encode(videos, batch["mask"])).to(videos.dtype)
         lengths = batch["mask"].sum(1).tolist()
         strips = [
@@ -222,8 +222,8 @@ class CViViTRecipe(Recipe[CViViTConfig]):
         ]
 
 
-def tokenizer(nets: Nets) -> CViViT:
-    model = nets["cvivit"]
+def tokenizer(modules: Modules) -> CViViT:
+    model = modules["cvivit"]
     assert isinstance(model, CViViT)
     return model
 

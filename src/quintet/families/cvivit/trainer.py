@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.data.python_videos import python_video_sources
+from quintet.data.python_videos import python_video_splits
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.cvivit.model import CViViT
-from quintet.families.cvivit.task import CViViTRecipe
+from quintet.families.cvivit.task import CViViTTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
 class CViViTTrainer(PythonTrainer):
@@ -22,10 +22,10 @@ class CViViTTrainer(PythonTrainer):
     """
 
     config_class = CViViTConfig
-    recipe_class = CViViTRecipe
+    task_class = CViViTTask
     model_class = CViViT
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: CViViTConfig = recipe.config
-        return python_video_sources(data, config.data, config.model.size, validation=validation, declared=declared)
+        return python_video_splits(data, config.data, config.model.size, validation=validation, declared=declared)

@@ -13,7 +13,7 @@ from quintet.common import collectives
 from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
-from quintet.data.mesh import mesh_folder_sources
+from quintet.data.mesh import mesh_folder_splits
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder import packed
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
@@ -28,7 +28,7 @@ from quintet.media.mesh_render import contact_sheet
 from quintet.nn.graph import Packing
 from quintet.nn.quantize import perplexity, usage
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Sources
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""
@@ -40,7 +40,7 @@ TURNED = 8
 Tokenizer = MeshAutoencoder | CoordinateTokenizer
 
 
-class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
+class MeshAutoencoderTask(Task[MeshAutoencoderConfig]):
     name = "mesh-autoencoder"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("coordinate_accuracy", "max")
     exported = "autoencoder"
@@ -59,10 +59,10 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
     def averaged(self) -> tuple[str, ...]:
         return ("autoencoder",) if self.phases else ()
 
-    def sources(self) -> Sources:
+    def splits(self) -> Splits:
         model = self.config.model
         data = self.config.data
-        return mesh_folder_sources(
+        return mesh_folder_splits(
             data,
             model.bins,
             data.max_faces,
@@ -78,7 +78,7 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
 
     # --- training -------------------------------------------------------------------------------------------
 
-    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start a vector codebook from the first batch's latents."""
         if not self.phases:
             raise UsageError(
@@ -90,11 +90,11 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
         latents = sum(reports, Statistics()).over_ranks().rows["latents"]
         self.autoencoder.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
-        result: Reconstruction = nets["autoencoder"](meshes_of(batch), want_rows=step % REVIVE_EVERY == 0)
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
+        result: Reconstruction = modules["autoencoder"](meshes_of(batch), want_rows=step % REVIVE_EVERY == 0)
         return Output({"result": result}, result.statistics.named("quantizer"))
 
-    def loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         corners = meshes_of(batch).corners.flatten(1)
         result: Reconstruction = output["result"]
         places = coordinate_bins(corners, self.config.model.bins)
@@ -111,9 +111,9 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
 
     # --- looking --------------------------------------------------------------------------------------------
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
         meshes = meshes_of(batch)
-        model = tokenizer(nets)
+        model = tokenizer(modules)
         codes = model.encode(meshes)
         made = model.decode_from_codes(codes, meshes.face_counts)
         away = (coordinate_bins(made, model.bins) - coordinate_bins(meshes.corners, model.bins)).abs()
@@ -153,20 +153,20 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
         figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
         return figures
 
-    def encode(self, nets: Nets, batch: Batch) -> Tensor:
+    def encode(self, modules: Modules, batch: Batch) -> Tensor:
         """`(items, faces of the largest, tokens of a face)`; behind the last face of the others stands -1."""
         meshes = meshes_of(batch)
-        return meshes.by_face.pad(tokenizer(nets).encode(meshes), -1)
+        return meshes.by_face.pad(tokenizer(modules).encode(meshes), -1)
 
-    def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
+    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
         return [
             Artifact(f"{name}.glb" if len(codes) == 1 else f"{name}-{number}.glb", partial(write_mesh, mesh))
-            for number, mesh in enumerate(decoded(tokenizer(nets), codes))
+            for number, mesh in enumerate(decoded(tokenizer(modules), codes))
         ]
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A sheet of pairs: the mesh, and what the tokenizer makes of it; the first of them also as files to turn."""
-        made = decoded(tokenizer(nets), self.encode(nets, batch))
+        made = decoded(tokenizer(modules), self.encode(modules, batch))
         given = [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in originals(meshes_of(batch))]
         pairs = [mesh for pair in zip(given, made, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=SHOWN)
@@ -182,8 +182,8 @@ class MeshAutoencoderRecipe(Recipe[MeshAutoencoderConfig]):
 PER_MESH = ("chamfer", "normal_consistency", "valid", "watertight", "watertight_originals")
 
 
-def tokenizer(nets: Nets) -> Tokenizer:
-    model = nets["autoencoder"]
+def tokenizer(modules: Modules) -> Tokenizer:
+    model = modules["autoencoder"]
     assert isinstance(model, MeshAutoencoder | CoordinateTokenizer)
     return model
 

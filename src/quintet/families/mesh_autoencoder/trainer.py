@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.data.python_meshes import python_mesh_sources
+from quintet.data.python_meshes import python_mesh_splits
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
-from quintet.families.mesh_autoencoder.task import MeshAutoencoderRecipe
+from quintet.families.mesh_autoencoder.task import MeshAutoencoderTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
 class MeshAutoencoderTrainer(PythonTrainer):
@@ -23,11 +23,11 @@ class MeshAutoencoderTrainer(PythonTrainer):
     """
 
     config_class = MeshAutoencoderConfig
-    recipe_class = MeshAutoencoderRecipe
+    task_class = MeshAutoencoderTask
     model_class = MeshAutoencoder
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: MeshAutoencoderConfig = recipe.config
         corners, bins = config.model.vertices_per_face, config.model.bins
-        return python_mesh_sources(data, config.data, corners, bins, validation=validation, declared=declared)
+        return python_mesh_splits(data, config.data, corners, bins, validation=validation, declared=declared)

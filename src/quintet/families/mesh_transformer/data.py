@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.common.batch import Item, Source
+from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
-from quintet.data.mesh import mesh_folder_sources
-from quintet.data.token_cache import CodeSource
-from quintet.data.tokenized import coded_sources
+from quintet.data.mesh import mesh_folder_splits
+from quintet.data.token_cache import TokenDataset
+from quintet.data.tokenized import tokenized_splits
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.model import PADDING
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.training.display import say
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 
 @dataclass
@@ -32,7 +32,7 @@ class FaceSource:
     and end with it; where stretches are only looked at, also `whole`, all of its codes.
     """
 
-    codes: CodeSource
+    codes: TokenDataset
     places: Sequence[int]
     """Of the items that are used."""
     counts: Sequence[int]
@@ -46,7 +46,7 @@ class FaceSource:
     def name(self, item: int) -> str:
         return self.codes.name(self.places[item])
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         loaded = self.codes.load(self.places[item], draw)
         codes: Tensor = loaded["codes"]
         faces, size = len(codes), len(codes) if self.window is None else min(len(codes), self.window)
@@ -72,10 +72,10 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
     return fields
 
 
-def code_sources(config: MeshTransformerConfig, tokenizer: Link) -> Sources:
+def code_splits(config: MeshTransformerConfig, tokenizer: FrozenModel) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
     data = config.data
-    media = mesh_folder_sources(
+    media = mesh_folder_splits(
         data,
         tokenizer.model.bins,
         data.max_faces,
@@ -87,25 +87,25 @@ def code_sources(config: MeshTransformerConfig, tokenizer: Link) -> Sources:
     return coded(config, tokenizer, media)
 
 
-def coded(config: MeshTransformerConfig, tokenizer: Link, media: Sources) -> Sources:
+def coded(config: MeshTransformerConfig, tokenizer: FrozenModel, media: Splits) -> Splits:
     """The same sources as codes, without the meshes that are too large."""
     check_captions(config.model, media, "meshes", config.data.empty_captions)
     variants = config.data.variants if config.data.augment else 1
-    codes = coded_sources(tokenizer, media, "meshes", cache=config.data.cache, variants=variants)
+    codes = tokenized_splits(tokenizer, media, "meshes", cache=config.data.cache, variants=variants)
 
-    def small_enough(source: Source, part: str) -> FaceSource:
-        assert isinstance(source, CodeSource)
+    def small_enough(source: Dataset, part: str) -> FaceSource:
+        assert isinstance(source, TokenDataset)
         return _small_enough(config, source, part, codes.skipped)
 
     return replace(
         codes,
         train=small_enough(codes.train, "train"),
         validation=small_enough(codes.validation, "validation"),
-        others={split: small_enough(source, split) for split, source in codes.others.items()},
+        extra_splits={split: small_enough(source, split) for split, source in codes.extra_splits.items()},
     )
 
 
-def _small_enough(config: MeshTransformerConfig, codes: CodeSource, part: str, skipped: dict[str, str]) -> FaceSource:
+def _small_enough(config: MeshTransformerConfig, codes: TokenDataset, part: str, skipped: dict[str, str]) -> FaceSource:
     """Without what could not be read, and without what is too large where nothing is cut; both are in `skipped`."""
     counts, most = codes.lengths(), config.model.max_faces
     limit = most if config.loss.window is None else max(counts, default=0)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
@@ -144,7 +144,7 @@ class MeshTransformer(Pretrained, nn.Module):
     def generate(
         self,
         texts: Sequence[str],
-        draw: Draw,
+        draw: ItemRNG,
         settings: Sampling | None = None,
         *,
         negative: str | None = None,

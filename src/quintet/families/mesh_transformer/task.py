@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common import collectives
-from quintet.common.batch import Batch, Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config.text import possible_guidance
 from quintet.data.captioned import check_request, found_keys
@@ -28,9 +28,9 @@ from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
 from quintet.media.mesh_measures import as_triangles, merged
 from quintet.media.mesh_render import contact_sheet
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.autoregressive import Legal, Sampling
-from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Splits, Task
 
 SHOWN = 192
 """Pixels of one picture of a mesh."""
@@ -39,7 +39,7 @@ TURNED = 8
 MADE_AT_ONCE = 32
 
 
-class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
+class MeshTransformerTask(Task[MeshTransformerConfig]):
     name = "mesh-transformer"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     exported = "transformer"
@@ -47,7 +47,10 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
     shardable = True
 
     def __init__(
-        self, config: MeshTransformerConfig, tokenizer: Link | None = None, transformer: MeshTransformer | None = None
+        self,
+        config: MeshTransformerConfig,
+        tokenizer: FrozenModel | None = None,
+        transformer: MeshTransformer | None = None,
     ) -> None:
         if tokenizer is None:
             raise UsageError(
@@ -69,35 +72,35 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
 
     # --- data -------------------------------------------------------------------------------------------------
 
-    def sources(self) -> Sources:
-        return data.code_sources(self.config, self.tokenizer)
+    def splits(self) -> Splits:
+        return data.code_splits(self.config, self.tokenizer)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return data.collate(items)
 
-    def lengths(self, source: Source) -> Sequence[int] | None:
+    def lengths(self, source: Dataset) -> Sequence[int] | None:
         return source.lengths() if hasattr(source, "lengths") else None
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         loss, draw = self.config.loss, batch.draw
         conditioning = self._texts(batch, draw.uniform("keep text") >= loss.drop_text)
         conditioning |= self.transformer.faces(batch["faces"], draw.uniform("keep faces") >= loss.drop_faces)
-        return Output(self._predicted(nets, batch, conditioning))
+        return Output(self._predicted(modules, batch, conditioning))
 
     def _texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
         # An empty caption is none, here as in generation.
         there = torch.tensor([bool(text) for text in batch["texts"]])
         return self.transformer.texts(batch["texts"], there if keep is None else keep & there)
 
-    def _predicted(self, nets: Nets, batch: Batch, conditioning: dict[str, Tensor]) -> dict[str, Tensor]:
-        logits, targets = nets["transformer"](
+    def _predicted(self, modules: Modules, batch: Batch, conditioning: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits, targets = modules["transformer"](
             batch["codes"], batch["lengths"], conditioning, batch["begins"], batch["ends"]
         )
         return {"logits": _wide(logits), "targets": targets}
 
-    def loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         logits, targets = output["logits"], output["targets"]
         each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.config.loss.label_smoothing)
         everything = torch.ones_like(each, dtype=torch.bool)
@@ -107,9 +110,9 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
 
     # --- looking ----------------------------------------------------------------------------------------------
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Of every token, given the text and no number of faces, as in generation."""
-        logits, targets = self._predicted(nets, batch, self._texts(batch)).values()
+        logits, targets = self._predicted(modules, batch, self._texts(batch)).values()
         return Statistics(
             {
                 "loss": F.cross_entropy(logits, targets, reduction="sum"),
@@ -118,11 +121,11 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
             }
         )
 
-    def measure_generated(self, nets: Nets, batch: Batch, split: str) -> Statistics:
+    def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
         """What is found in meshes that were made from captions without a grammar, and in the set of them."""
         if split != "validation":
             return Statistics()
-        made = self._made(nets, batch["texts"], batch.draw)
+        made = self._made(modules, batch["texts"], batch.draw)
         meshes, real = self._meshes(made), self._reconstructed(batch)
         sums = {"made": torch.tensor(float(len(meshes)), dtype=torch.float64)}
         sums |= soundness(meshes, made.ended.tolist())
@@ -148,10 +151,10 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
                 figures[f"match_proportions{suffix}"] = sums[f"match_proportions{suffix}"] / asked
         return figures | set_figures(statistics.rows)
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A sheet of pairs: the mesh as the tokenizer has it, and what is made from its caption; the first of them also
         as files to turn."""
-        made = self._meshes(self._made(nets, batch["texts"], batch.draw, legal=self._grammar()))
+        made = self._meshes(self._made(modules, batch["texts"], batch.draw, legal=self._grammar()))
         given = self._reconstructed(batch)
         pairs = [mesh for pair in zip(given, made, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=SHOWN)
@@ -165,13 +168,13 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
 
     # --- making -----------------------------------------------------------------------------------------------
 
-    def generate(self, nets: Nets, request: Request) -> list[Artifact]:
+    def generate(self, modules: Modules, request: Request) -> list[Artifact]:
         check_request(self.config.model, request, self.config.sample.guidance, self._guidance())
         prompt = self._prompt(request.given)
         meshes: list[Mesh] = []
         ended: list[bool] = []
         for part, draw in request.parts(MADE_AT_ONCE):
-            made = self._made(nets, part, draw, request.negative, prompt, self._grammar())
+            made = self._made(modules, part, draw, request.negative, prompt, self._grammar())
             meshes += self._meshes(made)
             ended += made.ended.tolist()
         texts, common = request.wanted, request.about(self.config.sample, "mesh")
@@ -186,14 +189,14 @@ class MeshTransformerRecipe(Recipe[MeshTransformerConfig]):
 
     def _made(
         self,
-        nets: Nets,
+        modules: Modules,
         texts: Sequence[str],
-        draw: Draw,
+        draw: ItemRNG,
         negative: str | None = None,
         prompt: Tensor | None = None,
         legal: Legal | None = None,
     ) -> Generated:
-        transformer, config = nets["transformer"], self.config.sample
+        transformer, config = modules["transformer"], self.config.sample
         assert isinstance(transformer, MeshTransformer)
         return transformer.generate(
             [""] * len(texts) if self.unprompted else texts,
@@ -258,7 +261,7 @@ def _rows(codes: Tensor, lengths: Tensor) -> list[Tensor]:
     return [row[:length] for row, length in zip(codes, lengths.tolist(), strict=True)]
 
 
-def _fitted(config: MeshTransformerConfig, tokenizer: Link) -> MeshTransformerConfig:
+def _fitted(config: MeshTransformerConfig, tokenizer: FrozenModel) -> MeshTransformerConfig:
     """The configuration with what follows from tokenizer and captions, which must not contradict it."""
     if tokenizer.recipe.name != "mesh-autoencoder":
         raise UsageError(

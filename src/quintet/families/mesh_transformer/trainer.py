@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.data.python_meshes import python_mesh_sources
+from quintet.data.python_meshes import python_mesh_splits
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.data import coded
 from quintet.families.mesh_transformer.model import MeshTransformer
-from quintet.families.mesh_transformer.task import MeshTransformerRecipe
+from quintet.families.mesh_transformer.task import MeshTransformerTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
 class MeshTransformerTrainer(PythonTrainer):
@@ -26,14 +26,14 @@ class MeshTransformerTrainer(PythonTrainer):
     """
 
     config_class = MeshTransformerConfig
-    recipe_class = MeshTransformerRecipe
+    task_class = MeshTransformerTask
     model_class = MeshTransformer
     needs = ("model", "tokenizer")
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: MeshTransformerConfig = recipe.config
         tokenizer = recipe.links["tokenizer"]
         corners, bins = tokenizer.model.vertices_per_face, tokenizer.model.bins
-        meshes = python_mesh_sources(data, config.data, corners, bins, validation=validation, declared=declared)
+        meshes = python_mesh_splits(data, config.data, corners, bins, validation=validation, declared=declared)
         return coded(config, tokenizer, meshes)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mulan.augment import draw_masks, hide, keep_patches
@@ -94,7 +94,7 @@ class AudioSpectrogramTransformer(nn.Module):
         state = next(islice(blocks, layer - 1, None))
         return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
 
-    def hiding(self, draw: Draw) -> Hiding:
+    def hiding(self, draw: ItemRNG) -> Hiding:
         """What `forward` hides of a batch. It does not depend on how long the other clips of the batch are."""
         return Hiding(draw_masks(draw), draw.uniform("patches", *self.config.grid))
 

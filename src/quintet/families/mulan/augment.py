@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.families.mulan.config import AudioTowerConfig
 
 MASKS = 4
 """Numbers that a clip's masks take: width and place of the band, and of the stretch."""
 
 
-def draw_masks(draw: Draw) -> Tensor:
+def draw_masks(draw: ItemRNG) -> Tensor:
     """What `hide` takes, `(batch, 4)`."""
     return draw.uniform("spectrogram masks", MASKS)
 
@@ -42,7 +42,7 @@ def _span(numbers: Tensor, width: Tensor, place: Tensor, length: Tensor) -> Tens
     return (numbers >= start[:, None]) & (numbers < (start + width)[:, None])
 
 
-def without_words(texts: Sequence[str], draw: Draw, share: float) -> list[str]:
+def without_words(texts: Sequence[str], draw: ItemRNG, share: float) -> list[str]:
     """Captions without some of their words: half of them whole, of the others up to `share`, never all."""
     most = 2 * draw.uniform("words left out") - 1
     words = [text.split() for text in texts]

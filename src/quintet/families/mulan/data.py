@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from quintet.common.batch import Source
-from quintet.data.audio import AudioFolder, audio_folder_sources
+from quintet.common.batch import Dataset
+from quintet.data.audio import AudioFolder, audio_folder_splits
 from quintet.data.python_audio import PythonAudio
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.text_tower import TextTransformer
 from quintet.training.display import say
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 LOOKED_AT = 100
 """Items of a data set in Python whose captions are looked at before training."""
 
 
-def mulan_sources(config: MuLaNConfig, tower: TextTransformer) -> Sources:
-    sources = audio_folder_sources(config.data, config.model.audio.rate)
-    check_captions(sources, config, tower)
-    return sources
+def mulan_splits(config: MuLaNConfig, tower: TextTransformer) -> Splits:
+    splits = audio_folder_splits(config.data, config.model.audio.rate)
+    check_captions(splits, config, tower)
+    return splits
 
 
-def check_captions(sources: Sources, config: MuLaNConfig, tower: TextTransformer) -> None:
+def check_captions(splits: Splits, config: MuLaNConfig, tower: TextTransformer) -> None:
     """Without captions there is nothing to learn; what is odd about them is said."""
-    captions = [pair for source in (sources.train, sources.validation) for pair in _captions(source)]
+    captions = [pair for source in (splits.train, splits.validation) for pair in _captions(source)]
     if not captions:
         return
     missing = [name for name, text in captions if not text]
@@ -45,7 +45,7 @@ def check_captions(sources: Sources, config: MuLaNConfig, tower: TextTransformer
         say(f"warning: all {count} clips have the caption {text!r}: there is nothing to tell them apart by")
 
 
-def _captions(source: Source) -> Iterator[tuple[str, str]]:
+def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
     """Of each clip its name and its caption, where it has one in words."""
     assert isinstance(source, AudioFolder | PythonAudio)
     # A data set in Python may have to make a whole sound to tell its caption.

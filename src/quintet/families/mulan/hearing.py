@@ -1,4 +1,4 @@
-"""Owns MuLaN's tower of sound as a `Hearing`: vectors of a clip's steps of time behind a layer.
+"""Owns MuLaN's tower of sound as a `AudioFeatureExtractor`: vectors of a clip's steps of time behind a layer.
 
 A step is one column of patches: `model.audio.patch` spectrogram windows of `model.audio.hop` samples, and its vector
 the mean over the patches of all bands. A clip is heard in windows as long as those of training, one after the other,
@@ -20,8 +20,8 @@ AT_ONCE = 16
 """Windows of a long clip that go through together."""
 
 
-class MuLaNHearing:
-    """A `Hearing`."""
+class MuLaNFeatures:
+    """A `AudioFeatureExtractor`."""
 
     def __init__(self, mulan: MuLaN, config: MuLaNConfig) -> None:
         self.mulan = mulan

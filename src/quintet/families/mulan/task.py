@@ -21,8 +21,8 @@ from quintet.data.audio import mean_over_windows, pad_windows
 from quintet.errors import UsageError
 from quintet.families.mulan.augment import without_words
 from quintet.families.mulan.config import TOKENS, MuLaNConfig
-from quintet.families.mulan.data import mulan_sources
-from quintet.families.mulan.hearing import MuLaNHearing
+from quintet.families.mulan.data import mulan_splits
+from quintet.families.mulan.hearing import MuLaNFeatures
 from quintet.families.mulan.model import MuLaN, Vectors
 from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
@@ -31,10 +31,10 @@ from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
 from quintet.nn.contrastive import contrastive_loss, similarities
 from quintet.nn.tokenized_text import TokenizerFolder
-from quintet.pipelines.audio_features import Hearing
+from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.training.display import say
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Report, Sources
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Report, Splits, Task
 from quintet.training.whole_batch import whole_batch_backward
 
 REVIVE_EVERY = 20
@@ -43,7 +43,7 @@ NOTHING_LEARNED = 0.02
 """A loss this near to that of guessing has learned nothing."""
 
 
-class MuLaNRecipe(Recipe[MuLaNConfig]):
+class MuLaNTask(Task[MuLaNConfig]):
     name = "mulan"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("text_to_audio_mrr", "max")
     exported = "mulan"
@@ -66,27 +66,27 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
             self.modules["quantizer"] = self.quantizer
         self.phases = [Phase("mulan", ("mulan",), self.loss, config.optim.for_phase())]
 
-    def sources(self) -> Sources:
-        return mulan_sources(self.config, self.mulan.text)
+    def splits(self) -> Splits:
+        return mulan_splits(self.config, self.mulan.text)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return pad_windows(items)
 
     # --- training -------------------------------------------------------------------------------------------
 
-    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Learn how loud the data is, and start the codebooks from the first batch's vectors."""
         held = list(batches)
         levels = [Statistics({"level": self.mulan.audio.level(batch["wavs"], batch["lengths"])}) for batch in held]
         self.mulan.audio.adjust(sum(levels, Statistics()).over_ranks().sums["level"])
         if self.config.model.quantizer_levels:
             with torch.no_grad():
-                views = [Statistics(rows={"views": _views(self._vectors(nets, batch))}) for batch in held]
+                views = [Statistics(rows={"views": _views(self._vectors(modules, batch))}) for batch in held]
             vectors = sum(views, Statistics()).over_ranks().rows["views"].flatten(0, 1)
             self.quantizer.quantizer.initialise(vectors, seed_from(self.config.train.seed, "codebook"))
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
-        vectors = self._vectors(nets, batch)
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
+        vectors = self._vectors(modules, batch)
         statistics = Statistics()
         if self.config.model.quantizer_levels:
             # The codebooks follow the vectors, and the vectors know nothing of them.
@@ -95,10 +95,10 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         rows = {"audio": vectors.audio, "text": vectors.text}
         return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}}, statistics)
 
-    def backward(self, micro_batches: Sequence[Batch], nets: Nets, engine: Engine, step: int) -> Report:
-        return whole_batch_backward(self, micro_batches, nets, engine, step)
+    def backward(self, micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
+        return whole_batch_backward(self, micro_batches, modules, engine, step)
 
-    def loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         rows, shared = output["rows"], output["shared"]
         # Every rank's rows, so that each is held against all; the loss is then the same on every rank.
         audio, text = (collectives.gather_rows(rows[name]).unbind(1) for name in ("audio", "text"))
@@ -120,34 +120,34 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
 
     # --- looking --------------------------------------------------------------------------------------------
 
-    def embed(self, nets: Nets, batch: Batch) -> Tensor:
+    def embed(self, modules: Modules, batch: Batch) -> Tensor:
         """Of a long clip the mean over its windows."""
-        windows = _mulan(nets).embed_audio(batch["wavs"], batch["lengths"])
+        windows = _mulan(modules).embed_audio(batch["wavs"], batch["lengths"])
         return F.normalize(mean_over_windows(windows, batch["owners"], len(batch)), dim=-1)
 
-    def embed_texts(self, nets: Nets, texts: Sequence[str]) -> Tensor:
+    def embed_texts(self, modules: Modules, texts: Sequence[str]) -> Tensor:
         if long := self.mulan.text.too_long(texts):
             say(f"warning: cut at its end, the model reads no more (model.text.max_length): {long[0]!r}")
-        return _mulan(nets).embed_texts(texts)
+        return _mulan(modules).embed_texts(texts)
 
-    def hearing(self, nets: Nets) -> Hearing:
-        return MuLaNHearing(_mulan(nets), self.config)
+    def hearing(self, modules: Modules) -> AudioFeatureExtractor:
+        return MuLaNFeatures(_mulan(modules), self.config)
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
-        audio, text = self.embed(nets, batch), _mulan(nets).embed_prepared(self._texts(batch))
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
+        audio, text = self.embed(modules, batch), _mulan(modules).embed_prepared(self._texts(batch))
         captions = torch.tensor([caption_number(each) for each in _texts_of(batch)], device=audio.device)
-        sums = self._told_apart(nets, batch, audio) if self.config.eval.labels else {}
+        sums = self._told_apart(modules, batch, audio) if self.config.eval.labels else {}
         if self.config.model.quantizer_levels:
-            kept = F.cosine_similarity(_quantizer(nets).decode(_quantizer(nets).encode(audio)), audio)
+            kept = F.cosine_similarity(_quantizer(modules).decode(_quantizer(modules).encode(audio)), audio)
             sums["quantized"] = kept.double().sum()
         # The temperature of these weights, averaged or live, as often as there are batches.
-        sums |= {"log_scale": _mulan(nets).log_scale[-1].double(), "batches": torch.tensor(1.0)}
+        sums |= {"log_scale": _mulan(modules).log_scale[-1].double(), "batches": torch.tensor(1.0)}
         return Statistics(sums, {"audio": audio, "text": text, "captions": captions})
 
-    def _told_apart(self, nets: Nets, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
+    def _told_apart(self, modules: Modules, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
         """How many clips name a label in their caption, and of how many the nearest label is that one."""
         labels = self.config.eval.labels
-        prompts = _mulan(nets).embed_texts([self.config.eval.prompt.replace("{}", label) for label in labels])
+        prompts = _mulan(modules).embed_texts([self.config.eval.prompt.replace("{}", label) for label in labels])
         guesses = similarities(audio, prompts).argmax(1).tolist()
         named = [label_in(text, labels) for text in _texts_of(batch)]
         right = [guess == own for guess, own in zip(guesses, named, strict=True) if own is not None]
@@ -172,9 +172,9 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
             say("warning: no caption names just one of eval.labels, so nothing can be told of them")
         return figures
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """How near each clip is to each caption: the diagonal should shine."""
-        audio, text = self.embed(nets, batch), _mulan(nets).embed_prepared(self._texts(batch))
+        audio, text = self.embed(modules, batch), _mulan(modules).embed_prepared(self._texts(batch))
         scores = similarities(audio, text).double().cpu()
         picture = draw_matrix(scores.numpy(), [Path(name).name for name in batch.names], _texts_of(batch))
         about = {"rows": list(batch.names), "columns": _texts_of(batch)}
@@ -193,11 +193,11 @@ class MuLaNRecipe(Recipe[MuLaNConfig]):
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
 
-    def _vectors(self, nets: Nets, batch: Batch) -> Vectors:
+    def _vectors(self, modules: Modules, batch: Batch) -> Vectors:
         """A batch as training sees it."""
         hiding = self.mulan.audio.hiding(batch.draw).to(batch["wavs"].device)
         prepared = self._texts(batch, drop_words=self.config.data.drop_words)
-        vectors: Vectors = nets["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
+        vectors: Vectors = modules["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
         return vectors
 
 
@@ -218,14 +218,14 @@ def _views(vectors: Vectors) -> Tensor:
     return torch.stack([vectors.audio[:, -1], vectors.text[:, -1]], dim=1)
 
 
-def _mulan(nets: Nets) -> MuLaN:
-    model = nets["mulan"]
+def _mulan(modules: Modules) -> MuLaN:
+    model = modules["mulan"]
     assert isinstance(model, MuLaN)
     return model
 
 
-def _quantizer(nets: Nets) -> MuLaNEmbedQuantizer:
-    model = nets["quantizer"]
+def _quantizer(modules: Modules) -> MuLaNEmbedQuantizer:
+    model = modules["quantizer"]
     assert isinstance(model, MuLaNEmbedQuantizer)
     return model
 

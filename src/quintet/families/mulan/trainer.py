@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.data.python_audio import python_audio_sources
+from quintet.data.python_audio import python_audio_splits
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import check_captions
 from quintet.families.mulan.model import MuLaN
-from quintet.families.mulan.task import MuLaNRecipe
+from quintet.families.mulan.task import MuLaNTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
 class MuLaNTrainer(PythonTrainer):
@@ -25,7 +25,7 @@ class MuLaNTrainer(PythonTrainer):
     """
 
     config_class = MuLaNConfig
-    recipe_class = MuLaNRecipe
+    task_class = MuLaNTask
     model_class = MuLaN
 
     @classmethod
@@ -34,10 +34,10 @@ class MuLaNTrainer(PythonTrainer):
         return {} if longest is None else {"data.seconds": longest / model.config.audio.rate}
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
-        assert isinstance(recipe, MuLaNRecipe)
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        assert isinstance(recipe, MuLaNTask)
         config = recipe.config
         rate = config.model.audio.rate
-        sources = python_audio_sources(data, config.data, rate, validation=validation, declared=declared)
-        check_captions(sources, config, recipe.mulan.text)
-        return sources
+        splits = python_audio_splits(data, config.data, rate, validation=validation, declared=declared)
+        check_captions(splits, config, recipe.mulan.text)
+        return splits

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quintet.common.batch import Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
-from quintet.data.image import folder_sources
-from quintet.data.tokenized import coded_sources
+from quintet.data.image import folder_splits
+from quintet.data.tokenized import tokenized_splits
 from quintet.families.muse.config import MuseConfig
-from quintet.pipelines.frozen import Link
-from quintet.training.task import Sources
+from quintet.pipelines.frozen import FrozenModel
+from quintet.training.task import Splits
 
 
-def code_sources(config: MuseConfig, tokenizer: Link, low: Link | None) -> Sources:
+def code_splits(config: MuseConfig, tokenizer: FrozenModel, low: FrozenModel | None) -> Splits:
     """Codes and captions; of `low`, the tokenizer of a base model, the field `low` beside them."""
     media = _pictures(config, tokenizer)
     check_captions(config.model, media, "pictures", config.data.empty_captions)
@@ -22,13 +22,13 @@ def code_sources(config: MuseConfig, tokenizer: Link, low: Link | None) -> Sourc
     if low is None:
         return own
     below = _coded(config, low, _pictures(config, low))
-    return Sources(
+    return Splits(
         _Pairs(own.train, below.train),
         _Pairs(own.validation, below.validation),
         own.fingerprint,
         {**own.skipped, **below.skipped},
         own.about,
-        {split: _Pairs(source, below.others[split]) for split, source in own.others.items()},
+        {split: _Pairs(source, below.extra_splits[split]) for split, source in own.extra_splits.items()},
     )
 
 
@@ -36,8 +36,8 @@ def code_sources(config: MuseConfig, tokenizer: Link, low: Link | None) -> Sourc
 class _Pairs:
     """The same pictures, augmented alike, in the codes of two tokenizers."""
 
-    high: Source
-    low: Source
+    high: Dataset
+    low: Dataset
 
     def __len__(self) -> int:
         return len(self.high)
@@ -45,14 +45,14 @@ class _Pairs:
     def name(self, item: int) -> str:
         return self.high.name(item)
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         return {**self.high.load(item, draw), "low": self.low.load(item, draw)["codes"]}
 
 
-def _pictures(config: MuseConfig, tokenizer: Link) -> Sources:
+def _pictures(config: MuseConfig, tokenizer: FrozenModel) -> Splits:
     shape = tokenizer.model.config
-    return folder_sources(config.data, shape.size, shape.channels)
+    return folder_splits(config.data, shape.size, shape.channels)
 
 
-def _coded(config: MuseConfig, tokenizer: Link, media: Sources) -> Sources:
-    return coded_sources(tokenizer, media, "pictures", cache=config.data.cache, variants=config.data.variants)
+def _coded(config: MuseConfig, tokenizer: FrozenModel, media: Splits) -> Splits:
+    return tokenized_splits(tokenizer, media, "pictures", cache=config.data.cache, variants=config.data.variants)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.sampling.masked import Sampling
@@ -72,7 +72,7 @@ class Stage(nn.Module):
     def draw(
         self,
         texts: Sequence[str],
-        draw: Draw,
+        draw: ItemRNG,
         negative: str | None = None,
         low: Tensor | None = None,
         canvas: Canvas | None = None,
@@ -136,10 +136,10 @@ class Muse(nn.Module):
         self, texts: Sequence[str], seed: int = 0, negative: str | None = None, canvas: Canvas | None = None
     ) -> Tensor:
         """Pictures in [0, 1], (batch, channels, height, width); the same seed gives the same ones."""
-        return self.draw(texts, Draw(seed, [0] * len(texts), range(len(texts))), negative, canvas)
+        return self.draw(texts, ItemRNG(seed, [0] * len(texts), range(len(texts))), negative, canvas)
 
     def draw(
-        self, texts: Sequence[str], draw: Draw, negative: str | None = None, canvas: Canvas | None = None
+        self, texts: Sequence[str], draw: ItemRNG, negative: str | None = None, canvas: Canvas | None = None
     ) -> Tensor:
         codes = self.base.draw(texts, draw, negative, canvas=canvas)
         if self.superres is not None:

@@ -15,20 +15,20 @@ from quintet.data.captioned import check_request, found_keys
 from quintet.data.image import MODES
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.muse.config import MuseConfig
-from quintet.families.muse.data import code_sources
+from quintet.families.muse.data import code_splits
 from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.codebook_smoothing import check_alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import Link
-from quintet.training.maskgit_task import MaskGitRecipe, Rows, critic_of, start_from_codebook
-from quintet.training.task import Artifact, Nets, Request, Sources
+from quintet.pipelines.frozen import FrozenModel
+from quintet.training.maskgit_task import MaskGitTask, Rows, critic_of, start_from_codebook
+from quintet.training.task import Artifact, Modules, Request, Splits
 
 DRAWN_AT_ONCE = 32
 
 
-class MuseRecipe(MaskGitRecipe[MuseConfig]):
+class MuseTask(MaskGitTask[MuseConfig]):
     name = "muse"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     options = ("negative", "image", "mask")
@@ -36,8 +36,8 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
     def __init__(
         self,
         config: MuseConfig,
-        tokenizer: Link | None = None,
-        base: Link | None = None,
+        tokenizer: FrozenModel | None = None,
+        base: FrozenModel | None = None,
         maskgit: MaskGit | None = None,
     ) -> None:
         if tokenizer is None:
@@ -56,8 +56,8 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
             self.modules["critic"] = TokenCritic(config.model)
         self.phases = self.make_phases()
 
-    def sources(self) -> Sources:
-        return code_sources(self.config, self.tokenizer, self.base.recipe.links["tokenizer"] if self.base else None)
+    def splits(self) -> Splits:
+        return code_splits(self.config, self.tokenizer, self.base.recipe.links["tokenizer"] if self.base else None)
 
     def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
         return Rows(batch["codes"].flatten(1), self._conditioning(batch, keep))
@@ -72,11 +72,11 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
 
     # --- looking ----------------------------------------------------------------------------------------------
 
-    def measure_generated(self, nets: Nets, batch: Batch, split: str) -> Statistics:
+    def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
         """What the judge of the embedded data finds in pictures drawn from captions, and in reconstructions."""
         if "objects" not in batch or split not in ("validation", WITHHELD):
             return Statistics()
-        drawn = self.muse(nets).draw(batch["texts"], batch.draw)
+        drawn = self.muse(modules).draw(batch["texts"], batch.draw)
         kept = self.tokenizer.model.decode(batch["codes"])
         rows = {
             f"{name}{kind}": values
@@ -85,9 +85,9 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
         }
         return Statistics(rows=rows)
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A grid of pairs: the picture as the tokenizer has it, and what is drawn from its caption."""
-        drawn = self.muse(nets).draw(batch["texts"], batch.draw)
+        drawn = self.muse(modules).draw(batch["texts"], batch.draw)
         kept = self.tokenizer.model.decode(batch["codes"])
         grid = image_grid([picture for pair in zip(kept, drawn, strict=True) for picture in pair], columns=8)
         about = {"columns": "reconstruction, drawn from its caption", "texts": list(batch["texts"])}
@@ -95,9 +95,9 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
 
     # --- drawing ----------------------------------------------------------------------------------------------
 
-    def generate(self, nets: Nets, request: Request) -> list[Artifact]:
+    def generate(self, modules: Modules, request: Request) -> list[Artifact]:
         check_request(self.config.model, request, self.config.sample.guidance, self.guidance())
-        canvas, muse = self._canvas(request), self.muse(nets)
+        canvas, muse = self._canvas(request), self.muse(modules)
         pictures: list[Tensor] = []
         for part, draw in request.parts(DRAWN_AT_ONCE):
             pictures += muse.draw(part, draw, request.negative, canvas)
@@ -109,18 +109,18 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
         grid = image_grid(pictures, columns=min(8, len(texts)))
         return [Artifact("grid.png", lambda path: write_image(grid, path), {"texts": texts, **common}), *single]
 
-    def muse(self, nets: Nets) -> Muse:
+    def muse(self, modules: Modules) -> Muse:
         """The models put together for drawing, the base below if there is one."""
-        own = self.stage(nets)
+        own = self.stage(modules)
         if self.base is None:
             return Muse(own)
-        assert isinstance(self.base.recipe, MuseRecipe)
-        return Muse(self.base.recipe.stage(self.base.nets), own)
+        assert isinstance(self.base.recipe, MuseTask)
+        return Muse(self.base.recipe.stage(self.base.modules), own)
 
-    def stage(self, nets: Nets) -> Stage:
-        maskgit = nets["maskgit"]
+    def stage(self, modules: Modules) -> Stage:
+        maskgit = modules["maskgit"]
         assert isinstance(maskgit, MaskGit)
-        return Stage(maskgit, self.tokenizer.model, self.sampling(), critic_of(nets))
+        return Stage(maskgit, self.tokenizer.model, self.sampling(), critic_of(modules))
 
     def _canvas(self, request: Request) -> Canvas | None:
         """The picture to draw on, cut as pictures are for training."""
@@ -142,13 +142,13 @@ class MuseRecipe(MaskGitRecipe[MuseConfig]):
         return Canvas(pixels, hole[0] >= 0.5)
 
 
-def _new_model(config: MuseConfig, tokenizer: Link) -> MaskGit:
+def _new_model(config: MuseConfig, tokenizer: FrozenModel) -> MaskGit:
     model = MaskGit(config.model)
     start_from_codebook(model, tokenizer)
     return model
 
 
-def _fitted(config: MuseConfig, tokenizer: Link, base: Link | None) -> MuseConfig:
+def _fitted(config: MuseConfig, tokenizer: FrozenModel, base: FrozenModel | None) -> MuseConfig:
     """The configuration with what follows from tokenizer, base and captions, which must not contradict it."""
     vae = tokenizer.model
     if not hasattr(vae, "code_shape"):
@@ -158,7 +158,7 @@ def _fitted(config: MuseConfig, tokenizer: Link, base: Link | None) -> MuseConfi
     found = {"model.grid": vae.code_shape, "model.num_codes": vae.num_codes}
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
     if base is not None:
-        if not isinstance(base.recipe, MuseRecipe) or base.recipe.base is not None:
+        if not isinstance(base.recipe, MuseTask) or base.recipe.base is not None:
             kind = "a super-resolution model itself" if base.recipe.name == "muse" else f"'{base.recipe.name}'"
             raise UsageError(f"--base takes a run of muse that draws by itself; {base.reference} is {kind}")
         below = base.recipe.config.model

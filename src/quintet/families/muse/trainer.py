@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quintet.families.muse.config import MuseConfig
-from quintet.families.muse.task import MuseRecipe
+from quintet.families.muse.task import MuseTask
 from quintet.nn.maskgit import MaskGit
 from quintet.training.python_trainer import PythonTrainer
 
@@ -18,6 +18,6 @@ class MuseTrainer(PythonTrainer):
     """
 
     config_class = MuseConfig
-    recipe_class = MuseRecipe
+    task_class = MuseTask
     model_class = MaskGit
     needs = ("tokenizer",)

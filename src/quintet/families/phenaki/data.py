@@ -13,21 +13,21 @@ import torch
 from quintet.common.batch import Item
 from quintet.common.batch import collate as collate_equal
 from quintet.data.captioned import check_captions
-from quintet.data.tokenized import coded_sources
-from quintet.data.video import video_folder_sources
+from quintet.data.tokenized import tokenized_splits
+from quintet.data.video import video_folder_splits
 from quintet.families.phenaki.config import PhenakiConfig
-from quintet.pipelines.frozen import Link
-from quintet.training.task import Sources
+from quintet.pipelines.frozen import FrozenModel
+from quintet.training.task import Splits
 
 PADDING = -1
 _OWN_LENGTH = ("codes", "vectors")
 
 
-def clip_sources(config: PhenakiConfig, tokenizer: Link) -> Sources:
+def clip_splits(config: PhenakiConfig, tokenizer: FrozenModel) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
-    media = video_folder_sources(config.data, tokenizer.model.config.size)
+    media = video_folder_splits(config.data, tokenizer.model.config.size)
     check_captions(config.model, media, "clips", config.data.empty_captions)
-    return coded_sources(tokenizer, media, "clips", cache=config.data.cache, variants=config.data.variants)
+    return tokenized_splits(tokenizer, media, "clips", cache=config.data.cache, variants=config.data.variants)
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.masked import Sampling
 from quintet.sampling.maskgit import Told, fill, told_both_ways, told_by_vectors
 
@@ -48,8 +48,8 @@ class Phenaki(nn.Module):
     ) -> None:
         super().__init__()
         self.maskgit = maskgit
-        self.link = cvivit if isinstance(cvivit, Link) else None
-        self.cvivit = cvivit.model if isinstance(cvivit, Link) else cvivit
+        self.link = cvivit if isinstance(cvivit, FrozenModel) else None
+        self.cvivit = cvivit.model if isinstance(cvivit, FrozenModel) else cvivit
         self.critic = critic
         self.settings = settings or Sampling(guidance=3.0)
         self.overlap = overlap
@@ -132,7 +132,7 @@ class Phenaki(nn.Module):
     def story(
         self,
         scenes: Sequence[str],
-        draw: Draw,
+        draw: ItemRNG,
         frames: int | None = None,
         start: Tensor | None = None,
         negative: str | None = None,
@@ -153,7 +153,7 @@ class Phenaki(nn.Module):
     def film(
         self,
         told: tuple[Told, Told],
-        draw: Draw,
+        draw: ItemRNG,
         frames: int,
         start: Tensor | None = None,
         overlap: int | None = None,
@@ -187,7 +187,7 @@ class Phenaki(nn.Module):
         return start.shape[2] + self.longest - self.shown_of(start.shape[2], self.usual_overlap)
 
     def _longer(
-        self, made: Tensor | None, shown: int, told: tuple[Told, Told], draw: Draw, frames: int, name: str
+        self, made: Tensor | None, shown: int, told: tuple[Told, Told], draw: ItemRNG, frames: int, name: str
     ) -> Tensor:
         config = self.cvivit.config
         before = 0 if made is None else made.shape[2]
@@ -201,7 +201,7 @@ class Phenaki(nn.Module):
     def codes(
         self,
         told: tuple[Told, Told],
-        draw: Draw,
+        draw: ItemRNG,
         there: Tensor,
         prime: Tensor | None = None,
         name: str = "film",
@@ -233,7 +233,7 @@ class Phenaki(nn.Module):
         valid: Tensor,
         known: int,
         told: tuple[Told, Told],
-        draw: Draw,
+        draw: ItemRNG,
         settings: Sampling,
         name: str,
     ) -> Tensor:
@@ -284,8 +284,8 @@ class Phenaki(nn.Module):
             )
 
 
-def _draw(seed: int, count: int) -> Draw:
-    return Draw(seed, [0] * count, range(count))
+def _draw(seed: int, count: int) -> ItemRNG:
+    return ItemRNG(seed, [0] * count, range(count))
 
 
 def _times(grid: Sequence[int]) -> str:

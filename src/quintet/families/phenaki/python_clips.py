@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Item
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
 from quintet.data.python_videos import FIELDS as MEDIA
 from quintet.data.python_videos import PythonVideos
-from quintet.data.tokenized import coded_sources
+from quintet.data.tokenized import tokenized_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.phenaki.config import PhenakiConfig
-from quintet.pipelines.frozen import Link
-from quintet.training.task import Sources
+from quintet.pipelines.frozen import FrozenModel
+from quintet.training.task import Splits
 
 
 def _is(value: Any, kinds: tuple[str, ...], axes: tuple[int, ...]) -> bool:
@@ -111,7 +111,7 @@ class PythonCodes:
     def name(self, item: int) -> str:
         return f"item {self.places[item]}"
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         routed: dict[str, Any] = self.dataset[self.places[item]]
         codes = self._codes(routed["codes"])
         if routed.get("mask") is not None:
@@ -152,7 +152,7 @@ class PythonCodes:
 
     def _length_of(self, item: int) -> int:
         try:
-            return len(self.load(item, Draw(0, [0], [item]))["codes"])
+            return len(self.load(item, ItemRNG(0, [0], [item]))["codes"])
         except UnreadableItem:
             return 0
 
@@ -177,14 +177,14 @@ def _embedding(routed: Mapping[str, Any]) -> Item:
     return {"vectors": vectors}
 
 
-def python_clip_sources(
+def python_clip_splits(
     dataset: Indexable,
     config: PhenakiConfig,
-    tokenizer: Link | None,
+    tokenizer: FrozenModel | None,
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
-) -> Sources:
+) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
     first = Routed(dataset, declared or getattr(dataset, "data_kwargs", None))[0]
     _check_told(first, config)
@@ -205,7 +205,7 @@ def python_clip_sources(
         return PythonClips(Routed(items, names), places, height, width, config.data, train)
 
     media = split_object(dataset, config.data, clips, validation, declared)
-    return coded_sources(tokenizer, media, "clips", variants=config.data.variants)
+    return tokenized_splits(tokenizer, media, "clips", variants=config.data.variants)
 
 
 def _check_told(first: Mapping[str, Any], config: PhenakiConfig) -> None:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from quintet.common.batch import Batch, Item, Source
-from quintet.common.rng import Draw
+from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import check_request, found_keys
 from quintet.data.index.text_lines import read_lines
@@ -28,17 +28,17 @@ from quintet.media.video import EXTENSIONS
 from quintet.media.video_writing import filmstrip, write_video
 from quintet.nn.codebook_smoothing import check_alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.maskgit import told_both_ways
-from quintet.training.maskgit_task import MaskGitRecipe, Rows, critic_of, start_from_codebook
-from quintet.training.task import Artifact, Nets, Request, Sources
+from quintet.training.maskgit_task import MaskGitTask, Rows, critic_of, start_from_codebook
+from quintet.training.task import Artifact, Modules, Request, Splits
 
 MADE_AT_ONCE = 16
 RATE = 8.0
 """Frames a second of what is written, where nothing says."""
 
 
-class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
+class PhenakiTask(MaskGitTask[PhenakiConfig]):
     name = "phenaki"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     options = ("negative", "prime", "scenes", "frames", "images")
@@ -46,7 +46,7 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
     def __init__(
         self,
         config: PhenakiConfig,
-        tokenizer: Link | None = None,
+        tokenizer: FrozenModel | None = None,
         maskgit: MaskGit | None = None,
         critic: TokenCritic | None = None,
     ) -> None:
@@ -63,19 +63,19 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
             self.modules["critic"] = critic or TokenCritic(config.model)
         self.phases = self.make_phases()
 
-    def link_to_tokenizer(self) -> Link:
+    def link_to_tokenizer(self) -> FrozenModel:
         """What videos are encoded and decoded by; a model that is trained on codebook ids may have none."""
         if self.tokenizer is None:
             raise UsageError("this model knows no tokenizer, only codebook ids: there are no videos to read or to make")
         return self.tokenizer
 
-    def sources(self) -> Sources:
-        return data.clip_sources(self.config, self.link_to_tokenizer())
+    def splits(self) -> Splits:
+        return data.clip_splits(self.config, self.link_to_tokenizer())
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return data.collate(items)
 
-    def lengths(self, source: Source) -> Sequence[int] | None:
+    def lengths(self, source: Dataset) -> Sequence[int] | None:
         """Moments; none where all clips have as many, and any order is as good."""
         lengths: list[int] = source.lengths() if hasattr(source, "lengths") else []
         return lengths if len({*lengths} - {0}) > 1 else None
@@ -131,12 +131,12 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
 
     # --- looking ----------------------------------------------------------------------------------------------
 
-    def measure_generated(self, nets: Nets, batch: Batch, split: str) -> Statistics:
+    def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
         """What the judge of the embedded data finds in videos made from captions, and in reconstructions."""
         records: Any = batch.fields.get("motion")
         if self.tokenizer is None or not judging.are_known(records) or split not in ("validation", judging.WITHHELD):
             return Statistics()
-        made, kept = self._made_again(nets, batch), self._kept(batch)
+        made, kept = self._made_again(modules, batch), self._kept(batch)
         rows = {
             f"{name}{kind}": values
             for kind, videos in (("", made), ("_reconstruction", kept))
@@ -144,17 +144,19 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         }
         return Statistics(rows=rows)
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """What is made from captions: those of `sample.texts`, or of clips, which then stand beside."""
         if self.tokenizer is None:
             return []
         texts = self.config.sample.texts
         if texts is not None:
             wanted = _captions(texts)
-            made = self._from_texts(nets, wanted, Draw(self.config.train.seed, [0] * len(wanted), range(len(wanted))))
+            made = self._from_texts(
+                modules, wanted, ItemRNG(self.config.train.seed, [0] * len(wanted), range(len(wanted)))
+            )
             return self._shown(made, wanted, {})
         captions, kept = list(batch["texts"]), self._kept(batch)
-        made = self._made_again(nets, batch)
+        made = self._made_again(modules, batch)
         strips = [filmstrip(video.cpu()) for pair in zip(kept, made, strict=True) for video in pair]
         sheet = image_grid(strips, columns=1, padding=0)
         about = {"rows": "reconstruction, made from its caption", "items": list(batch.names), "texts": captions}
@@ -165,9 +167,9 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
         """The clips of a batch as the tokenizer has them."""
         return self._decoded(batch["codes"], _moments(batch).sum(1).tolist())
 
-    def _made_again(self, nets: Nets, batch: Batch) -> list[Tensor]:
+    def _made_again(self, modules: Modules, batch: Batch) -> list[Tensor]:
         """Videos from the captions of a batch, as long as its own clips, or as `sample.frames` says."""
-        phenaki = self.phenaki(nets)
+        phenaki = self.phenaki(modules)
         told = self._told_again(batch)
         if self.config.sample.frames is not None:
             return list(phenaki.film(told, batch.draw, self.config.sample.frames))
@@ -185,10 +187,10 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
 
     # --- making videos ----------------------------------------------------------------------------------------
 
-    def generate(self, nets: Nets, request: Request) -> list[Artifact]:
+    def generate(self, modules: Modules, request: Request) -> list[Artifact]:
         asked = replace(request, texts=request.scenes) if request.scenes else request
         check_request(self.config.model, asked, self.config.sample.guidance, self.guidance())
-        phenaki, config = self.phenaki(nets), self.config
+        phenaki, config = self.phenaki(modules), self.config
         if request.stills:
             return self._stills(phenaki, request)
         frames = request.frames or config.sample.frames
@@ -211,8 +213,8 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
             common |= {"scenes": list(request.scenes)}
         return self._shown(videos, request.wanted, common)
 
-    def _from_texts(self, nets: Nets, texts: Sequence[str], draw: Draw) -> list[Tensor]:
-        phenaki = self.phenaki(nets)
+    def _from_texts(self, modules: Modules, texts: Sequence[str], draw: ItemRNG) -> list[Tensor]:
+        phenaki = self.phenaki(modules)
         told = told_both_ways(self.maskgit, texts, None)
         return list(phenaki.film(told, draw, self.config.sample.frames or phenaki.longest))
 
@@ -249,14 +251,14 @@ class PhenakiRecipe(MaskGitRecipe[PhenakiConfig]):
             for extension in (".mp4", ".gif")
         ]
 
-    def phenaki(self, nets: Nets) -> Phenaki:
+    def phenaki(self, modules: Modules) -> Phenaki:
         """The models put together."""
-        maskgit = nets["maskgit"]
+        maskgit = modules["maskgit"]
         assert isinstance(maskgit, MaskGit)
         return Phenaki(
             maskgit,
             self.link_to_tokenizer().model,
-            critic_of(nets),
+            critic_of(modules),
             self.sampling(),
             self.config.sample.overlap,
             self.config.loss.order,
@@ -270,14 +272,14 @@ def _moments(batch: Batch) -> Tensor:
     return there
 
 
-def _new_model(config: PhenakiConfig, tokenizer: Link | None) -> MaskGit:
+def _new_model(config: PhenakiConfig, tokenizer: FrozenModel | None) -> MaskGit:
     model = MaskGit(config.model)
     if tokenizer is not None:
         start_from_codebook(model, tokenizer)
     return model
 
 
-def _fitted(config: PhenakiConfig, tokenizer: Link | None) -> PhenakiConfig:
+def _fitted(config: PhenakiConfig, tokenizer: FrozenModel | None) -> PhenakiConfig:
     """The configuration with what follows from tokenizer, captions and files, which must not contradict it."""
     if tokenizer is not None:
         config = _fitted_to_tokenizer(config, tokenizer)
@@ -294,7 +296,7 @@ def _captions(texts: str | Sequence[str]) -> list[str]:
     return read_lines(Path(texts), "sample.texts", "caption") if isinstance(texts, str) else list(texts)
 
 
-def _fitted_to_tokenizer(config: PhenakiConfig, tokenizer: Link) -> PhenakiConfig:
+def _fitted_to_tokenizer(config: PhenakiConfig, tokenizer: FrozenModel) -> PhenakiConfig:
     model = tokenizer.model
     if not hasattr(model.config, "temporal_patch"):
         raise UsageError(

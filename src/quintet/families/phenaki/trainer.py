@@ -10,12 +10,12 @@ from torch import nn
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.python_clips import python_clip_sources
-from quintet.families.phenaki.task import PhenakiRecipe
+from quintet.families.phenaki.python_clips import python_clip_splits
+from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
 class PhenakiTrainer(PythonTrainer):
@@ -34,12 +34,12 @@ class PhenakiTrainer(PythonTrainer):
     """
 
     config_class = PhenakiConfig
-    recipe_class = PhenakiRecipe
+    task_class = PhenakiTask
     model_class = MaskGit
     needs = ()
 
     @classmethod
-    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Link], dict[str, nn.Module]]:
+    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, FrozenModel], dict[str, nn.Module]]:
         if not isinstance(model, Phenaki):
             return model, {}, {}
         if model.link is None:
@@ -61,6 +61,6 @@ class PhenakiTrainer(PythonTrainer):
         return {key: value for key, value in said.items() if value is not None}
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
-        assert isinstance(recipe, PhenakiRecipe)
-        return python_clip_sources(data, recipe.config, recipe.tokenizer, validation=validation, declared=declared)
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        assert isinstance(recipe, PhenakiTask)
+        return python_clip_splits(data, recipe.config, recipe.tokenizer, validation=validation, declared=declared)

@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.common.batch import Item, Source
+from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
-from quintet.common.rng import Draw
-from quintet.data.audio import audio_folder_sources, say_resampled
-from quintet.data.token_cache import CodeSource, MediaSource
+from quintet.common.rng import ItemRNG
+from quintet.data.audio import audio_folder_splits, say_resampled
+from quintet.data.token_cache import MediaDataset, TokenDataset
 from quintet.data.token_files import SemanticTokens, read_semantic
-from quintet.data.tokenized import Maker, made_sources
+from quintet.data.tokenized import TokenEncoder, encoded_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.listening import Listener
-from quintet.pipelines.frozen import Link
-from quintet.training.task import Sources
+from quintet.pipelines.frozen import FrozenModel
+from quintet.training.task import Splits
 
 PADDING = -1
 _OWN_LENGTH = ("codes", "semantic")
@@ -41,8 +41,8 @@ class ClipSource:
     its vector `clip`; where captions are told in training the vector `caption`, and whether it is `captioned`; and its
     `semantic` tokens (tokens), if there are any."""
 
-    codes: CodeSource
-    clips: CodeSource | None = None
+    codes: TokenDataset
+    clips: TokenDataset | None = None
     captions: Mapping[str, Tensor] | None = None
     semantic: Mapping[int, Tensor] | None = None
     """By the number of the item; none are told where this is none."""
@@ -55,7 +55,7 @@ class ClipSource:
     def name(self, item: int) -> str:
         return self.codes.name(item)
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         if item in self.untold:
             raise UnreadableItem(self.untold[item])
         loaded = self.codes.load(item, draw)
@@ -84,28 +84,28 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
     return fields
 
 
-def clip_sources(config: SoundStormConfig, tokenizer: Link, listener: Listener | None) -> Sources:
+def clip_splits(config: SoundStormConfig, tokenizer: FrozenModel, listener: Listener | None) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
-    media = audio_folder_sources(config.data, tokenizer.model.rate, opening=True)
+    media = audio_folder_splits(config.data, tokenizer.model.rate, opening=True)
     say_resampled(media.train, tokenizer.model.rate, "the tokenizer")
     return coded(config, tokenizer, listener, media)
 
 
-def coded(config: SoundStormConfig, tokenizer: Link, listener: Listener | None, media: Sources) -> Sources:
+def coded(config: SoundStormConfig, tokenizer: FrozenModel, listener: Listener | None, media: Splits) -> Splits:
     """The same sources as codes, with what the model is told of each clip."""
-    codes = made_sources(_coder(tokenizer, config.model.levels), media, "clips encoded", cache=config.data.cache)
+    codes = encoded_splits(_coder(tokenizer, config.model.levels), media, "clips encoded", cache=config.data.cache)
     clips = heard = None
     if listener is not None:
-        heard = made_sources(listener.maker(tokenizer.model.rate), media, "clips heard", cache=config.data.cache)
-        clips = {"train": heard.train, "validation": heard.validation, **heard.others}
+        heard = encoded_splits(listener.maker(tokenizer.model.rate), media, "clips heard", cache=config.data.cache)
+        clips = {"train": heard.train, "validation": heard.validation, **heard.extra_splits}
     captions = _captions(media.train, listener) if config.loss.tell_caption and listener is not None else None
     tokens = _semantic(config)
     skipped = dict(codes.skipped)
 
-    def joined(source: Source, part: str, captions: Mapping[str, Tensor] | None = None) -> ClipSource:
+    def joined(source: Dataset, part: str, captions: Mapping[str, Tensor] | None = None) -> ClipSource:
         vectors = clips[part] if clips is not None else None
-        assert isinstance(source, CodeSource)
-        assert vectors is None or isinstance(vectors, CodeSource)
+        assert isinstance(source, TokenDataset)
+        assert vectors is None or isinstance(vectors, TokenDataset)
         told, untold = (None, {}) if tokens is None else _laid_beside(config, source, tokens)
         skipped.update({source.name(item): reason for item, reason in untold.items()})
         return ClipSource(source, vectors, captions, told, untold)
@@ -114,18 +114,18 @@ def coded(config: SoundStormConfig, tokenizer: Link, listener: Listener | None, 
         codes,
         train=joined(codes.train, "train", captions),
         validation=joined(codes.validation, "validation"),
-        others={split: joined(source, split) for split, source in codes.others.items()},
+        extra_splits={split: joined(source, split) for split, source in codes.extra_splits.items()},
         skipped=skipped,
         fingerprint=codes.fingerprint if tokens is None else codes.fingerprint + _fingerprint(tokens),
     )
 
 
-def _coder(tokenizer: Link, levels: int | None) -> Maker:
+def _coder(tokenizer: FrozenModel, levels: int | None) -> TokenEncoder:
     """What makes the codes of the levels that are used, and no others: a codec may have many more."""
     digest = tokenizer.digest
     if levels is None or levels >= tokenizer.model.levels:
-        return Maker(digest, tokenizer.recipe.collate, tokenizer.encode)
-    return Maker(f"{digest} {levels} levels", tokenizer.recipe.collate, partial(tokenizer.encode, levels=levels))
+        return TokenEncoder(digest, tokenizer.recipe.collate, tokenizer.encode)
+    return TokenEncoder(f"{digest} {levels} levels", tokenizer.recipe.collate, partial(tokenizer.encode, levels=levels))
 
 
 def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
@@ -144,7 +144,7 @@ def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
 
 
 def _laid_beside(
-    config: SoundStormConfig, codes: CodeSource, tokens: SemanticTokens
+    config: SoundStormConfig, codes: TokenDataset, tokens: SemanticTokens
 ) -> tuple[dict[int, Tensor], dict[int, str]]:
     """The semantic tokens of each item, as far as it is used; and the items that have none."""
     found: dict[int, Tensor] = {}
@@ -175,9 +175,9 @@ def _fingerprint(tokens: SemanticTokens) -> str:
     return content.hexdigest()
 
 
-def _captions(source: Source, listener: Listener) -> dict[str, Tensor]:
+def _captions(source: Dataset, listener: Listener) -> dict[str, Tensor]:
     """Of each caption that is trained on its vector. All at once and in order, so that a resumed run has the same."""
-    assert isinstance(source, MediaSource)
+    assert isinstance(source, MediaDataset)
     texts = sorted({source.about(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
         raise UsageError("loss.tell_caption tells captions, and no clip has one; leave it at 0, or add captions")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.sampling.masked import Conditioning, Sampling, decode
 
@@ -60,7 +60,7 @@ def fill_in(
     model: SoundStorm,
     canvas: Tensor,
     told: Conditioning,
-    draw: Draw,
+    draw: ItemRNG,
     settings: Sequence[Sampling],
     on_step: LevelObserver | None = None,
 ) -> Tensor:

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Batch, Item
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
 from quintet.data.audio import pad_windows
-from quintet.data.tokenized import Maker
+from quintet.data.tokenized import TokenEncoder
 from quintet.errors import UsageError
 from quintet.media.audio import resample, window_starts
 from quintet.media.loudness import to_loudness
-from quintet.pipelines.frozen import Link
-from quintet.training.evaluate import looking
+from quintet.pipelines.frozen import FrozenModel
+from quintet.training.evaluate import inference_mode
 
 TEXTS_AT_ONCE = 64
 
@@ -25,14 +25,14 @@ TEXTS_AT_ONCE = 64
 class Listener:
     """A frozen MuLaN. Sound comes to it as it was trained to hear it: at its rate, in its windows, as loud."""
 
-    def __init__(self, link: Link, clip: str = "vector") -> None:
+    def __init__(self, link: FrozenModel, clip: str = "vector") -> None:
         config = link.recipe.config.data
         if not link.recipe.embeds or not hasattr(link.model, "rate") or not isinstance(config, AudioDataConfig):
             raise UsageError(
                 f"--condition takes a run of mulan; {link.reference} is of recipe '{link.recipe.name}', which has no "
                 "vectors of sounds and texts"
             )
-        if clip == "quantized" and "quantizer" not in link.nets:
+        if clip == "quantized" and "quantizer" not in link.modules:
             raise UsageError(
                 f"data.clip=quantized, but {link.reference} has no quantizer: train it with model.quantizer_levels, or "
                 "use data.clip=vector"
@@ -47,25 +47,25 @@ class Listener:
         """Vectors (clips, dim), of length one, of clips (samples) at some rate."""
         items = [self._windows(wave, rate) for wave in waves]
         count = len(items)
-        batch = Batch(pad_windows(items), ("",) * count, Draw(0, [0] * count, range(count)))
-        with looking(self.link.nets):
-            return self.link.recipe.embed(self.link.nets, batch.to(self._device, torch.float32)).float()
+        batch = Batch(pad_windows(items), ("",) * count, ItemRNG(0, [0] * count, range(count)))
+        with inference_mode(self.link.modules):
+            return self.link.recipe.embed(self.link.modules, batch.to(self._device, torch.float32)).float()
 
     def read(self, texts: Sequence[str]) -> Tensor:
         """Vectors (texts, dim), of length one."""
         parts = [texts[start : start + TEXTS_AT_ONCE] for start in range(0, len(texts), TEXTS_AT_ONCE)]
-        with looking(self.link.nets):
-            return torch.cat([self.link.recipe.embed_texts(self.link.nets, part).float() for part in parts])
+        with inference_mode(self.link.modules):
+            return torch.cat([self.link.recipe.embed_texts(self.link.modules, part).float() for part in parts])
 
     def told(self, vectors: Tensor) -> Tensor:
         """What a generator is told instead of vectors (rows, dim): they themselves, or the nearest that codes have."""
         if not self.quantized:
             return vectors
-        quantizer = self.link.nets["quantizer"]
+        quantizer = self.link.modules["quantizer"]
         nearest: Tensor = quantizer.decode(quantizer.encode(vectors.float()))  # type: ignore[operator]
         return nearest.to(vectors.dtype)
 
-    def maker(self, rate: int) -> Maker:
+    def maker(self, rate: int) -> TokenEncoder:
         """Makes the field `clip` of clips at some rate, to be kept."""
 
         def encode(batch: Batch) -> Tensor:
@@ -73,7 +73,7 @@ class Listener:
             return self.hear(waves, rate)
 
         heard = f"{self.data.seconds:g} s every {self.data.stride:g} s, {self.data.max_windows} at most"
-        return Maker(f"{self.link.digest} {heard}, loudness {self.data.loudness}", pad_windows, encode, "clip")
+        return TokenEncoder(f"{self.link.digest} {heard}, loudness {self.data.loudness}", pad_windows, encode, "clip")
 
     def _windows(self, wave: Tensor, rate: int) -> Item:
         samples = resample(wave.detach().float().cpu().numpy()[None], rate, self.rate)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw, seed_from
+from quintet.common.rng import ItemRNG, seed_from
 from quintet.families.soundstorm.conditioning import Told
 from quintet.families.soundstorm.config import SoundStormSampleConfig
 from quintet.families.soundstorm.decoding import canvas, for_levels
@@ -46,7 +46,7 @@ class Studio:
     best_of: int = 1
     """Candidates for each clip of which it is known what it should be."""
 
-    def make_from_texts(self, texts: Sequence[str], draw: Draw, frames: int, prompt: Tensor | None = None) -> Made:
+    def make_from_texts(self, texts: Sequence[str], draw: ItemRNG, frames: int, prompt: Tensor | None = None) -> Made:
         """Clips of so many frames; an empty text is none. The prompt (1, frames of it, levels) begins all of them."""
         device = self.model.head_weights.device
         there = torch.ones(len(texts), frames, dtype=torch.bool, device=device)
@@ -57,12 +57,12 @@ class Studio:
         told = self.model.tell(there, clip=clip, keep=keep)
         return self.make(told, draw, wanted, None if prompt is None else prompt.to(device).expand(len(texts), -1, -1))
 
-    def make(self, told: Told, draw: Draw, wanted: Tensor | None = None, prompt: Tensor | None = None) -> Made:
+    def make(self, told: Told, draw: ItemRNG, wanted: Tensor | None = None, prompt: Tensor | None = None) -> Made:
         """Clips of which this is told. `wanted` are the vectors (clips, dim) that they should come near to."""
         given = canvas(told["frames"], self.model.levels, prompt)
         best: Made | None = None
         for candidate in range(self.best_of if wanted is not None else 1):
-            own = Draw(seed_from(draw.seed, candidate), draw.epochs, draw.items) if candidate else draw
+            own = ItemRNG(seed_from(draw.seed, candidate), draw.epochs, draw.items) if candidate else draw
             waves = self.waves(self.model.generate(given, told, own, self.settings), told["frames"])
             if self.listener is None or wanted is None:
                 return Made(waves)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.sampling.masked import Schedule, cosine, training_mask
 
@@ -39,7 +39,7 @@ class Hidden:
 def hide(
     codes: Tensor,
     frames: Tensor,
-    draw: Draw,
+    draw: ItemRNG,
     mask_id: int,
     schedule: Schedule = cosine,
     span: int = 1,
@@ -62,7 +62,7 @@ def hide_level(
     frames: Tensor,
     prompts: Tensor,
     levels: Tensor,
-    draw: Draw,
+    draw: ItemRNG,
     mask_id: int,
     schedule: Schedule = cosine,
     span: int = 1,
@@ -78,7 +78,7 @@ def _hidden(
     frames: Tensor,
     prompts: Tensor,
     levels: Tensor,
-    draw: Draw,
+    draw: ItemRNG,
     mask_id: int,
     schedule: Schedule,
     span: int,
@@ -93,7 +93,7 @@ def _hidden(
     return Hidden(codes.masked_fill(hidden, mask_id), levels, where, targets[where])
 
 
-def _levels(draw: Draw, levels: int, coarse_first: float, name: str) -> Tensor:
+def _levels(draw: ItemRNG, levels: int, coarse_first: float, name: str) -> Tensor:
     """A level for each row, (rows,); evenly, or coarse ones more often."""
     share = 1 - (1 - draw.uniform(name).double()) ** (1 / coarse_first)
     return (share * levels).long().clamp(max=levels - 1)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
@@ -198,7 +198,7 @@ class SoundStorm(Pretrained, nn.Module):
         self,
         canvas: Tensor,
         told: Told,
-        draw: Draw,
+        draw: ItemRNG,
         settings: Sequence[Sampling],
         on_step: LevelObserver | None = None,
     ) -> Tensor:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Item
-from quintet.common.rng import Draw
+from quintet.common.rng import ItemRNG
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
 from quintet.errors import UnreadableItem
 from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig, SoundStormModelConfig
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
 
 def _are_ids(value: Any, axes: int) -> bool:
@@ -66,7 +66,7 @@ class PythonTokens:
     def name(self, item: int) -> str:
         return f"item {self.places[item]}"
 
-    def load(self, item: int, draw: Draw) -> Item:
+    def load(self, item: int, draw: ItemRNG) -> Item:
         model = self.model
         fields = (ACOUSTIC,) if model.semantic_codes is None else (ACOUSTIC, SEMANTIC)
         routed = route(self.dataset[self.places[item]], fields, self.declared)
@@ -100,13 +100,13 @@ def _ids(value: Any, axes: int, what: str, vocabulary: int | None) -> Tensor:
     return ids[:length]
 
 
-def python_token_sources(
+def python_token_splits(
     dataset: Indexable,
     config: SoundStormConfig,
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
-) -> Sources:
+) -> Splits:
     """A data set of token ids, split by fraction and seed unless a validation set comes with it."""
 
     def tokens(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonTokens:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.common.batch import Batch, Item, Source
+from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.statistics import Statistics
 from quintet.data.token_files import read_semantic
 from quintet.errors import UsageError
@@ -26,12 +26,12 @@ from quintet.media.audio import write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.frechet import frechet_distance
-from quintet.pipelines.frozen import Link
+from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling import filters, masked
 from quintet.training.display import say
 from quintet.training.engine import Engine
 from quintet.training.maskgit_task import refuse_untrained, score_loss, token_loss
-from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Request, Sources
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Splits, Task
 
 SELF_CONDITIONED = 0.75
 """Share of rows that see what the model made of them before, where it is trained to."""
@@ -40,7 +40,7 @@ SHOWN = 320
 """Pixels of the time axis of a spectrogram."""
 
 
-class SoundStormRecipe(Recipe[SoundStormConfig]):
+class SoundStormTask(Task[SoundStormConfig]):
     name = "soundstorm"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     exported = "soundstorm"
@@ -50,8 +50,8 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
     def __init__(
         self,
         config: SoundStormConfig,
-        tokenizer: Link | None = None,
-        condition: Link | None = None,
+        tokenizer: FrozenModel | None = None,
+        condition: FrozenModel | None = None,
         soundstorm: SoundStorm | None = None,
     ) -> None:
         listener = Listener(condition, config.data.clip) if condition is not None else None
@@ -85,10 +85,10 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
     def prompted(self) -> bool:
         return self.listener is not None and self.config.model.semantic_codes is None
 
-    def sources(self) -> Sources:
-        return data.clip_sources(self.config, self.link_to_codec(), self.listener)
+    def splits(self) -> Splits:
+        return data.clip_splits(self.config, self.link_to_codec(), self.listener)
 
-    def link_to_codec(self) -> Link:
+    def link_to_codec(self) -> FrozenModel:
         """What sounds are encoded and decoded by; a model that is trained on token ids may have none."""
         if self.tokenizer is None:
             raise UsageError("this model knows no codec, only token ids: there are no sounds to read or to make")
@@ -97,16 +97,16 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return data.collate(items)
 
-    def lengths(self, source: Source) -> Sequence[int] | None:
+    def lengths(self, source: Dataset) -> Sequence[int] | None:
         return source.lengths() if hasattr(source, "lengths") else None
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         if self.config.loss.only == "critic":
             refuse_untrained(self.is_new and self.config.init is None)
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         loss, model = self.config.loss, self.soundstorm
         schedule = masked.SCHEDULES[loss.schedule]
         hidden = hide(
@@ -116,7 +116,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         told = self._told(batch, self._clips(batch), keep)
         with torch.set_grad_enabled(torch.is_grad_enabled() and loss.only != "critic"):
             previous = self._own_vectors(batch, hidden, told)
-            logits = nets["soundstorm"](hidden.tokens, told, hidden.levels, where=hidden.where, previous=previous)
+            logits = modules["soundstorm"](hidden.tokens, told, hidden.levels, where=hidden.where, previous=previous)
         return Output({"hidden": hidden, "told": told, "logits": logits})
 
     def _clips(self, batch: Batch) -> Tensor | None:
@@ -144,26 +144,26 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         helped = batch.draw.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
         return vectors * helped[:, None, None]
 
-    def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         loss = token_loss(output["logits"], output["hidden"].targets, self.config.loss.label_smoothing)
         if self.config.model.self_critic and self.config.loss.only is None:
-            opinion = self.critic_loss(nets, batch, output, step).value
+            opinion = self.critic_loss(modules, batch, output, step).value
             return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
         return loss
 
-    def critic_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Is a code the original one, where the generator has made it?"""
         hidden, logits = output["hidden"], output["logits"]
         chances = batch.draw.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
         made = filters.guesses(logits.detach(), chances)
-        scores = nets["soundstorm"](
+        scores = modules["soundstorm"](
             hidden.filled(made), output["told"], hidden.levels, where=hidden.where, want="scores"
         )
         return Loss(score_loss(scores, made != hidden.targets))
 
     # --- looking ----------------------------------------------------------------------------------------------
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Loss and accuracy of each level behind no prompt, with the same codes hidden every time."""
         codes, frames = batch["codes"], batch["frames"]
         told = self._told(batch, batch["clip"] if self.listener is not None else None)
@@ -175,13 +175,13 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
             hidden = hide_level(
                 codes, frames, nowhere, levels, batch.draw, self.soundstorm.mask_id, schedule, name=name
             )
-            logits = filters.wide(nets["soundstorm"](hidden.tokens, told, levels, where=hidden.where))
+            logits = filters.wide(modules["soundstorm"](hidden.tokens, told, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
             sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
             sums[f"count_{name}"] = hidden.where.sum().double()
         return Statistics(sums)
 
-    def measure_generated(self, nets: Nets, batch: Batch, split: str) -> Statistics:
+    def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
         """What the judge of the embedded data hears in clips made from captions, and in reconstructions; and what the
         MuLaN thinks of them."""
         records: Any = batch.fields.get("sound")
@@ -189,7 +189,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         is_heard = self.listener is not None and split == "validation"
         if self.tokenizer is None or not self.config.model.conditioned or not (is_judged or is_heard):
             return Statistics()
-        studio = self.studio(nets)
+        studio = self.studio(modules)
         made = self._made_again(studio, batch)
         total = Statistics()
         if is_judged:
@@ -232,11 +232,11 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
             figures["best_of"] = float(self.config.sample.best_of)
         return figures
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """Each clip as the codec has it, and what is made from what is told of it; and a sheet of spectrograms."""
         if self.tokenizer is None:
             return []
-        studio = self.studio(nets)
+        studio = self.studio(modules)
         made = self._made_again(studio, batch).waves
         kept = studio.waves(batch["codes"], batch["frames"])
         texts, rate = _texts(batch), self.link_to_codec().model.rate
@@ -260,7 +260,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
 
     # --- making sound -----------------------------------------------------------------------------------------
 
-    def generate(self, nets: Nets, request: Request) -> list[Artifact]:
+    def generate(self, modules: Modules, request: Request) -> list[Artifact]:
         self._check(request)
         codec = self.link_to_codec().model
         longest = self.soundstorm.net.max_frames
@@ -269,7 +269,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         if request.given is not None:
             prompt = read_prompt(request.given, codec, self.config.data.loudness, frames, longest)
             prompt = prompt[..., : self.soundstorm.levels]
-        studio = self.studio(nets)
+        studio = self.studio(modules)
         waves: list[Tensor] = []
         scores: list[float] = []
         for texts, draw in request.parts(MADE_AT_ONCE):
@@ -316,9 +316,9 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
             wanted[captioned] = self.listener.read([texts[row] for row in captioned]).to(wanted)
         return wanted
 
-    def studio(self, nets: Nets) -> Studio:
+    def studio(self, modules: Modules) -> Studio:
         """All that makes sound, put together."""
-        model, config = nets["soundstorm"], self.config.sample
+        model, config = modules["soundstorm"], self.config.sample
         assert isinstance(model, SoundStorm)
         settings = level_settings(config, self._guidance(), model.levels)
         return Studio(model, self.link_to_codec().model, self.listener, settings, config.best_of)
@@ -329,7 +329,7 @@ class SoundStormRecipe(Recipe[SoundStormConfig]):
         return self.config.sample.guidance if possible else 1.0
 
 
-def _new_model(config: SoundStormConfig, tokenizer: Link | None) -> SoundStorm:
+def _new_model(config: SoundStormConfig, tokenizer: FrozenModel | None) -> SoundStorm:
     model = SoundStorm(config.model)
     codebooks = getattr(tokenizer.model, "codebooks", None) if tokenizer is not None else None
     if codebooks is not None:
@@ -338,7 +338,7 @@ def _new_model(config: SoundStormConfig, tokenizer: Link | None) -> SoundStorm:
     return model
 
 
-def _fitted(config: SoundStormConfig, tokenizer: Link | None, listener: Listener | None) -> SoundStormConfig:
+def _fitted(config: SoundStormConfig, tokenizer: FrozenModel | None, listener: Listener | None) -> SoundStormConfig:
     """The configuration with what follows from codec, condition and semantic tokens, which must not contradict it."""
     if tokenizer is None:
         if config.model.num_codes is None or config.model.levels is None:

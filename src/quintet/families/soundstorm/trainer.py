@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.data.python_audio import python_audio_sources
+from quintet.data.python_audio import python_audio_splits
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.data import coded
 from quintet.families.soundstorm.model import SoundStorm
-from quintet.families.soundstorm.python_tokens import hold_tokens, python_token_sources
-from quintet.families.soundstorm.task import SoundStormRecipe
+from quintet.families.soundstorm.python_tokens import hold_tokens, python_token_splits
+from quintet.families.soundstorm.task import SoundStormTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
 class SoundStormTrainer(PythonTrainer):
@@ -31,22 +31,22 @@ class SoundStormTrainer(PythonTrainer):
     """
 
     config_class = SoundStormConfig
-    recipe_class = SoundStormRecipe
+    task_class = SoundStormTask
     model_class = SoundStorm
     needs = ()
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
-        assert isinstance(recipe, SoundStormRecipe)
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        assert isinstance(recipe, SoundStormTask)
         config = recipe.config
         if hold_tokens(data, declared):
             if recipe.listener is not None:
                 raise UsageError("a data set of token ids has no sounds for the condition to hear; leave condition out")
-            return python_token_sources(data, config, validation=validation, declared=declared)
+            return python_token_splits(data, config, validation=validation, declared=declared)
         if config.model.semantic_codes is not None:
             raise UsageError("this model is told semantic tokens: give a data set of token ids, semantic and acoustic")
         tokenizer = recipe.link_to_codec()
-        media = python_audio_sources(
+        media = python_audio_splits(
             data,
             config.data,
             tokenizer.model.rate,

@@ -14,7 +14,7 @@ from torch import Tensor
 from quintet.common.batch import Batch
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
-from quintet.data.image import folder_sources
+from quintet.data.image import folder_splits
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.model import Reconstruction, VQGanVAE
 from quintet.media.image import image_grid, write_image
@@ -29,13 +29,13 @@ from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Nets, Output, Phase, Recipe, Sources, frozen
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task, frozen
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""
 
 
-class VQGanRecipe(Recipe[VQGanConfig]):
+class VQGanTask(Task[VQGanConfig]):
     name = "vqgan"
     best: ClassVar[tuple[str, Literal["max", "min"]]] = ("psnr", "max")
     exported = "vae"
@@ -66,24 +66,24 @@ class VQGanRecipe(Recipe[VQGanConfig]):
             )
         self.perceptual = PerceptualLoss(Path(self.loss.perceptual_weights)) if self.loss.perceptual_weights else None
 
-    def sources(self) -> Sources:
-        return folder_sources(self.config.data, self.config.model.size, self.config.model.channels)
+    def splits(self) -> Splits:
+        return folder_splits(self.config.data, self.config.model.size, self.config.model.channels)
 
     # --- training -------------------------------------------------------------------------------------------
 
-    def initialise(self, nets: Nets, batches: Iterable[Batch], engine: Engine) -> None:
+    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start a vector codebook from the first batch's latents."""
         with torch.no_grad():
             reports = [Statistics(rows={"latents": self.vae.latents(pixels(batch))}) for batch in batches]
         latents = sum(reports, Statistics()).over_ranks().rows["latents"]
         self.vae.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
 
-    def forward(self, nets: Nets, batch: Batch, step: int) -> Output:
+    def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         images = pixels(batch)
-        result: Reconstruction = nets["vae"](images, want_rows=step % REVIVE_EVERY == 0)
+        result: Reconstruction = modules["vae"](images, want_rows=step % REVIVE_EVERY == 0)
         return Output({"images": images, "result": result}, result.statistics.named("quantizer"))
 
-    def generator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         images, result = output["images"], output["result"]
         reconstruction, parts = self.reconstruction_loss(images, result.images)
         total = reconstruction + result.loss
@@ -129,9 +129,9 @@ class VQGanRecipe(Recipe[VQGanConfig]):
         slope = reconstruction_slope + weight * adversarial_slope
         return adversarial.detach(), weight, (made * slope).sum()
 
-    def discriminator_loss(self, nets: Nets, batch: Batch, output: Output, step: int) -> Loss:
+    def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         images, penalised = output["images"], self.loss.is_penalised(step)
-        loss, parts, logits = patch_loss(nets["discriminator"], images, output["result"].images, penalised)
+        loss, parts, logits = patch_loss(modules["discriminator"], images, output["result"].images, penalised)
         real_logits, fake_logits = logits
         if self.loss.lecam:
             means = (self.discriminator.real_mean, self.discriminator.fake_mean)
@@ -154,9 +154,9 @@ class VQGanRecipe(Recipe[VQGanConfig]):
 
     # --- looking --------------------------------------------------------------------------------------------
 
-    def measure(self, nets: Nets, batch: Batch) -> Statistics:
+    def measure(self, modules: Modules, batch: Batch) -> Statistics:
         images = pixels(batch)
-        vae = tokenizer(nets)
+        vae = tokenizer(modules)
         codes = vae.encode(images)
         made = vae.decode(codes).to(images.dtype)
         loss = F.l1_loss(made, images, reduction="none").flatten(1).mean(1)
@@ -183,20 +183,20 @@ class VQGanRecipe(Recipe[VQGanConfig]):
         figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
         return figures
 
-    def encode(self, nets: Nets, batch: Batch) -> Tensor:
-        return tokenizer(nets).encode(pixels(batch))
+    def encode(self, modules: Modules, batch: Batch) -> Tensor:
+        return tokenizer(modules).encode(pixels(batch))
 
-    def decode(self, nets: Nets, codes: Tensor, name: str) -> list[Artifact]:
-        pictures = tokenizer(nets).decode(codes)
+    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
+        pictures = tokenizer(modules).decode(codes)
         return [
             Artifact(f"{name}.png" if len(pictures) == 1 else f"{name}-{number}.png", partial(write_image, picture))
             for number, picture in enumerate(pictures)
         ]
 
-    def sample(self, nets: Nets, batch: Batch) -> list[Artifact]:
+    def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A grid of pairs: the picture, and what the tokenizer makes of it."""
         images = pixels(batch)
-        vae = tokenizer(nets)
+        vae = tokenizer(modules)
         made = vae.decode(vae.encode(images)).to(images.dtype)
         pairs = [picture for pair in zip(images, made, strict=True) for picture in pair]
         grid = image_grid(pairs, columns=8)
@@ -204,8 +204,8 @@ class VQGanRecipe(Recipe[VQGanConfig]):
         return [Artifact("reconstructions.png", lambda path: write_image(grid, path), about, torch.from_numpy(grid))]
 
 
-def tokenizer(nets: Nets) -> VQGanVAE:
-    vae = nets["vae"]
+def tokenizer(modules: Modules) -> VQGanVAE:
+    vae = modules["vae"]
     assert isinstance(vae, VQGanVAE)
     return vae
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.data.image import python_sources
+from quintet.data.image import python_splits
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.model import VQGanVAE
-from quintet.families.vqgan.task import VQGanRecipe
+from quintet.families.vqgan.task import VQGanTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Recipe, Sources
+from quintet.training.task import Splits, Task
 
 
 class VQGanVAETrainer(PythonTrainer):
@@ -24,7 +24,7 @@ class VQGanVAETrainer(PythonTrainer):
     """
 
     config_class = VQGanConfig
-    recipe_class = VQGanRecipe
+    task_class = VQGanTask
     model_class = VQGanVAE
 
     @classmethod
@@ -35,7 +35,7 @@ class VQGanVAETrainer(PythonTrainer):
         return {}
 
     @classmethod
-    def sources_of(cls, recipe: Recipe[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Sources:
+    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: VQGanConfig = recipe.config
         size, channels = config.model.size, config.model.channels
-        return python_sources(data, config.data, size, channels, validation=validation, declared=declared)
+        return python_splits(data, config.data, size, channels, validation=validation, declared=declared)

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quintet.common.batch import Source
+from quintet.common.batch import Dataset
 from quintet.config import DataConfig
 from quintet.data.index.folder import Entry
 from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
 from quintet.data.index.shards import ShardEntries
 from quintet.errors import UsageError
 from quintet.training.order import Portions
-from quintet.training.task import Sources
+from quintet.training.task import Splits
 
-MakeSource = Callable[[str, Sequence[Entry], bool], Source]
+MakeDataset = Callable[[str, Sequence[Entry], bool], Dataset]
 """Files below a root as items; whether to train on them says whether they are augmented."""
 
 
-def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeSource, *, films: bool = False) -> Sources:
+def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDataset, *, films: bool = False) -> Splits:
     """The folders that the configuration names, split for validation; with `films`, folders of pictures are items."""
     root = _required(config)
     found = list_media(root, extensions, films=films, cache=config.cache)
@@ -35,7 +35,7 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeSourc
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
         prints += fingerprint_of(held_root, held_out)
     about = {"path": root, "captions_from": found.captions_from, "notes": found.notes}
-    others = {split: make(root, entries, False) for split, entries in aside.items()}
+    extra_splits = {split: make(root, entries, False) for split, entries in aside.items()}
     # Without a validation set the training items are looked at, unaugmented.
     looked_at = make(held_root, held_out if len(held_out) else train, False)
     sharded = isinstance(train, ShardEntries)
@@ -44,7 +44,7 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeSourc
         if not isinstance(train, ShardEntries):
             raise UsageError(f"data.shuffle_shards={config.shuffle_shards} is for shards, and {root} holds none")
         portions = Portions(train.shard_numbers, config.shuffle_shards)
-    return Sources(make(root, train, True), looked_at, prints, skipped, about, others, portions, not sharded)
+    return Splits(make(root, train, True), looked_at, prints, skipped, about, extra_splits, portions, not sharded)
 
 
 def _reasons(skipped: Sequence[tuple[str, str]]) -> dict[str, str]:

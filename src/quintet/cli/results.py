@@ -29,7 +29,7 @@ def evaluate(
     if trained.ready and out is None:
         raise UsageError(f"{run} has no folder of its own; say where to write the figures with --out")
     trained.recipe.config = _with_keys(trained.recipe.config, overrides, ("eval", "sample"))
-    looker = runs.Looker.open(trained, data)
+    looker = runs.EvalSession.open(trained, data)
     figures = looker.figures()
     # What was measured elsewhere is not what is known of the run.
     name = "eval.json" if data is None else f"eval-{Path(data).name or 'data'}.json"
@@ -120,7 +120,7 @@ def sample(
         request = Request(texts or [""], num, seed, negative, given, mask, seconds, frames, story, images)
         artifacts = runs.generate(trained, request)
     else:
-        artifacts = runs.Looker.open(trained, data).artifacts(num)
+        artifacts = runs.EvalSession.open(trained, data).artifacts(num)
     out.mkdir(parents=True, exist_ok=True)
     for artifact in artifacts:
         target = _free(out / artifact.file)
