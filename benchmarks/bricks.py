@@ -16,16 +16,16 @@ import numpy as np
 
 from quintet import cli, runs
 from quintet.common.batch import Batch
+from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.data.mesh import MeshFolder, mesh_folder_splits
+from quintet.data.splits import Splits
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.task import decoded, tokenizer
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh
 from quintet.media.mesh_measures import chamfer_distances, cloud, compare
 from quintet.media.mesh_render import contact_sheet
-from quintet.training.evaluate import inference_mode
-from quintet.training.task import Splits
 
 SPLIT = ("data.validation_group=^([0-9]+)", "data.validation_fraction=0.1", "data.max_faces=400")
 NEAREST = 8

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet import runs
+from quintet.common.inference import inference_mode
 from quintet.families.audio_codec.measures import audible, measured_mel, si_sdr, stft_distance
 from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
 from quintet.media.audio import read_audio, resample
-from quintet.training.evaluate import inference_mode
 
 OPUS_RATES = (8000, 12_000, 16_000, 24_000, 48_000)
 SHIFT_SECONDS = 0.02

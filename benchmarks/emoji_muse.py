@@ -26,11 +26,11 @@ from torch import Tensor
 from baselines import load
 from nearest import Nearest, code_figures, distance_figures, nearest_codes, nearest_pictures
 from quintet import cli, config, runs
+from quintet.common.inference import inference_mode
 from quintet.data.image import folder_splits
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.media.image import image_grid, write_image
-from quintet.training.evaluate import inference_mode
 from quintet.training.task import Request, count_parameters
 from style_classifier import shares_right, train_classifier
 

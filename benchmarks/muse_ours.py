@@ -24,6 +24,7 @@ from quintet.common.batch import Batch, Item
 from quintet.common.rng import ItemRNG
 from quintet.common.weights.checkpoint import Contents
 from quintet.config.masked import MaskGitSampleConfig
+from quintet.data.splits import Splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.task import MuseTask
 from quintet.families.vqgan.config import VQGanConfig
@@ -35,7 +36,7 @@ from quintet.sampling.maskgit import fill
 from quintet.training.engine import Engine
 from quintet.training.run_folder import Run
 from quintet.training.state import TrainingState
-from quintet.training.task import Splits, count_parameters
+from quintet.training.task import count_parameters
 from quintet.training.trainer import Trainer
 from worker import TimedTraining, serve
 

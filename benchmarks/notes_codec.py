@@ -27,10 +27,10 @@ from torch import Tensor
 from notes_data import SHIFTS, add_transposed, instrument_of, read_rows, split_notes, transposed, with_sounds_beside
 from pitch import captioned_class, pitch_class, share_right
 from quintet import cli, runs
+from quintet.common.inference import inference_mode
 from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
 from quintet.media.audio import read_audio
 from quintet.media.mel import LogMel
-from quintet.training.evaluate import inference_mode
 from side_by_side import HERE, write_facts
 
 DECIBEL = 10 / float(np.log(10))

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 
 from notes_data import split_notes
 from quintet import cli, runs
+from quintet.common.inference import inference_mode
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
-from quintet.training.evaluate import inference_mode
 
 FAMILIES = {
     "keyboard": ("piano", "ep", "celesta", "harpsichord", "organ", "accordian"),

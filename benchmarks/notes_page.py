@@ -18,11 +18,11 @@ from torch import Tensor
 from notes_codec import RATE
 from pitch import captioned_class
 from quintet import runs
+from quintet.common.inference import inference_mode
 from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
 from quintet.media.audio import Samples, read_audio, write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
-from quintet.training.evaluate import inference_mode
 
 SECONDS = 0.8
 SHOWN = 200

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from quintet.common import files
+from quintet.common.inference import inference_mode
 from quintet.common.weights import checkpoint
 from quintet.data.token_files import ITEMS, code_contents, read_codes, refuse_existing
 from quintet.errors import UnreadableItem, UsageError
 from quintet.runs import EvalSession, Trained
-from quintet.training.evaluate import inference_mode
 from quintet.training.task import Task
 
 __all__ = ["ITEMS", "decode_folder", "encode_folder", "read_codes"]

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from quintet.common import files
+from quintet.common.inference import inference_mode
+from quintet.common.logging import track
 from quintet.errors import UnreadableItem, UsageError
 from quintet.runs import EvalSession, Trained
-from quintet.training.display import track
 from quintet.training.engine import Engine
-from quintet.training.evaluate import inference_mode
 
 TEXTS_AT_ONCE = 64
 

@@ -28,11 +28,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class RecipeEntry:
-    """Where a family's parts live; names are looked up in its `config.py`, `recipe.py`, `model.py`, `trainer.py`."""
+    """Where a family's parts live; names are looked up in its `config.py`, `task.py`, `model.py`, `trainer.py`."""
 
     family: str
     config: str
-    recipe: str
+    task: str
     models: tuple[str, ...]
     trainer: str
     summary: str
@@ -44,7 +44,7 @@ class RecipeEntry:
         return self._load("config", self.config)  # type: ignore[no-any-return]
 
     def task_class(self) -> type[Task[Any]]:
-        return self._load("recipe", self.recipe)  # type: ignore[no-any-return]
+        return self._load("task", self.task)  # type: ignore[no-any-return]
 
     def public_names(self) -> Mapping[str, str]:
         """What `from quintet import …` offers of this family, each with its module."""
@@ -59,7 +59,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "vqgan": RecipeEntry(
         family="vqgan",
         config="VQGanConfig",
-        recipe="VQGanTask",
+        task="VQGanTask",
         models=("VQGanVAE",),
         trainer="VQGanVAETrainer",
         summary="image tokenizer: pictures to a grid of codes and back",
@@ -68,7 +68,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "muse": RecipeEntry(
         family="muse",
         config="MuseConfig",
-        recipe="MuseTask",
+        task="MuseTask",
         models=("MaskGit", "TokenCritic", "Muse", "Stage"),
         trainer="MuseTrainer",
         summary="text to image: a masked transformer over a tokenizer's codes",
@@ -77,7 +77,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "mulan": RecipeEntry(
         family="mulan",
         config="MuLaNConfig",
-        recipe="MuLaNTask",
+        task="MuLaNTask",
         models=("MuLaN", "AudioSpectrogramTransformer", "TextTransformer", "MuLaNEmbedQuantizer"),
         trainer="MuLaNTrainer",
         summary="sound and text in one space: find clips by words",
@@ -86,7 +86,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "cvivit": RecipeEntry(
         family="cvivit",
         config="CViViTConfig",
-        recipe="CViViTTask",
+        task="CViViTTask",
         models=("CViViT",),
         trainer="CViViTTrainer",
         summary="video tokenizer: clips and pictures to codes, moment by moment, and back",
@@ -95,7 +95,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "phenaki": RecipeEntry(
         family="phenaki",
         config="PhenakiConfig",
-        recipe="PhenakiTask",
+        task="PhenakiTask",
         models=("MaskGit", "TokenCritic", "Phenaki"),
         trainer="PhenakiTrainer",
         summary="text to video: a masked transformer over a tokenizer's codes",
@@ -104,7 +104,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "audio-codec": RecipeEntry(
         family="audio_codec",
         config="AudioCodecConfig",
-        recipe="AudioCodecTask",
+        task="AudioCodecTask",
         models=("AudioCodec", "PretrainedCodec"),
         trainer="AudioCodecTrainer",
         summary="audio tokenizer: sounds to residual codes and back",
@@ -113,7 +113,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "soundstorm": RecipeEntry(
         family="soundstorm",
         config="SoundStormConfig",
-        recipe="SoundStormTask",
+        task="SoundStormTask",
         models=("SoundStorm", "ConformerWrapper"),
         trainer="SoundStormTrainer",
         summary="text to sound: a masked conformer over a codec's codes",
@@ -122,7 +122,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "mesh-autoencoder": RecipeEntry(
         family="mesh_autoencoder",
         config="MeshAutoencoderConfig",
-        recipe="MeshAutoencoderTask",
+        task="MeshAutoencoderTask",
         models=("MeshAutoencoder", "CoordinateTokenizer"),
         trainer="MeshAutoencoderTrainer",
         summary="mesh tokenizer: the faces of meshes to codes and back",
@@ -132,7 +132,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
     "mesh-transformer": RecipeEntry(
         family="mesh_transformer",
         config="MeshTransformerConfig",
-        recipe="MeshTransformerTask",
+        task="MeshTransformerTask",
         models=("MeshTransformer",),
         trainer="MeshTransformerTrainer",
         summary="text to mesh: a transformer over the codes of faces",

@@ -14,20 +14,22 @@ from torch import Tensor, nn
 from quintet import config as configs
 from quintet import registry
 from quintet.common.batch import Dataset
+from quintet.common.device import RankInfo
+from quintet.common.inference import inference_mode
 from quintet.common.weights import checkpoint, pretrained
 from quintet.common.weights.checkpoint import Contents
+from quintet.common.weights.loading import load_module, read_meta
 from quintet.config import RunConfig
 from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
 from quintet.nn import transformers_folder
 from quintet.nn.pretrained_hearing import is_hearing
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.engine import Engine, Place, may_be_restarted
-from quintet.training.evaluate import evaluate, inference_mode, make_artifacts
+from quintet.training.engine import Engine, may_be_restarted
+from quintet.training.evaluate import evaluate, make_artifacts
 from quintet.training.loader import Loader
 from quintet.training.prepare import open_splits, place_links
 from quintet.training.run_folder import Run, next_folder
-from quintet.training.state import load_module, read_meta
 from quintet.training.task import Artifact, Request, Task
 from quintet.training.trainer import Trainer
 
@@ -38,7 +40,7 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     if may_be_restarted() and Run(folder).config_file.is_file():
         return _started_again(config, folder, silent)
     # Only the process that will write looks: it may make the folder before the others get here.
-    run = Run.new(folder, config.LINKS) if Place.from_environment().rank == 0 else Run(folder)
+    run = Run.new(folder, config.LINKS) if RankInfo.from_environment().rank == 0 else Run(folder)
     init = None
     if config.init:
         trained = open_trained(config.init)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from quintet.common import files
+from quintet.common.device import own_device
+from quintet.common.logging import say, track
 from quintet.common.rng import ItemRNG, seed_from
 from quintet.common.weights import checkpoint
 from quintet.config import EngineConfig, SoundDataConfig
@@ -28,8 +30,6 @@ from quintet.nn.pretrained_hearing import PretrainedHearing, is_hearing
 from quintet.nn.quantize.clusters import nearest
 from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.runs import open_trained
-from quintet.training.display import say, track
-from quintet.training.engine import own_device
 
 CENTROIDS = "centroids"
 CLUSTERS = 256

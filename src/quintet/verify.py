@@ -17,12 +17,13 @@ import torch
 import quintet
 from quintet import config as configs
 from quintet.common.weights import checkpoint
+from quintet.common.weights.loading import read_meta
 from quintet.config import RunConfig
 from quintet.errors import CheckpointError, RunError, UsageError
 from quintet.runs import initial_weights, make_recipe, read_config
 from quintet.training.prepare import changed_data, open_splits
 from quintet.training.run_folder import Run
-from quintet.training.state import Progress, environment, read_meta
+from quintet.training.state import Progress, environment
 from quintet.training.trainer import Trainer
 
 HARMLESS = tuple(key for key in configs.RESUMABLE if key not in ("train.accumulate", "engine."))

@@ -14,8 +14,8 @@ import torch
 
 from helpers import error_line, quintet, succeed, tree
 from quintet import registry
+from quintet.common.inference import inference_mode
 from quintet.runs import EvalSession, open_trained
-from quintet.training.evaluate import inference_mode
 from quintet.training.task import Task
 
 WORDS = ("a low note", "a fast rhythm of a drum", "ünï")

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from contract.cases import CASES, Case, Train
 from helpers import copied, error_line, metrics, quintet, state, step_folder, steps_saved, succeed, tensor_hashes, tree
 from quintet import registry
+from quintet.common.inference import inference_mode
 from quintet.runs import EvalSession, open_trained
-from quintet.training.evaluate import inference_mode
 
 
 def test_every_recipe_has_a_case() -> None:

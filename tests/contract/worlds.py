@@ -21,8 +21,9 @@ from helpers import environment
 from quintet import config as configs
 from quintet import registry, runs
 from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.device import RankInfo
 from quintet.common.rng import ItemRNG
-from quintet.training.engine import Engine, Place, exit_process
+from quintet.training.engine import Engine, exit_process
 from quintet.training.prepare import open_splits
 from quintet.training.run_folder import Run
 from quintet.training.task import Modules, Report, Task
@@ -74,7 +75,7 @@ def noted_steps(made: Task[Any]) -> list[tuple[int, str]]:
 
 def train(recipe: str, data: str, words: Sequence[str], out: str, resume: bool = False) -> None:
     """Train in `out`, where a run may have begun, and leave there what this process has seen."""
-    rank = Place.from_environment().rank
+    rank = RankInfo.from_environment().rank
     made = make_recipe(recipe, data, words)
     if resume:
         steps = made.config.train.steps

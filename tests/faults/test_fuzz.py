@@ -26,11 +26,11 @@ from quintet import codes as codes_on_disk
 from quintet import config as configs
 from quintet import registry, runs
 from quintet.common.weights import checkpoint, pretrained
+from quintet.common.weights.loading import read_meta
 from quintet.data.index.captions import parse_csv, parse_jsonl, read_caption
 from quintet.data.index.folder import scan
 from quintet.errors import QuintetError, UnreadableItem
 from quintet.media import image as images
-from quintet.training.state import read_meta
 
 LONGEST_MESSAGE = 3000
 

@@ -19,17 +19,16 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Dataset, Item, collate
+from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
 from quintet.data.index.folder import Entry, may_keep
-from quintet.data.splits import split_folder
+from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
 from quintet.media.audio import AudioHeader, Samples
 from quintet.media.files import MediaFile
 from quintet.media.loudness import to_loudness
-from quintet.training.display import say
-from quintet.training.task import Splits
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""

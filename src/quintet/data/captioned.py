@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from quintet.common.batch import Dataset
+from quintet.common.logging import say
 from quintet.config import DataConfig
 from quintet.config.text import PRETRAINED, TextConfig
 from quintet.data.index.listing import list_media
+from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset
 from quintet.errors import UsageError
 from quintet.nn.words import words_of
-from quintet.training.display import say
-from quintet.training.task import Request, Splits
+from quintet.training.task import Request
 
 
 def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:

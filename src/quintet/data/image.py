@@ -16,10 +16,9 @@ from quintet.config import PictureDataConfig
 from quintet.data.fields import Field, route
 from quintet.data.index.folder import Entry, ImageFolder
 from quintet.data.python_sets import Indexable, split_object
-from quintet.data.splits import split_folder
+from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
-from quintet.training.task import Splits
 
 MODES: dict[int, images.Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels to Pillow's name."""

@@ -18,11 +18,10 @@ import torch
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
 from quintet.data.index.folder import Entry, may_keep
-from quintet.data.splits import split_folder
+from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import mesh as meshes
 from quintet.media.mesh import Mesh
-from quintet.training.task import Splits
 
 SCALES = (0.75, 1.25)
 SHIFT = 0.1

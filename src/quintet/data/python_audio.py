@@ -19,11 +19,11 @@ from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.audio import window_starts
 from quintet.media.audio_formats import Samples
 from quintet.media.loudness import to_loudness
-from quintet.training.task import Splits
 
 
 def _is_wave(value: Any) -> bool:

@@ -15,9 +15,9 @@ from quintet.config import MeshDataConfig
 from quintet.data.fields import Field, route
 from quintet.data.mesh import augmented
 from quintet.data.python_sets import Indexable, split_object
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
 from quintet.media.mesh import Mesh, canonical, clean
-from quintet.training.task import Splits
 
 
 def _is_table(value: Any, columns: Sequence[int], numbers: bool) -> bool:

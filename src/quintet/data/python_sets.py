@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from quintet.common.batch import Dataset
 from quintet.common.rng import seed_from
 from quintet.config import DataConfig
-from quintet.training.task import Splits
+from quintet.data.splits import Splits
 
 
 class Indexable(Protocol):

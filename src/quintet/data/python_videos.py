@@ -15,11 +15,11 @@ from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
 from quintet.media.video import Clip, clip_tensor, stride_frames
 from quintet.media.video_writing import as_clip
-from quintet.training.task import Splits
 
 FIELDS = (
     Field(

@@ -3,7 +3,12 @@ are trained on, which validate, which are set aside, and what `data.json` says a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from quintet.common.batch import Dataset
 from quintet.config import DataConfig
@@ -11,8 +16,32 @@ from quintet.data.index.folder import Entry
 from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
 from quintet.data.index.shards import ShardEntries
 from quintet.errors import UsageError
-from quintet.training.order import Portions
-from quintet.training.task import Splits
+
+
+@dataclass(frozen=True)
+class Portions:
+    """Items that are shuffled a portion at a time: of each item the file it is in, and how many files are a portion."""
+
+    file_of: npt.NDArray[np.int64]
+    together: int
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a run. `about` holds what `data.json` should say beside the names."""
+
+    train: Dataset
+    validation: Dataset
+    fingerprint: str
+    skipped: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    extra_splits: Mapping[str, Dataset] = field(default_factory=dict)
+    """What is neither trained on nor validated with, by the name of its split; a generator can be judged on it."""
+    portions: Portions | None = None
+    """Which training items are shuffled among each other, where not all are."""
+    listed: bool = True
+    """Whether `data.json` names each item; not where the fingerprint is that of an index, which does."""
+
 
 MakeDataset = Callable[[str, Sequence[Entry], bool], Dataset]
 """Files below a root as items; whether to train on them says whether they are augmented."""

@@ -19,12 +19,12 @@ from weakref import finalize
 
 from quintet.common.batch import Dataset
 from quintet.common.caches import default_folder
+from quintet.common.logging import say
 from quintet.data.index.folder import Entry
 from quintet.data.index.shards import ShardEntries
+from quintet.data.splits import Splits
 from quintet.data.token_cache import CacheKey, Collate, Encode, MediaDataset, TokenCache, TokenDataset
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.display import say
-from quintet.training.task import Splits
 
 
 @runtime_checkable

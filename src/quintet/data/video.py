@@ -19,11 +19,10 @@ from quintet.common.batch import Item, collate
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
 from quintet.data.index.folder import Entry, may_keep
-from quintet.data.splits import split_folder
+from quintet.data.splits import Splits, split_folder
 from quintet.media import video as films
 from quintet.media.files import MediaFile
 from quintet.media.video import Clip, Fit, VideoHeader
-from quintet.training.task import Splits
 
 WHOLE = 4
 """Files of up to so many clips may be kept, once they are read; of longer ones clips are read."""

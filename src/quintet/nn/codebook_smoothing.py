@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quintet.errors import UsageError
-from quintet.pipelines.frozen import FrozenModel
 
 MOST = 16
 """Codes that share a target."""
@@ -47,7 +46,7 @@ def alike(codebook: Tensor, spread: float) -> Alike:
     return Alike(codes.to(device), (-distances / unit).softmax(-1).float().to(device))
 
 
-def check_alike(spread: float, tokenizer: FrozenModel | None) -> None:
-    """Before anything is read for a training with `loss.alike`."""
-    if spread and (tokenizer is None or tokenizer.model.quantizer.levels > 1):
+def check_alike(spread: float, levels: int | None) -> None:
+    """Refuse `loss.alike` before anything is read; `levels` are those of the tokenizer, if there is one."""
+    if spread and levels != 1:
         raise UsageError("loss.alike needs a tokenizer with one code a place: set it to 0")

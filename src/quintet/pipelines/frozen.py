@@ -6,19 +6,18 @@ original is gone.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from quintet.common.batch import Batch
+from quintet.common.inference import inference_mode
 from quintet.common.weights.checkpoint import Contents
-from quintet.training.evaluate import inference_mode
+from quintet.common.weights.loading import weights_digest
 
 if TYPE_CHECKING:
     from quintet.training.task import Task
@@ -61,9 +60,3 @@ class FrozenModel:
         device = next(chain(self.model.parameters(), self.model.buffers())).device
         with inference_mode(self.modules):
             return self.recipe.encode(self.modules, batch.to(device, torch.float32), **options)
-
-
-def weights_digest(name: str, model: nn.Module) -> str:
-    """A hash of a model's weights and of what it is called."""
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
-    return hashlib.sha256(name.encode() + save(tensors)).hexdigest()

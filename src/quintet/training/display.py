@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
     from rich.progress import Progress, TaskID
 
-ItemT = TypeVar("ItemT")
-
 SHOWN = 5
 """Loss parts shown in the bar; the rest is in metrics.jsonl."""
-
-
-def say(text: str) -> None:
-    """A line for the person, outside of any progress."""
-    with suppress(OSError):  # a console on a full disk is no reason to stop
-        sys.stderr.write(f"{text}\n")
-
-
-def track(items: Sequence[ItemT], done: str) -> Iterator[ItemT]:
-    """The items one by one, and how many are `done`: a bar, or elsewhere than on a terminal a line every tenth."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track as bar
-
-        yield from bar(items, done, console=Console(stderr=True))
-        return
-    for number, item in enumerate(items, start=1):
-        yield item
-        if number * 10 // len(items) > (number - 1) * 10 // len(items):
-            say(f"{done} {number} of {len(items)}")
 
 
 class Display:

@@ -11,8 +11,7 @@ import resource
 import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import NoReturn
@@ -25,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from quintet.common import collectives
+from quintet.common.device import Device, RankInfo
 from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError
@@ -33,48 +33,19 @@ from quintet.training.distributed.rendezvous import meet
 from quintet.training.distributed.watchdog import Watch
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the launcher has put this process."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        if "RANK" in environment and "WORLD_SIZE" in environment:
-            rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-            return cls(rank, int(environment.get("LOCAL_RANK", rank)), world)
-        if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-            if "MASTER_ADDR" not in environment or "MASTER_PORT" not in environment:
-                raise UsageError("under srun set MASTER_ADDR and MASTER_PORT to the first node before starting quintet")
-            return cls(
-                int(environment["SLURM_PROCID"]),
-                int(environment["SLURM_LOCALID"]),
-                int(environment["SLURM_STEP_NUM_TASKS"]),
-            )
-        return cls(0, 0, 1)
-
-
 def may_be_restarted(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher was asked to run the same command again after a failure (`torchrun --max-restarts`)."""
     return int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
-class Engine:
+class Engine(Device):
     """Devices, precision and the other processes, as one run sees them."""
 
     def __init__(self, config: EngineConfig, seed: int = 0) -> None:
-        self.config = config
         self.seed = seed
-        place = Place.from_environment()
+        place = RankInfo.from_environment()
         self._owns_group = place.world_size > 1 and not dist.is_initialized()
-        self.device = own_device(config)
-        self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        self._set_determinism()
+        super().__init__(config)
         self.watch: Watch | None = None
         """Only where the processes met by this engine: a launcher that made the group watches over it."""
         if self._owns_group:
@@ -118,7 +89,7 @@ class Engine:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
-    def _join(self, place: Place) -> None:
+    def _join(self, place: RankInfo) -> None:
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.config.timeout_seconds)
         try:
@@ -134,24 +105,12 @@ class Engine:
                 f"({str(error).splitlines()[0]})"
             ) from None
 
-    def _set_determinism(self) -> None:
-        wanted = self.device.type == "cpu" or self.config.deterministic
-        torch.use_deterministic_algorithms(wanted)
-        # Deterministic mode would also fill every new tensor with NaN, which costs time and hides nothing here.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
     # --- modules ------------------------------------------------------------------------------------------
 
     def place(self, modules: Mapping[str, nn.Module]) -> None:
-        """Move modules to the device, precision and memory format, in place."""
-        for module in modules.values():
-            module.to(self.device, self.dtype)
-            if self.config.channels_last:
-                # Not by `to`, which would refuse tensors of five axes.
-                for tensor in (*module.parameters(), *module.buffers()):
-                    if tensor.ndim == 4:
-                        tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-            if self.config.recompute:
+        super().place(modules)
+        if self.config.recompute:
+            for module in modules.values():
                 _recompute_activations(module)
 
     def wrap(
@@ -187,11 +146,6 @@ class Engine:
             sharding.cut(modules, self.device)
 
     # --- a step -------------------------------------------------------------------------------------------
-
-    def autocast(self) -> AbstractContextManager[object]:
-        if self.config.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
 
     @contextmanager
     def micro_batch(
@@ -242,7 +196,7 @@ MEETING = timedelta(minutes=10)
 """How long processes wait for each other to begin, at least: they need not start, nor list the data, at one pace."""
 
 
-def _watch(place: Place, meeting: str) -> Watch:
+def _watch(place: RankInfo, meeting: str) -> Watch:
     """At the store through which the processes met, by a connection of its own."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
@@ -255,29 +209,6 @@ def _watch(place: Place, meeting: str) -> Watch:
 
     store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
     return Watch(store, alive, meeting, place.rank, place.world_size)
-
-
-def own_device(config: EngineConfig) -> torch.device:
-    """The device of this process, also before it has joined the others."""
-    return choose_device(config.device, Place.from_environment().local_rank)
-
-
-def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError("engine.device=cuda, but torch finds no CUDA device; use engine.device=cpu")
-        if local_rank >= torch.cuda.device_count():
-            raise UsageError(
-                f"process {local_rank} of this machine has no CUDA device of its own "
-                f"({torch.cuda.device_count()} found); start fewer processes"
-            )
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    if wanted == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("engine.device=mps, but torch finds no Apple GPU; use engine.device=cpu")
-    return torch.device(wanted)
 
 
 def _recompute_activations(module: nn.Module) -> None:

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import nn
-
 from quintet.common.batch import Batch
+from quintet.common.inference import inference_mode
 from quintet.common.statistics import Statistics
-from quintet.training.distributed.sharding import whole
+from quintet.training.distributed.sharding import unsharded
 from quintet.training.engine import Engine
 from quintet.training.loader import Loader
 from quintet.training.task import Artifact, Modules, Task
-
-
-@contextmanager
-def inference_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Modules in eval mode, whole, and no gradients; afterwards every part is back in the mode it was in."""
-    modes = {part: part.training for module in modules.values() for part in module.modules()}
-    for part in modes:
-        part.training = False
-    try:
-        with torch.no_grad(), whole(modules.values()):
-            yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def evaluate(
@@ -47,7 +30,7 @@ def evaluate(
     to be judged.
     """
     total = Statistics()
-    with inference_mode(modules):
+    with inference_mode(modules), unsharded(modules.values()):
         # Autocast is for the models alone: readers of media compute too.
         for loaded, counts in loader.validation(batch_size, batches):
             with engine.autocast():
@@ -62,5 +45,5 @@ def evaluate(
 
 
 def make_artifacts(recipe: Task[Any], modules: Modules, batch: Batch, engine: Engine) -> list[Artifact]:
-    with inference_mode(modules), engine.autocast():
+    with inference_mode(modules), unsharded(modules.values()), engine.autocast():
         return recipe.sample(modules, batch)

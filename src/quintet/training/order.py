@@ -7,27 +7,19 @@ group of `batch_size` from it, so batches wrap over the end of an epoch and no i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from quintet.common.rng import absorb, mix, seed_from
+from quintet.data.splits import Portions
 
 Slot = tuple[int, int]
 """(epoch, item)"""
 
 BUCKET_BATCHES = 64
 """How many batches are sorted by length together: enough to make them even, few enough to stay random."""
-
-
-@dataclass(frozen=True)
-class Portions:
-    """Items that are shuffled a portion at a time: of each item the file it is in, and how many files are a portion."""
-
-    file_of: npt.NDArray[np.int64]
-    together: int
 
 
 class Order:

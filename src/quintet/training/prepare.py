@@ -10,13 +10,14 @@ from typing import Any
 
 import quintet
 from quintet.common.batch import Dataset
+from quintet.common.device import own_device
 from quintet.common.weights import checkpoint
 from quintet.config import RunConfig
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
-from quintet.training.engine import own_device
 from quintet.training.optim import learning_rate
 from quintet.training.run_folder import Run
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 
 
 def open_splits(recipe: Task[Any]) -> Splits:

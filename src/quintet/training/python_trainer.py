@@ -13,11 +13,12 @@ from torch import nn
 from quintet import compat
 from quintet.compat_table import TRAINERS, OriginalTrainer, to_argument
 from quintet.config import RunConfig, build, data_path, refuse_changes
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.pipelines.frozen import FrozenModel
 from quintet.training.prepare import place_links
 from quintet.training.run_folder import Run, next_folder
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
 

@@ -22,6 +22,7 @@ from typing import IO, Any, Literal
 from quintet.common import files
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
+from quintet.common.weights.pretrained import pickle_hint
 from quintet.config import RunConfig
 from quintet.errors import RunError, UsageError
 
@@ -275,11 +276,3 @@ def next_folder(recipe: str, root: Path = Path("runs")) -> Path:
     while (root / f"{recipe}-{number}").exists():
         number += 1
     return root / f"{recipe}-{number}"
-
-
-def pickle_hint(path: Path) -> str:
-    """Checkpoints of the original packages are pickles, which are never opened."""
-    suffixes = {path.suffix.lower()} if not path.is_dir() else {inside.suffix.lower() for inside in path.iterdir()}
-    if suffixes & {".pt", ".pth", ".ckpt", ".bin", ".pkl"}:
-        return "; pickled checkpoints of other packages are never opened, docs/migration.md says how to move"
-    return ""

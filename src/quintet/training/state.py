@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 import quintet
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
+from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
 from quintet.config import RunConfig
 from quintet.errors import CheckpointError
 from quintet.training.distributed import sharding
@@ -113,10 +114,10 @@ class TrainingState:
         meta = read_meta(folder, self.recipe.name)
         progress = read_progress(folder, meta)
         for name, module in self.recipe.modules.items():
-            load_module(module, folder, name)
+            load_sharded(module, folder, name)
         if self.average:
             for name, module in self.average.modules.items():
-                load_module(module, folder, f"ema/{name}")
+                load_sharded(module, folder, f"ema/{name}")
         if optimizers:
             for state in self.phases:
                 self._restore_optimizer(state, folder)
@@ -177,47 +178,16 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor()
 
 
-def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
-    meta = checkpoint.read_json(folder, "meta")
-    if not isinstance(meta, dict) or meta.get("format") != checkpoint.FORMAT:
-        found = meta.get("format") if isinstance(meta, dict) else None
-        raise CheckpointError(
-            f"{folder} has checkpoint format {str(found)[:20]}; this version reads {checkpoint.FORMAT}"
-        )
-    if meta.get("recipe") != recipe:
-        raise CheckpointError(f"{folder} is a checkpoint of recipe {str(meta.get('recipe'))[:40]!r}, not of '{recipe}'")
-    return meta
-
-
-def load_module(module: nn.Module, folder: Path, name: str) -> None:
-    """Copy saved tensors into a module, which keeps its device, precision and memory format."""
+def load_sharded(module: nn.Module, folder: Path, name: str) -> None:
+    """As `load_module`, into a module that may be sharded: each process then reads its own part alone."""
     own = module.state_dict()
     if _can_be_read_in_parts(own, folder, name):
-        _check_shapes(own, checkpoint.shapes_of_parts(folder, name), str(folder / name))
+        check_shapes(own, checkpoint.shapes_of_parts(folder, name), str(folder / name))
         sharding.read(folder, name, own)
     else:
-        copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors")
+        copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors", sharding.copy_into)
 
 
 def _can_be_read_in_parts(tensors: Mapping[str, Tensor], folder: Path, name: str) -> bool:
     """Whether each process may read its own part alone."""
     return any(map(sharding.is_cut, tensors.values())) and checkpoint.is_in_parts(folder, name)
-
-
-def _check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], origin: str) -> None:
-    for key in sorted(own.keys() ^ shapes.keys()):
-        raise CheckpointError(f"{origin} {'lacks' if key in own else 'has an unknown'} tensor '{key}'")
-    for key, value in own.items():
-        if value.shape != shapes[key]:
-            raise CheckpointError(f"{origin}: '{key}' has shape {shapes[key]}, the model expects {tuple(value.shape)}")
-
-
-def copy_tensors(module: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
-    own = module.state_dict()
-    _check_shapes(own, {key: tuple(value.shape) for key, value in tensors.items()}, origin)
-    for key, value in own.items():
-        if value.is_floating_point() != tensors[key].is_floating_point():
-            raise CheckpointError(f"{origin}: '{key}' is of type {tensors[key].dtype}, the model expects {value.dtype}")
-    with torch.no_grad():
-        for key, value in own.items():
-            sharding.copy_into(value, tensors[key])

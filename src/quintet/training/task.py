@@ -20,8 +20,8 @@ from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config import OptimizerConfig, RunConfig, SampleConfig
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
-from quintet.training.order import Portions
 
 if TYPE_CHECKING:
     from quintet.pipelines.audio_features import AudioFeatureExtractor
@@ -125,23 +125,6 @@ class Request:
             "settings": own,
             **{name: str(value) for name, value in known.items() if value is not None},
         }
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The data of a run. `about` holds what `data.json` should say beside the names."""
-
-    train: Dataset
-    validation: Dataset
-    fingerprint: str
-    skipped: dict[str, str] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
-    extra_splits: Mapping[str, Dataset] = field(default_factory=dict)
-    """What is neither trained on nor validated with, by the name of its split; a generator can be judged on it."""
-    portions: Portions | None = None
-    """Which training items are shuffled among each other, where not all are."""
-    listed: bool = True
-    """Whether `data.json` names each item; not where the fingerprint is that of an index, which does."""
 
 
 @dataclass

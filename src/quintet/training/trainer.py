@@ -34,13 +34,17 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.batch import Batch
+from quintet.common.device import RankInfo
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
+from quintet.common.weights.loading import copy_tensors
+from quintet.common.weights.pretrained import pickle_hint
 from quintet.config import RunConfig
+from quintet.data.splits import Splits
 from quintet.errors import RunError, UsageError
 from quintet.training.display import Display
 from quintet.training.distributed import sharding
-from quintet.training.engine import Engine, Place
+from quintet.training.engine import Engine
 from quintet.training.evaluate import evaluate, make_artifacts
 from quintet.training.finite import broken_tensors, largest_moment
 from quintet.training.loader import Loaded, Loader
@@ -57,10 +61,10 @@ from quintet.training.prepare import (
     resolve,
     stands_still,
 )
-from quintet.training.run_folder import Run, pickle_hint
+from quintet.training.run_folder import Run
 from quintet.training.signals import StopRequest
-from quintet.training.state import TrainingState, copy_tensors, environment, newest_good
-from quintet.training.task import Modules, Splits, Task
+from quintet.training.state import TrainingState, environment, newest_good
+from quintet.training.task import Modules, Task
 
 Logs = dict[str, Any]
 LogFunction = Callable[[Logs], None]
@@ -91,7 +95,7 @@ class Trainer:
         place_links(recipe)  # also where the sources are handed over: samples are decoded by what it stands on
         self.splits = splits or recipe.splits()
         check_sharding(recipe)
-        check_sizes(recipe, self.splits, max(Place.from_environment().world_size, collectives.world_size()))
+        check_sizes(recipe, self.splits, max(RankInfo.from_environment().world_size, collectives.world_size()))
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.tell = self.display.note

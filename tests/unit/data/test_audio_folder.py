@@ -17,8 +17,8 @@ from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
 from quintet.data.audio import AudioFolder, audio_folder_splits, mean_over_windows, pad_windows, say_resampled
 from quintet.data.check import check_folder
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
-from quintet.training.task import Splits
 
 RATE = 8000
 

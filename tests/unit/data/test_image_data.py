@@ -14,8 +14,8 @@ from PIL import Image
 from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
 from quintet.data.image import PythonPictures, folder_splits, python_splits
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
-from quintet.training.task import Splits
 
 SIZE = (8, 8)
 

@@ -19,10 +19,10 @@ from quintet.common.batch import Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
 from quintet.data.image import folder_splits
+from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
 from quintet.pipelines.frozen import FrozenModel
 from quintet.runs import open_link
-from quintet.training.task import Splits
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_codes_of_what_cannot_tell_are_kept_for_one_training(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     found = media(pictures)
-    unknown = replace(found, train=Anonymous(found.train), validation=Anonymous(found.validation), others={})
+    unknown = replace(found, train=Anonymous(found.train), validation=Anonymous(found.validation), extra_splits={})
     codes: Splits | None = tokenized_splits(tokenizer, unknown, "items", cache=str(tmp_path / "cache"))
     assert codes is not None
     known: Dataset = tokenized_splits(tokenizer, found, "pictures", cache=str(tmp_path / "cache")).train

@@ -19,6 +19,7 @@ from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
 from quintet.data.audio import audio_folder_splits, pad_windows
 from quintet.data.python_audio import python_audio_splits
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.audio_codec import model as codec_model
 from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecLossConfig
@@ -39,7 +40,6 @@ from quintet.families.audio_codec.measures import (
 from quintet.families.audio_codec.polar import QUIET, FromPolar, ToPolar
 from quintet.families.audio_codec.task import AudioCodecTask, pull
 from quintet.training.engine import Engine
-from quintet.training.task import Splits
 
 RATE = 8000
 SMALL: dict[str, Any] = {

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
-from quintet.config import UsageError, build, validate
+from quintet.config import build, validate
+from quintet.errors import UsageError
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.filter import FrameFilter
 from quintet.families.cvivit.model import CViViT

@@ -18,6 +18,7 @@ from contract.worlds import make_recipe
 from helpers import error_line, made_once, metrics, quintet, step_folder, succeed, tree
 from quintet import config as configs
 from quintet.common.batch import Batch
+from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
@@ -29,7 +30,6 @@ from quintet.media.mesh import Mesh, canonical, clean, quantise, read_mesh, writ
 from quintet.media.mesh_measures import is_valid
 from quintet.runs import open_link, open_trained, read_config
 from quintet.synthetic.solids import CLASSES, draw_solid
-from quintet.training.evaluate import inference_mode
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
 from quintet.training.task import Request

@@ -14,6 +14,7 @@ from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config import build
 from quintet.data.audio import pad_windows
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer
 from quintet.families.mulan.augment import hide, keep_patches, without_words
@@ -22,7 +23,7 @@ from quintet.families.mulan.retrieval import caption_number, first_of_each, labe
 from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.text_tower import TextTransformer
 from quintet.training.prepare import check_sizes
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 from text_models import make_folder
 
 RATE = 8000

@@ -17,6 +17,7 @@ from contract.worlds import make_recipe
 from helpers import error_line, metrics, quintet, step_folder, succeed
 from quintet import config as configs
 from quintet.common.batch import Batch
+from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
@@ -32,7 +33,6 @@ from quintet.pipelines.frozen import FrozenModel
 from quintet.runs import Trained, export_contents, open_link, read_config
 from quintet.sampling.maskgit import told_both_ways
 from quintet.synthetic.shapes import make_shapes
-from quintet.training.evaluate import inference_mode
 from quintet.training.task import Request
 from text_models import make_folder
 

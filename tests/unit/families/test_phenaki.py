@@ -12,6 +12,7 @@ from torch import Tensor
 from contract.cases import GOLDEN, TINY_PHENAKI
 from contract.worlds import make_recipe
 from quintet.common.batch import Batch
+from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.phenaki.asking import check_frames
@@ -23,7 +24,6 @@ from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.runs import open_link, open_trained
 from quintet.sampling.masked import Sampling
 from quintet.sampling.maskgit import told_both_ways
-from quintet.training.evaluate import inference_mode
 from quintet.training.task import Request
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")

@@ -22,8 +22,9 @@ from quintet.common import files
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
+from quintet.common.weights.loading import load_module, read_meta
 from quintet.errors import CheckpointError
-from quintet.training.state import TrainingState, load_module, read_meta
+from quintet.training.state import TrainingState
 
 
 def contents(number: int = 0) -> Contents:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from toy import toy_config
 
+from quintet.common.device import RankInfo, choose_device
+from quintet.common.inference import inference_mode
 from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError
-from quintet.training.engine import Engine, Place, choose_device, explain_failure, may_be_restarted
-from quintet.training.evaluate import inference_mode
+from quintet.training.engine import Engine, explain_failure, may_be_restarted
 
 CPU = EngineConfig(device="cpu")
 
@@ -23,11 +24,11 @@ CPU = EngineConfig(device="cpu")
 @pytest.mark.parametrize(
     ("environment", "place"),
     [
-        ({}, Place(0, 0, 1)),
-        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, Place(5, 1, 8)),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 1, 2)),
-        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, Place(0, 0, 1)),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, Place(0, 0, 1)),  # sbatch without srun: one process
+        ({}, RankInfo(0, 0, 1)),
+        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, RankInfo(5, 1, 8)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, RankInfo(1, 1, 2)),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, RankInfo(0, 0, 1)),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, RankInfo(0, 0, 1)),  # sbatch without srun: one process
         (
             {
                 "SLURM_STEP_NUM_TASKS": "4",
@@ -36,30 +37,30 @@ CPU = EngineConfig(device="cpu")
                 "MASTER_ADDR": "node1",
                 "MASTER_PORT": "29500",
             },
-            Place(3, 1, 4),
+            RankInfo(3, 1, 4),
         ),
         (  # torchrun inside an allocation of Slurm
             {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8"},
-            Place(6, 2, 8),
+            RankInfo(6, 2, 8),
         ),
     ],
     ids=["alone", "torchrun", "no local rank", "slurm of one", "sbatch", "srun", "torchrun in slurm"],
 )
-def test_places(environment: dict[str, str], place: Place) -> None:
-    assert Place.from_environment(environment) == place
+def test_places(environment: dict[str, str], place: RankInfo) -> None:
+    assert RankInfo.from_environment(environment) == place
 
 
 @pytest.mark.parametrize("given", [{}, {"MASTER_ADDR": "node1"}, {"MASTER_PORT": "1"}])
 def test_srun_without_a_meeting_place_is_refused(given: dict[str, str]) -> None:
     environment = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", **given}
     with pytest.raises(UsageError, match="under srun set MASTER_ADDR and MASTER_PORT"):
-        Place.from_environment(environment)
+        RankInfo.from_environment(environment)
 
 
 def test_the_environment_is_that_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert Place.from_environment() == Place(3, 3, 4)
+    assert RankInfo.from_environment() == RankInfo(3, 3, 4)
 
 
 def test_a_world_of_another_size_is_refused() -> None:

@@ -12,11 +12,12 @@ import torch
 from pydantic import Field
 
 from quintet.common.weights.checkpoint import Contents
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.pipelines.frozen import FrozenModel
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.run_folder import Run
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 from unit.training.toy import OPENED, QUIET, Net, ToyConfig, ToyModelConfig, ToyTask, points
 
 

@@ -13,15 +13,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.device import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
 from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, Section, build
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
 from quintet.training.distributed.sharding import joined
-from quintet.training.engine import Place
 from quintet.training.run_folder import Run
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task
 from quintet.training.trainer import Trainer
 
 
@@ -216,7 +217,7 @@ def toy_trainer(
         config = build(ToyConfig, file=run.config_file, overrides=dotted)
     else:
         # As `runs.new_trainer` does it: only the process that will write looks at the folder.
-        run = Run.new(folder) if Place.from_environment().rank == 0 else Run(folder)
+        run = Run.new(folder) if RankInfo.from_environment().rank == 0 else Run(folder)
         config = toy_config(**overrides)
     OPENED.append(run)
     return Trainer(kind(config, data), run, resume=resume, silent=True, **(arguments or {}))

@@ -8,10 +8,9 @@ from typing import Any, Self
 from torch import nn
 
 from quintet.common.weights import checkpoint
+from quintet.common.weights.loading import copy_tensors
 from quintet.config import Section
 from quintet.errors import UsageError
-from quintet.training.run_folder import pickle_hint
-from quintet.training.state import copy_tensors
 
 CONFIG = "config.json"
 WEIGHTS = "model"
@@ -80,3 +79,11 @@ def _card(settings: dict[str, Any]) -> str:
         f"`quintet.{settings['class']}.from_pretrained(FOLDER)`.\n\n"
         f"## Settings\n| key | value |\n|---|---|\n{rows}{table}"
     )
+
+
+def pickle_hint(path: Path) -> str:
+    """Checkpoints of the original packages are pickles, which are never opened."""
+    suffixes = {path.suffix.lower()} if not path.is_dir() else {inside.suffix.lower() for inside in path.iterdir()}
+    if suffixes & {".pt", ".pth", ".ckpt", ".bin", ".pkl"}:
+        return "; pickled checkpoints of other packages are never opened, docs/migration.md says how to move"
+    return ""

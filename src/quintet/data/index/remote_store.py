@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from quintet.common import files
 from quintet.common.caches import only_writer
+from quintet.common.logging import say
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.data.index.shard_store import Found, chosen_shards, is_hidden, is_shard
 from quintet.errors import RunError, UsageError
-from quintet.training.display import say
 
 ResultT = TypeVar("ResultT")
 _HOPELESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from quintet.common import files
+from quintet.common.logging import track
 from quintet.data.index.folder import Entry, Scan, film_in
 from quintet.data.index.shard_index import FILM, INDEX_NAME, IndexBuilder, Row, Shard, joined_hash
 from quintet.data.index.shard_listing import OWN_KEY
 from quintet.data.index.tar_members import TarWriter
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.files import Blob, digest_of, place_of, read_file
-from quintet.training.display import track
 
 LARGEST_MEMBER = 8**11 - 1
 """Bytes, of which a tar file in the common format can tell the number."""

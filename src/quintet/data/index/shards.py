@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.common.caches import default_folder, only_writer
+from quintet.common.logging import say
 from quintet.data.index.folder import (
     TRAIN_SPLIT,
     VALIDATION_SPLITS,
@@ -41,7 +42,6 @@ from quintet.data.index.tar_members import Damaged, TarListing
 from quintet.errors import RunError, UsageError
 from quintet.media.files import Blob
 from quintet.media.video import FRAME_EXTENSIONS
-from quintet.training.display import say
 
 Places = npt.NDArray[np.int64]
 OPEN_FILES = 128

@@ -16,6 +16,7 @@ from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.config import validate
 from quintet.data.audio import audio_folder_splits, pad_windows, say_resampled
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.discriminators import (
@@ -40,7 +41,7 @@ from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.quantize import perplexity, usage
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task, frozen
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task, frozen
 
 REVIVE_EVERY = 25
 """Steps between two looks for dead codes: candidates are gathered only then."""

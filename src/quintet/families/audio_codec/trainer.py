@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintet.data.python_audio import python_audio_splits
+from quintet.data.splits import Splits
 from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.model import AudioCodec
 from quintet.families.audio_codec.task import AudioCodecTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 
 
 class AudioCodecTrainer(PythonTrainer):

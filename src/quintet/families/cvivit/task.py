@@ -19,6 +19,7 @@ from quintet.common.batch import Batch, Item
 from quintet.common.collectives import mean_over_ranks
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
+from quintet.data.splits import Splits
 from quintet.data.video import pad_clips, video_folder_splits
 from quintet.families.cvivit.config import CHANNELS, CViViTConfig
 from quintet.families.cvivit.model import CViViT, Reconstruction
@@ -30,7 +31,7 @@ from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task, frozen
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task, frozen
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""

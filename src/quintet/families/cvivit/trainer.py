@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintet.data.python_videos import python_video_splits
+from quintet.data.splits import Splits
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.cvivit.model import CViViT
 from quintet.families.cvivit.task import CViViTTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 
 
 class CViViTTrainer(PythonTrainer):

@@ -14,6 +14,7 @@ from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.data.mesh import mesh_folder_splits
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder import packed
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
@@ -28,7 +29,7 @@ from quintet.media.mesh_render import contact_sheet
 from quintet.nn.graph import Packing
 from quintet.nn.quantize import perplexity, usage
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintet.data.python_meshes import python_mesh_splits
+from quintet.data.splits import Splits
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
 from quintet.families.mesh_autoencoder.task import MeshAutoencoderTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 
 
 class MeshAutoencoderTrainer(PythonTrainer):

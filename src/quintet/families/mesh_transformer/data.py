@@ -11,17 +11,17 @@ from torch import Tensor
 
 from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
+from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
 from quintet.data.mesh import mesh_folder_splits
+from quintet.data.splits import Splits
 from quintet.data.token_cache import TokenDataset
 from quintet.data.tokenized import tokenized_splits
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.model import PADDING
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.display import say
-from quintet.training.task import Splits
 
 
 @dataclass

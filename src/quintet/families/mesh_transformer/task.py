@@ -17,6 +17,7 @@ from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config.text import possible_guidance
 from quintet.data.captioned import check_request, found_keys
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer import data
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
@@ -30,7 +31,7 @@ from quintet.media.mesh_measures import as_triangles, merged
 from quintet.media.mesh_render import contact_sheet
 from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.autoregressive import Legal, Sampling
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Splits, Task
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Task
 
 SHOWN = 192
 """Pixels of one picture of a mesh."""

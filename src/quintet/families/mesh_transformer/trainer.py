@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintet.data.python_meshes import python_mesh_splits
+from quintet.data.splits import Splits
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.data import coded
 from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.families.mesh_transformer.task import MeshTransformerTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 
 
 class MeshTransformerTrainer(PythonTrainer):

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from quintet.common.batch import Dataset
+from quintet.common.logging import say
 from quintet.data.audio import AudioFolder, audio_folder_splits
 from quintet.data.python_audio import PythonAudio
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.text_tower import TextTransformer
-from quintet.training.display import say
-from quintet.training.task import Splits
 
 LOOKED_AT = 100
 """Items of a data set in Python whose captions are looked at before training."""

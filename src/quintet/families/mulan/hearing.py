@@ -12,9 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from quintet.common.weights.loading import weights_digest
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.model import MuLaN
-from quintet.pipelines.frozen import weights_digest
 
 AT_ONCE = 16
 """Windows of a long clip that go through together."""

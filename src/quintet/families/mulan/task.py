@@ -14,10 +14,12 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.batch import Batch, Item
+from quintet.common.logging import say
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.config.text import PRETRAINED
 from quintet.data.audio import mean_over_windows, pad_windows
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mulan.augment import without_words
 from quintet.families.mulan.config import TOKENS, MuLaNConfig
@@ -32,9 +34,8 @@ from quintet.media.matrix import draw_matrix
 from quintet.nn.contrastive import contrastive_loss, similarities
 from quintet.nn.tokenized_text import TokenizerFolder
 from quintet.pipelines.audio_features import AudioFeatureExtractor
-from quintet.training.display import say
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Report, Splits, Task
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Report, Task
 from quintet.training.whole_batch import whole_batch_backward
 
 REVIVE_EVERY = 20

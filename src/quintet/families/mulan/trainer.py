@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintet.data.python_audio import python_audio_splits
+from quintet.data.splits import Splits
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import check_captions
 from quintet.families.mulan.model import MuLaN
 from quintet.families.mulan.task import MuLaNTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 
 
 class MuLaNTrainer(PythonTrainer):

@@ -8,10 +8,10 @@ from quintet.common.batch import Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
 from quintet.data.image import folder_splits
+from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
 from quintet.families.muse.config import MuseConfig
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.task import Splits
 
 
 def code_splits(config: MuseConfig, tokenizer: FrozenModel, low: FrozenModel | None) -> Splits:

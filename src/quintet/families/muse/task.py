@@ -13,6 +13,7 @@ from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import check_request, found_keys
 from quintet.data.image import MODES
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import code_splits
@@ -23,7 +24,7 @@ from quintet.nn.codebook_smoothing import check_alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.frozen import FrozenModel
 from quintet.training.maskgit_task import MaskGitTask, Rows, critic_of, start_from_codebook
-from quintet.training.task import Artifact, Modules, Request, Splits
+from quintet.training.task import Artifact, Modules, Request
 
 DRAWN_AT_ONCE = 32
 
@@ -43,7 +44,7 @@ class MuseTask(MaskGitTask[MuseConfig]):
         if tokenizer is None:
             raise UsageError("muse draws with the codes of a tokenizer: name one with --tokenizer RUN")
         config = _fitted(config, tokenizer, base)
-        check_alike(config.loss.alike, tokenizer)
+        check_alike(config.loss.alike, tokenizer.model.quantizer.levels)
         super().__init__(config, tokenizer=tokenizer, **({"base": base} if base else {}))
         self.tokenizer = tokenizer
         self.base = base

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from quintet.common.logging import say
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.phenaki.config import PhenakiDataConfig
 from quintet.families.phenaki.model import Phenaki
 from quintet.media import video as films
 from quintet.media.video import Fit, VideoHeader
-from quintet.training.display import say
 
 _LAST = 1 - 1e-9
 """Of all places to begin the last one."""

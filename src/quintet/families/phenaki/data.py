@@ -13,11 +13,11 @@ import torch
 from quintet.common.batch import Item
 from quintet.common.batch import collate as collate_equal
 from quintet.data.captioned import check_captions
+from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
 from quintet.data.video import video_folder_splits
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.task import Splits
 
 PADDING = -1
 _OWN_LENGTH = ("codes", "vectors")

@@ -17,11 +17,11 @@ from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
 from quintet.data.python_videos import FIELDS as MEDIA
 from quintet.data.python_videos import PythonVideos
+from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.task import Splits
 
 
 def _is(value: Any, kinds: tuple[str, ...], axes: tuple[int, ...]) -> bool:

@@ -17,6 +17,7 @@ from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import check_request, found_keys
 from quintet.data.index.text_lines import read_lines
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.phenaki import data, judging
 from quintet.families.phenaki.asking import check_frames, read_prime
@@ -31,7 +32,7 @@ from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.maskgit import told_both_ways
 from quintet.training.maskgit_task import MaskGitTask, Rows, critic_of, start_from_codebook
-from quintet.training.task import Artifact, Modules, Request, Splits
+from quintet.training.task import Artifact, Modules, Request
 
 MADE_AT_ONCE = 16
 RATE = 8.0
@@ -51,7 +52,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         critic: TokenCritic | None = None,
     ) -> None:
         config = _fitted(config, tokenizer)
-        check_alike(config.loss.alike, tokenizer)
+        check_alike(config.loss.alike, tokenizer.model.quantizer.levels if tokenizer else None)
         super().__init__(config, **({} if tokenizer is None else {"tokenizer": tokenizer}))
         self.tokenizer = tokenizer
         self.maskgit = maskgit or _new_model(config, tokenizer)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
@@ -15,7 +16,7 @@ from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
 from quintet.pipelines.frozen import FrozenModel
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 
 
 class PhenakiTrainer(PythonTrainer):

@@ -21,6 +21,7 @@ from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.rng import ItemRNG
 from quintet.data.audio import audio_folder_splits, say_resampled
+from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
 from quintet.data.token_files import SemanticTokens, read_semantic
 from quintet.data.tokenized import TokenEncoder, encoded_splits
@@ -29,7 +30,6 @@ from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.listening import Listener
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.task import Splits
 
 PADDING = -1
 _OWN_LENGTH = ("codes", "semantic")

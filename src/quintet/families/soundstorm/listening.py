@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Batch, Item
+from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
 from quintet.data.audio import pad_windows
@@ -17,7 +18,6 @@ from quintet.errors import UsageError
 from quintet.media.audio import resample, window_starts
 from quintet.media.loudness import to_loudness
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.evaluate import inference_mode
 
 TEXTS_AT_ONCE = 64
 

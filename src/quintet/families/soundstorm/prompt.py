@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.common.logging import say
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.audio import read_audio, read_header
 from quintet.media.loudness import to_loudness
-from quintet.training.display import say
 
 
 def frames_of(seconds: float, frame_rate: float, longest: int) -> int:

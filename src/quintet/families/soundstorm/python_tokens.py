@@ -15,10 +15,10 @@ from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
 from quintet.data.fields import Field, route
 from quintet.data.python_sets import Indexable, split_object
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
 from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig, SoundStormModelConfig
-from quintet.training.task import Splits
 
 
 def _are_ids(value: Any, axes: int) -> bool:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.logging import say
 from quintet.common.statistics import Statistics
+from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
 from quintet.errors import UsageError
 from quintet.families.soundstorm import data, judging
@@ -28,10 +30,9 @@ from quintet.media.spectrogram import spectrogram
 from quintet.nn.frechet import frechet_distance
 from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling import filters, masked
-from quintet.training.display import say
 from quintet.training.engine import Engine
 from quintet.training.maskgit_task import refuse_untrained, score_loss, token_loss
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Splits, Task
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Task
 
 SELF_CONDITIONED = 0.75
 """Share of rows that see what the model made of them before, where it is trained to."""

@@ -15,6 +15,7 @@ from quintet.common.batch import Batch
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.data.image import folder_splits
+from quintet.data.splits import Splits
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.model import Reconstruction, VQGanVAE
 from quintet.media.image import image_grid, write_image
@@ -29,7 +30,7 @@ from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Splits, Task, frozen
+from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task, frozen
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""

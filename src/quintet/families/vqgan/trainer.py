@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintet.data.image import python_splits
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.model import VQGanVAE
 from quintet.families.vqgan.task import VQGanTask
 from quintet.training.python_trainer import PythonTrainer
-from quintet.training.task import Splits, Task
+from quintet.training.task import Task
 
 
 class VQGanVAETrainer(PythonTrainer):

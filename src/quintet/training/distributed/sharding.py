@@ -63,7 +63,7 @@ def synchronise(module: nn.Module, wanted: bool) -> None:
 
 
 @contextmanager
-def whole(modules: Iterable[nn.Module]) -> Iterator[None]:
+def unsharded(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Cut modules with all their weights in every process, so that any of their methods can be called."""
     parts = _cut_parts(modules)
     for part in parts:

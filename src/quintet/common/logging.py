@@ -1,0 +1,30 @@
+"""Lines for the person at the console, outside of the progress display of a training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+ItemT = TypeVar("ItemT")
+
+
+def say(text: str) -> None:
+    """A line for the person, outside of any progress."""
+    with suppress(OSError):  # a console on a full disk is no reason to stop
+        sys.stderr.write(f"{text}\n")
+
+
+def track(items: Sequence[ItemT], done: str) -> Iterator[ItemT]:
+    """The items one by one, and how many are `done`: a bar, or elsewhere than on a terminal a line every tenth."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track as bar
+
+        yield from bar(items, done, console=Console(stderr=True))
+        return
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number * 10 // len(items) > (number - 1) * 10 // len(items):
+            say(f"{done} {number} of {len(items)}")

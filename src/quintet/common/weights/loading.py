@@ -1,0 +1,62 @@
+"""Reading weights from checkpoints into modules that are built already."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from quintet.common.weights import checkpoint
+from quintet.errors import CheckpointError
+
+
+def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
+    meta = checkpoint.read_json(folder, "meta")
+    if not isinstance(meta, dict) or meta.get("format") != checkpoint.FORMAT:
+        found = meta.get("format") if isinstance(meta, dict) else None
+        raise CheckpointError(
+            f"{folder} has checkpoint format {str(found)[:20]}; this version reads {checkpoint.FORMAT}"
+        )
+    if meta.get("recipe") != recipe:
+        raise CheckpointError(f"{folder} is a checkpoint of recipe {str(meta.get('recipe'))[:40]!r}, not of '{recipe}'")
+    return meta
+
+
+def load_module(module: nn.Module, folder: Path, name: str) -> None:
+    """Copy saved tensors into a module, which keeps its device, precision and memory format."""
+    copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors")
+
+
+def copy_tensors(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    origin: str,
+    copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+) -> None:
+    own = module.state_dict()
+    check_shapes(own, {key: tuple(value.shape) for key, value in tensors.items()}, origin)
+    for key, value in own.items():
+        if value.is_floating_point() != tensors[key].is_floating_point():
+            raise CheckpointError(f"{origin}: '{key}' is of type {tensors[key].dtype}, the model expects {value.dtype}")
+    with torch.no_grad():
+        for key, value in own.items():
+            copy(value, tensors[key])
+
+
+def check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], origin: str) -> None:
+    for key in sorted(own.keys() ^ shapes.keys()):
+        raise CheckpointError(f"{origin} {'lacks' if key in own else 'has an unknown'} tensor '{key}'")
+    for key, value in own.items():
+        if value.shape != shapes[key]:
+            raise CheckpointError(f"{origin}: '{key}' has shape {shapes[key]}, the model expects {tuple(value.shape)}")
+
+
+def weights_digest(name: str, model: nn.Module) -> str:
+    """A hash of a model's weights and of its name: two models with the same one encode alike."""
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
+    return hashlib.sha256(name.encode() + save(tensors)).hexdigest()
