@@ -26,7 +26,8 @@ from quintet.common.rng import ItemRNG
 from quintet.training.engine import Engine, exit_process
 from quintet.training.prepare import open_splits
 from quintet.training.run_folder import Run
-from quintet.training.task import Modules, Report, Task
+from quintet.training.phase import Modules
+from quintet.training.task import Report, Task
 from quintet.training.trainer import Trainer
 
 

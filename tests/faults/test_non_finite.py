@@ -22,7 +22,8 @@ from quintet.common.rng import ItemRNG
 from quintet.errors import RunError
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
-from quintet.training.task import Loss, Task
+from quintet.training.phase import Loss
+from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
 LIMIT = 3

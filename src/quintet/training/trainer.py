@@ -3,18 +3,18 @@
 One step:
 
     micro-batches of step s                        a pure function of (seed, s): training/order.py
-    recipe.backward(micro_batches)                 per micro-batch one forward, then each phase's loss and backward
+    task.backward(micro_batches)                 per micro-batch one forward, then each phase's loss and backward
     flags = all ranks' [non-finite, stop asked]    the only read from the device in a step
     if finite:
         per phase: clip, learning rate of s, optimizer step
-        recipe.after_step(statistics)              codebooks and the like, from the whole global batch
+        task.after_step(statistics)              codebooks and the like, from the whole global batch
         average of the weights
     else:
         nothing changes but the count; what is to blame is named
         too many in a row: back to the last good checkpoint, if `train.max_rollbacks` allows, or stop
     every n steps: log; evaluate; sample; save     all ranks enter, rank 0 writes (each its part, where sharded)
 
-The public `…Trainer` classes are this loop bound to a recipe.
+The public `…Trainer` classes are this loop bound to a task.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ from quintet.training.loader import Loaded, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker, check_trackers, make_trackers
 from quintet.training.optim import Schedule, clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from quintet.training.order import Order
+from quintet.training.phase import Modules
 from quintet.training.prepare import (
     changed_data,
     check_sharding,
     check_sizes,
     data_record,
-    place_links,
+    place_frozen,
     refuse_other_version,
     resolve,
     stands_still,
@@ -64,7 +65,7 @@ from quintet.training.prepare import (
 from quintet.training.run_folder import Run
 from quintet.training.signals import StopRequest
 from quintet.training.state import TrainingState, environment, newest_good
-from quintet.training.task import Modules, Task
+from quintet.training.task import Task
 
 Logs = dict[str, Any]
 LogFunction = Callable[[Logs], None]
@@ -73,11 +74,11 @@ Weights = Mapping[str, Mapping[str, Tensor]]
 
 
 class Trainer:
-    """Trains a recipe in a run folder. Everything a run is lives in `recipe.config` and in that folder."""
+    """Trains a recipe in a run folder. Everything a run is lives in `task.config` and in that folder."""
 
     def __init__(
         self,
-        recipe: Task[Any],
+        task: Task[Any],
         run: Run,
         *,
         splits: Splits | None = None,
@@ -87,24 +88,24 @@ class Trainer:
         lr_schedule: Schedule | None = None,
         silent: bool = False,
     ) -> None:
-        config: RunConfig = recipe.config
-        self.recipe = recipe
+        config: RunConfig = task.config
+        self.task = task
         self.run = run
         # Before the processes join: what all of them refuse must not look like the death of one of them.
         check_trackers(config.log.trackers)
-        place_links(recipe)  # also where the sources are handed over: samples are decoded by what it stands on
-        self.splits = splits or recipe.splits()
-        check_sharding(recipe)
-        check_sizes(recipe, self.splits, max(RankInfo.from_environment().world_size, collectives.world_size()))
+        place_frozen(task)  # also where the sources are handed over: samples are decoded by what it stands on
+        self.splits = splits or task.splits()
+        check_sharding(task)
+        check_sizes(task, self.splits, max(RankInfo.from_environment().world_size, collectives.world_size()))
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.tell = self.display.note
         if self.engine.watch is not None:
             self.engine.watch.tell = run.write_log_once_begun
-        self.config = recipe.config = config if resume else resolve(config, len(self.splits.train))
+        self.config = task.config = config if resume else resolve(config, len(self.splits.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
-        self.engine.place(recipe.modules)
-        self.modules = self.engine.wrap(recipe.modules, recipe.find_unused_parameters, recipe.uncompiled)
+        self.engine.place(task.modules)
+        self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
         self.meter = Meter()
         self.trackers: list[Tracker] = []
         self.saved_step: int | None = None
@@ -124,7 +125,7 @@ class Trainer:
         self._set_out(init)
         # The folder appears only now: whatever does not fit has been found out by the line above.
         if self.engine.is_main:
-            self.run.begin(self.config, data_record(self.splits), self._link_contents())
+            self.run.begin(self.config, data_record(self.splits), self._frozen_contents())
 
     def _set_out(self, init: Weights | None) -> None:
         """The state before the first step."""
@@ -132,13 +133,13 @@ class Trainer:
         loader.check_readable()
         self._loader(self.splits.validation).check_readable()
         if init:
-            for name in init.keys() & self.recipe.modules.keys():
+            for name in init.keys() & self.task.modules.keys():
                 tensors = init[name]
-                copy_tensors(self.recipe.modules[name], tensors, f"--init {self.config.init}")
+                copy_tensors(self.task.modules[name], tensors, f"--init {self.config.init}")
         else:
-            first = loader.opening(self._order(), self.config.train.accumulate, self.recipe.num_init_batches)
-            self.recipe.initialise(self.modules, (self._moved(loaded) for loaded in first), self.engine)
-        self.state = TrainingState(self.recipe, self.engine)
+            first = loader.opening(self._order(), self.config.train.accumulate, self.task.num_init_batches)
+            self.task.init_from_data(self.modules, (self._moved(loaded) for loaded in first), self.engine)
+        self.state = TrainingState(self.task, self.engine)
 
     def _resume(self, init: Weights | None, force: bool) -> None:
         if self.engine.is_main:
@@ -164,13 +165,13 @@ class Trainer:
             self._keep_to_data(force)
         self._set_out(init)
         if self.engine.is_main:
-            self.run.write_first(self.config, data_record(self.splits), self._link_contents())
+            self.run.write_first(self.config, data_record(self.splits), self._frozen_contents())
             self.run.drop_metrics_after(0)
         self.print("there is no checkpoint yet: the run begins again")
 
     def _restore(self, folder: Path, problems: list[str], force: bool) -> None:
         self._keep_to_data(force)
-        self.state = TrainingState(self.recipe, self.engine)
+        self.state = TrainingState(self.task, self.engine)
         meta = self.state.restore(folder)
         if not force:
             refuse_other_version(folder, meta)
@@ -179,7 +180,7 @@ class Trainer:
             self.print(f"damaged checkpoint passed over: {problem}")
         if self.engine.is_main:
             self._leave_newer("damaged")
-            self.run.write_first(self.config, data_record(self.splits), self._link_contents())
+            self.run.write_first(self.config, data_record(self.splits), self._frozen_contents())
             self.run.drop_metrics_after(self.step)
             self._point("latest", self.step)
             # The file may be damaged or behind; without it the best checkpoint would be deleted as an old one.
@@ -205,15 +206,15 @@ class Trainer:
             if checkpoint.step_of(newer) > self.step:
                 checkpoint.set_aside(newer, why)
 
-    def _link_contents(self) -> dict[str, checkpoint.Contents]:
-        return {name: link.contents for name, link in self.recipe.links.items()}
+    def _frozen_contents(self) -> dict[str, checkpoint.Contents]:
+        return {name: pipeline.contents() for name, pipeline in self.task.frozen.items()}
 
     def _loader(self, source: Any) -> Loader:
         config = self.config
         return Loader(
             source,
             config.train.seed,
-            self.recipe.collate,
+            self.task.collate,
             self.engine,
             config.data.workers,
             self._skipped,
@@ -223,7 +224,7 @@ class Trainer:
     def _order(self) -> Order:
         train = self.splits.train
         size, seed = self.config.train.batch_size, self.config.train.seed
-        return Order(len(train), size, seed, self.recipe.lengths(train), self.splits.portions)
+        return Order(len(train), size, seed, self.task.lengths(train), self.splits.portions)
 
     def _moved(self, loaded: Loaded) -> Batch:
         return loaded.batch.to(self.engine.device, self.engine.dtype)
@@ -293,7 +294,7 @@ class Trainer:
         batches = [self._moved(each) for each in loaded]
         ready = time.perf_counter()
         step = self.step
-        report = self.recipe.backward(batches, self.modules, self.engine, step)
+        report = self.task.backward(batches, self.modules, self.engine, step)
         norms = self._gradient_norms(step)
         values = [*report.metrics.values(), *norms.values(), *self._largest_moments(norms)]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
@@ -340,7 +341,7 @@ class Trainer:
                 clip_gradients(state.parameters, norms[state.phase.name], state.phase.optim.clip)
             set_learning_rate(state.optimizer, state.phase.optim.lr * factor)
             state.optimizer.step()
-        self.recipe.after_step(statistics.over_ranks(), step)
+        self.task.after_step(statistics.over_ranks(), step)
         if self.state.average is not None:
             self.state.average.update(step)
 
@@ -469,13 +470,13 @@ class Trainer:
         """The recipe's figures over the validation items; of the averaged weights unless told otherwise."""
         size = self.config.eval.batch_size or self.config.train.batch_size // self.config.train.accumulate
         loader = self._loader(self.splits.validation)
-        return evaluate(self.recipe, modules or self.state.averaged_modules(), loader, self.engine, size, batches)
+        return evaluate(self.task, modules or self.state.averaged_modules(), loader, self.engine, size, batches)
 
     def _validate(self) -> dict[str, float]:
         averaged = self.evaluate(self.state.averaged_modules(), self.config.eval.batches)
         figures = {f"validation/{name}": value for name, value in averaged.items()}
         if self.state.average is not None and self.config.eval.live:
-            live = self.evaluate(self.recipe.modules, self.config.eval.batches)
+            live = self.evaluate(self.task.modules, self.config.eval.batches)
             figures.update({f"validation/live/{name}": value for name, value in live.items()})
         self._share_skipped()
         self.log(**figures)
@@ -487,7 +488,7 @@ class Trainer:
         return figures
 
     def _keep_best(self, figures: Mapping[str, float]) -> None:
-        metric, direction = self.recipe.best
+        metric, direction = self.task.traits.best
         value, progress = figures[metric], self.state.progress
         if not math.isfinite(value):
             return
@@ -503,10 +504,10 @@ class Trainer:
         batch = self._moved(self._loader(self.splits.validation).first(self.config.sample.num))
         kinds: dict[str, Modules] = {"": self.state.averaged_modules()}
         if self.state.average is not None:
-            kinds["live-"] = self.recipe.modules
+            kinds["live-"] = self.task.modules
         logs: Logs = {}
         for prefix, modules in kinds.items():
-            for artifact in make_artifacts(self.recipe, modules, batch, self.engine):
+            for artifact in make_artifacts(self.task, modules, batch, self.engine):
                 if artifact.tensor is not None and not prefix:
                     logs[Path(artifact.file).stem] = artifact.tensor
                 if self.engine.is_main:
@@ -558,7 +559,7 @@ class Trainer:
             self.print(f"warning: could not delete an old checkpoint ({error})")
 
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
-        """Continue from another checkpoint folder of the same recipe."""
+        """Continue from another checkpoint folder of the same task."""
         folder = Path(path)
         if not folder.is_dir():
             raise UsageError(f"{folder} is not the folder of a checkpoint{pickle_hint(folder)}")
@@ -615,11 +616,11 @@ class Trainer:
             best = (
                 None
                 if progress.best_value is None
-                else {"metric": self.recipe.best[0], "value": progress.best_value, "step": progress.best_step}
+                else {"metric": self.task.traits.best[0], "value": progress.best_value, "step": progress.best_step}
             )
             self.run.write_state(
                 status,
-                recipe=self.recipe.name,
+                recipe=self.task.name,
                 step=self.step,
                 steps=self.config.train.steps,
                 best=best,

@@ -33,7 +33,8 @@ from quintet.errors import CheckpointError, RunError, UsageError
 from quintet.training.engine import Engine
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
-from quintet.training.task import Modules, Report, frozen
+from quintet.training.phase import Modules, frozen
+from quintet.training.task import Report
 from quintet.training.trainer import Trainer
 
 

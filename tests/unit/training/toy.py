@@ -22,7 +22,9 @@ from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
 from quintet.training.distributed.sharding import joined
 from quintet.training.run_folder import Run
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task
+from quintet.common.artifact import Artifact
+from quintet.training.phase import Loss, Modules, Output, Phase
+from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
 

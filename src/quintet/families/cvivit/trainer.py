@@ -27,6 +27,6 @@ class CViViTTrainer(PythonTrainer):
     model_class = CViViT
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        config: CViViTConfig = recipe.config
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        config: CViViTConfig = task.config
         return python_video_splits(data, config.data, config.model.size, validation=validation, declared=declared)

@@ -32,9 +32,9 @@ class MeshTransformerTrainer(PythonTrainer):
     needs = ("model", "tokenizer")
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        config: MeshTransformerConfig = recipe.config
-        tokenizer = recipe.links["tokenizer"]
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        config: MeshTransformerConfig = task.config
+        tokenizer = task.frozen["tokenizer"]
         corners, bins = tokenizer.model.vertices_per_face, tokenizer.model.bins
         meshes = python_mesh_splits(data, config.data, corners, bins, validation=validation, declared=declared)
         return coded(config, tokenizer, meshes)

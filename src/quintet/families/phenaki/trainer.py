@@ -62,6 +62,6 @@ class PhenakiTrainer(PythonTrainer):
         return {key: value for key, value in said.items() if value is not None}
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        assert isinstance(recipe, PhenakiTask)
-        return python_clip_splits(data, recipe.config, recipe.tokenizer, validation=validation, declared=declared)
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        assert isinstance(task, PhenakiTask)
+        return python_clip_splits(data, task.config, task.tokenizer, validation=validation, declared=declared)
