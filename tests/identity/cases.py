@@ -58,8 +58,8 @@ class Recipe:
 
 
 DATA_SETS: Mapping[str, tuple[str, ...]] = {
-    "shapes": ("--num", "48", "--size", "32"),
-    "motions": ("--num", "24", "--size", "32"),
+    "shapes": ("--num", "120", "--size", "32"),
+    "motions": ("--num", "40", "--size", "32"),
     "sounds": ("--num", "24"),
     "solids": ("--num", "24"),
 }

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from identity import record as records
-from identity.cases import DATA, GOLDEN, Case
+from identity.cases import DATA, GOLDEN, Case, data_case
 from identity.compare import first_difference
 from identity.keys import UnknownKeyError, translate
 from identity.record import Record, record
@@ -152,7 +152,8 @@ def flat(keys: dict[str, Any], prefix: str = "") -> list[str]:
 def result_key(case: Case, commands: Sequence[Sequence[str]]) -> str:
     """What a kept result depends on, apart from the revision, which has a folder of its own."""
     inputs = [(name, hashlib.sha256(content).hexdigest()) for name, content in sorted(case.inputs.items())]
-    parts = [machine(), commands, inputs, case.processes, digest_of(GOLDEN), reader()]
+    data = data_case(case.data).commands
+    parts = [machine(), commands, inputs, case.processes, data, digest_of(GOLDEN), reader()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
@@ -70,7 +71,8 @@ class Processes:
             raise Stopped
         for code, own in zip(codes, logs, strict=True):
             if code:
-                raise CommandError(f"`quintet {' '.join(words)}` failed on the side of {side.name}: {last_words(own)}")
+                said = f"exit code {code}: {last_words(own)}"
+                raise CommandError(f"`quintet {' '.join(words)}` failed on the side of {side.name} with {said}")
 
     def stop(self) -> None:
         """End all commands; further ones are not started."""
@@ -93,10 +95,13 @@ class Processes:
             return process
 
     def _end(self, process: BaseProcess) -> int | None:
-        process.join()
+        """The exit code. It is read under the lock that starts are made under, because a start reads it too, and
+        whoever comes second finds an empty pipe and takes it for a failure."""
+        connection.wait([process.sentinel])
         with self._lock:
+            process.join()
             self._running.discard(process)
-        return process.exitcode
+            return process.exitcode
 
 
 def run_command(words: list[str], source: str, folder: str, log: str, variables: dict[str, str]) -> None:
