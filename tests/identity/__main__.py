@@ -76,6 +76,8 @@ def compare(base: Side, work: Side, recipes: list[str], jobs: int, working_tree:
         say(f"DIFFERENT: {difference}")
         say(f"to look at: {base.folder} and {work.folder}")
         return 1
+    except KeyboardInterrupt:
+        return 130
     say(
         f"identical: {totals.cases} cases, {totals.numbers} losses and metrics, {totals.tensors} tensors, "
         f"{totals.files} files; base {base.name}, working tree {working_tree}; {time.monotonic() - began:.0f} s"

@@ -6,7 +6,7 @@ Keys and options are written in the vocabulary of the working tree; `keys.py` tr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from identity import inputs
@@ -38,7 +38,7 @@ class Case:
     inputs: Mapping[str, bytes] = field(default_factory=dict)
     """Files that the commands read, by name."""
     processes: int = 1
-    """Processes of the first command, the training."""
+    """Processes of the training."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,19 @@ class Recipe:
     """How the cases of a recipe are made."""
 
     data: str
+    uses: tuple[tuple[str, ...], ...]
+    """What is done with the model of each precision, apart from `eval`."""
+    brief_use: tuple[str, ...]
+    """What is done with the model of a variant, apart from `eval`."""
     links: tuple[str, ...] = ()
     """Options that name the models the recipe builds on."""
-    uses: tuple[tuple[str, ...], ...] = ()
-    """What is done with the model of each precision, apart from `eval`."""
-    brief_use: tuple[str, ...] = ()
-    """What is done with the model of a variant, apart from `eval`; empty: nothing."""
     inputs: Mapping[str, bytes] = field(default_factory=dict)
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further keys by name; a name that starts with `two-processes` is trained by two processes."""
+    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Commands that a variant's training needs, by the variant's name."""
+    own_use: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Uses instead of `brief_use`, by the variant's name."""
 
 
 DATA_SETS: Mapping[str, tuple[str, ...]] = {
@@ -76,7 +80,7 @@ def hub(recipe: str) -> str:
 RECIPES: Mapping[str, Recipe] = {
     "vqgan": Recipe(
         data="shapes",
-        uses=(("sample", "--num", "4"), ("encode", DATA)),
+        uses=(("sample", "--num", "4"), ("encode", DATA), ("decode", "encode-1")),
         brief_use=("encode", DATA),
         variants={
             "lfq": ("model.quantizer=lfq", "train.accumulate=2"),
@@ -111,6 +115,7 @@ RECIPES: Mapping[str, Recipe] = {
                 "loss.drop_text=0.3",
                 "optim.clip=0.5",
             ),
+            "bf16": ("engine.precision=bf16",),
             "two-processes": ("loss.critic=true", "train.accumulate=2"),
             "two-processes-sharded": ("loss.critic=true", "engine.shard=full", "engine.recompute=true"),
         },
@@ -122,13 +127,14 @@ RECIPES: Mapping[str, Recipe] = {
         variants={
             "quantizer": ("model.quantizer_levels=2", "model.codebook_size=8", "train.accumulate=2"),
             "sigmoid": ("model.loss=sigmoid", "model.middle_losses=1", "optim.name=lion"),
+            "bf16": ("engine.precision=bf16",),
             "decoupled": ("model.loss=decoupled", "model.audio.dropout=0.1", "model.text.dropout=0.1"),
             "two-processes": ("train.accumulate=2",),
         },
     ),
     "cvivit": Recipe(
         data="motions",
-        uses=(("sample", "--num", "4"), ("encode", DATA)),
+        uses=(("sample", "--num", "4"), ("encode", DATA), ("decode", "encode-1")),
         brief_use=("encode", DATA),
         variants={
             "lfq": ("model.quantizer=lfq", "train.accumulate=2", "data.random_crop=true", "data.flip=true"),
@@ -149,6 +155,7 @@ RECIPES: Mapping[str, Recipe] = {
         brief_use=("sample", *TEXT, "--frames", "9", "--num", "2"),
         inputs={"scenes.txt": inputs.SCENES},
         variants={
+            "bf16": ("engine.precision=bf16",),
             "frame-order": ("loss.order=moments", "sample.later_steps=2"),
             "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
             "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "loss.primed=0.5"),
@@ -159,7 +166,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "audio-codec": Recipe(
         data="sounds",
-        uses=(("sample", "--num", "4"), ("encode", DATA)),
+        uses=(("sample", "--num", "4"), ("encode", DATA), ("decode", "encode-1")),
         brief_use=("encode", DATA),
         variants={
             "lfq": ("model.quantizer=lfq", "model.causal=true", "loss.kind=least-squares", "train.accumulate=2"),
@@ -181,12 +188,17 @@ RECIPES: Mapping[str, Recipe] = {
             "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
             "captions": ("loss.tell_caption=0.5", "data.clip=quantized", "loss.span=3", "optim.name=muon"),
             "dropout": ("model.dropout=0.1", "loss.coarse_first=2", "loss.drop_condition=0.3"),
+            "semantic": ("data.semantic=encode-tokens", "model.self_conditioning=true"),
             "two-processes": ("optim.name=lion",),
         },
+        before={
+            "semantic": ("encode", hub("mulan"), DATA, "--layer", "1", "--clusters", "8", "--out", "encode-tokens"),
+        },
+        own_use={"semantic": ("sample", "--num", "2")},
     ),
     "mesh-autoencoder": Recipe(
         data="solids",
-        uses=(("sample", "--num", "4"), ("encode", DATA)),
+        uses=(("sample", "--num", "4"), ("encode", DATA), ("decode", "encode-1")),
         brief_use=("encode", DATA),
         variants={
             "vq": ("model.quantizer=vq", "train.accumulate=2"),
@@ -207,6 +219,7 @@ RECIPES: Mapping[str, Recipe] = {
         brief_use=("sample", *MESH_TEXT, "--num", "2"),
         inputs={"part.obj": inputs.MESH},
         variants={
+            "bf16": ("engine.precision=bf16",),
             "flat": ("model.kind=flat", "loss.window=16", "train.accumulate=2", "optim.name=muon"),
             "window": ("loss.window=16", "data.variants=2", "model.dropout=0.1"),
             "words": ("model.text=words", "model.face_buckets=0", "engine.recompute=true"),
@@ -235,18 +248,18 @@ def precision_case(name: str, recipe: Recipe, precision: str) -> Case:
 
 
 def variant_case(name: str, recipe: Recipe, variant: str) -> Case:
-    uses = (recipe.brief_use,) if recipe.brief_use else ()
-    return trained_case(
-        f"{name}-{variant}", name, recipe, recipe.variants[variant], uses, 2 if variant.startswith("two") else 1
-    )
+    uses = (recipe.own_use.get(variant, recipe.brief_use),)
+    made = trained_case(f"{name}-{variant}", name, recipe, recipe.variants[variant], uses)
+    before = (recipe.before[variant],) if variant in recipe.before else ()
+    return replace(made, commands=(*before, *made.commands), processes=2 if variant.startswith("two") else 1)
 
 
 def trained_case(
-    case: str, name: str, recipe: Recipe, words: tuple[str, ...], uses: tuple[tuple[str, ...], ...], processes: int = 1
+    case: str, name: str, recipe: Recipe, words: tuple[str, ...], uses: tuple[tuple[str, ...], ...]
 ) -> Case:
     train = ("train", name, DATA, "--out", "run", *recipe.links, *COMMON, *words)
     commands = (train, ("eval", "run"), *(use_command(number, use) for number, use in enumerate(uses)))
-    return Case(case, name, recipe.data, commands, recipe.inputs, processes)
+    return Case(case, name, recipe.data, commands, recipe.inputs)
 
 
 def use_command(number: int, use: tuple[str, ...]) -> tuple[str, ...]:

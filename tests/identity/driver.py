@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -53,7 +54,8 @@ class Comparison:
     run: Runner
     say: Callable[[str], object]
     totals: Totals = field(default_factory=Totals)
-    known: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    answers: dict[tuple[str, ...], str] = field(default_factory=dict)
+    asking: threading.Lock = field(default_factory=threading.Lock)
 
     def compare_all(self, cases: Sequence[Case], jobs: int, stop: Callable[[], object] = lambda: None) -> Totals:
         """All cases, some at once; the data sets are first, because the other cases read them."""
@@ -107,7 +109,7 @@ class Comparison:
             (folder / name).write_bytes(content)
         for number, words in enumerate(commands):
             log = folder / "logs" / f"{number}-{words[0]}"
-            self.run(side, words, folder, log, case.processes if number == 0 else 1)
+            self.run(side, words, folder, log, case.processes if words[0] == "train" else 1)
         return record(folder)
 
     def commands(self, side: Side, case: Case) -> list[tuple[str, ...]]:
@@ -123,18 +125,19 @@ class Comparison:
         ]
 
     def keys_of(self, side: Side, recipe: str) -> frozenset[str]:
-        """Every key that the side has for a recipe, asked once."""
-        if (side.name, recipe) not in self.known:
-            self.known[side.name, recipe] = frozenset(flat(yaml.safe_load(self.said(side, "config", recipe))))
-        return self.known[side.name, recipe]
+        """Every key that the side has for a recipe."""
+        return frozenset(flat(yaml.safe_load(self.said(side, "config", recipe))))
 
     def said(self, side: Side, *words: str) -> str:
-        """What a command prints."""
-        folder = side.folder / "asked"
-        folder.mkdir(parents=True, exist_ok=True)
-        log = folder / "-".join(word.strip("-") for word in words)
-        self.run(side, words, folder, log)
-        return Path(f"{log}.out").read_text(encoding="utf-8")
+        """What a command prints, asked once."""
+        with self.asking:
+            if (side.name, *words) not in self.answers:
+                folder = side.folder / "asked"
+                folder.mkdir(parents=True, exist_ok=True)
+                log = folder / "-".join(word.strip("-") for word in words)
+                self.run(side, words, folder, log)
+                self.answers[side.name, *words] = Path(f"{log}.out").read_text(encoding="utf-8")
+            return self.answers[side.name, *words]
 
 
 def counted(compared: Record) -> str:

@@ -73,7 +73,7 @@ def record(folder: Path) -> Record:
         if (run / "eval.json").exists():
             made.numbers.update(named("eval.json", json.loads((run / "eval.json").read_text(encoding="utf-8"))))
     for path in sorted(folder.glob("*")):
-        if path.name == "files" or re.search(r"-\d+(\.npz)?$", path.name):
+        if path.name == "files" or re.search(r"-(\d+|tokens)(\.npz)?$", path.name):
             made.files.update(files(path, folder))
     return made
 

@@ -66,21 +66,20 @@ class Processes:
             else self._start(side, words, folder, own, {})
             for rank, own in enumerate(logs)
         ]
-        codes = [self._end(process) for process in started]
+        failed = self._await(dict(zip(started, logs, strict=True)))
         if self._stopped:
             raise Stopped
-        for code, own in zip(codes, logs, strict=True):
-            if code:
-                said = f"exit code {code}: {last_words(own)}"
-                raise CommandError(f"`quintet {' '.join(words)}` failed on the side of {side.name} with {said}")
+        if failed:
+            code, own = failed
+            said = f"exit code {code}: {last_words(own)}"
+            raise CommandError(f"`quintet {' '.join(words)}` failed on the side of {side.name} with {said}")
 
     def stop(self) -> None:
         """End all commands; further ones are not started."""
         with self._lock:
             self._stopped = True
             for process in self._running:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid or 0, signal.SIGKILL)
+                end_group(process)
 
     def _start(
         self, side: Side, words: Sequence[str], folder: Path, log: Path, variables: Mapping[str, str]
@@ -94,14 +93,34 @@ class Processes:
             self._running.add(process)
             return process
 
-    def _end(self, process: BaseProcess) -> int | None:
-        """The exit code. It is read under the lock that starts are made under, because a start reads it too, and
-        whoever comes second finds an empty pipe and takes it for a failure."""
-        connection.wait([process.sentinel])
-        with self._lock:
-            process.join()
-            self._running.discard(process)
-            return process.exitcode
+    def _await(self, logs: Mapping[BaseProcess, Path]) -> tuple[int, Path] | None:
+        """Wait for the processes of one command; exit code and log of the first that fails, which ends the others.
+
+        Exit codes are read under the lock that starts are made under, because a start reads them too, and whoever comes
+        second finds an empty pipe and takes it for a failure.
+        """
+        left, failed = set(logs), None
+        while left:
+            ended = connection.wait([process.sentinel for process in left])
+            for process in [process for process in left if process.sentinel in ended]:
+                with self._lock:
+                    process.join()
+                    self._running.discard(process)
+                left.discard(process)
+                if process.exitcode and failed is None:
+                    failed = process.exitcode, logs[process]
+                    for other in left:
+                        end_group(other)
+        return failed
+
+
+def end_group(process: BaseProcess) -> None:
+    """End a process and whatever it started; one that has no group of its own yet is ended alone."""
+    with suppress(ProcessLookupError):
+        process.kill()
+    if process.pid is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def run_command(words: list[str], source: str, folder: str, log: str, variables: dict[str, str]) -> None:

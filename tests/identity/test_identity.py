@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
 
 import quintet
@@ -110,6 +112,20 @@ def test_a_missing_file_is_found_on_either_side(case_folder: Path, changed: Path
     (changed / "sample-0" / "reconstructions.png").unlink()
     assert difference(case_folder, changed).endswith("working tree has none")
     assert "base has none" in difference(changed, case_folder)
+
+
+def test_a_film_is_compared_by_its_form_because_its_encoder_is_not_deterministic(tmp_path: Path) -> None:
+    for side, frames in (("base", 3), ("same", 3), ("longer", 4)):
+        path = tmp_path / side / "sample-0" / "000.mp4"
+        path.parent.mkdir(parents=True)
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("mpeg4", rate=8)
+            for shade in range(frames):
+                picture = np.full((16, 16, 3), shade + len(side), np.uint8)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
+            container.mux(stream.encode())
+    assert first_difference(record(tmp_path / "base"), record(tmp_path / "same")) is None
+    assert difference(tmp_path / "base", tmp_path / "longer").startswith("file 'sample-0/000.mp4': base mpeg4 ")
 
 
 # --- tensors --------------------------------------------------------------------------------------------------
