@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from identity.cases import RECIPES, chosen_cases
 from identity.driver import Comparison, DifferenceError
@@ -59,9 +60,9 @@ def known_recipes(words: str) -> list[str]:
     return names
 
 
-def claim(lock: object, folder: Path) -> None:
+def claim(lock: IO[str], folder: Path) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[call-overload]
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UsageError(f"another comparison is running in {folder}; wait for it, or give --folder") from error
 

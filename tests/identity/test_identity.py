@@ -234,8 +234,8 @@ def comparison(tmp_path: Path, recorder: Recorder) -> Comparison:
 
 
 def compared_again(folder: Path, recorder: Recorder) -> Comparison:
-    sides = [Side(name, folder / name / "src", folder / name) for name in ("base", "work")]
-    return Comparison(*sides, run=recorder, say=lambda line: None)
+    base, work = (Side(name, folder / name / "src", folder / name) for name in ("base", "work"))
+    return Comparison(base, work, recorder, say=lambda line: None)
 
 
 def test_both_sides_run_a_case_in_their_own_words(comparison: Comparison, recorder: Recorder) -> None:
