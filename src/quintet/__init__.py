@@ -16,9 +16,6 @@ def __getattr__(name: str) -> Any:
         for entry in import_module("quintet.registry").RECIPES.values():
             if name in entry.public_names():
                 return getattr(import_module(entry.public_names()[name]), name)
-        compat = import_module("quintet.compat")
-        if name in compat.TRAINERS:
-            compat.require_landed(name)
     if name == "runs":  # as errors and docs name it
         return import_module("quintet.runs")
     raise AttributeError(f"module 'quintet' has no attribute '{name}'")
