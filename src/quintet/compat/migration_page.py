@@ -12,18 +12,26 @@ from quintet.compat.tables.shared import OWN
 INTRODUCTION = """\
 # Moving to quintet
 
-The six trainers keep their names and understand every keyword they had: it becomes a key or an argument of quintet, or
-is refused with the reason. One warning (`CompatibilityNotice`) lists what was translated; rename the keywords and it is
-gone. This page is made from the table the trainers use (`python -m quintet.compat > docs/migration.md`).
+quintet has the six trainers under their old names, with keywords of its own. `quintet.compat` has them once more, in a
+module for each original package, where they understand every keyword they had: it becomes a key or an argument of
+quintet, or is refused with the reason. One warning (`CompatibilityNotice`) lists what was translated. Change the import
+first; rename the keywords, and `quintet` itself is enough.
 
 ```python
 # muse-maskgit-pytorch
+from muse_maskgit_pytorch import VQGanVAETrainer
 VQGanVAETrainer(vae, folder="photos", image_size=128, num_train_steps=10_000, batch_size=4, grad_accum_every=4,
                 results_folder="results").train()
-# quintet
-VQGanVAETrainer(vae, data="photos", steps=10_000, batch_size=16, accumulate=4, out="runs/tok").train()
+# quintet, the same call
+from quintet.compat.muse_maskgit_pytorch import VQGanVAETrainer
+VQGanVAETrainer(vae, folder="photos", image_size=128, num_train_steps=10_000, batch_size=4, grad_accum_every=4,
+                results_folder="results").train()
+# quintet, its own keywords
+from quintet import VQGanVAETrainer
+VQGanVAETrainer(vae, data="photos", steps=10_000, batch_size=16, accumulate=4, out="results").train()
 ```
 
+This page is made from the tables that `quintet.compat` translates by (`python -m quintet.compat > docs/migration.md`).
 What you do not name has quintet's default, not the original's; `quintet config RECIPE` shows them all. Two keywords
 that set the same thing to different values are an error, and so is a value that cannot be, before anything is written.
 """
@@ -177,8 +185,9 @@ def page() -> str:
 
 
 def _trainer_section(trainer: OriginalTrainer) -> str:
-    head = f"### {trainer.name}\n\nOf {trainer.package} {trainer.version}; trains recipe `{trainer.recipe}`.\n"
-    return f"{head}\n{_rules_table(trainer.rules)}"
+    module = f"quintet.compat.{trainer.package.replace('-', '_')}"
+    facts = f"Of {trainer.package} {trainer.version}, in `{module}`; trains recipe `{trainer.recipe}`."
+    return f"### {trainer.name}\n\n{facts}\n\n{_rules_table(trainer.rules)}"
 
 
 def _parts_section(name: str, rules: Sequence[Rule]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Protocol, Required, TypedDict, get_type_hints
+from typing import Any, Protocol, Required, TypedDict, cast, get_type_hints
 
 from quintet.config import expand, flatten
 from quintet.errors import UsageError
@@ -133,14 +133,15 @@ def check_value(trainer: str, written: str, value: Any, kind: Kind, target: str)
         ) from None
 
 
-def check_names(trainer: str, given: Iterable[str], others: Iterable[str] = ()) -> None:
-    """TypeError, as Python's own, for an option that no trainer has. `others` are parameters of this one alone."""
-    known = [*TrainerOptions.__required_keys__, *TrainerOptions.__optional_keys__]
-    for name in given:
+def known_options(trainer: str, options: Mapping[str, Any], others: Iterable[str] = ()) -> TrainerOptions:
+    """The options, if each is one; else TypeError, as Python's own. `others` are names that this trainer knows too."""
+    known = get_type_hints(TrainerOptions)
+    for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, [*others, *known], n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise TypeError(f"{trainer}() got an unexpected keyword argument '{name}'{hint}")
+    return cast("TrainerOptions", options)
 
 
 def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = FEW) -> dict[str, Any]:
@@ -169,10 +170,10 @@ def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = FEW) -> 
 
 
 def written_out(constructor: Callable[..., None]) -> inspect.Signature:
-    """The signature of a trainer, with each of `**options: Unpack[TrainerOptions]` by its name."""
+    """The signature of a trainer, with each of its `**options` by name."""
     parameters: list[inspect.Parameter] = []
     for parameter in list(inspect.signature(constructor).parameters.values())[1:]:
-        if parameter.kind is parameter.VAR_KEYWORD and "TrainerOptions" in str(parameter.annotation):
+        if parameter.kind is parameter.VAR_KEYWORD and parameter.name == "options":
             parameters += _option_parameters()
         else:
             parameters.append(parameter)

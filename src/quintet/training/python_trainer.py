@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.pipelines.frozen import FrozenModel
-from quintet.training.options import FEW, Kind, TrainerOptions, check_names, keys_from, written_out
+from quintet.training.options import FEW, Kind, keys_from, known_options, written_out
 from quintet.training.prepare import place_links
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.task import Task
@@ -24,8 +23,8 @@ from quintet.training.trainer import Trainer
 class PythonTrainer(Trainer):
     """`…Trainer(model, data=…, out=…, steps=…).train()`.
 
-    A family names its three classes. Where its recipe takes frozen models (`LINKS` of its configuration), its
-    constructor names them too, and hands them over as `links`.
+    A family names its three classes. Its constructor says which model and frozen models it takes, so that editors and
+    type checkers know.
     """
 
     config_class: ClassVar[type[RunConfig]]
@@ -41,45 +40,42 @@ class PythonTrainer(Trainer):
         # For help() and notebooks; editors and type checkers read Unpack themselves.
         cls.__signature__ = written_out(cls.__init__)  # type: ignore[attr-defined]
 
-    def __init__(
-        self,
-        model: Any = None,
-        links: Mapping[str, FrozenModel | None] = MappingProxyType({}),
-        **options: Unpack[TrainerOptions],
-    ) -> None:
+    def __init__(self, model: Any = None, **options: Any) -> None:
+        """`options` are those of `TrainerOptions`, and frozen models under their names in `LINKS`."""
         trainer = type(self).__name__
-        check_names(trainer, options, links)
-        asked = keys_from(trainer, options, self.batch_sizes)
+        links = {name: options.pop(name) for name in self.config_class.LINKS if name in options}
+        known = known_options(trainer, options, self.config_class.LINKS)
+        asked = keys_from(trainer, known, self.batch_sizes)
         handed = model
         model, inside, beside = self.taken_apart(handed)
-        frozen = {**inside, **{name: link for name, link in links.items() if link is not None}}
-        self._check_given(model, frozen)
-        resume = bool(options.get("resume"))
-        out = Path(options.get("out") or next_folder(self.task_class.name))
-        data, validation = options.get("data"), options.get("validation")
+        links = {**inside, **{name: link for name, link in links.items() if link is not None}}
+        self._check_given(model, links)
+        resume = bool(known.get("resume"))
+        out = Path(known.get("out") or next_folder(self.task_class.name))
+        data, validation = known.get("data"), known.get("validation")
         keys = {**self.keys_of(handed), **asked, **self._paths(data, validation)}
         if "init" in keys:
             raise UsageError("in Python, load the weights into the model that you hand over, instead of the key `init`")
         if model is not None:
             keys = {"model": model.config.model_dump(mode="json"), **keys}
-        preset = options.get("preset")
+        preset = known.get("preset")
         if resume:
             run = Run.open(out)
             config = _continued(self.config_class, run, {**keys, **({"preset": preset} if preset else {})})
         else:
-            references = {name: link.reference for name, link in frozen.items()}
+            references = {name: link.reference for name, link in links.items()}
             config = build(self.config_class, preset=preset, overrides={**references, **keys})
             run = Run.new(out, config.LINKS)
         if model is not None and config.model != model.config:
             raise UsageError(f"{trainer}: the keys of model.* are those of the model; build it with them")
         torch.manual_seed(config.train.seed)  # what the recipe makes beside the model
-        parts: dict[str, Any] = {**frozen, **beside, self.task_class.exported: model}
+        parts: dict[str, Any] = {**links, **beside, self.task_class.exported: model}
         recipe = self.task_class(config, **parts)
         splits = None
         if not _is_folder(data):
             place_links(recipe)
-            splits = self.splits_of(recipe, data, validation, options.get("declared"))
-        super().__init__(recipe, run, splits=splits, resume=resume, lr_schedule=options.get("lr_schedule"))
+            splits = self.splits_of(recipe, data, validation, known.get("declared"))
+        super().__init__(recipe, run, splits=splits, resume=resume, lr_schedule=known.get("lr_schedule"))
 
     @classmethod
     def taken_apart(cls, model: Any) -> tuple[Any, dict[str, FrozenModel], dict[str, nn.Module]]:

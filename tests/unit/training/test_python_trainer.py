@@ -57,7 +57,7 @@ class FolderTrainer(PythonTrainer):
     def __init__(
         self, model: GivenNet | None = None, *, below: FrozenModel | None = None, **options: Unpack[TrainerOptions]
     ) -> None:
-        super().__init__(model, {"below": below}, **options)
+        super().__init__(model, below=below, **options)
 
 
 class ToyTrainer(FolderTrainer):

@@ -35,7 +35,7 @@ class MeshTransformerTrainer(PythonTrainer):
     def __init__(
         self, model: MeshTransformer, *, tokenizer: FrozenModel | None = None, **options: Unpack[TrainerOptions]
     ) -> None:
-        super().__init__(model, {"tokenizer": tokenizer}, **options)
+        super().__init__(model, tokenizer=tokenizer, **options)
 
     @classmethod
     def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:

@@ -34,4 +34,4 @@ class MuseTrainer(PythonTrainer):
         base: FrozenModel | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
-        super().__init__(model, {"tokenizer": tokenizer, "base": base}, **options)
+        super().__init__(model, tokenizer=tokenizer, base=base, **options)

@@ -46,7 +46,7 @@ class PhenakiTrainer(PythonTrainer):
         tokenizer: FrozenModel | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
-        super().__init__(model, {"tokenizer": tokenizer}, **options)
+        super().__init__(model, tokenizer=tokenizer, **options)
 
     @classmethod
     def taken_apart(cls, model: Any) -> tuple[Any, dict[str, FrozenModel], dict[str, nn.Module]]:

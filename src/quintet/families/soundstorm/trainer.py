@@ -45,7 +45,7 @@ class SoundStormTrainer(PythonTrainer):
         condition: FrozenModel | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
-        super().__init__(model, {"tokenizer": tokenizer, "condition": condition}, **options)
+        super().__init__(model, tokenizer=tokenizer, condition=condition, **options)
 
     @classmethod
     def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
