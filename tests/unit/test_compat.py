@@ -444,12 +444,12 @@ def test_the_page_names_every_trainer_keyword_and_file() -> None:
 
 
 def test_the_methods_that_kept_their_names_exist() -> None:
-    from quintet.training.trainer import Trainer
+    from quintet.training.python_trainer import PythonTrainer
 
     kept = {name for _, ours, _ in METHODS for name in re.findall(r"`(\w+)(?:\(.*?\))?`", ours)}
     kept -= {"trainer", "generate", "encode", "engine", "lr_schedule"}
     assert kept >= {"train", "train_step", "save", "load", "print", "log", "wait", "device", "is_main", "step"}
-    assert [name for name in sorted(kept) if not hasattr(Trainer, name)] == []
+    assert [name for name in sorted(kept) if not hasattr(PythonTrainer, name)] == []
 
 
 def test_the_module_prints_the_page_without_torch() -> None:
