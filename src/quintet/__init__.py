@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name[0].isupper():
-        for entry in import_module("quintet.registry").RECIPES.values():
+        for entry in dict(import_module("quintet.registry").entries()).values():
             if name in entry.public_names():
                 return getattr(import_module(entry.public_names()[name]), name)
     if name == "runs":  # as errors and docs name it
@@ -51,5 +51,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    entries = import_module("quintet.registry").RECIPES.values()
+    entries = dict(import_module("quintet.registry").entries()).values()
     return sorted([*globals(), *(name for entry in entries for name in entry.public_names())])

@@ -14,64 +14,68 @@ from quintet.common.inference import inference_mode
 from quintet.common.weights import checkpoint
 from quintet.data.token_files import ITEMS, code_contents, read_codes, refuse_existing
 from quintet.errors import UnreadableItem, UsageError
-from quintet.runs import EvalSession, Trained
-from quintet.training.task import Task
+from quintet.pipelines.base import Embedder, Pipeline, Tokenizer, as_tokenizer
+from quintet.training.engine import Engine
+from quintet.training.loader import Loader
 
 __all__ = ["ITEMS", "decode_folder", "encode_folder", "read_codes"]
 
 
-def encode_folder(trained: Trained, data: str, out: Path) -> int:
+def encode_folder(pipeline: Pipeline[Any], data: str, out: Path) -> int:
     """Codes of every readable file of a folder; returns how many."""
     refuse_existing(out)
-    _refuse_without_codes(trained.recipe)
-    looker = EvalSession.open(trained, data)
-    source, recipe = looker.loader.source, trained.recipe
+    tokenizer = as_tokenizer(pipeline).with_keys({"data.path": data, "data.validation_path": data})
+    loader, _ = file_loader(tokenizer)
     rows: list[dict[str, Any]] = []
     codes: list[Tensor] = []
-    with inference_mode(trained.modules):
-        for item in range(len(source)):
+    with tokenizer.inference():
+        for item in range(len(loader.source)):
+            name = loader.source.name(item)
             try:
-                batch = looker.loader.single(item).to(looker.engine.device, looker.engine.dtype)
+                batch = loader.single(item).to(tokenizer.device, tokenizer.dtype)
             except UnreadableItem as problem:
-                rows.append({"file": source.name(item), "skipped": str(problem)})
+                rows.append({"file": name, "skipped": str(problem)})
                 continue
-            with looker.engine.autocast():
-                codes.append(recipe.encode(trained.modules, batch).cpu().to(torch.int32))
-            rows.append({"file": source.name(item), "row": len(codes) - 1})
+            codes.append(tokenizer.encode_batch(batch).cpu().to(torch.int32))
+            rows.append({"file": name, "row": len(codes) - 1})
     if not codes:
         raise UsageError(f"no file of {data} can be read; `quintet data check {data}` says why")
     checkpoint.write_folder(out, code_contents(codes, rows))
     return len(codes)
 
 
-def _refuse_without_codes(recipe: Task[Any]) -> None:
-    """Before anything is read."""
-    if type(recipe).encode is Task.encode:
-        hears = type(recipe).hearing is not Task.hearing
-        hint = "; its layers make semantic tokens (--layer N)" if hears else ""
-        raise UsageError(f"recipe {recipe.name} is not a tokenizer: it has no codes to encode to{hint}")
+def file_loader(pipeline: Tokenizer[Any] | Embedder[Any]) -> tuple[Loader, dict[str, str]]:
+    """The files of `data.path`, one by one, for a pipeline that is moved to its device; and those left out."""
+    config = pipeline.config
+    engine = Engine(config.engine, config.train.seed)
+    pipeline.place()
+    splits = pipeline.splits()
+    return Loader(splits.validation, config.train.seed, pipeline.collate, engine, workers=0), splits.skipped
 
 
-def decode_folder(trained: Trained, folder: Path, out: Path) -> int:
+def decode_folder(pipeline: Pipeline[Any], folder: Path, out: Path) -> int:
     """Files from the codes of a folder; returns how many."""
     refuse_existing(out)
     codes, items = read_codes(folder)
-    known = getattr(trained.model, "num_codes", None)
+    tokenizer = as_tokenizer(pipeline)
+    known = getattr(tokenizer.model, "num_codes", None)
     if known is not None and codes.numel() and not -1 <= codes.min() <= codes.max() < known:
-        raise UsageError(f"the codes in {folder} are not of the model {trained.folder}, which knows 0 to {known - 1}")
-    with inference_mode(trained.modules):
+        raise UsageError(f"the codes in {folder} are not of the model {_name(tokenizer)}, which knows 0 to {known - 1}")
+    with inference_mode(tokenizer.modules):
         for number, (file, row) in enumerate(items):
             try:
-                artifacts = trained.recipe.decode(
-                    trained.modules, codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}"
-                )
+                artifacts = tokenizer.decode_files(codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}")
             except (RuntimeError, LookupError, ValueError) as error:
                 reason = files.one_line(error)
-                raise UsageError(f"the codes in {folder} are not of the model {trained.folder} ({reason})") from None
+                raise UsageError(f"the codes in {folder} are not of the model {_name(tokenizer)} ({reason})") from None
             out.mkdir(parents=True, exist_ok=True)
             for artifact in artifacts:
                 artifact.write(out / artifact.file)
     return len(items)
+
+
+def _name(pipeline: Pipeline[Any]) -> str:
+    return pipeline.reference if pipeline.origin is None else str(pipeline.origin.folder)
 
 
 def _stem(file: str) -> str:

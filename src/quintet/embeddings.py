@@ -21,12 +21,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quintet.codes import file_loader
 from quintet.common import files
-from quintet.common.inference import inference_mode
 from quintet.common.logging import track
 from quintet.errors import UnreadableItem, UsageError
-from quintet.runs import EvalSession, Trained
-from quintet.training.engine import Engine
+from quintet.pipelines.base import Pipeline, as_embedder
 
 TEXTS_AT_ONCE = 64
 
@@ -48,31 +47,24 @@ class Found:
     score: float
 
 
-def refuse_without_space(trained: Trained) -> None:
-    """Before anything is read."""
-    if not trained.recipe.embeds:
-        raise UsageError(f"recipe {trained.recipe.name} has no embeddings; `quintet recipes` lists those that have")
-
-
-def embed_media(trained: Trained, place: str | Path) -> Embedded:
+def embed_media(pipeline: Pipeline[Any], place: str | Path) -> Embedded:
     """Every readable file of a folder or of shards, or one file."""
-    refuse_without_space(trained)
-    recipe = trained.recipe
-    if "empty_captions" in type(recipe.config.data).model_fields:  # a sound to be found need not say what it is
-        recipe.config = recipe.config.changed({"data.empty_captions": True})
+    embedder = as_embedder(pipeline)
+    if "empty_captions" in type(embedder.config.data).model_fields:  # a sound to be found need not say what it is
+        embedder = embedder.with_keys({"data.empty_captions": True})
     with _as_folder(place) as folder:
-        looker = EvalSession.open(trained, folder)
-        source, files, vectors = looker.loader.source, [], []
-        skipped = {name.removeprefix("validation: "): reason for name, reason in looker.skipped.items()}
-        with inference_mode(trained.modules):
+        embedder = embedder.with_keys({"data.path": folder, "data.validation_path": folder})
+        loader, left_out = file_loader(embedder)
+        source, files, vectors = loader.source, [], []
+        skipped = {name.removeprefix("validation: "): reason for name, reason in left_out.items()}
+        with embedder.inference():
             for item in track(range(len(source)), "embedded"):
                 try:
-                    batch = looker.loader.single(item).to(looker.engine.device, looker.engine.dtype)
+                    batch = loader.single(item).to(embedder.device, embedder.dtype)
                 except UnreadableItem as problem:
                     skipped[source.name(item)] = str(problem)
                     continue
-                with looker.engine.autocast():
-                    vectors.append(recipe.embed(trained.modules, batch).float().cpu())
+                vectors.append(embedder.embed_batch(batch).float().cpu())
                 files.append(source.name(item))
     if not files:
         name, reason = next(iter(skipped.items()))
@@ -94,17 +86,15 @@ def _as_folder(place: str | Path) -> Iterator[str]:
             raise UsageError(str(error).replace(temporary, str(place))) from None
 
 
-def embed_texts(trained: Trained, texts: Sequence[str]) -> Tensor:
+def embed_texts(pipeline: Pipeline[Any], texts: Sequence[str]) -> Tensor:
     """Vectors (texts, dim)."""
-    refuse_without_space(trained)
+    embedder = as_embedder(pipeline)
     if not all(text.strip() for text in texts):
         raise UsageError("--text is empty; say in words what to look for")
-    recipe = trained.recipe
-    engine = Engine(recipe.config.engine, recipe.config.train.seed)
-    engine.place(trained.modules)
+    embedder.place()
     parts = [list(texts[start : start + TEXTS_AT_ONCE]) for start in range(0, len(texts), TEXTS_AT_ONCE)]
-    with inference_mode(trained.modules), engine.autocast():
-        return torch.cat([recipe.embed_texts(trained.modules, part).float().cpu() for part in parts])
+    with embedder.inference():
+        return torch.cat([embedder.embed_texts(part).float().cpu() for part in parts])
 
 
 def rank(media: Embedded, text: Tensor, top: int) -> list[Found]:

@@ -29,7 +29,7 @@ from quintet.nn import kmeans, transformers_folder
 from quintet.nn.pretrained_hearing import PretrainedHearing, is_hearing
 from quintet.nn.quantize.clusters import nearest
 from quintet.pipelines.audio_features import AudioFeatureExtractor
-from quintet.runs import open_trained
+from quintet.pipelines.loading import open_pipeline
 
 CENTROIDS = "centroids"
 CLUSTERS = 256
@@ -134,12 +134,14 @@ def open_hearing(reference: str) -> AudioFeatureExtractor:
     kind = transformers_folder.kind_of(folder)
     if kind is not None and is_hearing(kind):
         return PretrainedHearing(folder, own_device(EngineConfig()))
-    trained = open_trained(reference)
-    for problem in trained.problems:
+    pipeline = open_pipeline(reference)
+    for problem in pipeline.origin.problems if pipeline.origin else ():
         say(f"damaged checkpoint passed over: {problem}")
-    for net in trained.modules.values():
-        net.eval().to(own_device(trained.recipe.config.engine))
-    return trained.recipe.hearing(trained.modules)
+    if not hasattr(pipeline, "audio_features"):
+        raise UsageError(f"recipe {pipeline.recipe} has no layers that hear sound; leave --layer out")
+    pipeline.to(own_device(pipeline.config.engine))
+    features: AudioFeatureExtractor = pipeline.audio_features()
+    return features
 
 
 def find_centroids(

@@ -20,7 +20,8 @@ from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import read_meta
 from quintet.config import RunConfig
 from quintet.errors import CheckpointError, RunError, UsageError
-from quintet.runs import initial_weights, make_recipe, read_config
+from quintet.registry import read_config
+from quintet.runs import initial_weights, task_in
 from quintet.training.prepare import changed_data, open_splits
 from quintet.training.run_folder import Run
 from quintet.training.state import Progress, environment
@@ -123,8 +124,8 @@ def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], star
 def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int, end: int, folder: Path) -> Trainer:
     """A trainer in a folder of its own that stands where the run stood."""
     here = {"train.steps": end, "train.minutes": None, "log.trackers": [], "engine.threads": meta["threads"]}
-    recipe = make_recipe(config.changed(here), run.folder)
-    splits = open_splits(recipe)
+    task = task_in(run.folder, config.changed(here))
+    splits = open_splits(task)
     difference = changed_data(run, splits)
     if difference:
         raise UsageError(f"the data is not what {run.folder} was trained on ({difference})")
@@ -135,7 +136,7 @@ def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int
     folder.mkdir(exist_ok=True)
     shutil.copy(run.data_file, copy.data_file)
     init = initial_weights(config) if config.init and not start else None
-    return Trainer(recipe, copy, splits=splits, resume=True, force=True, init=init, silent=True)
+    return Trainer(task, copy, splits=splits, resume=True, force=True, init=init, silent=True)
 
 
 def _notes(meta: Mapping[str, Any]) -> list[str]:

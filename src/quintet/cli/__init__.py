@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from quintet.cli import data, results, telling, training, using
+from quintet.cli import data, results, sampling, telling, training, using
 from quintet.cli.shared import say
 from quintet.errors import QuintetError
 
@@ -31,7 +31,11 @@ app.command(context_settings={"help_option_names": []})(training.train)
 app.command()(training.resume)
 app.command()(training.verify)
 app.command("eval")(results.evaluate)
-app.command()(results.sample)
+app.command(
+    help=sampling.HELP,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)(sampling.sample)
 app.command()(results.view)
 app.command()(using.encode)
 app.command()(using.decode)

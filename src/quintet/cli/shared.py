@@ -11,6 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from quintet import config as configs
+from quintet.errors import UsageError
+
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Any key of `quintet config RECIPE`.")
 ]
@@ -48,9 +51,19 @@ def say_left_out(skipped: Mapping[str, str]) -> None:
 
 def open_model(reference: str) -> Any:
     """A trained model; what was wrong with newer checkpoints is said."""
-    from quintet import runs
+    from quintet.pipelines.loading import open_pipeline
 
-    trained = runs.open_trained(reference)
-    for problem in trained.problems:
+    pipeline = open_pipeline(reference)
+    for problem in pipeline.origin.problems if pipeline.origin else ():
         say(f"damaged checkpoint passed over: {problem}")
-    return trained
+    return pipeline
+
+
+def with_keys(pipeline: Any, overrides: Sequence[str] | None, sections: Sequence[str]) -> Any:
+    """A pipeline under other keys, where they change how it is used, not what it is."""
+    changes = configs.parse_overrides(overrides or [])
+    for key in changes:
+        if key.split(".")[0] not in sections:
+            known = " and ".join(f"{section}.*" for section in sections)
+            raise UsageError(f"a trained model takes keys of {known} here, not '{key}'")
+    return pipeline.with_keys(changes)

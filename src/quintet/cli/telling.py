@@ -10,16 +10,19 @@ import typer
 import quintet
 from quintet import config as configs
 from quintet import registry
-from quintet.cli.shared import Overrides, print_line, print_next
+from quintet.cli.shared import Overrides, print_line, print_next, say
 from quintet.errors import UsageError
 
 
 def list_recipes() -> None:
     """What can be trained, and what it needs."""
-    for name, entry in registry.RECIPES.items():
-        print_line(f"{name:<18} {entry.summary} (needs {entry.needs}; in Python {entry.trainer})")
-        for ready in entry.ready:
-            print_line(f"{'':<18} `{ready}` is one without training, wherever a trained one can be named")
+    for name, entry in registry.entries():
+        python = f"; in Python {entry.trainer}" if entry.trainer else ""
+        print_line(f"{name:<18} {entry.summary} (needs {entry.needs}{python})")
+        for builtin in entry.builtin:
+            print_line(f"{'':<18} `{builtin}` is one without training, wherever a trained one can be named")
+    for problem in registry.problems():
+        say(f"warning: {problem}")
     print_next(("config", "RECIPE"), ("demo", "image"))
 
 

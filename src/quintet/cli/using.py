@@ -77,9 +77,9 @@ def embed(
     if audio is None and not text:
         raise UsageError("say what to embed: --audio FOLDER, --text WORDS, or both")
     embeddings.refuse_existing(out)
-    trained = open_model(run)
-    words = embeddings.embed_texts(trained, text) if text else None
-    media = embeddings.embed_media(trained, audio) if audio is not None else None
+    pipeline = open_model(run)
+    words = embeddings.embed_texts(pipeline, text) if text else None
+    media = embeddings.embed_media(pipeline, audio) if audio is not None else None
     if media is not None:
         say_left_out(media.skipped)
     embeddings.write_embeddings(out, media, text or [], words)
@@ -98,9 +98,9 @@ def search(
     from quintet import embeddings
     from quintet.data.index.folder import printable
 
-    trained = open_model(run)
-    words = embeddings.embed_texts(trained, text)
-    media = embeddings.embed_media(trained, folder)
+    pipeline = open_model(run)
+    words = embeddings.embed_texts(pipeline, text)
+    media = embeddings.embed_media(pipeline, folder)
     say_left_out(media.skipped)
     found = [embeddings.rank(media, each, top) for each in words]
     if as_json:
@@ -121,15 +121,11 @@ def export(
     run: ModelReference, folder: Annotated[Path, typer.Argument(help="A new folder for the exported model.")]
 ) -> None:
     """Write a model as safetensors + config.json + model card, for from_pretrained and for other runs."""
-    from quintet import runs
-
-    trained = open_model(run)
-    runs.export(trained, folder, _read_figures(trained.folder, trained.step))
-    model = type(trained.model).__name__
+    pipeline = open_model(run)
+    origin = pipeline.origin
+    pipeline.save_pretrained(folder, _read_figures(origin.folder, origin.step))
     print_line(f"exported: {folder}")
-    print_line(f"in Python: quintet.{model}.from_pretrained({str(folder)!r})")
-    if trained.recipe.links:
-        print_line(f"with what it stands on: quintet.runs.open_trained({str(folder)!r})")
+    print_line(f"in Python: quintet.{type(pipeline).__name__}.from_pretrained({str(folder)!r})")
     print_next(("eval", folder))
 
 

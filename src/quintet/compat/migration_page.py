@@ -101,7 +101,7 @@ METHODS: tuple[tuple[str, str, str], ...] = (
     ("`device`, `is_main`, `is_local_main`", "`device`, `is_main`, `is_local_main`", "The same."),
     ("`is_distributed`", "`is_distributed`", "The same."),
     ("`steps`, `step`", "`step`", "An integer: steps taken so far."),
-    ("`unwrapped_model`", "`unwrapped_model`", "Of every trainer; `recipe.modules` has all modules by name."),
+    ("`unwrapped_model`", "`unwrapped_model`", "Of every trainer; `task.modules` has all modules by name."),
     ("`ema_vae`, `ema_model`, `ema_tokenizer`", "`ema_model`", "The averaged model; the live one without averaging."),
     ("`warmup(step)`", "`lr_schedule(step)`", "The rate of any step, not only of the warm-up."),
     ("`generate(…)`", "the model's `generate`", "Or `quintet sample RUN`."),

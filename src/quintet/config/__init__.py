@@ -8,6 +8,7 @@ from quintet.config.data import (
     SoundDataConfig,
     VideoDataConfig,
 )
+from quintet.config.options import GenerateOptions, NegativePromptOptions
 from quintet.config.run import (
     RESUMABLE,
     CheckpointConfig,
@@ -46,8 +47,10 @@ __all__ = [
     "EMAConfig",
     "EngineConfig",
     "EvalConfig",
+    "GenerateOptions",
     "LogConfig",
     "MeshDataConfig",
+    "NegativePromptOptions",
     "OptimConfig",
     "OptimizerConfig",
     "PhaseOptimConfig",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, g
 from pydantic import BaseModel, Field, model_validator
 
 from quintet.config.data import DataConfig
+from quintet.config.options import GenerateOptions
 from quintet.config.section import Section, validate
 from quintet.config.tree import Tree, expand, flatten, merge_into, read_yaml, to_yaml
 from quintet.errors import UsageError
@@ -157,6 +158,9 @@ class RunConfig(Section):
     each stands a key NAME_hash, filled in when the run starts: later the weights must still be those."""
     TRANSFORMERS: ClassVar[tuple[str, ...]] = ()
     """Types of models, as `transformers` calls them, that the recipe opens as its own, from the folders it writes."""
+
+    OPTIONS: ClassVar[type[GenerateOptions] | None] = None
+    """Of a generator: the options of its pipeline, beside the prompts."""
 
     recipe: str = Field(description="What is trained.")
     preset: str | None = Field(None, description="The preset this configuration started from.")

@@ -15,7 +15,6 @@ from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset
 from quintet.errors import UsageError
 from quintet.nn.words import words_of
-from quintet.training.task import Request
 
 
 def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:
@@ -61,19 +60,6 @@ def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
     """Of each item its name and its caption."""
     assert isinstance(source, MediaDataset)
     return ((source.name(item), source.about(item)["texts"]) for item in range(len(source)))
-
-
-def check_request(model: TextConfig, request: Request, asked: float, guidance: float) -> None:
-    """Of a generator that is `asked` for a guidance and can give that much."""
-    if model.text == "none" and (any(request.texts) or request.negative):
-        raise UsageError("this model was trained without text (model.text=none); leave --text and --negative out")
-    if request.negative and guidance == 1:
-        raise UsageError("a negative text works by guidance: it needs sample.guidance above 1 and loss.drop_text")
-    if model.text != "none" and asked != guidance:
-        say("warning: made without guidance, because no text was dropped in training (loss.drop_text)")
-    if long := too_long(model, [*request.texts, request.negative or ""]):
-        most = f"{most_symbols(model)} {model.text}"
-        say(f"warning: cut to {most}, which is all the model reads: {long[0][:100]!r}")
 
 
 def too_long(model: TextConfig, texts: Iterable[str]) -> list[str]:

@@ -24,7 +24,6 @@ from quintet.data.index.folder import Entry
 from quintet.data.index.shards import ShardEntries
 from quintet.data.splits import Splits
 from quintet.data.token_cache import CacheKey, Collate, Encode, MediaDataset, TokenCache, TokenDataset
-from quintet.pipelines.frozen import FrozenModel
 
 
 @runtime_checkable
@@ -52,15 +51,14 @@ class TokenEncoder:
 
 
 def tokenized_splits(
-    tokenizer: FrozenModel, media: Splits, what: str, *, cache: str | None = None, variants: int = 1
+    tokenizer: TokenEncoder, media: Splits, what: str, *, cache: str | None = None, variants: int = 1
 ) -> Splits:
     """The same items as codes; `what` they are called together.
 
-    `cache` is the folder of the code cache, none for the user's own. Of an item to train on there are so many
+    `cache` is the folder of the token cache, none for the user's own. Of an item to train on there are so many
     `variants`, each augmented in its own way.
     """
-    maker = TokenEncoder(tokenizer.digest, tokenizer.recipe.collate, tokenizer.encode)
-    return encoded_splits(maker, media, f"{what} encoded", cache=cache, variants=variants)
+    return encoded_splits(tokenizer, media, f"{what} encoded", cache=cache, variants=variants)
 
 
 def encoded_splits(

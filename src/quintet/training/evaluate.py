@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
 from quintet.common.inference import inference_mode
 from quintet.common.statistics import Statistics
 from quintet.training.distributed.sharding import unsharded
 from quintet.training.engine import Engine
 from quintet.training.loader import Loader
-from quintet.training.task import Artifact, Modules, Task
+from quintet.training.phase import Modules
+from quintet.training.task import Task
 
 
 def evaluate(
-    recipe: Task[Any],
+    task: Task[Any],
     modules: Modules,
     loader: Loader,
     engine: Engine,
@@ -34,16 +36,16 @@ def evaluate(
         # Autocast is for the models alone: readers of media compute too.
         for loaded, counts in loader.validation(batch_size, batches):
             with engine.autocast():
-                measured = recipe.measure(modules, loaded.batch.to(engine.device, engine.dtype))
+                measured = task.measure(modules, loaded.batch.to(engine.device, engine.dtype))
             total = total + (measured if counts else measured.emptied())
         for split, items in {"validation": loader, **(extra_splits or {})}.items():
             for loaded, counts in items.validation(batch_size, -(-generated // batch_size)):
                 with engine.autocast():
-                    measured = recipe.measure_generated(modules, loaded.batch.to(engine.device, engine.dtype), split)
+                    measured = task.measure_generated(modules, loaded.batch.to(engine.device, engine.dtype), split)
                 total = total + (measured if counts else measured.emptied())
-        return recipe.summarise(total.over_ranks())
+        return task.summarise(total.over_ranks())
 
 
-def make_artifacts(recipe: Task[Any], modules: Modules, batch: Batch, engine: Engine) -> list[Artifact]:
+def make_artifacts(task: Task[Any], modules: Modules, batch: Batch, engine: Engine) -> list[Artifact]:
     with inference_mode(modules), unsharded(modules.values()), engine.autocast():
-        return recipe.sample(modules, batch)
+        return task.sample(modules, batch)

@@ -7,27 +7,28 @@ Padding is never masked, guessed or scored.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.common import collectives
 from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
-from quintet.config.text import possible_guidance
 from quintet.errors import UsageError
 from quintet.nn.codebook_smoothing import Alike, alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine
-from quintet.training.task import Loss, Modules, Output, Phase, Task
+from quintet.training.phase import Loss, Modules, Output, Phase
+from quintet.training.task import Task, Traits
 
 SELF_CONDITIONED = 0.9
 """Share of rows that see the model's own prediction, where it is trained to."""
@@ -62,19 +63,33 @@ class Rows:
 
 
 class MaskGitTask(Task[ConfigT]):
-    exported = "maskgit"
-    exported_beside = ("critic",)
-    shardable = True
+    traits = Traits(best=("loss", "min"), shardable=True)
 
     maskgit: MaskGit
     is_new: bool
     """Whether the model was made here, rather than handed over."""
 
+    def make_modules(self, tokenizer: Pipeline[Any] | None, given: Mapping[str, nn.Module] | None) -> None:
+        """Generator and critic, as far as they are not given, and their phases."""
+        given, config = given or {}, self.config
+        self.is_new = "maskgit" not in given
+        maskgit = given["maskgit"] if "maskgit" in given else MaskGit(config.model)
+        assert isinstance(maskgit, MaskGit)
+        if self.is_new and tokenizer is not None:
+            start_from_codebook(maskgit, tokenizer)
+        if config.data.cache:
+            maskgit.cache_texts(Path(config.data.cache))
+        self.maskgit = maskgit
+        self.modules = {"maskgit": maskgit}
+        if config.loss.critic:
+            self.modules["critic"] = given["critic"] if "critic" in given else TokenCritic(config.model)
+        self.phases = self.make_phases()
+
     @cached_property
     def alike(self) -> Alike | None:
         """Which codes share a target, found once training asks; a tokenizer that has none was refused before."""
         spread = self.config.loss.alike
-        return alike(self.links["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
+        return alike(self.frozen["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
 
     @abstractmethod
     def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
@@ -98,13 +113,9 @@ class MaskGitTask(Task[ConfigT]):
             return [generator, judge]
         return [generator]
 
-    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         if self.config.loss.only == "critic":
             refuse_untrained(self.is_new and self.config.init is None)
-
-    @property
-    def unprompted(self) -> bool:
-        return self.config.model.text == "none"
 
     @property
     def averaged(self) -> tuple[str, ...]:
@@ -151,7 +162,7 @@ class MaskGitTask(Task[ConfigT]):
             scores = modules["maskgit"](tokens, output["conditioning"], scores=True)
         return Loss(score_loss(scores, tokens != codes, hidden))
 
-    # --- looking ----------------------------------------------------------------------------------------------
+    # --- validation -------------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Loss and accuracy at fixed shares of masked tokens, the same ones every time."""
@@ -177,16 +188,6 @@ class MaskGitTask(Task[ConfigT]):
         figures.update({name: float(values.double().mean()) for name, values in statistics.rows.items()})
         return figures
 
-    # --- decoding ---------------------------------------------------------------------------------------------
-
-    def sampling(self) -> masked.Sampling:
-        """How `sample.*` says that tokens are filled in."""
-        config = self.config.sample
-        return masked.settings_of(config, config.steps, self.guidance(), config.top_k)
-
-    def guidance(self) -> float:
-        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
-
 
 def refuse_untrained(untrained: bool) -> None:
     """Before a critic alone is trained."""
@@ -194,12 +195,6 @@ def refuse_untrained(untrained: bool) -> None:
         raise UsageError(
             "loss.only=critic needs a trained generator to judge: --init RUN; in Python, hand over the trained model"
         )
-
-
-def critic_of(modules: Modules) -> TokenCritic | None:
-    critic = modules.get("critic")
-    assert critic is None or isinstance(critic, TokenCritic)
-    return critic
 
 
 def token_loss(logits: Tensor, target: Tensor, label_smoothing: float, alike: Alike | None = None) -> Loss:
@@ -223,7 +218,7 @@ def score_loss(scores: Tensor, wrong: Tensor, where: Tensor | None = None) -> Te
     return collectives.mean_over_ranks(each, torch.ones_like(each, dtype=torch.bool) if where is None else where)
 
 
-def start_from_codebook(maskgit: MaskGit, tokenizer: FrozenModel) -> None:
+def start_from_codebook(maskgit: MaskGit, tokenizer: Pipeline[Any]) -> None:
     """Codes that look alike start alike, where they have vectors: the model need not learn that from the data."""
     quantizer = tokenizer.model.quantizer
     if quantizer.levels == 1:

@@ -20,52 +20,52 @@ from quintet.training.run_folder import Run
 from quintet.training.task import Task
 
 
-def open_splits(recipe: Task[Any]) -> Splits:
+def open_splits(task: Task[Any]) -> Splits:
     """The data that the configuration names. Where it has to be encoded, that is done on the device."""
-    place_links(recipe)
-    return recipe.splits()
+    place_frozen(task)
+    return task.splits()
 
 
-def place_links(recipe: Task[Any]) -> None:
-    """What the recipe stands on, to the device of this process."""
-    device = own_device(recipe.config.engine)
-    for link in recipe.links.values():
-        link.to(device)
+def place_frozen(task: Task[Any]) -> None:
+    """The frozen models of a task, to the device of this process."""
+    device = own_device(task.config.engine)
+    for pipeline in task.frozen.values():
+        pipeline.to(device)
 
 
-def check_sharding(recipe: Task[Any]) -> None:
+def check_sharding(task: Task[Any]) -> None:
     """Refuse what parts of a model cannot do, also where one process has all of it: the run may go on in several."""
-    if recipe.config.engine.shard == "none":
+    if task.config.engine.shard == "none":
         return
-    if not recipe.shardable:
+    if not task.traits.shardable:
         raise UsageError(
-            f"engine.shard=full is for generators, whose only large part is a transformer; recipe {recipe.name} needs "
+            f"engine.shard=full is for generators, whose only large part is a transformer; recipe {task.name} needs "
             "engine.shard=none"
         )
-    if recipe.config.engine.compile:
+    if task.config.engine.compile:
         raise UsageError("engine.compile=true and engine.shard=full do not go together; choose one")
-    if any(phase.optim.name == "muon" for phase in recipe.phases):
+    if any(phase.optim.name == "muon" for phase in task.phases):
         raise UsageError(
             "optim.name=muon turns whole matrices, and engine.shard=full leaves each process some of their rows; use "
             "optim.name=adamw or lion"
         )
 
 
-def check_sizes(recipe: Task[Any], splits: Splits, world_size: int) -> None:
+def check_sizes(task: Task[Any], splits: Splits, world_size: int) -> None:
     """Refuse, before anything is written, a batch that the data or the processes do not fit."""
-    train, batch = recipe.config.train, recipe.config.train.batch_size
+    train, batch = task.config.train, task.config.train.batch_size
     if batch % (world_size * train.accumulate):
         raise UsageError(
             f"train.batch_size={batch} is not divisible by {world_size} processes x train.accumulate={train.accumulate}"
         )
-    if batch < recipe.minimum_batch:
+    if batch < task.traits.minimum_batch:
         raise UsageError(
-            f"recipe {recipe.name} needs train.batch_size of at least {recipe.minimum_batch} (got {batch}): it "
+            f"recipe {task.name} needs train.batch_size of at least {task.traits.minimum_batch} (got {batch}): it "
             "compares the items of a batch with each other"
         )
-    if train.accumulate > 1 and recipe.minimum_batch > 1 and type(recipe).backward is Task.backward:
+    if train.accumulate > 1 and task.traits.minimum_batch > 1 and type(task).backward is Task.backward:
         raise UsageError(
-            f"recipe {recipe.name} compares the items of a batch with each other, and train.accumulate="
+            f"recipe {task.name} compares the items of a batch with each other, and train.accumulate="
             f"{train.accumulate} would leave only {batch // train.accumulate} at a time to compare with: it needs a "
             "backward pass over the whole batch (training/whole_batch.py), or train.accumulate=1"
         )
@@ -74,7 +74,7 @@ def check_sizes(recipe: Task[Any], splits: Splits, world_size: int) -> None:
             f"train.batch_size={batch} is larger than the training data of {len(splits.train)} items; "
             f"use train.batch_size={max(1, len(splits.train))} or fewer, or add data"
         )
-    wanted = recipe.config.eval.batch_size or 1
+    wanted = task.config.eval.batch_size or 1
     if wanted > len(splits.validation):
         raise UsageError(
             f"eval.batch_size={wanted} is larger than the validation set of {len(splits.validation)} items; lower it, "

@@ -12,9 +12,9 @@ from torch import nn
 from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
 from quintet.training.options import FEW, Kind, keys_from, known_options, written_out
-from quintet.training.prepare import place_links
+from quintet.training.prepare import place_frozen
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.task import Task
 from quintet.training.trainer import Trainer
@@ -51,7 +51,7 @@ class PythonTrainer(Trainer):
         links = {**inside, **{name: link for name, link in links.items() if link is not None}}
         self._check_given(model, links)
         resume = bool(known.get("resume"))
-        out = Path(known.get("out") or next_folder(self.task_class.name))
+        out = Path(known.get("out") or next_folder(self.task_class.pipeline_class.recipe))
         data, validation = known.get("data"), known.get("validation")
         keys = {**self.keys_of(handed), **asked, **self._paths(data, validation)}
         if "init" in keys:
@@ -69,18 +69,23 @@ class PythonTrainer(Trainer):
         if model is not None and config.model != model.config:
             raise UsageError(f"{trainer}: the keys of model.* are those of the model; build it with them")
         torch.manual_seed(config.train.seed)  # what the recipe makes beside the model
-        parts: dict[str, Any] = {**links, **beside, self.task_class.exported: model}
-        recipe = self.task_class(config, **parts)
+        given = {**({} if model is None else {self.exported(): model}), **beside}
+        task = self.task_class(config, links, given)
         splits = None
         if not _is_folder(data):
-            place_links(recipe)
-            splits = self.splits_of(recipe, data, validation, known.get("declared"))
-        super().__init__(recipe, run, splits=splits, resume=resume, lr_schedule=known.get("lr_schedule"))
+            place_frozen(task)
+            splits = self.splits_of(task, data, validation, known.get("declared"))
+        super().__init__(task, run, splits=splits, resume=resume, lr_schedule=known.get("lr_schedule"))
 
     @classmethod
-    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, FrozenModel], dict[str, nn.Module]]:
+    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
         """Of what was handed over as the model: what is trained, the links in it, and what else the recipe takes."""
         return model, {}, {}
+
+    @classmethod
+    def exported(cls) -> str:
+        """The module that is the model."""
+        return cls.task_class.pipeline_class.exported
 
     @classmethod
     def keys_of(cls, model: Any) -> dict[str, Any]:
@@ -88,18 +93,18 @@ class PythonTrainer(Trainer):
         return {}
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         """A data set object, and perhaps one to validate on; `declared` names the values of its tuples."""
         raise UsageError(f"{cls.__name__} takes a folder of files as data, not a {type(data).__name__}")
 
     @property
     def unwrapped_model(self) -> nn.Module:
-        return self.recipe.modules[self.recipe.exported]
+        return self.task.modules[self.exported()]
 
     @property
     def ema_model(self) -> nn.Module:
         """The averaged model; the live one where averaging is off."""
-        return self.state.averaged_modules()[self.recipe.exported]
+        return self.state.averaged_modules()[self.exported()]
 
     @classmethod
     def _check_given(cls, model: Any, links: Mapping[str, Any]) -> None:
@@ -111,7 +116,7 @@ class PythonTrainer(Trainer):
         for name in cls.config_class.LINKS:
             if name in cls.needs and name not in links:
                 raise UsageError(f"{cls.__name__} needs a {name}: {name}=quintet.runs.open_link(RUN)")
-            if name in links and not isinstance(links[name], FrozenModel):
+            if name in links and not isinstance(links[name], Pipeline):
                 given = repr(str(links[name])) if _is_folder(links[name]) else "RUN"
                 raise UsageError(
                     f"{cls.__name__} takes {name}=quintet.runs.open_link({given}), or link_to(model) of quintet.runs, "

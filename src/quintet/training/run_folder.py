@@ -22,7 +22,7 @@ from typing import IO, Any, Literal
 from quintet.common import files
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
-from quintet.common.weights.pretrained import pickle_hint
+from quintet.common.weights.run_reader import CONFIG_FILE, check_run
 from quintet.config import RunConfig
 from quintet.errors import RunError, UsageError
 
@@ -38,8 +38,8 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.checkpoints = folder / "checkpoints"
-        self.config_file = folder / "config.yaml"
+        self.checkpoints = folder / checkpoint.ROOT
+        self.config_file = folder / CONFIG_FILE
         self.state_file = folder / "state.json"
         self.metrics_file = folder / "metrics.jsonl"
         self.log_file = folder / "log.txt"
@@ -72,11 +72,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Run:
         """An existing run."""
-        if not folder.is_dir():
-            what = "is a file" if folder.exists() else "does not exist"
-            raise UsageError(f"{folder} {what}; give the folder of a run{pickle_hint(folder)}")
-        if not (folder / "config.yaml").is_file():
-            raise UsageError(f"{folder} is not a run: it has no config.yaml{pickle_hint(folder)}")
+        check_run(folder)
         return cls(folder)
 
     # --- one writer ---------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ from quintet.training.optim import (
     optimizer_tensors,
     room_for_state,
 )
-from quintet.training.task import Phase, Task
+from quintet.training.phase import Phase
+from quintet.training.task import Task
 
 if TYPE_CHECKING:
     from quintet.training.engine import Engine
@@ -62,28 +63,28 @@ class Progress:
 class TrainingState:
     """Modules, their average, optimizers and progress of one run."""
 
-    def __init__(self, recipe: Task[Any], engine: Engine | None = None) -> None:
-        self.recipe = recipe
+    def __init__(self, task: Task[Any], engine: Engine | None = None) -> None:
+        self.task = task
         self.progress = Progress()
-        config: RunConfig = recipe.config
-        self.average = Average(config.ema, recipe.modules, recipe.averaged) if config.ema.enabled else None
+        config: RunConfig = task.config
+        self.average = Average(config.ema, task.modules, task.averaged) if config.ema.enabled else None
         if engine is not None:
             # Copied whole first: what was cut cannot be copied. The optimizers are for the parts.
-            engine.shard(recipe.modules)
+            engine.shard(task.modules)
             engine.shard(self.average.modules if self.average else {})
-        self.phases = [self._phase_state(phase) for phase in recipe.phases]
+        self.phases = [self._phase_state(phase) for phase in task.phases]
 
     def _phase_state(self, phase: Phase) -> PhaseState:
-        parameters = named_parameters(self.recipe.modules, phase.modules)
+        parameters = named_parameters(self.task.modules, phase.modules)
         return PhaseState(phase, parameters, make_optimizer(phase.optim, parameters))
 
     def averaged_modules(self) -> dict[str, nn.Module]:
         """The modules to look at: the averaged ones where there are any."""
-        return {**self.recipe.modules, **(self.average.modules if self.average else {})}
+        return {**self.task.modules, **(self.average.modules if self.average else {})}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything that is trained or averaged, by the name of its file; not copied."""
-        tensors = {name: dict(module.state_dict()) for name, module in self.recipe.modules.items()}
+        tensors = {name: dict(module.state_dict()) for name, module in self.task.modules.items()}
         for name, module in self.average.modules.items() if self.average else ():
             tensors[f"ema/{name}"] = dict(module.state_dict())
         for state in self.phases:
@@ -100,20 +101,20 @@ class TrainingState:
         contents.json["meta"] = {
             "format": checkpoint.FORMAT,
             "quintet": quintet.__version__,
-            "recipe": self.recipe.name,
+            "recipe": self.task.name,
             **asdict(self.progress),
             "data_fingerprint": fingerprint,
             "world_size": world_size,
             **environment(),
         }
-        contents.text["config.yaml"] = self.recipe.config.to_yaml()
+        contents.text["config.yaml"] = self.task.config.to_yaml()
         return contents
 
     def restore(self, folder: Path, optimizers: bool = True) -> dict[str, Any]:
         """Take everything over from a sound checkpoint; returns its `meta.json`."""
-        meta = read_meta(folder, self.recipe.name)
+        meta = read_meta(folder, self.task.name)
         progress = read_progress(folder, meta)
-        for name, module in self.recipe.modules.items():
+        for name, module in self.task.modules.items():
             load_sharded(module, folder, name)
         if self.average:
             for name, module in self.average.modules.items():

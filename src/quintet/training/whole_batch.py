@@ -16,7 +16,8 @@ from torch import Tensor
 
 from quintet.common.batch import Batch
 from quintet.training.engine import Engine
-from quintet.training.task import Modules, Output, Report, Task
+from quintet.training.phase import Modules, Output
+from quintet.training.task import Report, Task
 
 Tensors = Mapping[str, Tensor]
 

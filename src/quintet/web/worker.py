@@ -20,19 +20,15 @@ LONGEST_PROBLEM = 1_000
 class Worker:
     def __init__(self) -> None:
         self._known: tuple[str, str] = ("", "")
-        self._trained: Any = None
+        self._pipeline: Any = None
 
     def make(self, wish: dict[str, Any]) -> None:
-        from quintet import runs
-        from quintet.training.task import Request
+        from quintet.pipelines.base import as_generator
 
-        trained = self._open(wish["run"])
-        known = trained.recipe.config
-        trained.recipe.config = known.changed(_keys(known.sample, wish))
-        try:
-            artifacts = runs.generate(trained, Request([wish["text"]], wish["num"], wish["seed"]))
-        finally:
-            trained.recipe.config = known
+        pipeline = as_generator(self._open(wish["run"]))
+        pipeline = pipeline.with_keys(_keys(pipeline.config.sample, wish))
+        options = pipeline.config.OPTIONS(num=wish["num"], seed=wish["seed"])
+        artifacts = pipeline.files([wish["text"]], options)
         out = Path(wish["out"])
         out.mkdir()
         with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
@@ -41,15 +37,15 @@ class Worker:
                 lines.write(json.dumps({"file": artifact.file, **artifact.about}, ensure_ascii=False) + "\n")
 
     def _open(self, run: str) -> Any:
-        from quintet import runs
+        from quintet.pipelines.base import Pipeline
 
         latest = Path(run) / "checkpoints" / "latest"
         which = (run, latest.read_text(encoding="utf-8", errors="replace") if latest.is_file() else "")
         if which != self._known:
-            self._trained = None  # never two of them in memory
-            self._trained = runs.open_trained(Path(run))
+            self._pipeline = None  # never two of them in memory
+            self._pipeline = Pipeline.from_pretrained(Path(run))
             self._known = which
-        return self._trained
+        return self._pipeline
 
 
 def _keys(settings: Any, wish: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from quintet.families.cvivit.task import CViViTTask, chosen_frames, temporal_err
 from quintet.families.cvivit.trainer import CViViTTrainer
 from quintet.media.video import read_header, read_video
 from quintet.training.engine import Engine
-from quintet.training.task import Loss
+from quintet.training.phase import Loss
 
 TINY = {
     **{"image_size": (16, 24), "patch": 8, "temporal_patch": 2, "max_frames": 13, "dim": 16, "heads": 2, "head_dim": 8},

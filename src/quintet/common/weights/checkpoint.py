@@ -33,6 +33,8 @@ from quintet.common.files import one_line, replace_text, sync
 from quintet.errors import CheckpointError
 
 FORMAT = 1
+ROOT = "checkpoints"
+"""The folder of a run that holds its checkpoints."""
 MANIFEST = "SHA256SUMS"
 _SELF = "# sha256 of the lines above: "
 _NAME = re.compile(r"step-[0-9]{8,}")

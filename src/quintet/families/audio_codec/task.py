@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
@@ -41,7 +42,8 @@ from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.quantize import perplexity, usage
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task, frozen
+from quintet.training.phase import Loss, Modules, Output, Phase, frozen
+from quintet.training.task import Task
 
 REVIVE_EVERY = 25
 """Steps between two looks for dead codes: candidates are gathered only then."""

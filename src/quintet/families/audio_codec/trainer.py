@@ -32,8 +32,8 @@ class AudioCodecTrainer(PythonTrainer):
         super().__init__(model, **options)
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        config: AudioCodecConfig = recipe.config
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        config: AudioCodecConfig = task.config
         return python_audio_splits(
             data, config.data, config.model.rate, validation=validation, declared=declared, captioned=False
         )

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.collectives import mean_over_ranks
 from quintet.common.rng import seed_from
@@ -31,7 +32,8 @@ from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task, frozen
+from quintet.training.phase import Loss, Modules, Output, Phase, frozen
+from quintet.training.task import Task
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""

@@ -31,6 +31,6 @@ class CViViTTrainer(PythonTrainer):
         super().__init__(model, **options)
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        config: CViViTConfig = recipe.config
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        config: CViViTConfig = task.config
         return python_video_splits(data, config.data, config.model.size, validation=validation, declared=declared)

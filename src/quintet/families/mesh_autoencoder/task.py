@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.common import collectives
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
@@ -29,7 +30,8 @@ from quintet.media.mesh_render import contact_sheet
 from quintet.nn.graph import Packing
 from quintet.nn.quantize import perplexity, usage
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task
+from quintet.training.phase import Loss, Modules, Output, Phase
+from quintet.training.task import Task
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""

@@ -31,7 +31,7 @@ class MeshAutoencoderTrainer(PythonTrainer):
         super().__init__(model, **options)
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        config: MeshAutoencoderConfig = recipe.config
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        config: MeshAutoencoderConfig = task.config
         corners, bins = config.model.vertices_per_face, config.model.bins
         return python_mesh_splits(data, config.data, corners, bins, validation=validation, declared=declared)

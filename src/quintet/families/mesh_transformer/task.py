@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common import collectives
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
@@ -31,7 +32,8 @@ from quintet.media.mesh_measures import as_triangles, merged
 from quintet.media.mesh_render import contact_sheet
 from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.autoregressive import Legal, Sampling
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Task
+from quintet.training.phase import Loss, Modules, Output, Phase
+from quintet.training.task import Request, Task
 
 SHOWN = 192
 """Pixels of one picture of a mesh."""

@@ -11,7 +11,7 @@ from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.data import coded
 from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.families.mesh_transformer.task import MeshTransformerTask
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
@@ -33,14 +33,14 @@ class MeshTransformerTrainer(PythonTrainer):
     needs = ("model", "tokenizer")
 
     def __init__(
-        self, model: MeshTransformer, *, tokenizer: FrozenModel | None = None, **options: Unpack[TrainerOptions]
+        self, model: MeshTransformer, *, tokenizer: Pipeline[Any] | None = None, **options: Unpack[TrainerOptions]
     ) -> None:
         super().__init__(model, tokenizer=tokenizer, **options)
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        config: MeshTransformerConfig = recipe.config
-        tokenizer = recipe.links["tokenizer"]
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        config: MeshTransformerConfig = task.config
+        tokenizer = task.frozen["tokenizer"]
         corners, bins = tokenizer.model.vertices_per_face, tokenizer.model.bins
         meshes = python_mesh_splits(data, config.data, corners, bins, validation=validation, declared=declared)
         return coded(config, tokenizer, meshes)

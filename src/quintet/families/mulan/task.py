@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common import collectives
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.logging import say
 from quintet.common.rng import seed_from
@@ -35,7 +36,8 @@ from quintet.nn.contrastive import contrastive_loss, similarities
 from quintet.nn.tokenized_text import TokenizerFolder
 from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Report, Task
+from quintet.training.phase import Loss, Modules, Output, Phase
+from quintet.training.task import Report, Task
 from quintet.training.whole_batch import whole_batch_backward
 
 REVIVE_EVERY = 20

@@ -34,10 +34,10 @@ class MuLaNTrainer(PythonTrainer):
         super().__init__(model, **options)
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        assert isinstance(recipe, MuLaNTask)
-        config = recipe.config
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        assert isinstance(task, MuLaNTask)
+        config = task.config
         rate = config.model.audio.rate
         splits = python_audio_splits(data, config.data, rate, validation=validation, declared=declared)
-        check_captions(splits, config, recipe.mulan.text)
+        check_captions(splits, config, task.mulan.text)
         return splits

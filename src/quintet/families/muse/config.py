@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from quintet.config import PictureDataConfig
+from quintet.config import NegativePromptOptions, PictureDataConfig
 from quintet.config.masked import MaskGitRunConfig
 
 
@@ -21,7 +22,15 @@ class MuseDataConfig(PictureDataConfig):
     empty_captions: bool = Field(False, description="Train a text model although pictures without caption are there.")
 
 
+class MuseOptions(NegativePromptOptions):
+    image: Path | None = Field(None, description="An image to draw on; needs --mask.")
+    mask: Path | None = Field(
+        None, description="An image as large as --image: its white part is generated, the rest stays."
+    )
+
+
 class MuseConfig(MaskGitRunConfig):
+    OPTIONS = MuseOptions
     LINKS: ClassVar[tuple[str, ...]] = ("tokenizer", "base")
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "debug": {

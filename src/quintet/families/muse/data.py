@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quintet.common.batch import Dataset, Item
 from quintet.common.rng import ItemRNG
@@ -11,10 +12,10 @@ from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
 from quintet.families.muse.config import MuseConfig
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Tokenizer
 
 
-def code_splits(config: MuseConfig, tokenizer: FrozenModel, low: FrozenModel | None) -> Splits:
+def token_splits(config: MuseConfig, tokenizer: Tokenizer[Any], low: Tokenizer[Any] | None) -> Splits:
     """Codes and captions; of `low`, the tokenizer of a base model, the field `low` beside them."""
     media = _pictures(config, tokenizer)
     check_captions(config.model, media, "pictures", config.data.empty_captions)
@@ -49,10 +50,12 @@ class _Pairs:
         return {**self.high.load(item, draw), "low": self.low.load(item, draw)["codes"]}
 
 
-def _pictures(config: MuseConfig, tokenizer: FrozenModel) -> Splits:
+def _pictures(config: MuseConfig, tokenizer: Tokenizer[Any]) -> Splits:
     shape = tokenizer.model.config
     return folder_splits(config.data, shape.size, shape.channels)
 
 
-def _coded(config: MuseConfig, tokenizer: FrozenModel, media: Splits) -> Splits:
-    return tokenized_splits(tokenizer, media, "pictures", cache=config.data.cache, variants=config.data.variants)
+def _coded(config: MuseConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
+    return tokenized_splits(
+        tokenizer.token_encoder(), media, "pictures", cache=config.data.cache, variants=config.data.variants
+    )

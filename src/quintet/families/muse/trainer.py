@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.task import MuseTask
 from quintet.nn.maskgit import MaskGit
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 
@@ -30,8 +30,8 @@ class MuseTrainer(PythonTrainer):
         self,
         model: MaskGit | None = None,
         *,
-        tokenizer: FrozenModel | None = None,
-        base: FrozenModel | None = None,
+        tokenizer: Pipeline[Any] | None = None,
+        base: Pipeline[Any] | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
         super().__init__(model, tokenizer=tokenizer, base=base, **options)

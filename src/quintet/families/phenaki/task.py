@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
@@ -32,7 +33,8 @@ from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.maskgit import told_both_ways
 from quintet.training.maskgit_task import MaskGitTask, Rows, critic_of, start_from_codebook
-from quintet.training.task import Artifact, Modules, Request
+from quintet.training.phase import Modules
+from quintet.training.task import Request
 
 MADE_AT_ONCE = 16
 RATE = 8.0

@@ -14,7 +14,7 @@ from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.python_clips import python_clip_splits
 from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
@@ -43,13 +43,13 @@ class PhenakiTrainer(PythonTrainer):
         self,
         model: Phenaki | MaskGit | None = None,
         *,
-        tokenizer: FrozenModel | None = None,
+        tokenizer: Pipeline[Any] | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
         super().__init__(model, tokenizer=tokenizer, **options)
 
     @classmethod
-    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, FrozenModel], dict[str, nn.Module]]:
+    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
         if not isinstance(model, Phenaki):
             return model, {}, {}
         if model.link is None:
@@ -71,6 +71,6 @@ class PhenakiTrainer(PythonTrainer):
         return {key: value for key, value in said.items() if value is not None}
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        assert isinstance(recipe, PhenakiTask)
-        return python_clip_splits(data, recipe.config, recipe.tokenizer, validation=validation, declared=declared)
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        assert isinstance(task, PhenakiTask)
+        return python_clip_splits(data, task.config, task.tokenizer, validation=validation, declared=declared)

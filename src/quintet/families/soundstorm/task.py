@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.logging import say
 from quintet.common.statistics import Statistics
@@ -32,7 +33,8 @@ from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine
 from quintet.training.maskgit_task import refuse_untrained, score_loss, token_loss
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Task
+from quintet.training.phase import Loss, Modules, Output, Phase
+from quintet.training.task import Request, Task
 
 SELF_CONDITIONED = 0.75
 """Share of rows that see what the model made of them before, where it is trained to."""

@@ -13,7 +13,7 @@ from quintet.families.soundstorm.data import coded
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.python_tokens import hold_tokens, python_token_splits
 from quintet.families.soundstorm.task import SoundStormTask
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
@@ -41,23 +41,23 @@ class SoundStormTrainer(PythonTrainer):
         self,
         model: SoundStorm | None = None,
         *,
-        tokenizer: FrozenModel | None = None,
-        condition: FrozenModel | None = None,
+        tokenizer: Pipeline[Any] | None = None,
+        condition: Pipeline[Any] | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
         super().__init__(model, tokenizer=tokenizer, condition=condition, **options)
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        assert isinstance(recipe, SoundStormTask)
-        config = recipe.config
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        assert isinstance(task, SoundStormTask)
+        config = task.config
         if hold_tokens(data, declared):
-            if recipe.listener is not None:
+            if task.listener is not None:
                 raise UsageError("a data set of token ids has no sounds for the condition to hear; leave condition out")
             return python_token_splits(data, config, validation=validation, declared=declared)
         if config.model.semantic_codes is not None:
             raise UsageError("this model is told semantic tokens: give a data set of token ids, semantic and acoustic")
-        tokenizer = recipe.link_to_codec()
+        tokenizer = task.link_to_codec()
         media = python_audio_splits(
             data,
             config.data,
@@ -67,7 +67,7 @@ class SoundStormTrainer(PythonTrainer):
             captioned=_is_captioned(data[0]),
             opening=True,
         )
-        return coded(config, tokenizer, recipe.listener, media)
+        return coded(config, tokenizer, task.listener, media)
 
 
 def _is_captioned(item: Any) -> bool:

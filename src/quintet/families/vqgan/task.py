@@ -1,23 +1,24 @@
-"""Owns how the VQ-GAN is trained: two phases on one forward pass, and what is measured and shown."""
+"""`VQGanTask`: the VQ-GAN's two phases on one forward pass, its validation metrics and samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
-from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.families.vqgan.model import Reconstruction, VQGanVAE
+from quintet.families.vqgan.data import image_splits, pixels
+from quintet.families.vqgan.model import Reconstruction
+from quintet.families.vqgan.pipeline import VQGanPipeline
 from quintet.media.image import image_grid, write_image
 from quintet.nn.adversarial import (
     PatchDiscriminator,
@@ -29,24 +30,30 @@ from quintet.nn.adversarial import (
 from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
+from quintet.pipelines.base import Pipeline
 from quintet.training.engine import Engine
-from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Task, frozen
+from quintet.training.phase import Loss, Modules, Output, Phase, frozen
+from quintet.training.task import Task, Traits
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""
 
 
 class VQGanTask(Task[VQGanConfig]):
-    name = "vqgan"
-    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("psnr", "max")
-    exported = "vae"
-    uncompiled = frozenset({"discriminator"})  # its gradient penalty is a gradient of a gradient
+    # The gradient penalty of the discriminator is a gradient of a gradient.
+    traits = Traits(best=("psnr", "max"), uncompiled=frozenset({"discriminator"}))
+    pipeline_class = VQGanPipeline
 
-    def __init__(self, config: VQGanConfig, vae: VQGanVAE | None = None) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: VQGanConfig,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__(config, frozen)
         self.loss = config.loss
-        self.vae = vae or VQGanVAE(config.model)
-        self.modules = {"vae": self.vae}
+        self.modules = dict(modules or VQGanPipeline.build_modules(config, self.frozen))
+        self.vae = self.pipeline(self.modules).vae
         self.phases = [Phase("generator", ("vae",), self.generator_loss, config.optim.for_phase())]
         if self.loss.discriminator:
             self.discriminator = PatchDiscriminator(
@@ -68,11 +75,11 @@ class VQGanTask(Task[VQGanConfig]):
         self.perceptual = PerceptualLoss(Path(self.loss.perceptual_weights)) if self.loss.perceptual_weights else None
 
     def splits(self) -> Splits:
-        return folder_splits(self.config.data, self.config.model.size, self.config.model.channels)
+        return image_splits(self.config)
 
     # --- training -------------------------------------------------------------------------------------------
 
-    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start a vector codebook from the first batch's latents."""
         with torch.no_grad():
             reports = [Statistics(rows={"latents": self.vae.latents(pixels(batch))}) for batch in batches]
@@ -153,11 +160,11 @@ class VQGanTask(Task[VQGanConfig]):
         if logits:
             self.discriminator.update(logits["real"] / logits["count"], logits["fake"] / logits["count"])
 
-    # --- looking --------------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         images = pixels(batch)
-        vae = tokenizer(modules)
+        vae = self.pipeline(modules).vae
         codes = vae.encode(images)
         made = vae.decode(codes).to(images.dtype)
         loss = F.l1_loss(made, images, reduction="none").flatten(1).mean(1)
@@ -184,36 +191,12 @@ class VQGanTask(Task[VQGanConfig]):
         figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
         return figures
 
-    def encode(self, modules: Modules, batch: Batch) -> Tensor:
-        return tokenizer(modules).encode(pixels(batch))
-
-    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
-        pictures = tokenizer(modules).decode(codes)
-        return [
-            Artifact(f"{name}.png" if len(pictures) == 1 else f"{name}-{number}.png", partial(write_image, picture))
-            for number, picture in enumerate(pictures)
-        ]
-
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A grid of pairs: the picture, and what the tokenizer makes of it."""
         images = pixels(batch)
-        vae = tokenizer(modules)
+        vae = self.pipeline(modules).vae
         made = vae.decode(vae.encode(images)).to(images.dtype)
         pairs = [picture for pair in zip(images, made, strict=True) for picture in pair]
         grid = image_grid(pairs, columns=8)
         about = {"columns": "input, reconstruction", "items": list(batch.names)}
         return [Artifact("reconstructions.png", lambda path: write_image(grid, path), about, torch.from_numpy(grid))]
-
-
-def tokenizer(modules: Modules) -> VQGanVAE:
-    vae = modules["vae"]
-    assert isinstance(vae, VQGanVAE)
-    return vae
-
-
-def pixels(batch: Batch) -> Tensor:
-    """Pictures in [0, 1], in the memory format convolutions like best."""
-    images: Tensor = batch["images"]
-    if images.dtype == torch.uint8:
-        images = images.to(batch.precision) / 255
-    return images.contiguous(memory_format=torch.channels_last)

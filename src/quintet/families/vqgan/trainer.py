@@ -31,7 +31,7 @@ class VQGanVAETrainer(PythonTrainer):
         super().__init__(model, **options)
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        config: VQGanConfig = recipe.config
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        config: VQGanConfig = task.config
         size, channels = config.model.size, config.model.channels
         return python_splits(data, config.data, size, channels, validation=validation, declared=declared)

@@ -1,0 +1,171 @@
+"""The verb `sample`. Its options are those of the pipeline of the run in question.
+
+So the words of the command are read twice: once to find the run, then by a command that is built for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quintet import registry
+from quintet.cli.shared import ModelReference, open_model, print_line, print_next, with_keys
+from quintet.config import GenerateOptions, RunConfig
+from quintet.config.options import Flag, flags_of, is_given
+from quintet.errors import UsageError
+
+HELP = "Show what a model makes: of a text, or, for a tokenizer, inputs beside their reconstructions."
+
+_COMMON = {
+    "overrides": Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Keys of `sample.*`, such as sample.guidance=5.")
+    ],
+    "data": Annotated[str | None, typer.Option(help="Take the items of this folder instead of the validation items.")],
+    "out": Annotated[Path, typer.Option(help="Folder for the results.")],
+}
+_DEFAULTS: dict[str, Any] = {"overrides": None, "data": None, "out": Path("out")}
+_TEXT = Annotated[list[str] | None, typer.Option(help="What a generator should make; may be given again.")]
+_NUM = Flag("num", ("--num",), int, "Number of items.", 16, 1)
+
+
+def sample(context: typer.Context) -> None:
+    words = list(context.args)
+    wants_help = "--help" in words
+    run = _find_run([word for word in words if word != "--help"])
+    if run is None:
+        print_line(_general_help())
+        raise typer.Exit(0 if wants_help else 2)
+    config_class = _config_class(run)
+    _refuse_foreign(words, config_class)
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    command.command(help=HELP)(_function(config_class))
+    command(words, prog_name="quintet sample", standalone_mode=False)
+
+
+def _find_run(words: Sequence[str]) -> str | None:
+    """The first word that is neither an option nor the value of one."""
+    flags = {flag: each.is_switch for each in _all_flags() for flag in each.flags}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            return word
+        if "=" not in word and not flags.get(word, False):
+            next(rest, None)
+    return None
+
+
+def _all_flags() -> Iterator[Flag]:
+    for _, entry in registry.entries():
+        yield from flags_of(entry.config_class().OPTIONS or GenerateOptions)
+
+
+def _config_class(run: str) -> type[RunConfig]:
+    """Of the recipe that a reference is of; the model itself is not opened, so that help is quick."""
+    from quintet.common.weights.run_reader import recipe_of
+
+    builtin = registry.find_builtin(run)
+    return type(builtin) if builtin is not None else registry.find(recipe_of(run)).config_class()
+
+
+def _refuse_foreign(words: Sequence[str], config_class: type[RunConfig]) -> None:
+    """An option that another recipe has."""
+    options = config_class.OPTIONS
+    recipe = config_class.model_fields["recipe"].default
+    own = {flag for each in (flags_of(options) if options else (_NUM,)) for flag in each.flags}
+    foreign = {flag for each in _all_flags() for flag in each.flags} - own
+    given = [word.partition("=")[0] for word in words]
+    if options is None and "--text" in given:
+        raise UsageError(f"recipe {recipe} is not a generator: it takes no --text")
+    for flag in given:
+        if flag in foreign:
+            raise UsageError(f"recipe {recipe} takes no {flag}; it takes {', '.join(sorted(own))}")
+
+
+def _function(config_class: type[RunConfig]) -> Callable[..., None]:
+    """The command for runs of one recipe, with a parameter for each option of its pipeline."""
+    options = config_class.OPTIONS
+    flags = list(flags_of(options)) if options else [_NUM]
+
+    def run_sample(run: str, overrides: list[str] | None, data: str | None, out: Path, **given: Any) -> None:
+        texts = given.pop("text", None)
+        _sample(run, overrides, data, out, texts, options(**given) if options else None, given["num"])
+
+    annotations = {"run": ModelReference, **_COMMON, **({"text": _TEXT} if options else {})}
+    defaults = {**_DEFAULTS, "text": None}
+    for flag in flags:
+        kind = flag.kind if flag.default is not None else flag.kind | None
+        setting = typer.Option(*flag.flags, help=flag.help, min=flag.least if flag.kind in (int, float) else None)
+        annotations[flag.name] = Annotated[kind, setting]
+        defaults[flag.name] = flag.default
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, keyword_only, annotation=kind, default=defaults.get(name, inspect.Parameter.empty))
+        for name, kind in annotations.items()
+    ]
+    run_sample.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_sample.__annotations__ = dict(annotations)
+    return run_sample
+
+
+def _sample(
+    run: str,
+    overrides: list[str] | None,
+    data: str | None,
+    out: Path,
+    texts: list[str] | None,
+    options: GenerateOptions | None,
+    num: int,
+) -> None:
+    pipeline = with_keys(open_model(run), overrides, ("sample",))
+    if options is not None and (texts or pipeline.unconditional or _says_what(options, bool(texts))):
+        pipeline.place()
+        artifacts = pipeline.files(texts or [], options)
+    else:
+        from quintet.evaluation import EvalSession
+
+        artifacts = EvalSession.open(pipeline, data).artifacts(num)
+    out.mkdir(parents=True, exist_ok=True)
+    for artifact in artifacts:
+        target = _free(out / artifact.file)
+        artifact.write(target)
+        with (out / "samples.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"file": target.name, "model": run, **artifact.about}, ensure_ascii=False) + "\n")
+        print_line(f"written: {target}")
+    print_next(("eval", run))
+
+
+def _says_what(options: GenerateOptions, has_text: bool) -> bool:
+    """Whether options ask for something to be generated, where there is no text."""
+    asked = {
+        name
+        for name in type(options).model_fields
+        if name not in GenerateOptions.model_fields and is_given(options, name)
+    }
+    if asked == {"negative_prompt"} and not has_text:
+        raise UsageError("--negative goes with --text: say also what it should look like")
+    return bool(asked)
+
+
+def _free(path: Path) -> Path:
+    """The path, or the next one beside it that does not exist: nothing is overwritten."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_stem(f"{path.stem}-{number}")
+    return candidate
+
+
+def _general_help() -> str:
+    """Without a run: what each kind of run takes."""
+    lines = ["Usage: quintet sample RUN [KEY=VALUE]… [OPTIONS]", "", f"  {HELP}", ""]
+    lines.append("  The options are those of the run's pipeline; `quintet sample RUN --help` explains them:")
+    for name, entry in registry.entries():
+        options = entry.config_class().OPTIONS
+        flags = ["--text", *(each.flags[0] for each in flags_of(options))] if options else list(_NUM.flags)
+        lines.append(f"    {name:<18} {' '.join([*flags, '--data', '--out'])}")
+    return "\n".join(lines)

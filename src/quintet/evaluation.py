@@ -1,0 +1,78 @@
+"""`EvalSession`: a trained model with its validation data, for `quintet eval` and for samples without prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from quintet import registry
+from quintet.common.artifact import Artifact
+from quintet.common.batch import Dataset
+from quintet.errors import UsageError
+from quintet.pipelines.base import Pipeline
+from quintet.pipelines.loading import load_live
+from quintet.training.engine import Engine
+from quintet.training.evaluate import evaluate, make_artifacts
+from quintet.training.loader import Loader
+from quintet.training.prepare import open_splits
+from quintet.training.task import Task
+
+
+@dataclass
+class EvalSession:
+    """The averaged weights are those of the pipeline; the live ones are measured beside them where there are any."""
+
+    pipeline: Pipeline[Any]
+    live: dict[str, nn.Module] | None
+    task: Task[Any]
+    engine: Engine
+    loader: Loader
+    extra_splits: dict[str, Loader]
+    """Items that were neither trained on nor validated with, by split."""
+
+    @classmethod
+    def open(cls, pipeline: Pipeline[Any], data: str | None = None, live: bool = False) -> EvalSession:
+        """`data` replaces the folder of the run; all of it is then looked at."""
+        if data is not None:
+            pipeline = pipeline.with_keys({"data.path": data, "data.validation_path": data})
+        elif pipeline.config.data.path is None:
+            builtin = pipeline.origin is not None and pipeline.origin.builtin
+            why = "is not trained on anything" if builtin else "was trained on a data set in Python"
+            raise UsageError(f"{pipeline.reference} {why}; name a folder with --data")
+        weights = load_live(pipeline) if live else None
+        task_class = registry.find(pipeline.recipe).task_class()
+        task = task_class(pipeline.config, pipeline.frozen, weights or pipeline.modules)
+        engine = Engine(task.config.engine, task.config.train.seed)
+        for modules in (pipeline.modules, weights or {}):
+            engine.place(modules)
+        splits = open_splits(task)
+
+        def loader(dataset: Dataset) -> Loader:
+            return Loader(dataset, task.config.train.seed, task.collate, engine, workers=0)
+
+        extra = {split: loader(dataset) for split, dataset in splits.extra_splits.items()}
+        return cls(pipeline, weights, task, engine, loader(splits.validation), extra)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of `eval.json`, over the whole validation set; those of the live weights under `live/`."""
+        config = self.task.config
+        size = config.eval.batch_size or config.train.batch_size // config.train.accumulate
+        metrics = evaluate(
+            self.task,
+            self.pipeline.modules,
+            self.loader,
+            self.engine,
+            size,
+            generated=config.eval.generated,
+            extra_splits=self.extra_splits,
+        )
+        if self.live is not None:
+            live = evaluate(self.task, self.live, self.loader, self.engine, size)
+            metrics.update({f"live/{name}": value for name, value in live.items()})
+        return metrics
+
+    def artifacts(self, num: int) -> list[Artifact]:
+        batch = self.loader.first(num).batch.to(self.engine.device, self.engine.dtype)
+        return make_artifacts(self.task, self.pipeline.modules, batch, self.engine)

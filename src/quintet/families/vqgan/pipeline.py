@@ -1,0 +1,62 @@
+"""`VQGanPipeline`: images to grids of codes and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.common.artifact import Artifact
+from quintet.common.batch import Batch
+from quintet.data.splits import Splits
+from quintet.families.vqgan.config import VQGanConfig
+from quintet.families.vqgan.data import image_splits, pixels
+from quintet.families.vqgan.model import VQGanVAE
+from quintet.media.image import write_image
+from quintet.pipelines.base import Pipeline, Tokenizer
+
+
+class VQGanPipeline(Tokenizer[VQGanConfig]):
+    """An image tokenizer.
+
+    tokenizer = VQGanPipeline.from_pretrained("runs/tok")
+    images = tokenizer.decode(tokenizer.encode(images))
+    """
+
+    recipe = "vqgan"
+    exported = "vae"
+
+    @classmethod
+    def build_modules(cls, config: VQGanConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+        return {"vae": VQGanVAE(config.model)}
+
+    @property
+    def vae(self) -> VQGanVAE:
+        vae = self.modules["vae"]
+        assert isinstance(vae, VQGanVAE)
+        return vae
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Codes (batch, rows, columns[, levels]) of images (batch, channels, height, width) in [0, 1]."""
+        with self.inference():
+            return self.vae.encode(images.to(self.device, self.dtype))
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Images (batch, channels, height, width) in [0, 1] of codes (batch, rows, columns[, levels])."""
+        with self.inference():
+            return self.vae.decode(codes.to(self.device))
+
+    def splits(self) -> Splits:
+        return image_splits(self.config)
+
+    def encode_batch(self, batch: Batch) -> Tensor:
+        return self.vae.encode(pixels(batch))
+
+    def decode_files(self, codes: Tensor, name: str) -> list[Artifact]:
+        images = self.vae.decode(codes)
+        return [
+            Artifact(f"{name}.png" if len(images) == 1 else f"{name}-{number}.png", partial(write_image, image))
+            for number, image in enumerate(images)
+        ]

@@ -1,0 +1,158 @@
+"""Opening pipelines: from a run, an exported folder, a model of `transformers`, or the name of a built-in model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet import config as configs
+from quintet import registry
+from quintet.common.weights import checkpoint, pretrained
+from quintet.common.weights.loading import load_module, read_meta
+from quintet.common.weights.run_reader import check_run
+from quintet.config import RunConfig
+from quintet.config.text import PRETRAINED
+from quintet.errors import UsageError
+from quintet.nn import transformers_folder
+from quintet.nn.pretrained_hearing import is_hearing
+from quintet.pipelines.base import Origin, Pipeline
+
+AVERAGED = "ema/"
+"""Where a checkpoint holds the moving averages of modules."""
+
+
+def open_pipeline(reference: str | Path) -> Pipeline[Any]:
+    """Open `RUN`, `RUN@step`, `RUN@best`, an exported folder, one of `transformers`, or a built-in model by its name.
+
+    On the CPU, in float32, frozen. `hf:NAME` is the folder that the hub's cache holds under that name. A folder that is
+    called like a built-in model is `./NAME`.
+    """
+    pipeline = _open(reference)
+    pipeline.reference = str(reference)
+    return pipeline.freeze()
+
+
+def _open(reference: str | Path) -> Pipeline[Any]:
+    config = registry.find_builtin(reference) if isinstance(reference, str) else None
+    if config is not None:
+        return _build(config, {}, Origin(Path(reference), builtin=True))
+    text, which = str(reference), ""
+    if "@" in text and not os.path.exists(text):  # the name of a folder may hold an @ of its own
+        text, _, which = text.rpartition("@")
+    folder = Path(text)
+    if text.startswith(PRETRAINED):
+        folder = transformers_folder.find_folder(text.removeprefix(PRETRAINED), "model")
+    if (model_type := transformers_folder.kind_of(folder)) is not None:
+        return _open_transformers(folder, model_type)
+    if (folder / pretrained.CONFIG).is_file():
+        return _open_export(folder)
+    return _open_run(folder, which)
+
+
+def _build(config: RunConfig, frozen: Mapping[str, Pipeline[Any]], origin: Origin) -> Pipeline[Any]:
+    pipeline_class = registry.find(config.recipe).pipeline_class()
+    config = pipeline_class.fit(config, frozen)
+    return pipeline_class(config, pipeline_class.build_modules(config, frozen), frozen, origin)
+
+
+def _open_run(folder: Path, which: str) -> Pipeline[Any]:
+    check_run(folder)
+    chosen, problems = choose_checkpoint(folder, which)
+    config = registry.read_config(chosen / "config.yaml")
+    step = read_meta(chosen, config.recipe)["step"]
+    pipeline = _build(config, open_frozen(config, folder), Origin(folder, step, tuple(problems)))
+    for name, module in pipeline.modules.items():
+        load_module(module, chosen, AVERAGED + name if _is_averaged(chosen, name) else name)
+    return pipeline
+
+
+def _is_averaged(folder: Path, name: str) -> bool:
+    return (folder / f"{AVERAGED}{name}.safetensors").exists() or (folder / AVERAGED / name).is_dir()
+
+
+def _open_export(folder: Path) -> Pipeline[Any]:
+    settings = pretrained.read_settings(folder)
+    if not isinstance(settings.get("run"), dict):
+        raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
+    schema = registry.find(str(settings.get("recipe"))).config_class()
+    config = configs.validate(schema, settings["run"])
+    pipeline = _build(config, open_frozen(config, folder), Origin(folder, settings.get("step")))
+    for name in [*pipeline.modules]:
+        if name == pipeline.exported:
+            load_module(pipeline.modules[name], folder, pretrained.WEIGHTS)
+        elif (folder / f"{name}.safetensors").exists():
+            load_module(pipeline.modules[name], folder, name)
+        else:  # older exports hold the model alone
+            del pipeline.modules[name]
+    return pipeline
+
+
+def _open_transformers(folder: Path, model_type: str) -> Pipeline[Any]:
+    entry = registry.find_by_type(model_type)
+    if entry is None:
+        known = ", ".join(registry.transformers_types())
+        hint = "; semantic tokens are made with it by `quintet encode … --layer N`" if is_hearing(model_type) else ""
+        raise UsageError(f"{folder} holds a model of transformers of type {model_type[:40]}, not of {known}{hint}")
+    return entry.pipeline_class().from_transformers(folder)
+
+
+def open_frozen(config: RunConfig, home: Path | None = None) -> dict[str, Pipeline[Any]]:
+    """The pipelines that a configuration names as its tokenizer and the like.
+
+    They are taken from the copy in `home`, the folder of a run or export, where there is one.
+    """
+    return {name: open_pipeline(_location(config, name, home)) for name in config.LINKS if getattr(config, name)}
+
+
+def _location(config: RunConfig, name: str, home: Path | None) -> str:
+    """The copy in a run's own folder; where there is none, what the key says."""
+    own = home / name if home is not None else None
+    return str(own) if own is not None and own.is_dir() else str(getattr(config, name))
+
+
+def load_live(pipeline: Pipeline[Any]) -> dict[str, nn.Module] | None:
+    """The weights without averaging that a pipeline's checkpoint holds; none where it holds no others."""
+    origin = pipeline.origin
+    if origin is None or origin.builtin or origin.is_export or not pipeline.config.ema.enabled:
+        return None
+    folder = checkpoint.folder_of(origin.folder / checkpoint.ROOT, origin.step or 0)
+    modules = pipeline.build_modules(pipeline.config, pipeline.frozen)
+    for name, module in modules.items():
+        load_module(module, folder, name)
+    return modules
+
+
+def read_weights(pipeline: Pipeline[Any]) -> dict[str, dict[str, Tensor]]:
+    """The tensors to start a fine-tuning from: all modules of the run that a pipeline was opened from, averaged where
+    they are, or those of its export."""
+    origin = pipeline.origin
+    if origin is None or origin.is_export or origin.builtin:
+        return {name: dict(module.state_dict()) for name, module in pipeline.modules.items()}
+    folder = checkpoint.folder_of(origin.folder / checkpoint.ROOT, origin.step or 0)
+    names = {path.stem for path in folder.glob("*.safetensors")}
+    names |= {path.name for path in folder.iterdir() if path.is_dir()} - {"ema", "optim"}
+    return {
+        name: checkpoint.read_tensors(folder, AVERAGED + name if _is_averaged(folder, name) else name)
+        for name in sorted(names)
+    }
+
+
+def choose_checkpoint(folder: Path, which: str) -> tuple[Path, list[str]]:
+    """The checkpoint of a run that `latest`, `best` or a step names, and what was wrong with newer ones."""
+    root = folder / checkpoint.ROOT
+    if not checkpoint.steps(root):
+        raise UsageError(f"{folder} has no checkpoint yet; train it first")
+    if which in ("", "latest"):
+        return checkpoint.newest_sound(root)
+    chosen = checkpoint.pointed(root, "best") if which == "best" else None
+    if which.isascii() and which.isdecimal() and len(which) < 16:
+        chosen = checkpoint.folder_of(root, int(which))
+    if chosen is None or not chosen.is_dir():
+        known = ", ".join(str(checkpoint.step_of(path)) for path in checkpoint.steps(root))
+        raise UsageError(f"{folder} has no checkpoint '{which[:20]}'; it has best, latest and the steps {known}")
+    checkpoint.verify(chosen)
+    return chosen, []

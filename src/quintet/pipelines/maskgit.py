@@ -1,0 +1,54 @@
+"""`MaskGitPipeline`: what the generators with a `MaskGit` over a tokenizer's codes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from quintet.config.masked import MaskGitRunConfig
+from quintet.config.text import possible_guidance
+from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.pipelines.base import Generator, Pipeline
+from quintet.sampling import masked
+
+ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
+
+
+class MaskGitPipeline(Generator[ConfigT]):
+    exported = "maskgit"
+    auxiliary_modules = ("critic",)
+
+    @classmethod
+    def build_modules(cls, config: ConfigT, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+        modules: dict[str, nn.Module] = {"maskgit": MaskGit(config.model)}
+        if config.loss.critic:
+            modules["critic"] = TokenCritic(config.model)
+        return modules
+
+    @property
+    def maskgit(self) -> MaskGit:
+        maskgit = self.modules["maskgit"]
+        assert isinstance(maskgit, MaskGit)
+        return maskgit
+
+    @property
+    def critic(self) -> TokenCritic | None:
+        critic = self.modules.get("critic")
+        assert critic is None or isinstance(critic, TokenCritic)
+        return critic
+
+    @property
+    def unconditional(self) -> bool:
+        return self.config.model.text == "none"
+
+    @property
+    def guidance(self) -> float:
+        """The guidance scale that the model can be sampled with."""
+        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
+
+    def sampling(self) -> masked.Sampling:
+        """How `sample.*` says that tokens are filled in."""
+        config = self.config.sample
+        return masked.settings_of(config, config.steps, self.guidance, config.top_k)
