@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import pytest
 import torch
 from pydantic import Field
-from quintet.pipelines.frozen import FrozenModel
+from torch import nn
 
-from quintet.common.weights.checkpoint import Contents
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
+from quintet.pipelines.base import Pipeline
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.run_folder import Run
 from quintet.training.task import Task
-from unit.training.toy import OPENED, QUIET, Net, ToyConfig, ToyModelConfig, ToyTask, points
+from unit.training.toy import OPENED, QUIET, Net, ToyConfig, ToyModelConfig, ToyPipeline, ToyTask, points
 
 
 class GivenNet(Net):
@@ -39,11 +39,16 @@ class LinkedConfig(ToyConfig):
 
 
 class GivenTask(ToyTask):
-    def __init__(self, config: LinkedConfig, net: GivenNet | None = None, below: FrozenModel | None = None) -> None:
+    def __init__(
+        self,
+        config: LinkedConfig,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
         super().__init__(config)
-        self.links = {} if below is None else {"below": below}
-        if net is not None:
-            self.net = self.modules["net"] = net
+        self.frozen = dict(frozen or {})
+        if modules and "net" in modules:
+            self.net = self.modules["net"] = modules["net"]
 
 
 class FolderTrainer(PythonTrainer):
@@ -55,7 +60,7 @@ class FolderTrainer(PythonTrainer):
     needs = ("below",)
 
     def __init__(
-        self, model: GivenNet | None = None, *, below: FrozenModel | None = None, **options: Unpack[TrainerOptions]
+        self, model: GivenNet | None = None, *, below: Pipeline[Any] | None = None, **options: Unpack[TrainerOptions]
     ) -> None:
         super().__init__(model, below=below, **options)
 
@@ -64,7 +69,7 @@ class ToyTrainer(FolderTrainer):
     needs = ("model",)
 
     @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         return points(len(validation or "1234"), num=len(data))
 
 
@@ -194,12 +199,13 @@ def test_what_stands_below_may_have_moved_since(tmp_path: Path) -> None:
     OPENED[-1].close()
     again = made(tmp_path / "first", below=link("elsewhere"), resume=True)
     assert again.config.below == "here"
-    assert again.task.links["below"].reference == "elsewhere"
+    assert again.task.frozen["below"].reference == "elsewhere"
 
 
-def link(reference: str) -> FrozenModel:
-    recipe = ToyTask(ToyConfig())
-    return FrozenModel(recipe, dict(recipe.modules), reference, Contents())
+def link(reference: str) -> Pipeline[Any]:
+    pipeline = ToyPipeline(ToyConfig(), {"net": GivenNet()})
+    pipeline.reference = reference
+    return pipeline
 
 
 def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
