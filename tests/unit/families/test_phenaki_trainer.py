@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from quintet.pipelines.frozen import FrozenModel
 
 from contract.cases import GOLDEN
 from quintet import compat
@@ -22,7 +23,6 @@ from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.python_clips import python_clip_splits
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import FrozenModel
 from quintet.runs import link_to, open_link
 from quintet.sampling.maskgit import told_both_ways
 
