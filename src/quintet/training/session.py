@@ -28,8 +28,9 @@ from quintet.training.optim import Schedule, learning_rate
 from quintet.training.order import Order
 from quintet.training.prepare import (
     changed_data,
+    check_data,
+    check_processes,
     check_sharding,
-    check_sizes,
     data_record,
     place_frozen,
     refuse_other_version,
@@ -63,12 +64,14 @@ class TrainingSession:
         config: RunConfig = task.config
         self.task = task
         self.run = run
-        # Before the processes join: what all of them refuse must not look like the death of one of them.
+        # Before the processes join: what all of them refuse must not look like the death of one of them. And before the
+        # data: encoding it can take hours.
         check_trackers(config.log.trackers)
-        place_frozen(task)  # also where the sources are handed over: samples are decoded by what it stands on
-        self.splits = splits or task.splits()
         check_sharding(task)
-        check_sizes(task, self.splits, max(RankInfo.from_environment().world_size, collectives.world_size()))
+        check_processes(task, max(RankInfo.from_environment().world_size, collectives.world_size()))
+        place_frozen(task)  # also where the splits are handed over: samples are decoded by the tokenizer
+        self.splits = splits or task.splits()
+        check_data(task, self.splits)
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.tell = self.display.note

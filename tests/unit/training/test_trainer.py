@@ -30,6 +30,7 @@ from toy import (
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
+from quintet.data.splits import Splits
 from quintet.errors import CheckpointError, RunError, UsageError
 from quintet.training.engine import Engine
 from quintet.training.order import Order
@@ -759,6 +760,31 @@ class Contrastive(ToyTask):
 def test_a_batch_too_small_for_the_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs train\.batch_size of at least 2 \(got 1\)"):
         toy_trainer(tmp_path / "run", kind=Contrastive, train__batch_size=1)
+
+
+class Unread(Contrastive):
+    """Data that takes hours to encode."""
+
+    def splits(self) -> Splits:
+        raise AssertionError("the data was read")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"train__batch_size": 1}, r"needs train\.batch_size of at least 2"),
+        ({"train__accumulate": 2}, "compares the items of a batch with each other"),
+        ({"engine__processes": 3}, r"engine\.processes=3, but the launcher started 1 process"),
+        ({"engine__shard": "full", "engine__compile": True}, "do not go together"),
+        ({"engine__shard": "full", "optim__name": "muon"}, "muon turns whole matrices"),
+    ],
+)
+def test_what_the_keys_alone_refuse_is_refused_before_the_data_is_read(
+    tmp_path: Path, overrides: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        toy_trainer(tmp_path / "run", kind=Unread, **overrides)
+    assert not (tmp_path / "run").exists()
 
 
 # --- looking ------------------------------------------------------------------------------------------------------
