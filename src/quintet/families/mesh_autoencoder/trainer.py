@@ -1,4 +1,4 @@
-"""Owns `MeshAutoencoderTrainer`: the loop bound to the recipe `mesh-autoencoder`, for use in Python."""
+"""`MeshAutoencoderTrainer`: the loop bound to the recipe `mesh-autoencoder`, for use in Python."""
 
 from __future__ import annotations
 

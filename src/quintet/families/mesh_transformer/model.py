@@ -1,4 +1,4 @@
-"""Owns `MeshTransformer`: texts and a number of faces to the tokens of meshes, face by face.
+"""`MeshTransformer`: texts and a number of faces to the tokens of meshes, face by face.
 
 A mesh is a row of faces, and a face `tokens_per_face` codes of a tokenizer. After the last face comes the end token,
 `num_codes`; it is a target there alone, and nothing after it is one.
@@ -48,6 +48,16 @@ class Generated(NamedTuple):
     codes: Tensor
     lengths: Tensor
     ended: Tensor
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The codes (faces, tokens_per_face) of each mesh."""
+        return unpadded(self.codes, self.lengths)
+
+
+def unpadded(codes: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Of each row of a padded batch its own codes."""
+    return [row[:length] for row, length in zip(codes, lengths.tolist(), strict=True)]
 
 
 class MeshTransformer(Pretrained, nn.Module):
