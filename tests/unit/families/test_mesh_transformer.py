@@ -465,6 +465,15 @@ def test_a_negative_text_needs_guidance(run: Path, tmp_path: Path) -> None:
     succeed(*asked, "sample.guidance=2")
 
 
+def test_an_empty_negative_prompt_is_none(task: MeshTransformerTask) -> None:
+    generate = task.pipeline(task.modules).with_keys({"sample.guidance": 3.0})
+    (without,), (empty,), (other,) = (
+        generate("a table", negative_prompt=text, seed=1) for text in (None, "", "a flat disc")
+    )
+    assert same(without, empty)
+    assert not same(without, other)
+
+
 def test_a_learned_tokenizer_is_used_in_the_same_way(learned: Path, meshes: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     succeed(*words(meshes, run, "--tokenizer", learned))

@@ -202,14 +202,14 @@ class MeshTransformer(Pretrained, nn.Module):
     def _conditioning(
         self, texts: Sequence[str], negative: str | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        """What the texts become, and what guidance leads away from: the negative text, or none at all."""
+        """What the texts become, and what guidance leads away from: the negative text, or, if empty, no text."""
         if self.text_encoder is None:
             if any(texts) or negative:
                 raise UsageError("this model takes no text (model.text=none)")
             return {}, None
         count = len(texts)
-        opposite = list(texts) if negative is None else [negative] * count
-        keep = torch.tensor([bool(text) for text in texts] + [negative is not None] * count, dtype=torch.bool)
+        opposite = [negative] * count if negative else list(texts)
+        keep = torch.tensor([bool(text) for text in texts] + [bool(negative)] * count, dtype=torch.bool)
         # In one call, so that both are padded alike.
         both = self.texts([*texts, *opposite], keep)
         return {key: value[:count] for key, value in both.items()}, {key: value[count:] for key, value in both.items()}
