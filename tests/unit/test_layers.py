@@ -17,7 +17,7 @@ LAYERS = (
     {"__main__"},
     {"cli"},
     {"web", "demos", "doctor"},
-    {"runs", "codes", "embeddings", "semantic", "verify"},
+    {"runs", "codes", "embeddings", "evaluation", "semantic", "verify"},
     {"families task"},
     {"training"},
     {"families pipeline"},

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from pydantic import Field
+from quintet.pipelines.frozen import FrozenModel
 
 from quintet.common.weights.checkpoint import Contents
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
-from quintet.pipelines.frozen import FrozenModel
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.run_folder import Run
 from quintet.training.task import Task
@@ -138,7 +138,7 @@ def test_what_stands_below_may_have_moved_since(tmp_path: Path) -> None:
     OPENED[-1].close()
     again = made(tmp_path / "first", below=link("elsewhere"), resume=True)
     assert again.config.below == "here"
-    assert again.recipe.links["below"].reference == "elsewhere"
+    assert again.task.links["below"].reference == "elsewhere"
 
 
 def link(reference: str) -> FrozenModel:
@@ -187,7 +187,7 @@ def test_what_the_recipe_makes_follows_the_seed(tmp_path: Path) -> None:
         keys = {**QUIET, "train.seed": seed}
         trainer = ToyTrainer(GivenNet(critic=True), data=range(24), out=tmp_path / str(number), config=keys)
         trainer.close()
-        critics.append(trainer.recipe.modules["critic"].state_dict()["weight"])
+        critics.append(trainer.task.modules["critic"].state_dict()["weight"])
     assert torch.equal(critics[0], critics[1])
     assert not torch.equal(critics[0], critics[2])
 
