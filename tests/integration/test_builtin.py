@@ -108,11 +108,12 @@ def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
         ("resume coordinates", ("coordinates does not exist",)),
         ("train mesh-autoencoder {meshes} --init coordinates", ("--init coordinates", "nothing learned")),
         ("train mesh-autoencoder {meshes} model.kind=coordinates", ("nothing to train", "--tokenizer coordinates")),
+        ("train mesh-transformer {meshes} --preset debug", ("--tokenizer coordinates",)),
         ("train muse {meshes} --tokenizer coordinates", ("tokenizer of pictures", "mesh-autoencoder")),
     ],
 )
 def test_mistakes(words: str, mentions: tuple[str, ...], meshes: Path, here: Path) -> None:
-    tiny = TINY_MESH_AUTOENCODER if "train mesh" in words else ()
+    tiny = TINY_MESH_AUTOENCODER if "train mesh-autoencoder" in words else ()
     outcome = quintet(*words.replace("{meshes}", str(meshes)).split(), *tiny)
 
     sentence = error_line(outcome.errors)

@@ -608,20 +608,6 @@ def test_the_trainer_says_what_it_needs(tmp_path: Path) -> None:
 # --- what a person may get wrong ----------------------------------------------------------------------------------
 
 
-def test_no_tokenizer(meshes: Path, tmp_path: Path) -> None:
-    outcome = quintet("train", "mesh-transformer", meshes, "--out", tmp_path / "run", "--preset", "debug")
-    assert outcome.code == 2
-    assert "--tokenizer coordinates" in error_line(outcome.errors)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_tokenizer_of_another_family(meshes: Path, tmp_path: Path) -> None:
-    other = GOLDEN / "vqgan-format-1" / "hub"
-    outcome = quintet(*words(meshes, tmp_path / "run", "--tokenizer", other))
-    assert outcome.code == 2
-    assert f"{other} is of recipe 'vqgan'" in error_line(outcome.errors)
-
-
 def test_a_tokenizer_of_another_size(meshes: Path, tmp_path: Path) -> None:
     for key in ("model.num_codes=77", "model.tokens_per_face=6"):
         outcome = quintet(*words(meshes, tmp_path / "run", key))
@@ -662,15 +648,6 @@ def with_texts(meshes: Path, folder: Path, texts: list[str]) -> Path:
     return data
 
 
-def test_missing_captions_are_counted_and_can_be_allowed(meshes: Path, tmp_path: Path) -> None:
-    data = with_texts(meshes, tmp_path / "data", ["a table", "", "a chair"])
-    outcome = quintet(*words(data, tmp_path / "run", "data.empty_captions=false"))
-    assert outcome.code == 2
-    assert "21 of 64 meshes have no caption, meshes/" in error_line(outcome.errors)
-    succeed(*words(data, tmp_path / "run", "data.empty_captions=true"))
-    succeed(*words(data, tmp_path / "none", "model.text=none", "data.empty_captions=false"))
-
-
 def test_classes_are_the_captions_of_the_data(meshes: Path, tmp_path: Path) -> None:
     data, run = with_texts(meshes, tmp_path / "data", ["table", "chair"]), tmp_path / "run"
     succeed(*words(data, run, "model.text=classes"))
@@ -689,15 +666,6 @@ def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(meshes: Path,
     assert list((cache / "text").rglob("*.safetensors"))
     assert list(cache.glob("codes-*/*.npy"))
     succeed("sample", run, "--text", "a table", "--num", 1, "--out", tmp_path / "out")
-
-
-def test_long_captions_and_lost_guidance_are_said(meshes: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    outcome = succeed(*words(meshes, run, "model.text_length=12", "loss.drop_text=0", "sample.guidance=3"))
-    assert outcome.errors.count("are cut") == 1
-    outcome = succeed("sample", run, "--text", "a rather long text", "--num", 1, "--out", tmp_path / "out")
-    assert outcome.errors.count("warning: cut to 10 bytes") == 1
-    assert outcome.errors.count("warning: made without guidance") == 1
 
 
 def test_a_window_larger_than_the_model_is_refused(meshes: Path) -> None:
