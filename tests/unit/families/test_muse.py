@@ -303,9 +303,8 @@ def test_codes_outside_the_hole_are_those_of_the_picture(recipe: MuseTask) -> No
     hole = torch.zeros(16, 16, dtype=torch.bool)
     hole[:, 9] = True  # a line within the third column of codes
     with inference_mode(recipe.modules):
-        drawn = (
-            recipe.pipeline(recipe.modules).muse().base.draw(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
-        )
+        stage = recipe.pipeline(recipe.modules).muse().base
+        drawn = stage.draw(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
         known = recipe.tokenizer.model.encode(Canvas(picture, hole).scaled((16, 16)).picture[None])
     differs = (drawn != known)[0].any(0)
     assert not differs[[0, 1, 3]].any()
