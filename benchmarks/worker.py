@@ -15,6 +15,12 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from torch import nn
+
+
+def count_parameters(module: nn.Module) -> int:
+    """All of them, trained or not."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def serve(step: Callable[[], dict[str, float] | None], about: dict[str, Any], packages: tuple[str, ...]) -> None:

@@ -319,8 +319,6 @@ def test_what_contradicts_the_links_is_refused(sounds: Path) -> None:
         (("condition=null", "model.clip_dim=8"), "which --condition names"),
         (("condition=null", "loss.tell_caption=0.5"), "name one with --condition RUN"),
         (("condition=null", "sample.best_of=2"), "name one with --condition RUN"),
-        (("tokenizer=null",), "name one with --tokenizer RUN"),
-        ((f"tokenizer={MULAN}",), "needs a tokenizer of sound"),
         ((f"condition={CODEC}",), "--condition takes a run of mulan"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -1,4 +1,4 @@
-"""Owns `MeshTransformer`: texts and a number of faces to the tokens of meshes, face by face.
+"""`MeshTransformer`: texts and a number of faces to the tokens of meshes, face by face.
 
 A mesh is a row of faces, and a face `tokens_per_face` codes of a tokenizer. After the last face comes the end token,
 `num_codes`; it is a target there alone, and nothing after it is one.
@@ -48,6 +48,16 @@ class Generated(NamedTuple):
     codes: Tensor
     lengths: Tensor
     ended: Tensor
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The codes (faces, tokens_per_face) of each mesh."""
+        return unpadded(self.codes, self.lengths)
+
+
+def unpadded(codes: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Of each row of a padded batch its own codes."""
+    return [row[:length] for row, length in zip(codes, lengths.tolist(), strict=True)]
 
 
 class MeshTransformer(Pretrained, nn.Module):
@@ -192,14 +202,14 @@ class MeshTransformer(Pretrained, nn.Module):
     def _conditioning(
         self, texts: Sequence[str], negative: str | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        """What the texts become, and what guidance leads away from: the negative text, or none at all."""
+        """What the texts become, and what guidance leads away from: the negative text, or, if empty, no text."""
         if self.text_encoder is None:
             if any(texts) or negative:
                 raise UsageError("this model takes no text (model.text=none)")
             return {}, None
         count = len(texts)
-        opposite = list(texts) if negative is None else [negative] * count
-        keep = torch.tensor([bool(text) for text in texts] + [negative is not None] * count, dtype=torch.bool)
+        opposite = [negative] * count if negative else list(texts)
+        keep = torch.tensor([bool(text) for text in texts] + [bool(negative)] * count, dtype=torch.bool)
         # In one call, so that both are padded alike.
         both = self.texts([*texts, *opposite], keep)
         return {key: value[:count] for key, value in both.items()}, {key: value[count:] for key, value in both.items()}
