@@ -1,19 +1,19 @@
-"""Owns how C-ViViT is trained: two phases on one forward pass, and what is measured and shown.
+"""`CViViTTask`: the two phases of C-ViViT on one forward pass, its validation metrics and samples.
 
-Clips of different lengths are in one batch; frames that are not there count nowhere. The discriminator and the
-perceptual loss look at one frame of each clip, drawn anew each time.
+Clips of different lengths are in one batch; frames that are padding count nowhere. The discriminator and the
+perceptual loss look at one random frame of each clip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
@@ -21,9 +21,10 @@ from quintet.common.collectives import mean_over_ranks
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
-from quintet.data.video import pad_clips, video_folder_splits
 from quintet.families.cvivit.config import CHANNELS, CViViTConfig
-from quintet.families.cvivit.model import CViViT, Reconstruction
+from quintet.families.cvivit.data import collate_clips, pixels, video_splits
+from quintet.families.cvivit.model import Reconstruction
+from quintet.families.cvivit.pipeline import CViViTPipeline
 from quintet.families.cvivit.transform import begin_as_transform, patch_statistics
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip, write_video
@@ -31,9 +32,10 @@ from quintet.nn.adversarial import PatchDiscriminator, hinge_generator_loss, pat
 from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
+from quintet.pipelines.base import Pipeline
 from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase, frozen
-from quintet.training.task import Task
+from quintet.training.task import Task, Traits
 
 REVIVE_EVERY = 50
 """Steps between two looks for dead codes: candidates are gathered only then."""
@@ -42,16 +44,20 @@ PATCHES_OF_A_CODE = 32
 
 
 class CViViTTask(Task[CViViTConfig]):
-    name = "cvivit"
-    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("psnr", "max")
-    exported = "cvivit"
-    uncompiled = frozenset({"discriminator"})  # its gradient penalty is a gradient of a gradient
+    # The gradient penalty of the discriminator is a gradient of a gradient.
+    traits = Traits(best=("psnr", "max"), uncompiled=frozenset({"discriminator"}))
+    pipeline_class = CViViTPipeline
 
-    def __init__(self, config: CViViTConfig, cvivit: CViViT | None = None) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: CViViTConfig,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__(config, frozen)
         self.loss = config.loss
-        self.cvivit = cvivit or CViViT(config.model)
-        self.modules = {"cvivit": self.cvivit}
+        self.modules = dict(modules or CViViTPipeline.build_modules(config, self.frozen))
+        self.cvivit = self.pipeline(self.modules).cvivit
         self.phases = [Phase("generator", ("cvivit",), self.generator_loss, config.optim.for_phase())]
         if self.loss.discriminator:
             self.discriminator = PatchDiscriminator(
@@ -70,13 +76,10 @@ class CViViTTask(Task[CViViTConfig]):
         self.perceptual = PerceptualLoss(Path(self.loss.perceptual_weights)) if self.loss.perceptual_weights else None
 
     def splits(self) -> Splits:
-        return video_folder_splits(self.config.data, self.config.model.size)
+        return video_splits(self.config)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        """As long as the longest, in whole moments."""
-        model = self.config.model
-        longest = max(item["videos"].shape[1] for item in items)
-        return pad_clips(items, model.frames(model.moments(longest)))
+        return collate_clips(items, self.config.model)
 
     # --- training -------------------------------------------------------------------------------------------
 
@@ -89,7 +92,7 @@ class CViViTTask(Task[CViViTConfig]):
         codes = self.config.train.batch_size * model.moments(data.frames) * model.grid[0] * model.grid[1]
         return -(-PATCHES_OF_A_CODE * model.codebook_size // codes)
 
-    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start the transform, if there is a shortcut, and a vector codebook from what comes out of it."""
         first = list(batches)
         with torch.no_grad():
@@ -150,11 +153,11 @@ class CViViTTask(Task[CViViTConfig]):
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.cvivit.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
 
-    # --- looking --------------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         videos, mask = pixels(batch), batch["mask"]
-        model = tokenizer(modules)
+        model = self.pipeline(modules).cvivit
         codes = model.encode(videos, mask)
         made = model.decode(codes).to(videos.dtype)
         pairs = [frames_of(clip)[there] for clip, there in zip(made, mask, strict=True)]
@@ -184,24 +187,9 @@ class CViViTTask(Task[CViViTConfig]):
         figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
         return figures
 
-    def encode(self, modules: Modules, batch: Batch) -> Tensor:
-        return tokenizer(modules).encode(pixels(batch), batch["mask"])
-
-    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
-        videos = tokenizer(modules).decode(codes)
-        there = (codes >= 0).flatten(2).any(2).sum(1)
-        lengths = [self.config.model.frames(int(moments)) for moments in there]
-        return [
-            Artifact(
-                f"{name}.mp4" if len(videos) == 1 else f"{name}-{number}.mp4",
-                partial(write_video, video[:, :length].cpu()),
-            )
-            for number, (video, length) in enumerate(zip(videos, lengths, strict=True))
-        ]
-
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """Two rows for each clip: its frames, and what the tokenizer makes of them; and both side by side, moving."""
-        videos, model = pixels(batch), tokenizer(modules)
+        videos, model = pixels(batch), self.pipeline(modules).cvivit
         made = model.decode(model.encode(videos, batch["mask"])).to(videos.dtype)
         lengths = batch["mask"].sum(1).tolist()
         strips = [
@@ -223,18 +211,6 @@ class CViViTTask(Task[CViViTConfig]):
                 for number, (pair, length, name) in enumerate(zip(pairs, lengths, batch.names, strict=True))
             ),
         ]
-
-
-def tokenizer(modules: Modules) -> CViViT:
-    model = modules["cvivit"]
-    assert isinstance(model, CViViT)
-    return model
-
-
-def pixels(batch: Batch) -> Tensor:
-    """Videos in [0, 1]."""
-    videos: Tensor = batch["videos"]
-    return videos.to(batch.precision) / 255 if videos.dtype == torch.uint8 else videos
 
 
 def chosen_frames(batch: Batch) -> Tensor:
