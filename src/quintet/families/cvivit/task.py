@@ -104,8 +104,8 @@ class CViViTTask(Task[CViViTConfig]):
         self.cvivit.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
 
     def _latents(self, batch: Batch) -> Tensor:
-        """Those of moments that are there, one row each."""
-        latents = self.cvivit.latents(pixels(batch))
+        """Those of latent frames that exist, one row each."""
+        latents: Tensor = self.cvivit.latents(pixels(batch))
         return latents[self.cvivit.moments_there(batch["mask"])].flatten(0, 1)
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
