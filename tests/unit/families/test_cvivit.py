@@ -354,12 +354,12 @@ def test_samples_show_each_clip_above_what_was_made_of_it(tmp_path: Path) -> Non
 
 def test_a_pipeline_encodes_and_decodes_from_an_exported_folder(tmp_path: Path) -> None:
     made = task()
-    CViViTPipeline(made.config, {"cvivit": made.cvivit.float()}).save_pretrained(tmp_path / "hub")
+    CViViTPipeline(made.config, {"cvivit": made.model.float()}).save_pretrained(tmp_path / "hub")
     tokenizer = CViViTPipeline.from_pretrained(tmp_path / "hub")
     videos = film(9).float()
     codes = tokenizer.encode(videos)
     assert codes.shape == (2, 5, 2, 3)
-    assert torch.equal(codes, made.cvivit.eval().encode(videos))
+    assert torch.equal(codes, made.model.eval().encode(videos))
     assert tokenizer.decode(codes).shape == videos.shape
     assert not tokenizer.decode(codes).requires_grad
     # An item's codes depend neither on its neighbours nor on padding.
@@ -409,7 +409,7 @@ def test_a_fresh_shortcut_is_the_transform_that_its_first_clips_need() -> None:
         for start in range(0, 64, 16)
     ]
     made.init_from_data(made.modules, batches, Engine(made.config.engine))
-    model, fresh = made.cvivit, stripes(4, 5)
+    model, fresh = made.model, stripes(4, 5)
     with torch.no_grad():
         latents = model.latents(fresh)
         torch.testing.assert_close(model._pixels(latents)[:, :, 1:], fresh[:, :, 1:], rtol=0, atol=1e-6)
