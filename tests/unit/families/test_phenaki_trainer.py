@@ -13,6 +13,7 @@ import torch
 from contract.cases import GOLDEN
 from quintet import CViViT, CViViTPipeline, PhenakiPipeline, compat
 from quintet.common.rng import ItemRNG
+from quintet.compat import phenaki_pytorch
 from quintet.config import build
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
@@ -87,7 +88,7 @@ def tokenizer() -> Tokenizer[Any]:
 def trained(form: str, out: Path, tokenizer: Tokenizer[Any] | None, **keys: Any) -> PhenakiTrainer:
     config = {**QUICK, **keys.pop("config", {})}
     if form == "declared":
-        keys["dataset_fields"] = DECLARED
+        keys["declared"] = DECLARED
     trainer = PhenakiTrainer(
         **({} if tokenizer is None else {"tokenizer": tokenizer}),
         **{"data": Clips(form), "out": out, "steps": 3, "batch_size": 4, "config": config, **keys},
@@ -97,7 +98,6 @@ def trained(form: str, out: Path, tokenizer: Tokenizer[Any] | None, **keys: Any)
     return trainer
 
 
-@pytest.mark.filterwarnings("ignore::quintet.compat.CompatibilityNotice")
 @pytest.mark.parametrize("form", ["masked", "array", "codes", "flat codes", "declared"])
 def test_a_data_set_of_any_form_trains(form: str, tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer)
@@ -264,7 +264,7 @@ def test_a_model_put_together_is_trained_with_its_critic(tmp_path: Path) -> None
     before = whole.critic.to_score.weight.clone()  # type: ignore[union-attr, operator]
     keys = {key: value for key, value in QUICK.items() if not key.startswith("model.")}
     with pytest.warns(compat.CompatibilityNotice, match="train_num_steps -> train.steps"):
-        trainer = PhenakiTrainer(
+        trainer = phenaki_pytorch.PhenakiTrainer(
             phenaki=whole,
             dataset=Clips("videos"),
             train_num_steps=3,

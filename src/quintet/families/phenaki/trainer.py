@@ -1,9 +1,9 @@
-"""Owns `PhenakiTrainer`: the loop bound to the recipe `phenaki`, for use in Python."""
+"""`PhenakiTrainer`: trains a `Phenaki` on a tokenizer's codes of videos from Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
 from quintet.pipelines.base import Pipeline
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -32,14 +33,22 @@ class PhenakiTrainer(PythonTrainer):
     perhaps `video_frame_mask`, `texts` or `text_embeds`. A model of codebook ids needs no tokenizer, but without one
     there are no samples.
 
-    Any configuration key goes through `config={"optim.lr": 1e-4}`. The keywords of the trainer in phenaki-pytorch are
-    accepted too; docs/migration.md says what becomes of each.
+    Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = PhenakiConfig
     task_class = PhenakiTask
     model_class = MaskGit
     needs = ()
+
+    def __init__(
+        self,
+        model: Phenaki | MaskGit | None = None,
+        *,
+        tokenizer: Pipeline[Any] | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> None:
+        super().__init__(model, tokenizer=tokenizer, **options)
 
     @classmethod
     def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
@@ -49,7 +58,7 @@ class PhenakiTrainer(PythonTrainer):
         return model.maskgit, {"tokenizer": _as_tokenizer(model.cvivit)}, critic
 
     @classmethod
-    def keys_of(cls, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def keys_of(cls, model: Any) -> dict[str, Any]:
         if not isinstance(model, Phenaki):
             return {}
         said = {
