@@ -1,4 +1,4 @@
-"""Owns `Phenaki`: texts to videos and pictures, of any length, from nothing or going on from frames that are given."""
+"""`Phenaki`: texts to videos and pictures, of any length, from nothing or going on from frames that are given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.masked import Sampling
 from quintet.sampling.maskgit import Told, fill, told_both_ways, told_by_vectors
 
@@ -29,11 +28,11 @@ class Phenaki(nn.Module):
         videos = phenaki.sample(["a red ball moves right"], num_frames=17, seed=3)
         film = phenaki.make_video(["a red ball moves right", "a red ball moves up"])
 
-    Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`, or what `quintet.runs.open_link`
-    opens. `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses
-    that. Longer videos and later scenes go on from `overlap` frames, by default about a third of what is made at once.
-    `order` is the one that the model was trained in, `loss.order` of its run. In the order of moments `later_steps` are
-    the decoding steps of each moment behind the first, where they are not those of the settings.
+    Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`. `critic` decides what is masked
+    again: a `TokenCritic`, or nothing; a model with a critic of its own uses that. Longer videos and later scenes go on
+    from `overlap` frames, by default about a third of what is made at once. `order` is the one that the model was
+    trained in, `loss.order` of its run. In the order of moments `later_steps` are the decoding steps of each moment
+    behind the first, where they are not those of the settings.
     """
 
     def __init__(
@@ -48,8 +47,7 @@ class Phenaki(nn.Module):
     ) -> None:
         super().__init__()
         self.maskgit = maskgit
-        self.link = cvivit if isinstance(cvivit, FrozenModel) else None
-        self.cvivit = cvivit.model if isinstance(cvivit, FrozenModel) else cvivit
+        self.cvivit = cvivit
         self.critic = critic
         self.settings = settings or Sampling(guidance=3.0)
         self.overlap = overlap
