@@ -23,10 +23,11 @@ from quintet import registry, runs
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.device import RankInfo
 from quintet.common.rng import ItemRNG
+from quintet.pipelines.loading import open_frozen
 from quintet.training.engine import Engine, exit_process
+from quintet.training.phase import Modules
 from quintet.training.prepare import open_splits
 from quintet.training.run_folder import Run
-from quintet.training.phase import Modules
 from quintet.training.task import Report, Task
 from quintet.training.trainer import Trainer
 
@@ -53,12 +54,13 @@ class Noting:
         return getattr(self.source, name)
 
 
-def make_recipe(recipe: str, data: Path | str, words: Sequence[str]) -> Task[Any]:
+def make_task(recipe: str, data: Path | str, words: Sequence[str]) -> Task[Any]:
     """A recipe from the words of the command line: `--preset NAME KEY=VALUE …`."""
     option, preset, *keys = words
     assert option == "--preset"
     overrides = configs.parse_overrides([*keys, f"data.path={data}"])
-    return runs.make_recipe(configs.build(registry.find(recipe).config_class(), preset=preset, overrides=overrides))
+    config = configs.build(registry.find(recipe).config_class(), preset=preset, overrides=overrides)
+    return runs.make_task(config, open_frozen(config))
 
 
 def noted_steps(made: Task[Any]) -> list[tuple[int, str]]:
@@ -77,10 +79,11 @@ def noted_steps(made: Task[Any]) -> list[tuple[int, str]]:
 def train(recipe: str, data: str, words: Sequence[str], out: str, resume: bool = False) -> None:
     """Train in `out`, where a run may have begun, and leave there what this process has seen."""
     rank = RankInfo.from_environment().rank
-    made = make_recipe(recipe, data, words)
+    made = make_task(recipe, data, words)
     if resume:
         steps = made.config.train.steps
-        made = runs.make_recipe(runs.read_config(Path(out) / "config.yaml").changed({"train.steps": steps}), Path(out))
+        saved = registry.read_config(Path(out) / "config.yaml").changed({"train.steps": steps})
+        made = runs.task_in(Path(out), saved)
     case_of(recipe).prepare(made)
     splits = open_splits(made)
     noting = Noting(splits.train)

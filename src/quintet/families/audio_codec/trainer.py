@@ -1,4 +1,4 @@
-"""Owns `AudioCodecTrainer`: the loop bound to the recipe `audio-codec`, for use in Python."""
+"""`AudioCodecTrainer`: the loop bound to the recipe `audio-codec`, for use in Python."""
 
 from __future__ import annotations
 
