@@ -1,4 +1,4 @@
-"""Owns `MuLaNTrainer`: the loop bound to the recipe `mulan`, for use in Python."""
+"""`MuLaNTrainer`: the loop bound to the recipe `mulan`, for use in Python."""
 
 from __future__ import annotations
 
