@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet import runs
 from quintet.common.inference import inference_mode
+from quintet.evaluation import EvalSession
 from quintet.families.audio_codec.measures import audible, measured_mel, si_sdr, stft_distance
-from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
+from quintet.families.audio_codec.pipeline import AudioCodecPipeline
+from quintet.families.audio_codec.task import AudioCodecTask, round_trip
 from quintet.media.audio import read_audio, resample
 
 OPUS_RATES = (8000, 12_000, 16_000, 24_000, 48_000)
@@ -72,19 +73,18 @@ def means(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def compare(run: str, data: str | None, kbps: float, num: int) -> dict[str, Any]:
-    trained = runs.open_trained(run)
-    looker = runs.EvalSession.open(trained, data)
-    recipe = trained.recipe
-    assert isinstance(recipe, AudioCodecTask)
-    codec = tokenizer(trained.modules)
-    count = min(num, len(looker.loader.source))
+    pipeline = AudioCodecPipeline.from_pretrained(run)
+    session, codec = EvalSession.open(pipeline, data), pipeline.codec
+    task = session.task
+    assert isinstance(task, AudioCodecTask)
+    count = min(num, len(session.loader.source))
     rows: dict[str, list[dict[str, float]]] = {"ours": [], "opus": []}
     pitched: dict[str, list[dict[str, float]]] = {"ours": [], "opus": []}
     bits = seconds = 0.0
-    with inference_mode(trained.modules), tempfile.TemporaryDirectory() as folder:
+    with inference_mode(pipeline.modules), tempfile.TemporaryDirectory() as folder:
         for item in range(count):
-            batch = looker.loader.single(item)
-            waves, lengths = recipe.opening(batch)
+            batch = session.loader.single(item)
+            waves, lengths = task.opening(batch)
             made = {"ours": round_trip(codec, waves, lengths)[1][0]}
             made["opus"], spent = through_opus(waves[0], codec.rate, kbps, Path(folder))
             bits, seconds = bits + spent, seconds + waves.shape[1] / codec.rate

@@ -135,7 +135,7 @@ def serve_training(reads: str, folder: str, rate: str, seconds: str) -> None:
 
     drawn = given.batches()
     level = [batches_of(next(drawn), 0) for _ in range(LEVEL_BATCHES)]
-    recipe.initialise(recipe.modules, level, training.engine)
+    recipe.init_from_data(recipe.modules, level, training.engine)
     drawn = given.batches()
 
     def prepare() -> Batch:

@@ -26,9 +26,12 @@ from torch import Tensor
 
 from notes_data import SHIFTS, add_transposed, instrument_of, read_rows, split_notes, transposed, with_sounds_beside
 from pitch import captioned_class, pitch_class, share_right
-from quintet import cli, runs
+from quintet import cli
 from quintet.common.inference import inference_mode
-from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
+from quintet.evaluation import EvalSession
+from quintet.families.audio_codec.pipeline import AudioCodecPipeline
+from quintet.families.audio_codec.task import AudioCodecTask, round_trip
+from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.media.audio import read_audio
 from quintet.media.mel import LogMel
 from side_by_side import HERE, write_facts
@@ -67,17 +70,17 @@ def log_mel_errors(made: Tensor, wave: Tensor, spectrogram: LogMel) -> tuple[flo
 
 def measure_codec(run: Path, few: int = FEW) -> dict[str, Any]:
     """Over the unheard notes, each whole; their pitch class also by the first few levels of their codes alone."""
-    trained = runs.open_trained(str(run))
-    looker, recipe = runs.EvalSession.open(trained), trained.recipe
-    assert isinstance(recipe, AudioCodecTask)
-    codec = tokenizer(trained.modules)
-    (spectrogram,) = recipe.measured_mel.spectrograms
+    pipeline = AudioCodecPipeline.from_pretrained(run)
+    session, codec = EvalSession.open(pipeline), pipeline.codec
+    task = session.task
+    assert isinstance(task, AudioCodecTask)
+    (spectrogram,) = task.measured_mel.spectrograms
     assert isinstance(spectrogram, LogMel)
     errors, kept, remade, remade_of_few = [], [], [], []
-    with inference_mode(trained.modules):
-        for item in range(len(looker.loader.source)):
-            batch = looker.loader.single(item)
-            waves, lengths = recipe.opening(batch)
+    with inference_mode(pipeline.modules):
+        for item in range(len(session.loader.source)):
+            batch = session.loader.single(item)
+            waves, lengths = task.opening(batch)
             codes, made = round_trip(codec, waves, lengths)
             made = made[0]
             errors.append((batch.names[0], *log_mel_errors(made, waves[0], spectrogram)))
@@ -115,18 +118,16 @@ def show_codec(found: dict[str, Any]) -> None:
 
 def measure_mulan(run: Path) -> dict[str, Any]:
     """Unheard notes: is the nearest of their own caption and those of the eleven other pitch classes their own?"""
-    trained = runs.open_trained(str(run))
-    looker = runs.EvalSession.open(trained)
+    pipeline = MuLaNPipeline.from_pretrained(run)
+    session = EvalSession.open(pipeline)
     right = []
-    with inference_mode(trained.modules):
-        for item in range(len(looker.loader.source)):
-            batch = looker.loader.single(item)
+    with inference_mode(pipeline.modules):
+        for item in range(len(session.loader.source)):
+            batch = session.loader.single(item)
             caption = batch["texts"][0]
             if captioned_class(caption) is not None:
                 texts = [transposed(caption, shift) for shift in (0, *SHIFTS)]
-                scores = (
-                    trained.recipe.embed(trained.modules, batch) @ trained.recipe.embed_texts(trained.modules, texts).T
-                )
+                scores = pipeline.embed_batch(batch) @ pipeline.embed_texts(texts).T
                 right.append(int(scores.argmax()) == 0)
     return {"notes": len(right), "nearest_caption_of_twelve": float(np.mean(right))}
 

@@ -19,8 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from notes_data import split_notes
-from quintet import cli, runs
+from quintet import cli
 from quintet.common.inference import inference_mode
+from quintet.evaluation import EvalSession
+from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
 
@@ -46,20 +48,18 @@ def family_of(caption: str) -> str | None:
 @torch.no_grad()
 def confusion(run: Path) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[str]]:
     """Rows: the family of a held-out clip; columns: the family whose words are nearest."""
-    trained = runs.open_trained(run)
-    looker = runs.EvalSession.open(trained)
+    pipeline = MuLaNPipeline.from_pretrained(run)
+    session = EvalSession.open(pipeline)
     names = list(FAMILIES)
     counts = np.zeros((len(names), len(names)))
-    with inference_mode(trained.modules):
+    with inference_mode(pipeline.modules):
         texts = {name: [f"{word}, note C4" for word in words] for name, words in FAMILIES.items()}
-        families = torch.stack(
-            [F.normalize(trained.recipe.embed_texts(trained.modules, each).mean(0), dim=-1) for each in texts.values()]
-        )
-        for item in range(len(looker.loader.source)):
-            batch = looker.loader.single(item)
+        families = torch.stack([F.normalize(pipeline.embed_texts(each).mean(0), dim=-1) for each in texts.values()])
+        for item in range(len(session.loader.source)):
+            batch = session.loader.single(item)
             family = family_of(batch["texts"][0])
             if family is not None:
-                guess = int((trained.recipe.embed(trained.modules, batch) @ families.T).argmax())
+                guess = int((pipeline.embed_batch(batch) @ families.T).argmax())
                 counts[names.index(family), guess] += 1
     return counts, names
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from notes_codec import RATE
 from pitch import captioned_class
-from quintet import runs
 from quintet.common.inference import inference_mode
-from quintet.families.audio_codec.task import AudioCodecTask, round_trip, tokenizer
+from quintet.evaluation import EvalSession
+from quintet.families.audio_codec.pipeline import AudioCodecPipeline
+from quintet.families.audio_codec.task import AudioCodecTask, round_trip
 from quintet.media.audio import Samples, read_audio, write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
@@ -41,16 +42,17 @@ PAGE = """<!doctype html>
 
 def unheard(home: Path) -> list[tuple[str, Tensor, Tensor]]:
     """Caption, sound, and what the codec makes of it, of those with a pitch."""
-    trained = runs.open_trained(str(home / "codec"))
-    looker, recipe = runs.EvalSession.open(trained), trained.recipe
-    assert isinstance(recipe, AudioCodecTask)
+    pipeline = AudioCodecPipeline.from_pretrained(home / "codec")
+    session = EvalSession.open(pipeline)
+    task = session.task
+    assert isinstance(task, AudioCodecTask)
     found = []
-    with inference_mode(trained.modules):
-        for item in range(len(looker.loader.source)):
-            batch = looker.loader.single(item)
+    with inference_mode(pipeline.modules):
+        for item in range(len(session.loader.source)):
+            batch = session.loader.single(item)
             if captioned_class(batch["texts"][0]) is not None:
-                waves, lengths = recipe.opening(batch)
-                made = round_trip(tokenizer(trained.modules), waves, lengths)[1]
+                waves, lengths = task.opening(batch)
+                made = round_trip(pipeline.codec, waves, lengths)[1]
                 found.append((batch["texts"][0], waves[0], made[0]))
     return found
 

@@ -18,7 +18,7 @@ import soundstorm_task as task
 from quintet.common.rng import ItemRNG
 from quintet.config import EngineConfig, OptimizerConfig
 from quintet.families.soundstorm.config import SoundStormSampleConfig
-from quintet.families.soundstorm.decoding import canvas, for_levels
+from quintet.families.soundstorm.decoding import canvas, for_levels, generate
 from quintet.families.soundstorm.masking import hide
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.sampling import masked
@@ -77,8 +77,8 @@ def serve_step(sizes: str, precision: str) -> None:
         nonlocal number
         hidden = hide(codes, frames, ItemRNG(0, [number] * count, range(count)), model.mask_id)
         with engine.autocast():
-            told = model.tell(frames, semantic)
-            logits = model(hidden.tokens, told, hidden.levels, hidden.where)
+            conditioning = model.conditioning(frames, semantic)
+            logits = model(hidden.tokens, conditioning, hidden.levels, hidden.where)
             loss = F.cross_entropy(logits.float(), hidden.targets)
         loss.backward()  # type: ignore[no-untyped-call]
         clip_gradients(parameters, gradient_norm(parameters), task.CLIP)
@@ -123,7 +123,7 @@ def serve_generation(sizes: str, settings: str, precision: str) -> None:
         nonlocal number, passes
         number, passes = number + 1, 0
         with torch.no_grad(), engine.autocast():
-            model.generate(empty, model.tell(frames, semantic), ItemRNG(number, [0], [0]), each)
+            generate(model, empty, model.conditioning(frames, semantic), ItemRNG(number, [0], [0]), each)
         return {"passes": passes}
 
     serve(step, about(model), ("quintet",))

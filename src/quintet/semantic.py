@@ -1,6 +1,6 @@
-"""Owns semantic tokens: what a layer of a model hears of clips, step by step, each step as the number of its cluster.
+"""Semantic tokens: the hidden states of a layer of an audio model, step by step, each as the number of its cluster.
 
-Clusters are found by k-means in what the layer hears of the folder, each dimension brought to mean 0 and deviation 1
+Clusters are found by k-means over the states of a folder's clips, each dimension brought to mean 0 and deviation 1
 first (AudioLM, 2209.03143). They lie beside the tokens as `centroids.safetensors`, so that other folders can be given
 the same tokens.
 """
@@ -90,20 +90,22 @@ def encode_folder(
 ) -> Made:
     """Semantic tokens of every readable file of a folder. Clusters are those given, or found in this folder."""
     refuse_existing(out)
-    hearing = open_hearing(reference)
+    extractor = open_audio_features(reference)
     given = None if centroids is None else read_centroids(centroids)
     if given is not None:
-        _refuse_unfit(given, hearing, reference, layer, clusters)
-    folder = _folder(data, hearing)
+        _refuse_unfit(given, extractor, reference, layer, clusters)
+    folder = _folder(data, extractor)
     lines: list[str] = []
     if given is None:
-        given, told = find_centroids(hearing, folder, _checked(layer, hearing, reference), clusters or CLUSTERS, seed)
+        given, told = find_centroids(
+            extractor, folder, _checked(layer, extractor, reference), clusters or CLUSTERS, seed
+        )
         lines.append(told)
     rows: list[dict[str, Any]] = []
     tokens: list[Tensor] = []
     for item in track(range(len(folder)), "encoded"):
         try:
-            states = hearing.states(_wave(folder, item), given.layer)
+            states = extractor.states(_wave(folder, item), given.layer)
         except UnreadableItem as problem:
             rows.append({"file": folder.name(item), "skipped": str(problem)})
             continue
@@ -126,8 +128,8 @@ def encode_folder(
     return Made(len(tokens), given.rate, lines)
 
 
-def open_hearing(reference: str) -> AudioFeatureExtractor:
-    """A trained model whose layers hear sound, or the folder of one of `transformers`."""
+def open_audio_features(reference: str) -> AudioFeatureExtractor:
+    """Of a trained model with an audio tower, or of the folder of a speech model of `transformers`."""
     folder = Path(reference)
     if reference.startswith(PRETRAINED):
         folder = transformers_folder.find_folder(reference.removeprefix(PRETRAINED), "model")
@@ -145,28 +147,28 @@ def open_hearing(reference: str) -> AudioFeatureExtractor:
 
 
 def find_centroids(
-    hearing: AudioFeatureExtractor, folder: AudioFolder, layer: int, clusters: int, seed: int
+    extractor: AudioFeatureExtractor, folder: AudioFolder, layer: int, clusters: int, seed: int
 ) -> tuple[Centroids, str]:
     """Clusters of what a layer hears of a folder, and a sentence about them."""
     if clusters < 2:
         raise UsageError(f"--clusters {clusters}: there must be at least 2")
-    heard = list(_sampled(hearing, folder, layer, seed))
+    heard = list(_sampled(extractor, folder, layer, seed))
     vectors = torch.cat(heard) if heard else torch.empty(0, 1)
     if len(vectors) < clusters:
         raise UsageError(
-            f"--clusters {clusters} cannot be found in {len(vectors)} steps of sound, {hearing.token_rate:g} a second; "
-            "ask for fewer, or add sound"
+            f"--clusters {clusters} cannot be found in {len(vectors)} steps of sound, {extractor.token_rate:g} a "
+            "second; ask for fewer, or add sound"
         )
     mean, deviation = vectors.mean(0), vectors.std(0, correction=0).clamp(min=1e-5)
     found = kmeans.fit((vectors - mean) / deviation, clusters, seed)
-    told = (
+    summary = (
         f"{clusters} clusters of {len(vectors)} steps, after {found.rounds} rounds: "
         f"{found.explained:.0%} of the variance is between them"
     )
-    return Centroids(found.centres, mean, deviation, layer, hearing.token_rate, hearing.digest), told
+    return Centroids(found.centres, mean, deviation, layer, extractor.token_rate, extractor.digest), summary
 
 
-def _sampled(hearing: AudioFeatureExtractor, folder: AudioFolder, layer: int, seed: int) -> Iterator[Tensor]:
+def _sampled(extractor: AudioFeatureExtractor, folder: AudioFolder, layer: int, seed: int) -> Iterator[Tensor]:
     """What is heard of clips, at steps that are drawn for each."""
     generator = torch.Generator().manual_seed(seed_from(seed, "clips"))
     chosen: list[int] = []
@@ -175,14 +177,14 @@ def _sampled(hearing: AudioFeatureExtractor, folder: AudioFolder, layer: int, se
         if steps >= SPREAD * SAMPLE:
             break
         try:
-            steps += folder.frames(item) / hearing.rate * hearing.token_rate
+            steps += folder.frames(item) / extractor.rate * extractor.token_rate
         except UnreadableItem:
             continue  # it is named where it is to be encoded
         chosen.append(item)
     share = min(1.0, SAMPLE / max(1.0, steps))
     for item in track(chosen, "heard"):
         try:
-            states = hearing.states(_wave(folder, item), layer).float().cpu()
+            states = extractor.states(_wave(folder, item), layer).float().cpu()
         except UnreadableItem:
             continue
         yield states[ItemRNG(seed, [0], [item]).uniform("steps", len(states))[0] < share]
@@ -211,10 +213,10 @@ def read_centroids(path: Path) -> Centroids:
 
 
 def _refuse_unfit(
-    given: Centroids, hearing: AudioFeatureExtractor, reference: str, layer: int | None, clusters: int | None
+    given: Centroids, extractor: AudioFeatureExtractor, reference: str, layer: int | None, clusters: int | None
 ) -> None:
     """Clusters mean something in one layer of one model alone."""
-    if given.digest != hearing.digest:
+    if given.digest != extractor.digest:
         raise UsageError(f"--centroids are of another model than {reference}, or of other weights of it")
     if layer not in (None, given.layer):
         raise UsageError(f"--layer {layer}, but the --centroids are of layer {given.layer}")
@@ -222,17 +224,17 @@ def _refuse_unfit(
         raise UsageError(f"--clusters {clusters}, but there are {len(given.centres)} --centroids")
 
 
-def _checked(layer: int | None, hearing: AudioFeatureExtractor, reference: str) -> int:
+def _checked(layer: int | None, extractor: AudioFeatureExtractor, reference: str) -> int:
     assert layer is not None, "without --centroids a layer is asked for"
-    if not 1 <= layer <= hearing.depth:
-        raise UsageError(f"--layer {layer}: {reference} has the layers 1 to {hearing.depth}")
+    if not 1 <= layer <= extractor.depth:
+        raise UsageError(f"--layer {layer}: {reference} has the layers 1 to {extractor.depth}")
     return layer
 
 
-def _folder(data: str, hearing: AudioFeatureExtractor) -> AudioFolder:
+def _folder(data: str, extractor: AudioFeatureExtractor) -> AudioFolder:
     """All clips of a folder, each whole."""
-    config = SoundDataConfig(path=data, validation_path=data, loudness=hearing.loudness, memory_megabytes=0)
-    folder = audio_folder_splits(config, hearing.rate).validation
+    config = SoundDataConfig(path=data, validation_path=data, loudness=extractor.loudness, memory_megabytes=0)
+    folder = audio_folder_splits(config, extractor.rate).validation
     assert isinstance(folder, AudioFolder)
     return folder
 

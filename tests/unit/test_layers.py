@@ -41,6 +41,7 @@ FAMILY_PARTS = {
     "trainer": "families task",
     "pipeline": "families pipeline",
     "data": "families pipeline",
+    "mulan_conditioner": "families pipeline",
 }
 """Of a family's modules; any other is a part of its model."""
 

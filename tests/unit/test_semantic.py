@@ -10,13 +10,13 @@ import torch
 
 from audio_models import RATE, make_model, noise, sound_folder
 from helpers import quintet, succeed
-from quintet import runs, semantic
+from quintet import semantic
 from quintet.config import build
 from quintet.data.token_files import read_semantic
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
-from quintet.families.mulan.hearing import MuLaNFeatures
-from quintet.families.mulan.task import MuLaNTask
+from quintet.families.mulan.features import MuLaNFeatures
+from quintet.families.mulan.pipeline import MuLaNPipeline
 
 STEP = 80 * 8
 """Samples of one step of the MuLaN below, which makes 25 of them a second."""
@@ -27,9 +27,9 @@ KEYS = {"hop": 80, "patch": 8, "mels": 16, "frequency_mask": 8}
 def mulan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As an export has it, untrained."""
     torch.manual_seed(0)
-    recipe = MuLaNTask(build(MuLaNConfig, preset="debug", overrides={"model.audio": KEYS, "data.seconds": 1.0}))
+    config = build(MuLaNConfig, preset="debug", overrides={"model.audio": KEYS, "data.seconds": 1.0})
     folder = tmp_path_factory.mktemp("mulan") / "export"
-    runs.export(runs.Trained(recipe, dict(recipe.modules), None, folder, 0, []), folder, {})
+    MuLaNPipeline(config, MuLaNPipeline.build_modules(config, {})).save_pretrained(folder)
     return folder
 
 
@@ -48,33 +48,33 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- MuLaN --------------------------------------------------------------------------------------------------------
 
 
-def hearing_of(folder: Path) -> MuLaNFeatures:
-    hearing = semantic.open_hearing(str(folder))
-    assert isinstance(hearing, MuLaNFeatures)
-    return hearing
+def features_of(folder: Path) -> MuLaNFeatures:
+    extractor = semantic.open_audio_features(str(folder))
+    assert isinstance(extractor, MuLaNFeatures)
+    return extractor
 
 
 @pytest.mark.parametrize("samples", [1, STEP - 1, STEP, STEP + 1, 7 * STEP, RATE, RATE + 1, 40 * RATE + 3 * STEP])
 def test_mulan_makes_a_step_of_every_column_of_patches(samples: int, mulan: Path) -> None:
-    hearing = hearing_of(mulan)
-    assert (hearing.rate, hearing.token_rate, hearing.depth) == (RATE, 25, 2)
-    assert hearing.states(torch.zeros(samples), 2).shape == (-(-samples // STEP), 32)
+    extractor = features_of(mulan)
+    assert (extractor.rate, extractor.token_rate, extractor.depth) == (RATE, 25, 2)
+    assert extractor.states(torch.zeros(samples), 2).shape == (-(-samples // STEP), 32)
 
 
 def test_a_step_of_mulan_is_the_mean_over_its_bands(mulan: Path) -> None:
     """Taken from the blocks themselves; and windows of training length are heard one by one."""
-    hearing = hearing_of(mulan)
-    tower = hearing.tower
+    extractor = features_of(mulan)
+    tower = extractor.tower
     (wave,) = noise(2 * RATE)
     outputs: list[torch.Tensor] = []
     hook = tower.transformer.blocks[0].register_forward_hook(lambda *parts: outputs.append(parts[2].detach()))
-    states = hearing.states(wave, 1)
+    states = extractor.states(wave, 1)
     hook.remove()
     rows, columns = tower.config.grid[0], outputs[0].shape[1] // tower.config.grid[0]
     expected = outputs[0].view(2, rows, columns, -1).mean(1)[:, :25].flatten(0, 1)
     torch.testing.assert_close(states, expected)
-    torch.testing.assert_close(states[25:], hearing.states(wave[RATE:], 1), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(states, hearing.states(wave, 2))
+    torch.testing.assert_close(states[25:], extractor.states(wave[RATE:], 1), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(states, extractor.states(wave, 2))
 
 
 def test_tokens_of_a_folder(mulan: Path, clips: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_tokens_of_a_folder(mulan: Path, clips: Path, tmp_path: Path) -> None:
     assert (about["layer"], about["model"]) == (2, str(mulan))
     # The nearest centre, after scaling; from the file alone.
     found = semantic.read_centroids(tmp_path / "tokens" / "centroids.safetensors")
-    states = hearing_of(mulan).states(semantic._wave(semantic._folder(str(clips), hearing_of(mulan)), 1), 2)
+    states = features_of(mulan).states(semantic._wave(semantic._folder(str(clips), features_of(mulan)), 1), 2)
     expected = torch.cdist((states - found.mean) / found.deviation, found.centres).argmin(1)
     names = [line["file"] for line in lines]
     assert torch.equal(tokens.of_file[names[1]], expected)
@@ -119,17 +119,17 @@ def test_the_same_seed_gives_the_same_tokens(mulan: Path, clips: Path, tmp_path:
 
 
 def test_of_much_sound_a_share_is_heard(mulan: Path, clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hearing = hearing_of(mulan)
-    folder = semantic._folder(str(clips), hearing)
-    everything = torch.cat(list(semantic._sampled(hearing, folder, 1, 0)))
+    extractor = features_of(mulan)
+    folder = semantic._folder(str(clips), extractor)
+    everything = torch.cat(list(semantic._sampled(extractor, folder, 1, 0)))
     assert len(everything) == 102
     monkeypatch.setattr(semantic, "SAMPLE", 40)
-    some = torch.cat(list(semantic._sampled(hearing, folder, 1, 0)))
+    some = torch.cat(list(semantic._sampled(extractor, folder, 1, 0)))
     assert 20 <= len(some) <= 60
     apart = torch.cdist(some, everything, compute_mode="donot_use_mm_for_euclid_dist")
     assert apart.min(1).values.max() < 1e-4
     monkeypatch.setattr(semantic, "SAMPLE", 2)
-    assert len(list(semantic._sampled(hearing, folder, 1, 0))) < 4
+    assert len(list(semantic._sampled(extractor, folder, 1, 0))) < 4
 
 
 # --- HuBERT -------------------------------------------------------------------------------------------------------

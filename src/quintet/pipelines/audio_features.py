@@ -1,4 +1,4 @@
-"""`AudioFeatureExtractor`: hidden states of a model that hears audio, from which semantic tokens are made."""
+"""`AudioFeatureExtractor`: hidden states of an audio model, from which semantic tokens are made."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ class AudioFeatureExtractor(Protocol):
 
     @property
     def rate(self) -> int:
-        """Samples a second of what it hears."""
+        """Samples per second of its input."""
 
     @property
     def loudness(self) -> float | None:
-        """What clips are brought to before it hears them, in LUFS; none: they stay as they are."""
+        """Loudness that clips are normalised to first, in LUFS; none: they stay as they are."""
 
     @property
     def token_rate(self) -> float:
-        """Steps a second."""
+        """Steps per second."""
 
     @property
     def depth(self) -> int:
-        """The last of its layers, which are numbered from 1."""
+        """Number of its layers, which are counted from 1."""
 
     @property
     def digest(self) -> str:
-        """A hash of all that what it hears depends on, but for the clip."""
+        """A hash of all that the states depend on beside the clip: weights and settings."""
 
     def states(self, wave: Tensor, layer: int) -> Tensor:
-        """Vectors (steps, dim) behind a layer, of one clip (samples), however long it is; at least one."""
+        """Hidden states (steps, dim) after a layer, of one clip (samples,) of any length; at least one step."""

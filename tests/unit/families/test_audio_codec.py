@@ -37,8 +37,9 @@ from quintet.families.audio_codec.measures import (
     stft_distance,
     waveform_distance,
 )
+from quintet.families.audio_codec.pipeline import AudioCodecPipeline
 from quintet.families.audio_codec.polar import QUIET, FromPolar, ToPolar
-from quintet.families.audio_codec.task import AudioCodecTask, pull
+from quintet.families.audio_codec.task import AudioCodecTask, balance_gradients
 from quintet.training.engine import Engine
 
 RATE = 8000
@@ -309,11 +310,11 @@ TINY: dict[str, Any] = {
 }
 
 
-def make_recipe(**keys: Any) -> AudioCodecTask:
-    recipe = runs.make_recipe(config.build(AudioCodecConfig, overrides={**TINY, "engine.precision": "fp64", **keys}))
-    assert isinstance(recipe, AudioCodecTask)
-    Engine(recipe.config.engine).place(recipe.modules)
-    return recipe
+def make_task(**keys: Any) -> AudioCodecTask:
+    task = runs.make_task(config.build(AudioCodecConfig, overrides={**TINY, "engine.precision": "fp64", **keys}), {})
+    assert isinstance(task, AudioCodecTask)
+    Engine(task.config.engine).place(task.modules)
+    return task
 
 
 def make_batch(*lengths: int) -> Batch:
@@ -326,40 +327,39 @@ def make_batch(*lengths: int) -> Batch:
 
 
 def test_no_phase_leaves_a_gradient_in_the_other() -> None:
-    recipe = make_recipe()
+    task = make_task()
     batch = make_batch(800, 500, 800)
-    output = recipe.forward(recipe.modules, batch, 0)
-    recipe.generator_loss(recipe.modules, batch, output, 0).value.backward()
-    assert all(parameter.grad is None for parameter in recipe.discriminator.parameters())
-    assert all(parameter.requires_grad for parameter in recipe.discriminator.parameters())
-    assert all(parameter.grad is not None for parameter in recipe.codec.parameters())
-    before = {name: parameter.grad.clone() for name, parameter in recipe.codec.named_parameters()}  # type: ignore[union-attr]
-    recipe.discriminator_loss(recipe.modules, batch, output, 0).value.backward()
-    for name, parameter in recipe.codec.named_parameters():
+    output = task.forward(task.modules, batch, 0)
+    task.generator_loss(task.modules, batch, output, 0).value.backward()
+    assert all(parameter.grad is None for parameter in task.discriminator.parameters())
+    assert all(parameter.requires_grad for parameter in task.discriminator.parameters())
+    assert all(parameter.grad is not None for parameter in task.codec.parameters())
+    before = {name: parameter.grad.clone() for name, parameter in task.codec.named_parameters()}  # type: ignore[union-attr]
+    task.discriminator_loss(task.modules, batch, output, 0).value.backward()
+    for name, parameter in task.codec.named_parameters():
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, before[name])
-    assert all(parameter.grad is not None for parameter in recipe.discriminator.parameters())
+    assert all(parameter.grad is not None for parameter in task.discriminator.parameters())
 
 
 def test_the_loss_is_its_weighted_parts_and_the_discriminators_come_late() -> None:
-    recipe = make_recipe(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4, "loss.quantizer": 2.0})
+    task = make_task(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4, "loss.quantizer": 2.0})
     batch = make_batch(800, 800)
     early, late = (
-        recipe.generator_loss(recipe.modules, batch, recipe.forward(recipe.modules, batch, step), step)
-        for step in (9, 10)
+        task.generator_loss(task.modules, batch, task.forward(task.modules, batch, step), step) for step in (9, 10)
     )
     assert early.parts.keys() == {"waveform", "mel", "quantizer"}
     parts = early.parts
     torch.testing.assert_close(early.value, parts["waveform"] + 0.5 * parts["mel"] + 2 * parts["quantizer"])
     against = 0.1 * late.parts["adversarial"] + 0.5 * late.parts["feature"]
     torch.testing.assert_close(late.value, early.value + 0.25 * against)
-    assert [recipe.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
+    assert [task.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
 
 
 def test_every_aim_pulls_at_every_clip_as_its_weight_says() -> None:
     made = noise(3, 50, seed=1).requires_grad_()
     first, second = made.square().sum(1), 1e6 * (made[:, :10] - 1).abs().sum(1)
-    value = pull(made, [(1.0, first), (0.5, second)])
+    value = balance_gradients(made, [(1.0, first), (0.5, second)])
     torch.testing.assert_close(value, first.mean() + 0.5 * second.mean())
     (found,) = torch.autograd.grad(value, made)
     steep = torch.zeros_like(made)
@@ -434,9 +434,9 @@ def test_layers_keep_the_scale_of_what_goes_through() -> None:
 
 @pytest.mark.parametrize("kind", ["hinge", "least-squares"])
 def test_losses_of_a_batch_are_means_over_its_clips(kind: str) -> None:
-    recipe = make_recipe(**{"loss.kind": kind, "model.quantizer": "fsq", "model.codebook_size": 256})
+    task = make_task(**{"loss.kind": kind, "model.quantizer": "fsq", "model.codebook_size": 256})
     lengths = (800, 333, 500, 7)
-    whole = recipe.backward([make_batch(*lengths)], recipe.modules, Engine(recipe.config.engine), 0)
+    whole = task.backward([make_batch(*lengths)], task.modules, Engine(task.config.engine), 0)
     items = make_batch(*lengths)
     halves = [
         Batch(
@@ -447,7 +447,7 @@ def test_losses_of_a_batch_are_means_over_its_clips(kind: str) -> None:
         )
         for part in (slice(0, 2), slice(2, 4))
     ]
-    parts = recipe.backward(halves, recipe.modules, Engine(recipe.config.engine), 0)
+    parts = task.backward(halves, task.modules, Engine(task.config.engine), 0)
     for name, value in whole.metrics.items():
         torch.testing.assert_close(parts.metrics[name], value, rtol=1e-9, atol=1e-12, msg=name)
 
@@ -476,27 +476,27 @@ def test_padding_takes_no_part_in_what_the_discriminators_say() -> None:
 
 
 def test_levels_are_dropped_for_some_clips_alike_in_every_batch() -> None:
-    recipe = make_recipe(**{"loss.level_dropout": 0.5})
+    task = make_task(**{"loss.level_dropout": 0.5})
     batch = make_batch(*[100] * 200)
-    active = recipe.active_levels(batch)
+    active = task.active_levels(batch)
     assert {1, 2, 3} == set(active.tolist())
     assert 100 < (active == 3).sum() < 160  # a half, and a third of the other half
     alone = Batch(batch.fields, ("sound 7",), ItemRNG(0, [0], [7]))
-    assert recipe.active_levels(alone).tolist() == [active[7].item()]
-    assert (make_recipe(**{"loss.level_dropout": 0.0}).active_levels(batch) == 3).all()
+    assert task.active_levels(alone).tolist() == [active[7].item()]
+    assert (make_task(**{"loss.level_dropout": 0.0}).active_levels(batch) == 3).all()
 
 
 def test_dead_codes_are_revived_and_the_codebook_starts_from_sound() -> None:
-    recipe = make_recipe(**{"loss.level_dropout": 0.0})
+    task = make_task(**{"loss.level_dropout": 0.0})
     batch = make_batch(800, 800, 300)
-    recipe.initialise(recipe.modules, [batch], Engine(recipe.config.engine))
-    used = recipe.codec.encode(*recipe.window(batch))
+    task.init_from_data(task.modules, [batch], Engine(task.config.engine))
+    used = task.codec.encode(*task.window(batch))
     assert len(used[used[..., 0] >= 0][:, 0].unique()) > 8
-    first = recipe.codec.quantizer.quantizers[0]  # type: ignore[union-attr, index]
+    first = task.codec.quantizer.quantizers[0]  # type: ignore[union-attr, index]
     first.cluster_size[3] = 0.0
     before = first.codebook[3].clone()
-    report = recipe.backward([batch], recipe.modules, Engine(recipe.config.engine), 0)
-    recipe.after_step(report.statistics, 0)
+    report = task.backward([batch], task.modules, Engine(task.config.engine), 0)
+    task.after_step(report.statistics, 0)
     assert first.cluster_size[3] > 0.1
     assert not torch.equal(first.codebook[3], before)
 
@@ -505,36 +505,36 @@ def test_dead_codes_are_revived_and_the_codebook_starts_from_sound() -> None:
 
 
 def test_figures_have_their_names_and_do_not_depend_on_the_batches() -> None:
-    recipe = make_recipe()
+    task = make_task()
     lengths = (3000, 900, 1300, 450)
-    whole = recipe.summarise(recipe.measure(recipe.modules, make_batch(*lengths)))
+    whole = task.summarise(task.measure(task.modules, make_batch(*lengths)))
     codes = {f"codebook_{what}{level}" for what in ("usage", "perplexity") for level in ("", "_level_1", "_level_3")}
     assert whole.keys() >= {"mel_distance", "stft_distance", "si_sdr", "bitrate_kbps", *codes}
     assert whole["bitrate_kbps"] == pytest.approx(RATE / HOP * 3 * 4 / 1000)
     rows = make_batch(*lengths)
     parts = [
-        recipe.measure(
-            recipe.modules,
+        task.measure(
+            task.modules,
             Batch({"wavs": rows["wavs"][n : n + 1, :length], "lengths": rows["lengths"][n : n + 1]}, ("a",), rows.draw),
         )
         for n, length in enumerate(lengths)
     ]
-    assert recipe.summarise(parts[0] + parts[1] + parts[2] + parts[3]) == pytest.approx(whole, rel=1e-6)
+    assert task.summarise(parts[0] + parts[1] + parts[2] + parts[3]) == pytest.approx(whole, rel=1e-6)
 
 
 def test_silence_has_no_ratio_and_spoils_no_mean() -> None:
-    recipe = make_recipe()
+    task = make_task()
     batch = make_batch(900, 900)
-    loud = recipe.summarise(recipe.measure(recipe.modules, make_batch(900)))
+    loud = task.summarise(task.measure(task.modules, make_batch(900)))
     batch["wavs"][1] = 0
-    assert recipe.summarise(recipe.measure(recipe.modules, batch))["si_sdr"] == pytest.approx(loud["si_sdr"])
+    assert task.summarise(task.measure(task.modules, batch))["si_sdr"] == pytest.approx(loud["si_sdr"])
     batch["wavs"][0] = 0
-    assert "si_sdr" not in recipe.summarise(recipe.measure(recipe.modules, batch))
+    assert "si_sdr" not in task.summarise(task.measure(task.modules, batch))
 
 
 def test_samples_are_pairs_to_listen_to_and_a_sheet(tmp_path: Path) -> None:
-    recipe = make_recipe()
-    artifacts = recipe.sample(recipe.modules, make_batch(1600, 700))
+    task = make_task()
+    artifacts = task.sample(task.modules, make_batch(1600, 700))
     for artifact in artifacts:
         artifact.write(tmp_path / artifact.file)
     assert {artifact.file for artifact in artifacts} == {
@@ -548,13 +548,60 @@ def test_samples_are_pairs_to_listen_to_and_a_sheet(tmp_path: Path) -> None:
 
 
 def test_codes_become_files_of_whole_frames(tmp_path: Path) -> None:
-    recipe = make_recipe()
-    codes = recipe.encode(recipe.modules, make_batch(901, 400))
+    task = make_task()
+    pipeline = task.pipeline(task.modules)
+    codes = pipeline.encode_batch(make_batch(901, 400))
     assert codes.shape == (2, 31, 3)
-    artifacts = recipe.decode(recipe.modules, codes, "name")
+    artifacts = pipeline.decode_files(codes, "name")
     assert [artifact.file for artifact in artifacts] == ["name-0.wav", "name-1.wav"]
     artifacts[1].write(tmp_path / "short.wav")
     assert soundfile.info(tmp_path / "short.wav").frames == 14 * HOP
+
+
+# --- the pipeline -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> AudioCodecPipeline:
+    torch.manual_seed(0)
+    model = AudioCodec(**SMALL)
+    made = AudioCodecPipeline(config.build(AudioCodecConfig, overrides=TINY), {"codec": model})
+    made.save_pretrained(tmp_path / "hub")
+    return AudioCodecPipeline.from_pretrained(tmp_path / "hub")
+
+
+def test_an_exported_codec_encodes_and_decodes(pipeline: AudioCodecPipeline) -> None:
+    waves = noise(2, 901).float()
+    codes = pipeline.encode(waves, torch.tensor([901, 400]))
+    assert codes.shape == (2, 31, 3)
+    assert (codes[1, 14:] == -1).all()
+    assert not (codes[1, :14] < 0).any()
+    made = pipeline.decode(codes)
+    assert made.shape == (2, 31 * HOP)
+    assert made.abs().max() <= 1
+    assert pipeline.sample_rate == RATE
+    assert torch.equal(codes, pipeline.codec.encode(waves, torch.tensor([901, 400])))
+    assert torch.equal(pipeline.encode(waves, torch.tensor([901, 400]), levels=2), codes[..., :2])
+
+
+def test_a_clip_has_the_same_codes_alone_and_in_a_batch(pipeline: AudioCodecPipeline) -> None:
+    waves = noise(3, 901).float()
+    alone = pipeline.encode(waves[1:2, :400])
+    assert torch.equal(pipeline.encode(waves, torch.tensor([901, 400, 777]))[1:2, :14], alone)
+
+
+def test_fewer_levels_are_kept_in_a_cache_of_their_own(pipeline: AudioCodecPipeline) -> None:
+    whole, two = pipeline.token_encoder(), pipeline.token_encoder(2)
+    assert whole.digest == pipeline.digest == pipeline.token_encoder(3).digest == pipeline.token_encoder(9).digest
+    assert two.digest == f"{pipeline.digest} 2 levels"
+    batch = make_batch(901, 400)
+    assert torch.equal(two.encode(batch), whole.encode(batch)[..., :2])
+
+
+def test_several_windows_of_a_clip_have_no_codes(pipeline: AudioCodecPipeline) -> None:
+    batch = make_batch(800, 800)
+    with pytest.raises(UsageError, match="take it whole"):
+        pipeline.encode_batch(Batch(batch.fields, ("one",), batch.draw))
 
 
 # --- data and the trainer in Python -------------------------------------------------------------------------------

@@ -15,13 +15,16 @@ from quintet.common.statistics import Statistics
 from quintet.config import build
 from quintet.data.audio import pad_windows
 from quintet.data.splits import Splits
+from quintet.embeddings import embed_media
 from quintet.errors import UsageError
 from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer
 from quintet.families.mulan.augment import hide, keep_patches, without_words
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
+from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_figures
 from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.text_tower import TextTransformer
+from quintet.media.audio import read_audio, write_audio
 from quintet.training.prepare import check_sizes
 from quintet.training.task import Task
 from text_models import make_folder
@@ -215,10 +218,10 @@ def test_codes_stand_for_vectors() -> None:
     fewer = codes.clone()
     fewer[:, 1:] = -1
     assert F.cosine_similarity(quantizer.decode(fewer), vectors).mean() < 0.9
-    assert quantizer.tell(vectors, "storm").shape == (64, 4, 12)
-    assert quantizer.tell(vectors, "coarse").shape == (64, 4, 6)
+    assert quantizer.conditioning(vectors, "storm").shape == (64, 4, 12)
+    assert quantizer.conditioning(vectors, "coarse").shape == (64, 4, 6)
     with pytest.raises(UsageError, match=r"no tables for 'flute'; known: storm, coarse"):
-        quantizer.tell(vectors, "flute")
+        quantizer.conditioning(vectors, "flute")
 
 
 # --- finding ------------------------------------------------------------------------------------------------------
@@ -257,38 +260,38 @@ def test_a_caption_names_the_longest_label_in_it() -> None:
     assert label_in("fluted glass, drums", labels) is None
 
 
-# --- the recipe ---------------------------------------------------------------------------------------------------
+# --- the task -----------------------------------------------------------------------------------------------------
 
 
-def small_recipe(**keys: object) -> MuLaNTask:
+def small_task(**keys: object) -> MuLaNTask:
     torch.manual_seed(0)
     overrides = {"model.audio": AUDIO, "model.text": TOWER, "model.latent_dim": 8, "data.seconds": 1.0}
     return MuLaNTask(build(MuLaNConfig, overrides={**overrides, **keys}))
 
 
 def test_the_temperature_never_falls_below_its_limit() -> None:
-    recipe = small_recipe(**{"model.min_temperature": 0.05})
+    task = small_task(**{"model.min_temperature": 0.05})
     with torch.no_grad():
-        recipe.mulan.log_scale.fill_(50.0)
-    recipe.after_step(Statistics(), 1)
-    assert recipe.mulan.log_scale.exp().item() == pytest.approx(20)
+        task.mulan.log_scale.fill_(50.0)
+    task.after_step(Statistics(), 1)
+    assert task.mulan.log_scale.exp().item() == pytest.approx(20)
 
 
 def test_vectors_that_tell_nothing_apart_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = small_recipe()
+    task = small_task()
     same = F.normalize(torch.ones(30, 8), dim=-1)
     rows = {"audio": same, "text": same, "captions": torch.arange(30)}
     sums = {"log_scale": torch.tensor(5.0), "batches": torch.tensor(2.0)}
-    figures = recipe.summarise(Statistics(sums, rows))
+    figures = task.summarise(Statistics(sums, rows))
     assert figures["loss"] == pytest.approx(math.log(30))
     assert "ln(30) = 3.401" in capsys.readouterr().err
     apart = F.normalize(torch.randn(30, 8), dim=-1)
-    recipe.summarise(Statistics(sums, {**rows, "audio": apart, "text": apart}))
+    task.summarise(Statistics(sums, {**rows, "audio": apart, "text": apart}))
     assert capsys.readouterr().err == ""
 
 
 def test_the_loss_is_taken_at_the_temperature_of_the_weights_that_are_measured() -> None:
-    recipe = small_recipe()
+    task = small_task()
     averaged = small_model()
     with torch.no_grad():
         averaged.log_scale.fill_(math.log(3.0))
@@ -297,33 +300,34 @@ def test_the_loss_is_taken_at_the_temperature_of_the_weights_that_are_measured()
     batch = Batch(pad_windows(clips), ("a", "b", "c"), ItemRNG(0, [0] * 3, range(3)))
     modules = {"mulan": averaged.eval()}
     with torch.no_grad():
-        found = recipe.summarise(recipe.measure(modules, batch))
-        vectors = recipe.embed(modules, batch), recipe.embed_texts(modules, [f"tone {number}" for number in range(3)])
-        scores = 3.0 * vectors[0] @ vectors[1].T
+        found = task.summarise(task.measure(modules, batch))
+        pipeline = task.pipeline(modules)
+        texts = pipeline.embed_texts([f"tone {number}" for number in range(3)])
+        scores = 3.0 * pipeline.embed_batch(batch) @ texts.T
     expected = (F.cross_entropy(scores, torch.arange(3)) + F.cross_entropy(scores.T, torch.arange(3))) / 2
     assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_long_clip_is_the_mean_of_its_windows() -> None:
-    recipe = small_recipe()
+    task = small_task()
     windows = torch.stack(waves(8000, 8000, 8000))
     items = [
         {"wavs": windows[:2], "lengths": torch.tensor([8000, 8000]), "texts": "a"},
         {"wavs": windows[2:], "lengths": torch.tensor([8000]), "texts": "b"},
     ]
     batch = Batch(pad_windows(items), ("one", "two"), ItemRNG(0, [0, 0], [0, 1]))
-    own = recipe.mulan.embed_audio(windows)
+    own = task.mulan.embed_audio(windows)
     expected = F.normalize(torch.stack([own[:2].mean(0), own[2]]), dim=-1)
-    torch.testing.assert_close(recipe.embed(recipe.modules, batch), expected)
+    torch.testing.assert_close(task.pipeline(task.modules).embed_batch(batch), expected)
 
 
 def test_windows_longer_than_the_tower_takes_are_refused() -> None:
     with pytest.raises(UsageError, match=r"data.seconds=3.0 is longer than model.audio.max_seconds=2.0"):
-        small_recipe(**{"data.seconds": 3.0})
+        small_task(**{"data.seconds": 3.0})
 
 
 class HalfHearted(MuLaNTask):
-    """A contrastive recipe that leaves its gradients to micro-batches."""
+    """A contrastive task that leaves its gradients to micro-batches."""
 
     backward = Task.backward
 
@@ -341,7 +345,7 @@ class Numbers:
 
 def test_accumulation_that_would_compare_less_is_refused() -> None:
     splits = Splits(Numbers(), Numbers(), "")
-    config = small_recipe(**{"train.batch_size": 8, "train.accumulate": 4}).config
+    config = small_task(**{"train.batch_size": 8, "train.accumulate": 4}).config
     check_sizes(MuLaNTask(config), splits, 1)
     with pytest.raises(UsageError, match=r"train.accumulate=4 would leave only 2 at a time to compare with"):
         check_sizes(HalfHearted(config), splits, 1)
@@ -360,3 +364,61 @@ def test_captions_lose_words_and_never_all() -> None:
     assert min(len(short.split()) for short in shorter) == 1
     assert without_words(texts[7:9], ItemRNG(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
     assert without_words(["", "drum"], ItemRNG(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]
+
+
+# --- the pipeline -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> MuLaNPipeline:
+    folder = tmp_path_factory.mktemp("mulan") / "hub"
+    task = small_task(**{"model.quantizer_levels": 2, "model.codebook_size": 8, "data.loudness": -20.0})
+    task.pipeline(task.modules).save_pretrained(folder)
+    return MuLaNPipeline.from_pretrained(folder)
+
+
+def test_an_exported_mulan_puts_clips_and_texts_into_one_space(pipeline: MuLaNPipeline) -> None:
+    assert pipeline.sample_rate == AUDIO["rate"]
+    audio = pipeline.embed_audio(waves(20_000, 8000, 100), pipeline.sample_rate)
+    text = pipeline.embed_texts(["a flute", "slow drums"])
+    assert (audio.shape, text.shape) == ((3, 8), (2, 8))
+    for vectors in (audio, text):
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+        assert not vectors.requires_grad
+    assert pipeline.quantizer.encode(audio).shape == (3, 2)
+
+
+def test_a_vector_is_the_same_alone_and_among_others(pipeline: MuLaNPipeline) -> None:
+    clips = waves(20_000, 8000, 100)
+    together = pipeline.embed_audio(clips, pipeline.sample_rate)
+    for clip, vector in zip(clips, together, strict=True):
+        torch.testing.assert_close(pipeline.embed_audio([clip], pipeline.sample_rate)[0], vector, rtol=1e-4, atol=1e-5)
+    texts = [f"tone {number}" for number in range(70)]
+    torch.testing.assert_close(pipeline.embed_texts(texts)[66:67], pipeline.embed_texts(texts[66:67]))
+
+
+def test_clips_in_memory_are_heard_as_files_are(pipeline: MuLaNPipeline, tmp_path: Path) -> None:
+    rate = pipeline.sample_rate
+    clips = waves(3 * rate, rate // 2)
+    for number, clip in enumerate(clips):
+        write_audio(clip, tmp_path / f"{number}.wav", rate=rate)
+    written = embed_media(pipeline, tmp_path)
+    assert written.files == ["0.wav", "1.wav"]
+    stored = [torch.from_numpy(read_audio(tmp_path / file, rate)[0]) for file in written.files]
+    torch.testing.assert_close(pipeline.embed_audio(stored, rate), written.vectors, rtol=1e-4, atol=1e-5)
+
+
+def test_clips_of_another_rate_are_resampled(pipeline: MuLaNPipeline) -> None:
+    rate = pipeline.sample_rate
+    seconds = torch.arange(2 * rate) / (2 * rate)
+    tone = 0.3 * torch.sin(2 * math.pi * 440 * seconds)
+    torch.testing.assert_close(
+        pipeline.embed_audio([tone], 2 * rate), pipeline.embed_audio([tone[::2]], rate), rtol=0.02, atol=0.02
+    )
+
+
+def test_a_text_that_is_cut_is_said(pipeline: MuLaNPipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline.embed_texts(["a flute"])
+    assert capsys.readouterr().err == ""
+    pipeline.embed_texts(["very " * 400 + "long"])
+    assert "cut at its end" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from audio_models import CODES, RATE, make_model, noise, sound_folder
 from helpers import quintet, succeed
 from quintet import PretrainedCodec
 from quintet.errors import UsageError
-from quintet.runs import export, open_link, open_trained
+from quintet.families.audio_codec.pipeline import AudioCodecPipeline
+from quintet.pipelines.loading import open_pipeline
 
 KINDS = ("encodec", "dac", "mimi")
 HOPS = {"encodec": 320, "dac": 320, "mimi": 160}
@@ -130,15 +131,26 @@ def test_codes_that_are_none_of_it_are_refused(folders: dict[str, Path]) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_keeps_a_copy_that_needs_the_folder_no_more(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     place = shutil.copytree(folders[kind], tmp_path / "codec")
-    link = open_link(str(place))
-    export(open_trained(str(place)), tmp_path / "copy", {})
+    original = open_pipeline(place)
+    original.save_pretrained(tmp_path / "copy")
     shutil.rmtree(place)
-    again = open_link(str(tmp_path / "copy"))
-    assert again.digest == link.digest
+    again = open_pipeline(tmp_path / "copy")
+    assert again.digest == original.digest
     assert (again.model.rate, again.model.hop, again.model.levels) == (RATE, HOPS[kind], LEVELS[kind])
     waves = torch.stack(noise(2000))
-    assert torch.equal(again.model.encode(waves), link.model.encode(waves))
-    assert torch.equal(PretrainedCodec.from_pretrained(tmp_path / "copy").encode(waves), link.model.encode(waves))
+    assert torch.equal(again.model.encode(waves), original.model.encode(waves))
+    assert torch.equal(PretrainedCodec.from_pretrained(tmp_path / "copy").encode(waves), original.model.encode(waves))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_a_pipeline_like_any_other(kind: str, folders: dict[str, Path]) -> None:
+    pipeline = AudioCodecPipeline.from_pretrained(folders[kind])
+    assert pipeline.sample_rate == RATE
+    waves = torch.stack(noise(2000))
+    codes = pipeline.encode(waves)
+    assert codes.shape == (1, -(-2000 // HOPS[kind]), LEVELS[kind])
+    assert torch.equal(codes, PretrainedCodec.from_transformers(folders[kind]).encode(waves))
+    assert pipeline.decode(codes).shape == (1, codes.shape[1] * HOPS[kind])
 
 
 def test_other_weights_and_other_settings_are_another_codec(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -146,7 +158,7 @@ def test_other_weights_and_other_settings_are_another_codec(folders: dict[str, P
     wider = shutil.copytree(folders["mimi"], tmp_path / "wider")
     settings = json.loads((wider / "config.json").read_text())
     (wider / "config.json").write_text(json.dumps({**settings, "sliding_window": 2}))
-    assert len({open_link(str(place)).digest for place in (folders["mimi"], other, wider)}) == 3
+    assert len({open_pipeline(place).digest for place in (folders["mimi"], other, wider)}) == 3
 
 
 def test_the_commands_take_its_folder(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -167,9 +179,9 @@ def test_a_generator_stands_on_it_and_keeps_it(folders: dict[str, Path], tmp_pat
     place = shutil.copytree(folders["mimi"], tmp_path / "mimi")
     words = ("--preset", "debug", "train.steps=2", "train.batch_size=2", "data.seconds=0.2", f"data.cache={tmp_path}")
     succeed("train", "soundstorm", sounds, "--tokenizer", place, *words, "--out", tmp_path / "run")
-    digest = open_link(str(place)).digest
+    digest = open_pipeline(place).digest
     shutil.rmtree(place)
-    assert open_link(str(tmp_path / "run" / "tokenizer")).digest == digest
+    assert open_pipeline(tmp_path / "run" / "tokenizer").digest == digest
     saved = {path.name for path in (tmp_path / "run" / "checkpoints" / "step-00000002").glob("*.safetensors")}
     assert saved == {"soundstorm.safetensors"}
     succeed("sample", tmp_path / "run", "--seconds", 0.1, "--num", 1, "--out", tmp_path / "made")
@@ -197,7 +209,7 @@ def test_it_is_not_trained(folders: dict[str, Path], tmp_path: Path) -> None:
 )
 def test_folders_of_something_else_are_refused(kind: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=reason):
-        open_trained(str(make_model(tmp_path / "model", kind, **changes)))
+        open_pipeline(make_model(tmp_path / "model", kind, **changes))
 
 
 def test_no_pickle_is_read_and_no_weight_made_up(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -208,10 +220,10 @@ def test_no_pickle_is_read_and_no_weight_made_up(folders: dict[str, Path], tmp_p
     (place / "model.safetensors").unlink()
     torch.save(weights, place / "pytorch_model.bin")
     with pytest.raises(UsageError, match="reads no pickle"):
-        open_trained(str(place))
+        open_pipeline(place)
     weights.pop("quantizer.quantizers.1.codebook.weight")
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match="lacks weights of its codec of sound"):
-        open_trained(str(place))
+        open_pipeline(place)
     with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
-        open_trained("hf:nobody/nothing")
+        open_pipeline("hf:nobody/nothing")

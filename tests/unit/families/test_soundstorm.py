@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
-from quintet.families.soundstorm.decoding import canvas, for_levels
+from quintet.families.soundstorm.decoding import canvas, for_levels, generate
 from quintet.families.soundstorm.masking import Hidden, hide, hide_level
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
 from quintet.sampling import filters
@@ -193,31 +193,33 @@ def test_a_row_is_the_same_alone_and_in_a_padded_batch(keys: dict[str, Any]) -> 
         given["semantic"] = semantic
     before = torch.randn(3, LONGEST, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     levels = torch.tensor([2, 0, 3])
-    together = model(codes, model.tell(frames, **given), levels, previous=before)
+    together = model(codes, model.conditioning(frames, **given), levels, previous=before)
     for row, length in enumerate(LENGTHS):
         own = {name: value[row : row + 1] for name, value in given.items()}
-        told = model.tell(there([length]), **own)
-        alone = model(codes[row : row + 1, :length], told, levels[row : row + 1], previous=before[row, None, :length])
+        conditioning = model.conditioning(there([length]), **own)
+        alone = model(
+            codes[row : row + 1, :length], conditioning, levels[row : row + 1], previous=before[row, None, :length]
+        )
         torch.testing.assert_close(alone[0], together[row, :length], rtol=1e-10, atol=1e-10)
 
 
 def test_logits_are_those_of_each_rows_level_and_of_the_places_asked_for() -> None:
     model, codes = make(), some_codes(3)
-    told = model.tell(there([LONGEST] * 3))
+    conditioning = model.conditioning(there([LONGEST] * 3))
     levels = torch.tensor([3, 0, 3])
-    whole = model(codes, told, levels)
-    seen = model(codes, told, levels, want="vectors")
+    whole = model(codes, conditioning, levels)
+    seen = model(codes, conditioning, levels, want="vectors")
     for row, level in enumerate(levels.tolist()):
         torch.testing.assert_close(whole[row], model.logits_of(seen[row], level))
     where = torch.rand(3, LONGEST, generator=torch.Generator().manual_seed(0)) < torch.tensor([0.8, 0.1, 0.5])[:, None]
-    torch.testing.assert_close(model(codes, told, levels, where=where), whole[where])
+    torch.testing.assert_close(model(codes, conditioning, levels, where=where), whole[where])
 
 
 def test_only_drawn_heads_learn_but_none_is_left_without_a_gradient() -> None:
     model, codes = make(), some_codes(2)
     frames = there([LONGEST] * 2)
     hidden = hide_level(codes, frames, torch.tensor([0, 3]), torch.tensor([1, 1]), items(2), CODES)
-    logits = model(hidden.tokens, model.tell(frames), hidden.levels, where=hidden.where)
+    logits = model(hidden.tokens, model.conditioning(frames), hidden.levels, where=hidden.where)
     torch.nn.functional.cross_entropy(logits, hidden.targets).backward()
     assert all(part.grad is not None for part in model.parameters())
     assert model.head_weights.grad is not None
@@ -226,16 +228,16 @@ def test_only_drawn_heads_learn_but_none_is_left_without_a_gradient() -> None:
 
 def test_every_level_has_codes_and_a_mask_of_its_own() -> None:
     model, codes = make(), some_codes(1)
-    told = model.tell(there([LONGEST]))
+    conditioning = model.conditioning(there([LONGEST]))
     levels = torch.tensor([0])
-    base = model(codes, told, levels)
+    base = model(codes, conditioning, levels)
     made = []
     for level in range(LEVELS):
         for code in (3, CODES):
             other = codes.clone()
             other[0, 7, level] = code
             other[0, 7, (level + 1) % LEVELS] = 3
-            made.append(model(other, told, levels))
+            made.append(model(other, conditioning, levels))
     for number, one in enumerate(made):
         assert (one - base).abs().max() > 1e-6
         assert all((one - other).abs().max() > 1e-6 for other in made[:number])
@@ -245,7 +247,7 @@ def test_every_level_has_codes_and_a_mask_of_its_own() -> None:
 def test_positions_tell_frames_apart_of_which_nothing_is_known(positions: bool) -> None:
     model = make(positions=positions)
     empty = torch.full((1, LONGEST, LEVELS), CODES)
-    logits = model(empty, model.tell(there([LONGEST])), torch.tensor([0]))[0]
+    logits = model(empty, model.conditioning(there([LONGEST])), torch.tensor([0]))[0]
     assert ((logits[9] - logits[10]).abs().max() > 1e-3) == positions
     assert (logits[0] - logits[10]).abs().max() > 1e-3  # the end of a clip is felt by the convolution
 
@@ -253,15 +255,15 @@ def test_positions_tell_frames_apart_of_which_nothing_is_known(positions: bool) 
 def test_nothing_given_to_the_model_is_written_to() -> None:
     model = make(**CLIP, **SEMANTIC, self_conditioning=True, self_critic=True)
     frames, codes = there(LENGTHS), some_codes(3)
-    told = model.tell(
+    conditioning = model.conditioning(
         frames, semantic=torch.ones(3, 10, dtype=torch.int64).where(there([10, 7, 1]), -1), clip=vectors(3)
     )
-    given = {"codes": codes, **told}
+    given = {"codes": codes, **conditioning}
     kept = {name: value.clone() for name, value in given.items()}
-    model(codes, told, torch.tensor([0, 1, 2]))
+    model(codes, conditioning, torch.tensor([0, 1, 2]))
     prompt = canvas(frames, LEVELS, codes[:, :1, :2])
     before = prompt.clone()
-    model.generate(prompt, told, items(3), settings(guidance=2.0))
+    generate(model, prompt, conditioning, items(3), settings(guidance=2.0))
     assert torch.equal(prompt, before)
     assert all(torch.equal(given[name], value) for name, value in kept.items())
 
@@ -273,8 +275,8 @@ def test_built_from_a_net_or_from_keys_and_saved(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "storm")
     again = SoundStorm.from_pretrained(tmp_path / "storm")
     codes, frames = some_codes(2), there([LONGEST] * 2)
-    told, levels = model.tell(frames, clip=vectors(2).float()), torch.tensor([1, 2])
-    assert torch.equal(again(codes, told, levels), model(codes, told, levels))
+    conditioning, levels = model.conditioning(frames, clip=vectors(2).float()), torch.tensor([1, 2])
+    assert torch.equal(again(codes, conditioning, levels), model(codes, conditioning, levels))
     with pytest.raises(UsageError, match="not both"):
         SoundStorm(net, dim=32)
     with pytest.raises(UsageError, match="tokenizer"):
@@ -309,52 +311,54 @@ def test_codes_that_sound_alike_start_alike() -> None:
 def test_clips_that_are_too_long_or_of_other_levels_are_refused() -> None:
     model = make()
     with pytest.raises(UsageError, match=r"65 frames are more than model\.max_frames=64"):
-        model(some_codes(1, 65), model.tell(there([65])), torch.tensor([0]))
+        model(some_codes(1, 65), model.conditioning(there([65])), torch.tensor([0]))
     with pytest.raises(UsageError, match=r"model\.levels=4"):
-        model(some_codes(1)[..., :3], model.tell(there([LONGEST])), torch.tensor([0]))
+        model(some_codes(1)[..., :3], model.conditioning(there([LONGEST])), torch.tensor([0]))
 
 
-# --- what the model is told ---------------------------------------------------------------------------------------
+# --- conditioning -------------------------------------------------------------------------------------------------
 
 
 def test_semantic_tokens_lie_over_the_frames_of_their_time() -> None:
     model = make(**SEMANTIC)
-    told = model.tell(there([7, 4]), semantic=torch.tensor([[1, 2, 3, 4], [5, 6, -1, -1]]))
-    assert told["semantic"][..., 0].tolist() == [[1, 1, 2, 2, 3, 3, 4], [5, 5, 6, 6, 7, 7, 7]]
+    conditioning = model.conditioning(there([7, 4]), semantic=torch.tensor([[1, 2, 3, 4], [5, 6, -1, -1]]))
+    assert conditioning["semantic"][..., 0].tolist() == [[1, 1, 2, 2, 3, 3, 4], [5, 5, 6, 6, 7, 7, 7]]
     faster = make(semantic_codes=7, semantic_rate=100.0)
-    told = faster.tell(there([3]), semantic=torch.tensor([[0, 1, 2, 3, 4, 5]]))
-    assert told["semantic"].tolist() == [[[0, 1], [2, 3], [4, 5]]]
+    conditioning = faster.conditioning(there([3]), semantic=torch.tensor([[0, 1, 2, 3, 4, 5]]))
+    assert conditioning["semantic"].tolist() == [[[0, 1], [2, 3], [4, 5]]]
     uneven = make(semantic_codes=7, semantic_rate=20.0)
-    told = uneven.tell(there([5]), semantic=torch.tensor([[0, 1]]))
-    assert told["semantic"][0, :, 0].tolist() == [0, 0, 1, 1, 1]
+    conditioning = uneven.conditioning(there([5]), semantic=torch.tensor([[0, 1]]))
+    assert conditioning["semantic"][0, :, 0].tolist() == [0, 0, 1, 1, 1]
 
 
 def test_every_semantic_token_of_a_fast_stream_is_heard() -> None:
     model, codes = make(semantic_codes=7, semantic_rate=100.0), some_codes(1, 3)
     frames, levels, semantic = there([3]), torch.tensor([0]), torch.tensor([[0, 1, 2, 3, 4, 5]])
-    base = model(codes, model.tell(frames, semantic=semantic), levels)
+    base = model(codes, model.conditioning(frames, semantic=semantic), levels)
     for place in range(6):
         other = semantic.clone()
         other[0, place] = 6
-        assert (model(codes, model.tell(frames, semantic=other), levels) - base).abs().max() > 1e-6
+        assert (model(codes, model.conditioning(frames, semantic=other), levels) - base).abs().max() > 1e-6
 
 
 def test_lengths_that_do_not_fit_and_unknown_tokens_are_refused() -> None:
     model, frames = make(**SEMANTIC), there([20, 10])
     with pytest.raises(UsageError, match=r"9 semantic tokens do not fit 10 frames.*there would be 5"):
-        model.tell(frames, semantic=torch.zeros(2, 9, dtype=torch.int64))
+        model.conditioning(frames, semantic=torch.zeros(2, 9, dtype=torch.int64))
     with pytest.raises(UsageError, match="semantic_codes=7"):
-        model.tell(frames, semantic=torch.full((2, 10), 7))
+        model.conditioning(frames, semantic=torch.full((2, 10), 7))
     with pytest.raises(UsageError, match="of 2 clips"):
-        model.tell(frames, semantic=torch.zeros(3, 10, dtype=torch.int64))
-    told = model.tell(frames, semantic=torch.tensor([[1] * 9, [2] * 6 + [-1] * 3]))  # one or two off: the ends
-    assert told["semantic"].max() <= 7
+        model.conditioning(frames, semantic=torch.zeros(3, 10, dtype=torch.int64))
+    conditioning = model.conditioning(
+        frames, semantic=torch.tensor([[1] * 9, [2] * 6 + [-1] * 3])
+    )  # one or two off: the ends
+    assert conditioning["semantic"].max() <= 7
     with pytest.raises(UsageError, match=r"model\.semantic_codes"):
-        make().tell(frames, semantic=torch.zeros(2, 10, dtype=torch.int64))
+        make().conditioning(frames, semantic=torch.zeros(2, 10, dtype=torch.int64))
     with pytest.raises(UsageError, match=r"model\.clip_dim"):
-        model.tell(frames, clip=vectors(2))
+        model.conditioning(frames, clip=vectors(2))
     with pytest.raises(UsageError, match="clip_dim=6"):
-        make(**CLIP).tell(frames, clip=vectors(3))
+        make(**CLIP).conditioning(frames, clip=vectors(3))
 
 
 def test_what_is_dropped_is_nothing_whatever_it_was() -> None:
@@ -363,11 +367,11 @@ def test_what_is_dropped_is_nothing_whatever_it_was() -> None:
     semantic, keep = torch.ones(2, 10, dtype=torch.int64), torch.tensor([True, False])
     clip = vectors(2)
     clip[1] = math.nan
-    made = model(codes, model.tell(frames, semantic, clip, keep), levels)
-    untold = model(codes, model.tell(frames), levels)
+    made = model(codes, model.conditioning(frames, semantic, clip, keep), levels)
+    untold = model(codes, model.conditioning(frames), levels)
     torch.testing.assert_close(made[1], untold[1])
     assert (made[0] - untold[0]).abs().max() > 1e-3
-    nothing = model.net.conditions.nothing(model.tell(frames, semantic, clip, keep))
+    nothing = model.net.conditions.null_conditioning(model.conditioning(frames, semantic, clip, keep))
     torch.testing.assert_close(model(codes, nothing, levels), untold)
     made.sum().backward()
     assert all(part.grad is not None and part.grad.isfinite().all() for part in model.parameters())
@@ -389,7 +393,7 @@ def test_every_step_masks_what_the_schedule_says_of_its_own_level(schedule: Any)
         hidden[level, step] = ((codes[..., level] == CODES) & frames).sum(1).tolist()
 
     own = settings((8, 3, 2), schedule=schedule)
-    model.generate(canvas(frames, LEVELS), model.tell(frames), items(3), own, watch)
+    generate(model, canvas(frames, LEVELS), model.conditioning(frames), items(3), own, watch)
     for level, steps in enumerate((8, 3, 2, 2)):
         expected = masked_counts(torch.tensor(lengths), steps, schedule).tolist()
         made = [counts[level, step] for step in range(steps) if (level, step) in counts]
@@ -407,9 +411,10 @@ def test_the_model_sees_in_decoding_what_training_has_shown_it(critic: bool) -> 
     inputs = seen_by(model)
     starts: list[int] = []
     steps = (4, 3, 1)
-    made = model.generate(
+    made = generate(
+        model,
         canvas(frames, LEVELS, prompt),
-        model.tell(frames),
+        model.conditioning(frames),
         items(3),
         settings(steps),
         lambda level, step, codes, masked: starts.append(len(inputs)) if not step else None,
@@ -433,17 +438,22 @@ def test_the_last_pass_of_every_level_is_greedy_for_every_row() -> None:
     """Also that of levels of one pass, and of a row that has fewer frames than the level has steps."""
     model, lengths = make(), [20, 13, 2]
     frames = there(lengths)
-    told, own = model.tell(frames), settings((6, 2, 1), temperature=5.0)
+    conditioning, own = model.conditioning(frames), settings((6, 2, 1), temperature=5.0)
     states: list[tuple[int, Tensor]] = []
-    made = model.generate(
-        canvas(frames, LEVELS), told, items(3), own, lambda level, step, codes, masked: states.append((level, codes))
+    made = generate(
+        model,
+        canvas(frames, LEVELS),
+        conditioning,
+        items(3),
+        own,
+        lambda level, step, codes, masked: states.append((level, codes)),
     )
     hot, ends = 0, 0
     for level in range(LEVELS):
         asked = torch.full((3,), level)
         before = hide_level(made, frames, torch.zeros(3).long(), asked, items(3), CODES, constant).tokens
         for after in (codes for number, codes in states if number == level):
-            best, guesses = model(before, told, asked).argmax(-1), after[..., level]
+            best, guesses = model(before, conditioning, asked).argmax(-1), after[..., level]
             new = (before[..., level] == CODES) & (guesses != CODES) & frames
             for row in range(3):
                 wrong = int((guesses[row] != best[row])[new[row]].sum())
@@ -464,7 +474,7 @@ def test_an_item_becomes_the_same_in_any_batch() -> None:
     def generated(rows: slice, longest: int) -> Tensor:
         frames = there(lengths, 20)[rows, :longest]
         whole = canvas(frames, LEVELS, given[rows, :1, :2])
-        return model.generate(whole, model.tell(frames, clip=clip[rows]), draw(rows), own)
+        return generate(model, whole, model.conditioning(frames, clip=clip[rows]), draw(rows), own)
 
     def draw(rows: slice) -> ItemRNG:
         numbers = range(4)[rows]
@@ -483,20 +493,20 @@ def test_prompts_of_all_or_fewer_levels_stay_and_the_rest_is_made() -> None:
     for levels in (1, 2, LEVELS):
         prompt = given[:, :6, :levels].clone()
         prompt[1, 4:] = -1
-        made = model.generate(canvas(frames, LEVELS, prompt), model.tell(frames), items(2), settings())
+        made = generate(model, canvas(frames, LEVELS, prompt), model.conditioning(frames), items(2), settings())
         assert torch.equal(made[0, :6, :levels], given[0, :6, :levels])
         assert torch.equal(made[1, :4, :levels], given[1, :4, :levels])
         assert ((made >= 0) & (made < CODES))[frames].all()
     whole = given.masked_fill(~frames[..., None], -1)
     inputs = seen_by(model)
-    assert torch.equal(model.generate(whole, model.tell(frames), items(2), settings()), whole)
+    assert torch.equal(generate(model, whole, model.conditioning(frames), items(2), settings()), whole)
     assert not inputs  # all is given
 
 
 def test_a_prompt_matters_to_what_follows() -> None:
     model, frames, given = make(), there([20]), some_codes(1)
     one, other = (
-        model.generate(canvas(frames, LEVELS, codes), model.tell(frames), items(1), settings())[:, 6:]
+        generate(model, canvas(frames, LEVELS, codes), model.conditioning(frames), items(1), settings())[:, 6:]
         for codes in (given[:, :6], (given[:, :6] + 1) % CODES)
     )
     assert not torch.equal(one, other)
@@ -506,46 +516,48 @@ def test_guidance_leads_away_from_what_is_told_nothing() -> None:
     model, frames = make(**CLIP), there([20, 13])
     inputs = seen_by(model)
 
-    def generated(told: dict[str, Tensor], guidance: float) -> Tensor:
-        return model.generate(canvas(frames, LEVELS), told, items(2), settings((1,), guidance=guidance))
+    def generated(conditioning: dict[str, Tensor], guidance: float) -> Tensor:
+        return generate(model, canvas(frames, LEVELS), conditioning, items(2), settings((1,), guidance=guidance))
 
-    told = model.tell(frames, clip=vectors(2))
-    plain, guided = generated(told, 1.0), generated(told, 4.0)
+    conditioning = model.conditioning(frames, clip=vectors(2))
+    plain, guided = generated(conditioning, 1.0), generated(conditioning, 4.0)
     assert [len(codes) for codes in inputs] == [2] * LEVELS + [4] * LEVELS
     assert not torch.equal(plain, guided)
     start = torch.full((2, 20, LEVELS), CODES)
     level = torch.tensor([0, 0])
-    own, none = (model(start, said, level) for said in (told, model.tell(frames)))
+    own, none = (model(start, said, level) for said in (conditioning, model.conditioning(frames)))
     assert torch.equal(guided[..., 0][frames], (none + 4 * (own - none)).argmax(-1)[frames])
-    torch.testing.assert_close(generated(model.tell(frames), 4.0), generated(model.tell(frames), 1.0))
+    torch.testing.assert_close(generated(model.conditioning(frames), 4.0), generated(model.conditioning(frames), 1.0))
     with pytest.raises(UsageError, match=r"sample\.guidance"):
-        make().generate(canvas(frames, LEVELS), make().tell(frames), items(2), settings(guidance=2.0))
+        generate(make(), canvas(frames, LEVELS), make().conditioning(frames), items(2), settings(guidance=2.0))
 
 
 def test_the_critic_hears_what_is_told_and_not_the_padding() -> None:
     model = make(**CLIP, self_critic=True)
     frames, codes, levels = there(LENGTHS), some_codes(3), torch.tensor([0, 1, 2])
-    told = model.tell(frames, clip=vectors(3))
-    scores = model(codes, told, levels, want="scores")
+    conditioning = model.conditioning(frames, clip=vectors(3))
+    scores = model(codes, conditioning, levels, want="scores")
     assert scores.shape == (3, LONGEST)
-    assert (model(codes, model.tell(frames), levels, want="scores") - scores).abs().max() > 1e-3
+    assert (model(codes, model.conditioning(frames), levels, want="scores") - scores).abs().max() > 1e-3
     other = codes.where(frames[..., None], (codes + 1) % CODES)
-    torch.testing.assert_close(model(other, told, levels, want="scores")[frames], scores[frames])
+    torch.testing.assert_close(model(other, conditioning, levels, want="scores")[frames], scores[frames])
     where = frames & (torch.arange(LONGEST) % 2 == 0)
-    torch.testing.assert_close(model(codes, told, levels, where=where, want="scores"), scores[where])
+    torch.testing.assert_close(model(codes, conditioning, levels, where=where, want="scores"), scores[where])
     with pytest.raises(UsageError, match="self_critic"):
-        make()(codes, make().tell(frames), levels, want="scores")
+        make()(codes, make().conditioning(frames), levels, want="scores")
 
 
 def test_what_the_model_made_of_the_step_before_comes_back_within_a_level() -> None:
     model, frames = make(self_conditioning=True), there([20, 13])
-    told: list[Tensor | None] = []
+    previously: list[Tensor | None] = []
     made: list[Tensor] = []
-    model.net.register_forward_pre_hook(lambda _, arguments: told.append(arguments[2]))
+    model.net.register_forward_pre_hook(lambda _, arguments: previously.append(arguments[2]))
     model.net.register_forward_hook(lambda _, arguments, output: made.append(output))
-    model.generate(canvas(frames, LEVELS), model.tell(frames), items(2), settings((3, 2, 1)))
-    assert len(told) == 3 + 2 + 1 + 1
-    for number, (previous, first) in enumerate(zip(told, [True, False, False, True, False, True, True], strict=True)):
+    generate(model, canvas(frames, LEVELS), model.conditioning(frames), items(2), settings((3, 2, 1)))
+    assert len(previously) == 3 + 2 + 1 + 1
+    for number, (previous, first) in enumerate(
+        zip(previously, [True, False, False, True, False, True, True], strict=True)
+    ):
         if first:
             assert previous is None
         else:
@@ -555,8 +567,10 @@ def test_what_the_model_made_of_the_step_before_comes_back_within_a_level() -> N
 
 def test_one_frame_is_a_clip() -> None:
     model, frames = make(**SEMANTIC), there([1])
-    told = model.tell(frames, semantic=torch.tensor([[4]]))
-    made = model.generate(canvas(frames, LEVELS), told, items(1), settings((16, 1), schedule=lambda p: 1 - p**2))
+    conditioning = model.conditioning(frames, semantic=torch.tensor([[4]]))
+    made = generate(
+        model, canvas(frames, LEVELS), conditioning, items(1), settings((16, 1), schedule=lambda p: 1 - p**2)
+    )
     assert made.shape == (1, 1, LEVELS)
     assert ((made >= 0) & (made < CODES)).all()
     hidden = hide(made, frames, items(1), CODES, lambda progress: 1 - progress)
@@ -575,9 +589,9 @@ def test_impossible_requests_are_refused() -> None:
     wrong = canvas(frames, LEVELS)
     wrong[0, 0, 0] = CODES
     with pytest.raises(UsageError, match="only 11"):
-        model.generate(wrong, model.tell(frames), items(2), settings())
+        generate(model, wrong, model.conditioning(frames), items(2), settings())
     with pytest.raises(UsageError, match="do not fit"):
-        model.generate(wrong[..., :2], model.tell(frames), items(2), settings())
+        generate(model, wrong[..., :2], model.conditioning(frames), items(2), settings())
 
 
 # --- all of it together -------------------------------------------------------------------------------------------
@@ -595,29 +609,31 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
     codes, clip = tunes.repeat(8, 1, 1), kinds.repeat(8, 1)
     for step in range(150):
         draw = ItemRNG(1, [step] * 16, range(16))
-        told = model.tell(frames, clip=clip, keep=draw.uniform("keep") >= 0.1)
+        conditioning = model.conditioning(frames, clip=clip, keep=draw.uniform("keep") >= 0.1)
         hidden = hide(codes, frames, draw, CODES)
         with torch.no_grad():
-            before = model(hidden.tokens, told, hidden.levels, want="vectors")
+            before = model(hidden.tokens, conditioning, hidden.levels, want="vectors")
         before = before * (draw.uniform("helped") < 0.75)[:, None, None]
-        logits = model(hidden.tokens, told, hidden.levels, where=hidden.where, previous=before)
+        logits = model(hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=before)
         loss = torch.nn.functional.cross_entropy(logits, hidden.targets)
         guesses = filters.guesses(logits.detach(), draw.uniform("guess", length)[hidden.where])
-        scores = model(hidden.filled(guesses), told, hidden.levels, where=hidden.where, want="scores")
+        scores = model(hidden.filled(guesses), conditioning, hidden.levels, where=hidden.where, want="scores")
         wrong = (guesses != hidden.targets).float()
         loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, wrong)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    told = model.tell(frames[:2], clip=kinds)
-    made = model.generate(canvas(frames[:2], LEVELS), told, items(2), settings((4, 1), guidance=1.5))
+    conditioning = model.conditioning(frames[:2], clip=kinds)
+    made = generate(model, canvas(frames[:2], LEVELS), conditioning, items(2), settings((4, 1), guidance=1.5))
     assert (made == tunes).double().mean() > 0.9
     spoiled = tunes.clone()
     spoiled[:, 3, 0] = (spoiled[:, 3, 0] + 4) % CODES
     spoiled[..., 1:] = CODES
-    scores = model(spoiled, told, torch.tensor([0, 0]), want="scores")
+    scores = model(spoiled, conditioning, torch.tensor([0, 0]), want="scores")
     assert (scores[:, 3] > scores[:, [0, 1, 2, 4, 5, 6, 7]].amax(1)).all()
     # Told nothing, but given the beginning of a tune, it goes on with that one.
-    again = model.generate(canvas(frames[:2], LEVELS, tunes[:, :4]), model.tell(frames[:2]), items(2), settings((4, 1)))
+    again = generate(
+        model, canvas(frames[:2], LEVELS, tunes[:, :4]), model.conditioning(frames[:2]), items(2), settings((4, 1))
+    )
     assert (again == tunes).double().mean() > 0.9

@@ -1,4 +1,4 @@
-"""SoundStorm as a recipe: what it is told of clips, what is kept, which of several clips it gives, and its figures."""
+"""SoundStorm as a task: what it is told of clips, what is kept, which of several clips it gives, and its figures."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ import torch
 from torch import Tensor
 
 from contract.cases import GOLDEN, TINY_SOUNDSTORM
-from contract.worlds import make_recipe
+from contract.worlds import make_task
 from helpers import quintet, succeed
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
 from quintet.data.token_files import CODES, code_contents
 from quintet.errors import UnreadableItem, UsageError
-from quintet.families.soundstorm.data import ClipSource
+from quintet.families.soundstorm.config import SoundStormOptions
+from quintet.families.soundstorm.data import ClipDataset
 from quintet.families.soundstorm.judging import are_known, figures, judged
+from quintet.families.soundstorm.pipeline import SoundStormPipeline
 from quintet.families.soundstorm.task import SoundStormTask
 from quintet.media.audio import read_audio, write_audio
-from quintet.runs import open_link
+from quintet.pipelines.loading import open_pipeline
+from quintet.pipelines.prompts import Prompts
 from quintet.synthetic.sounds import make_sounds
-from quintet.training.task import Request
 
 CODEC, MULAN = (GOLDEN / f"{name}-format-1" / "hub" for name in ("audio-codec", "mulan"))
 FRAME_RATE = 250.0
@@ -33,20 +35,20 @@ FRAME_RATE = 250.0
 
 
 def made(sounds: Path, *keys: str) -> SoundStormTask:
-    recipe = make_recipe("soundstorm", sounds, (*TINY_SOUNDSTORM, *keys))
-    assert isinstance(recipe, SoundStormTask)
-    return recipe
+    task = make_task("soundstorm", sounds, (*TINY_SOUNDSTORM, *keys))
+    assert isinstance(task, SoundStormTask)
+    return task
 
 
-def train_source(recipe: SoundStormTask) -> ClipSource:
-    source = recipe.splits().train
-    assert isinstance(source, ClipSource)
+def train_source(task: SoundStormTask) -> ClipDataset:
+    source = task.splits().train
+    assert isinstance(source, ClipDataset)
     return source
 
 
-def batch_of(recipe: SoundStormTask, items: range, epoch: int = 0) -> Batch:
-    source = train_source(recipe)
-    fields = recipe.collate([source.load(item, ItemRNG(0, [epoch], [item])) for item in items])
+def batch_of(task: SoundStormTask, items: range, epoch: int = 0) -> Batch:
+    source = train_source(task)
+    fields = task.collate([source.load(item, ItemRNG(0, [epoch], [item])) for item in items])
     return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
@@ -58,10 +60,10 @@ def in_epoch(batch: Batch, epoch: int) -> Batch:
 
 
 def test_an_item_is_the_beginning_of_a_clip_as_the_codec_and_the_mulan_have_it(sounds: Path) -> None:
-    recipe = made(sounds)
-    item = train_source(recipe).load(3, ItemRNG(0, [5], [3]))
-    codec, mulan = (open_link(str(folder)) for folder in (CODEC, MULAN))
-    wave = torch.from_numpy(read_audio(sounds / train_source(recipe).name(3), codec.model.rate, frames=2400))
+    task = made(sounds)
+    item = train_source(task).load(3, ItemRNG(0, [5], [3]))
+    codec, mulan = (open_pipeline(folder) for folder in (CODEC, MULAN))
+    wave = torch.from_numpy(read_audio(sounds / train_source(task).name(3), codec.model.rate, frames=2400))
     assert torch.equal(item["codes"], codec.model.encode(wave)[0])
     assert item["codes"].shape == (75, 2)
     torch.testing.assert_close(item["clip"], mulan.model.embed_audio(wave)[0], rtol=1e-4, atol=1e-5)
@@ -83,65 +85,65 @@ def test_codes_and_vectors_are_made_once(sounds: Path, tmp_path: Path, capsys: p
 
 
 def test_the_model_starts_with_codes_as_near_to_each_other_as_the_codec_has_them(sounds: Path) -> None:
-    recipe = made(sounds, "model.dim=64")
-    codebooks = recipe.link_to_codec().model.codebooks
-    embedded = recipe.soundstorm.net.embedding.weight.view(2, -1, 64)[:, : codebooks.shape[1]]
+    task = made(sounds, "model.dim=64")
+    codebooks = task.frozen["tokenizer"].model.codebooks
+    embedded = task.soundstorm.net.embedding.weight.view(2, -1, 64)[:, : codebooks.shape[1]]
     for own, theirs in zip(embedded, codebooks, strict=True):
         near = torch.stack([torch.pdist(own), torch.pdist(theirs)])
         assert torch.corrcoef(near)[0, 1] > 0.99
 
 
 def test_the_codec_and_the_mulan_are_not_trained(sounds: Path) -> None:
-    recipe = made(sounds)
-    assert list(recipe.modules) == ["soundstorm"]
-    frozen = [parameter for link in recipe.links.values() for parameter in link.model.parameters()]
+    task = made(sounds)
+    assert list(task.modules) == ["soundstorm"]
+    frozen = [parameter for pipeline in task.frozen.values() for parameter in pipeline.model.parameters()]
     assert frozen
-    own = {id(parameter) for parameter in recipe.soundstorm.parameters()}
+    own = {id(parameter) for parameter in task.soundstorm.parameters()}
     assert not any(parameter.requires_grad or id(parameter) in own for parameter in frozen)
 
 
 # --- what it is told ----------------------------------------------------------------------------------------------
 
 
-def told_clips(recipe: SoundStormTask, batch: Batch, epochs: int) -> tuple[Tensor, Tensor]:
+def conditioning_clips(task: SoundStormTask, batch: Batch, epochs: int) -> tuple[Tensor, Tensor]:
     """Of each row in each epoch the vector, and whether there is one."""
-    told = [recipe.forward(recipe.modules, in_epoch(batch, epoch), 0)["told"] for epoch in range(epochs)]
-    return torch.cat([each["clip"] for each in told]), torch.cat([each["clip_there"] for each in told])
+    seen = [task.forward(task.modules, in_epoch(batch, epoch), 0)["conditioning"] for epoch in range(epochs)]
+    return torch.cat([each["clip"] for each in seen]), torch.cat([each["clip_there"] for each in seen])
 
 
 def test_some_clips_are_told_nothing_and_some_their_caption(sounds: Path) -> None:
-    recipe = made(sounds, "loss.drop_condition=0.3", "loss.tell_caption=0.25")
-    batch = batch_of(recipe, range(20))
-    clips, there = told_clips(recipe, batch, 60)
+    task = made(sounds, "loss.drop_condition=0.3", "loss.tell_caption=0.25")
+    batch = batch_of(task, range(20))
+    clips, there = conditioning_clips(task, batch, 60)
     assert there.float().mean().item() == pytest.approx(0.7, abs=0.05)
     captions = torch.cat([batch["caption"]] * 60)
     is_caption = (clips == captions).all(1)
     assert is_caption.float().mean().item() == pytest.approx(0.25, abs=0.05)
     assert torch.equal(clips[~is_caption], torch.cat([batch["clip"]] * 60)[~is_caption])
-    assert recipe.listener is not None
-    torch.testing.assert_close(batch["caption"], recipe.listener.read(batch["texts"]), rtol=1e-4, atol=1e-5)
+    assert task.conditioner is not None
+    torch.testing.assert_close(batch["caption"], task.conditioner.embed_texts(batch["texts"]), rtol=1e-4, atol=1e-5)
 
 
 def test_a_quantized_vector_is_one_of_those_that_codes_stand_for(sounds: Path) -> None:
-    recipe = made(sounds, "data.clip=quantized")
-    batch = batch_of(recipe, range(6))
-    clips, _ = told_clips(recipe, batch, 1)
-    quantizer = open_link(str(MULAN)).modules["quantizer"]
+    task = made(sounds, "data.clip=quantized")
+    batch = batch_of(task, range(6))
+    clips, _ = conditioning_clips(task, batch, 1)
+    quantizer = open_pipeline(MULAN).modules["quantizer"]
     expected = quantizer.decode(quantizer.encode(batch["clip"]))  # type: ignore[operator]
     assert torch.equal(clips, expected)
     assert not torch.equal(clips, batch["clip"])
 
 
 def test_clips_are_padded_and_padding_changes_no_loss(sounds: Path) -> None:
-    recipe = made(sounds, "data.seconds=4", "engine.precision=fp64")
-    recipe.soundstorm.double()
-    batch = batch_of(recipe, range(4)).to(torch.device("cpu"), torch.float64)
+    task = made(sounds, "data.seconds=4", "engine.precision=fp64")
+    task.soundstorm.double()
+    batch = batch_of(task, range(4)).to(torch.device("cpu"), torch.float64)
     lengths = batch["frames"].sum(1)
     assert len(set(lengths.tolist())) > 1
     assert (batch["codes"][~batch["frames"]] == -1).all()
-    whole = recipe.measure(recipe.modules, batch).sums
+    whole = task.measure(task.modules, batch).sums
     alone = [
-        recipe.measure(recipe.modules, batch_of(recipe, range(row, row + 1)).to(torch.device("cpu"), torch.float64))
+        task.measure(task.modules, batch_of(task, range(row, row + 1)).to(torch.device("cpu"), torch.float64))
         for row in range(4)
     ]
     for name, value in whole.items():
@@ -171,26 +173,26 @@ def tokens_of(sounds: Path, rate: float = 25.0) -> dict[str, list[int]]:
 def test_semantic_tokens_come_by_the_name_of_the_file_and_are_cut_with_the_clip(sounds: Path, tmp_path: Path) -> None:
     tokens = tokens_of(sounds)
     folder = write_tokens(tmp_path / "tokens", tokens)
-    recipe = made(sounds, f"data.semantic={folder}", "condition=null")
-    model = recipe.config.model
+    task = made(sounds, f"data.semantic={folder}", "condition=null")
+    model = task.config.model
     assert (model.semantic_codes, model.semantic_rate, model.clip_dim) == (10, 25.0, None)
-    source = train_source(recipe)
+    source = train_source(task)
     for item in range(3):
         assert source.load(item, ItemRNG(0, [0], [item]))["semantic"].tolist() == tokens[source.name(item)][:8]
-    output = recipe.forward(recipe.modules, batch_of(recipe, range(4)), 0)
-    assert output["told"]["semantic"].shape == (4, 75, 1)
+    output = task.forward(task.modules, batch_of(task, range(4)), 0)
+    assert output["conditioning"]["semantic"].shape == (4, 75, 1)
 
 
 def test_a_file_without_tokens_is_named_and_left_out(sounds: Path, tmp_path: Path) -> None:
     tokens = tokens_of(sounds)
     left_out = train_source(made(sounds)).name(2)
     del tokens[left_out]
-    recipe = made(sounds, f"data.semantic={write_tokens(tmp_path / 'tokens', tokens)}")
-    splits = recipe.splits()
+    task = made(sounds, f"data.semantic={write_tokens(tmp_path / 'tokens', tokens)}")
+    splits = task.splits()
     assert "no semantic tokens" in splits.skipped[left_out]
     with pytest.raises(UnreadableItem, match="no semantic tokens"):
         splits.train.load(2, ItemRNG(0, [0], [2]))
-    assert recipe.lengths(splits.train)[2] == 0  # type: ignore[index]
+    assert task.lengths(splits.train)[2] == 0  # type: ignore[index]
 
 
 def test_other_tokens_are_other_data(sounds: Path, tmp_path: Path) -> None:
@@ -198,8 +200,8 @@ def test_other_tokens_are_other_data(sounds: Path, tmp_path: Path) -> None:
     prints: list[str] = []
     for name in ("one", "two"):
         tokens["sounds/00000.flac"][0] = len(prints)
-        recipe = made(sounds, f"data.semantic={write_tokens(tmp_path / name, tokens)}")
-        prints.append(recipe.splits().fingerprint)
+        task = made(sounds, f"data.semantic={write_tokens(tmp_path / name, tokens)}")
+        prints.append(task.splits().fingerprint)
     assert len({*prints, made(sounds).splits().fingerprint}) == 3
 
 
@@ -207,32 +209,32 @@ def test_other_tokens_are_other_data(sounds: Path, tmp_path: Path) -> None:
 
 
 def test_validation_hides_the_same_codes_every_time(sounds: Path) -> None:
-    recipe = made(sounds)
-    batch = batch_of(recipe, range(4))
+    task = made(sounds)
+    batch = batch_of(task, range(4))
     with torch.no_grad():
-        first, second = (recipe.summarise(recipe.measure(recipe.modules, batch)) for _ in range(2))
+        first, second = (task.summarise(task.measure(task.modules, batch)) for _ in range(2))
     assert first == second
     assert first["loss"] == pytest.approx((first["loss_level_1"] + first["loss_level_2"]) / 2)
     assert set(first) == {f"{kind}{of}" for kind in ("loss", "accuracy") for of in ("", "_level_1", "_level_2")}
 
 
 def test_generated_clips_are_judged_and_heard(sounds: Path) -> None:
-    recipe = made(sounds)
-    batch = batch_of(recipe, range(4))
+    task = made(sounds)
+    batch = batch_of(task, range(4))
     with torch.no_grad():
-        made_again = recipe.measure_generated(recipe.modules, batch, "validation")
-        found = recipe.summarise(recipe.measure(recipe.modules, batch) + made_again)
-    weights = recipe.links["condition"].digest[:8]
+        made_again = task.measure_generated(task.modules, batch, "validation")
+        found = task.summarise(task.measure(task.modules, batch) + made_again)
+    weights = task.frozen["condition"].digest[:8]
     assert {"match_timbre", "match_timbre_reconstruction", "mulan_score", f"frechet_mulan_{weights}"} <= found.keys()
     assert found[f"frechet_mulan_{weights}"] > 0
     assert "best_of" not in found
-    assert recipe.listener is not None
-    real = (batch["clip"] * recipe.listener.read(batch["texts"])).sum(1).mean()
+    assert task.conditioner is not None
+    real = (batch["clip"] * task.conditioner.embed_texts(batch["texts"])).sum(1).mean()
     assert found["mulan_score_real"] == pytest.approx(float(real), abs=1e-4)
     # Of what was never trained on one figure, and none of what is judged already.
-    aside = recipe.measure_generated(recipe.modules, batch, "withheld").sums
+    aside = task.measure_generated(task.modules, batch, "withheld").sums
     assert {name for name in aside if name.startswith("match_")} == {"match_withheld", "match_withheld_reconstruction"}
-    assert not recipe.measure_generated(recipe.modules, batch, "test").sums
+    assert not task.measure_generated(task.modules, batch, "test").sums
 
 
 def test_the_judge_finds_what_is_there_and_not_what_is_not(tmp_path: Path) -> None:
@@ -253,48 +255,85 @@ def test_the_judge_finds_what_is_there_and_not_what_is_not(tmp_path: Path) -> No
 # --- making sound -------------------------------------------------------------------------------------------------
 
 
+def pipeline_of(task: SoundStormTask) -> SoundStormPipeline:
+    pipeline = task.pipeline(task.modules)
+    assert isinstance(pipeline, SoundStormPipeline)
+    return pipeline
+
+
 def test_of_several_candidates_the_nearest_to_the_text_is_kept(sounds: Path) -> None:
-    recipe = made(sounds, "sample.best_of=3")
-    studio = recipe.studio(recipe.modules)
-    texts, draw = ["a low flute", "a fast kick drum"], ItemRNG(4, [0, 0], [0, 1])
-    best = studio.make_from_texts(texts, draw, 40)
-    single = replace(studio, best_of=1)
-    first = single.make_from_texts(texts, draw, 40)
-    assert best.heard is not None
-    assert first.heard is not None
-    assert (best.heard.scores >= first.heard.scores).all()
-    assert recipe.listener is not None
-    heard = recipe.listener.hear(best.waves, studio.codec.rate)
-    torch.testing.assert_close((heard * recipe.listener.read(texts)).sum(1), best.heard.scores, rtol=1e-4, atol=1e-5)
+    pipeline = pipeline_of(made(sounds, "sample.best_of=3"))
+    texts = ["a low flute", "a fast kick drum"]
+    best = pipeline.generate_texts(Prompts(texts, seed=4), 0.16, None)
+    single = pipeline.with_keys({"sample.best_of": 1})
+    first = single.generate_texts(Prompts(texts, seed=4), 0.16, None)
+    assert best.scores is not None
+    assert first.scores is not None
+    assert (best.scores >= first.scores).all()
+    assert pipeline.conditioner is not None
+    heard = pipeline.conditioner.embed_audio(best.waves, pipeline.sample_rate)
+    wanted = pipeline.conditioner.embed_texts(texts)
+    torch.testing.assert_close((heard * wanted).sum(1), best.scores, rtol=1e-4, atol=1e-5)
     # Candidates differ, and the first of them is what there would be without others.
     assert any(not torch.equal(ours, theirs) for ours, theirs in zip(best.waves, first.waves, strict=True))
-    alone = single.make_from_texts(texts[:1], ItemRNG(4, [0], [0]), 40)
-    torch.testing.assert_close(alone.waves[0], first.waves[0], rtol=1e-4, atol=1e-5)
+    (alone,) = single(texts[0], seed=4, seconds=0.16)
+    torch.testing.assert_close(alone, first.waves[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_prompt_is_the_beginning_of_what_is_made(sounds: Path, tmp_path: Path) -> None:
-    recipe = made(sounds)
+    pipeline = pipeline_of(made(sounds))
     prompt = tmp_path / "prompt.wav"
     write_audio(0.5 * np.sin(np.arange(1300) * 0.3), prompt, 8000)
-    request = Request(["a flute"], num=2, given=prompt, seconds=0.28)
-    recipe.generate(recipe.modules, request)[1].write(tmp_path / "made.wav")
-    codec = recipe.link_to_codec().model
+    options = SoundStormOptions(num=2, prompt=prompt, seconds=0.28)
+    pipeline.files(["a flute"], options)[1].write(tmp_path / "made.wav")
     whole = read_audio(prompt)[:, : 1300 // 32 * 32]
-    expected = codec.decode(codec.encode(torch.from_numpy(whole)))[0].numpy()
+    expected = pipeline.codec.decode(pipeline.codec.encode(torch.from_numpy(whole)))[0].numpy()
     continued = read_audio(tmp_path / "made.wav")[0]
     assert len(continued) == 0.28 * 8000
     # The last frames of the prompt already hear what comes after them.
     np.testing.assert_allclose(continued[:600], expected[:600], atol=1e-3)
 
 
-def test_what_is_made_does_not_depend_on_how_much_is_asked_for(sounds: Path, tmp_path: Path) -> None:
-    recipe = made(sounds)
-    files = []
-    for num in (1, 3):
-        artifact = recipe.generate(recipe.modules, Request(["a flute"], num=num, seed=2, seconds=0.2))[1]
-        artifact.write(tmp_path / f"{num}.wav")
-        files.append(read_audio(tmp_path / f"{num}.wav"))
-    np.testing.assert_allclose(files[0], files[1], atol=1e-3)
+def test_an_exported_model_is_called_with_texts(sounds: Path, tmp_path: Path) -> None:
+    task = made(sounds, "sample.guidance=2")
+    pipeline_of(task).save_pretrained(tmp_path / "hub")
+    pipeline = SoundStormPipeline.from_pretrained(tmp_path / "hub")
+    assert (pipeline.sample_rate, pipeline.prompted, pipeline.unconditional) == (8000, True, False)
+    waves = pipeline(["a low flute", "a fast kick drum"], num=2, seed=3, seconds=0.16)
+    assert [wave.shape for wave in waves] == [(1280,)] * 4
+    assert all(wave.device.type == "cpu" and not wave.requires_grad and wave.abs().max() <= 1 for wave in waves)
+    again = pipeline(["a low flute", "a fast kick drum"], num=2, seed=3, seconds=0.16)
+    assert all(torch.equal(one, other) for one, other in zip(waves, again, strict=True))
+    (other,) = pipeline("a low flute", seed=4, seconds=0.16)
+    assert not torch.equal(other, waves[0])
+    assert pipeline("a low flute")[0].shape == (2400,)
+
+
+def test_what_is_made_does_not_depend_on_how_much_is_asked_for(sounds: Path) -> None:
+    pipeline = pipeline_of(made(sounds))
+    (alone,) = pipeline("a flute", num=1, seed=2, seconds=0.2)
+    many = pipeline("a flute", num=20, seed=2, seconds=0.2)
+    torch.testing.assert_close(alone, many[0], rtol=0, atol=1e-3)
+    assert len(many) == 20
+
+
+def test_files_say_how_they_were_made(sounds: Path, tmp_path: Path) -> None:
+    pipeline = pipeline_of(made(sounds))
+    sheet, clip, _ = pipeline.files(["a flute"], SoundStormOptions(num=2, seed=5, seconds=0.2))
+    assert (sheet.file, clip.file) == ("spectrograms.png", "000.wav")
+    assert list(clip.about) == ["text", "number", "mulan_score", "seed", "settings", "seconds"]
+    assert (clip.about["text"], clip.about["number"], clip.about["seed"]) == ("a flute", 0, 5)
+    assert clip.about["seconds"] == pytest.approx(0.2)
+    assert list(sheet.about) == ["texts", "seed", "settings", "seconds"]
+    assert sheet.about["texts"] == ["a flute"] * 2
+
+
+def test_a_model_without_condition_takes_no_text(sounds: Path) -> None:
+    pipeline = pipeline_of(made(sounds, "condition=null"))
+    assert (pipeline.prompted, pipeline.unconditional) == (False, True)
+    assert [wave.shape for wave in pipeline(num=2, seconds=0.1)] == [(800,)] * 2
+    with pytest.raises(UsageError, match="trained without --condition"):
+        pipeline("a flute")
 
 
 def test_the_critic_alone_is_trained_on_a_trained_generator(sounds: Path, tmp_path: Path) -> None:
@@ -326,19 +365,18 @@ def test_what_contradicts_the_links_is_refused(sounds: Path) -> None:
 
 
 def test_steps_of_levels_that_the_codec_does_not_have_are_left_out(sounds: Path) -> None:
-    recipe = made(sounds, "sample.steps=[3,2,1,1]")
-    assert [each.steps for each in recipe.studio(recipe.modules).settings] == [3, 2]
+    task = made(sounds, "sample.steps=[3,2,1,1]")
+    assert [each.steps for each in pipeline_of(task).sampling()] == [3, 2]
 
 
 def test_fewer_levels_than_the_codec_has_are_made_and_heard(sounds: Path, tmp_path: Path) -> None:
     whole, coarse = made(sounds), made(sounds, "model.levels=1")
     assert made(sounds, "model.levels=9").soundstorm.levels == whole.soundstorm.levels == 2
-    of_whole, of_coarse = (train_source(recipe).load(3, ItemRNG(0, [0], [3]))["codes"] for recipe in (whole, coarse))
+    of_whole, of_coarse = (train_source(task).load(3, ItemRNG(0, [0], [3]))["codes"] for task in (whole, coarse))
     assert torch.equal(of_coarse, of_whole[:, :1])
     prompt = tmp_path / "prompt.wav"
     write_audio(0.5 * np.sin(np.arange(640) * 0.3), prompt, 8000)
-    artifact = coarse.generate(coarse.modules, Request(["a flute"], num=1, given=prompt, seconds=0.2))[1]
-    artifact.write(tmp_path / "made.wav")
-    codec = coarse.link_to_codec().model
-    expected = codec.decode(codec.encode(torch.from_numpy(read_audio(prompt)), levels=1))[0].numpy()
-    np.testing.assert_allclose(read_audio(tmp_path / "made.wav")[0][:200], expected[:200], atol=1e-3)
+    pipeline = pipeline_of(coarse)
+    (wave,) = pipeline("a flute", prompt=prompt, seconds=0.2)
+    codes = pipeline.codec.encode(torch.from_numpy(read_audio(prompt)), levels=1)
+    torch.testing.assert_close(wave[:200], pipeline.codec.decode(codes)[0, :200], rtol=0, atol=1e-3)

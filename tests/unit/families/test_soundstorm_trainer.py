@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from contract.cases import GOLDEN
-from quintet import compat, runs
+from quintet import compat
 from quintet.common.rng import ItemRNG
 from quintet.compat import soundstorm_pytorch
 from quintet.errors import UsageError
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
+from quintet.families.soundstorm.pipeline import SoundStormPipeline
 from quintet.families.soundstorm.trainer import SoundStormTrainer
+from quintet.pipelines.loading import open_pipeline
 
 CODEC, MULAN = (str(GOLDEN / f"{name}-format-1" / "hub") for name in ("audio-codec", "mulan"))
 SMALL: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "head_dim": 8}
@@ -95,7 +97,7 @@ def test_pairs_of_semantic_and_acoustic_ids_are_taken_in_any_form(form: str, tmp
 def test_acoustic_ids_alone_train_a_model_that_is_told_nothing(tmp_path: Path) -> None:
     untold = {"semantic_codes": None, "semantic_rate": None}
     trained(tmp_path / "run", Tokens("acoustic"), storm(**untold))
-    model = runs.open_trained(tmp_path / "run").model
+    model = SoundStormPipeline.from_pretrained(tmp_path / "run").model
     assert isinstance(model, SoundStorm)
     # Pairs serve as well: what it is not told it does not look at.
     with pytest.raises(UsageError, match="fits no field"):
@@ -131,7 +133,7 @@ def test_ids_that_do_not_fit_make_an_item_unreadable_and_are_named(
 
 
 def test_sounds_are_encoded_and_heard(tmp_path: Path) -> None:
-    links: dict[str, Any] = {"tokenizer": runs.open_link(CODEC), "condition": runs.open_link(MULAN)}
+    links: dict[str, Any] = {"tokenizer": open_pipeline(CODEC), "condition": open_pipeline(MULAN)}
     keys = {**QUICK, **{f"model.{name}": value for name, value in SMALL.items()}, "data.seconds": 0.25}
     trainer = trained(tmp_path / "run", Sounds(captioned=True), **links, config={**keys, "loss.tell_caption": 0.5})
     item = trainer.splits.train.load(0, ItemRNG(0, [0], [0]))

@@ -1,4 +1,4 @@
-"""Owns the keys of the recipe `audio-codec`. Imports no torch, so that help is quick."""
+"""The keys of the recipe `audio-codec`. Imports no torch, so that help is quick."""
 
 from __future__ import annotations
 

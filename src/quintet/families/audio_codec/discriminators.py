@@ -1,4 +1,4 @@
-"""Owns the discriminators and their losses: of the spectrum at several windows, of the wave at several periods.
+"""Multi-resolution STFT and multi-period discriminators, and their losses.
 
 All see the same waves and put out maps (batch, channels, time, place), each with the samples of one of its steps in
 time; the last map of each holds its logits. What lies beyond the end of a clip takes no part in any loss, and every

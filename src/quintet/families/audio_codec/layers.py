@@ -1,4 +1,4 @@
-"""Owns the convolutions of the codec: over whole clips at once, or over a clip as it comes in, with the same result.
+"""Convolutions of the codec: over whole clips at once, or over a clip as it comes in, with the same result.
 
 Every layer pads with silence itself, in front and, unless it is causal, behind. As a stream it keeps the end of what it
 has seen, puts out what can be known already and, at the last chunk, pads behind. So nothing is computed twice, chunks
@@ -151,7 +151,7 @@ class ResidualUnit(Layer):
         return _waited_for(self, x, update, memory)
 
 
-class Beside(Layer):
+class Residual(Layer):
     """Layers beside the identity, of which the last has to start at nothing."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:

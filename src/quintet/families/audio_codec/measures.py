@@ -1,4 +1,4 @@
-"""Owns how far two sounds are apart: spectra on the mel scale and plain, and what remains of the wave.
+"""Distances between sounds: of mel spectra, of plain spectra (STFT), and of waves (SI-SDR).
 
 Every function takes waves (batch, samples) with silence behind the `lengths` of the clips, and gives a number for each
 clip that does not depend on how long the others are.

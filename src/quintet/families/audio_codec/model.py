@@ -1,4 +1,4 @@
-"""Owns the audio codec: convolutional encoder, residual quantizer, convolutional decoder (SoundStream, 2107.03312).
+"""`AudioCodec`: convolutional encoder, residual quantizer, convolutional decoder (SoundStream, 2107.03312).
 
 A clip is padded with silence to whole frames of `hop` samples. What lies behind it in a padded batch is silence to
 every layer, so that a clip has the same codes alone and beside longer ones.
@@ -20,7 +20,7 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecModelConfig
-from quintet.families.audio_codec.layers import Beside, Conv, FrameMask, Layer, Memory, ResidualUnit, Stack, Upsample
+from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Residual, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
 from quintet.families.audio_codec.pretrained import PretrainedCodec
 from quintet.families.audio_codec.rates import Rates
@@ -267,7 +267,7 @@ def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:
 
 def _encoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
     if config.transform is not None:
-        return Stack([ToPolar(config.transform, causal=config.causal), _beside(config)])
+        return Stack([ToPolar(config.transform, causal=config.causal), _residual(config)])
     style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
     layers: list[Layer] = [Conv(1, widths[0], 7, causal=config.causal)]
     for (before, after), stride in zip(pairwise(widths), config.strides, strict=True):
@@ -278,7 +278,7 @@ def _encoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
 
 def _decoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
     if config.transform is not None:
-        return Stack([_beside(config), FromPolar(config.transform, causal=config.causal)])
+        return Stack([_residual(config), FromPolar(config.transform, causal=config.causal)])
     style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
     layers: list[Layer] = [Conv(config.width, widths[-1], 7, causal=config.causal)]
     for (after, before), stride in zip(reversed(list(pairwise(widths))), reversed(config.strides), strict=True):
@@ -287,8 +287,8 @@ def _decoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
     return Stack([*layers, Conv(widths[0], 1, 7, **style)])
 
 
-def _beside(config: AudioCodecModelConfig) -> Beside:
+def _residual(config: AudioCodecModelConfig) -> Residual:
     """What is learned beside a transform, which passes as it is from the beginning."""
     into = Conv(config.width, config.dim, 3, causal=config.causal)
     out = Conv(config.dim, config.width, 3, causal=config.causal, activation=config.activation)
-    return Beside([into, *_units(config, config.dim), out.begin_at_nothing()])
+    return Residual([into, *_units(config, config.dim), out.begin_at_nothing()])

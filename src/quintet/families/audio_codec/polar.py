@@ -1,4 +1,4 @@
-"""Owns how loud each frequency of a frame is and where in its turn it stands, from samples and back to them.
+"""A lapped transform in polar form: magnitude and phase of each frequency of a frame, from samples and back.
 
 A lapped cosine transform (Princen and Bradley 1986) keeps all of a sound, but its numbers swing with the phase of a
 tone. Beside it stands the same transform by sines: together they say how loud a frequency is whatever its phase. A

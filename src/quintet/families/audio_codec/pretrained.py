@@ -1,4 +1,4 @@
-"""Owns codecs of `transformers` (EnCodec, DAC, Mimi) behind the interface of `AudioCodec`: frozen, from a local folder.
+"""`PretrainedCodec`: EnCodec, DAC and Mimi of `transformers` behind the interface of `AudioCodec`, frozen.
 
 Clips go through one by one, or together with others of their length: such a codec knows nothing of padding.
 """

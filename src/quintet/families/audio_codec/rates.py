@@ -1,4 +1,4 @@
-"""Owns the numbers by which any codec of sound is told: samples, frames and bits a second, levels and codes."""
+"""`Rates`: samples, frames and bits per second, levels and codes of any audio codec."""
 
 from __future__ import annotations
 

@@ -1,25 +1,24 @@
-"""Owns how the codec is trained: two phases on one forward pass, and what is measured, written and shown."""
+"""`AudioCodecTask`: the codec's two phases on one forward pass, its validation metrics and samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
-from quintet.config import validate
-from quintet.data.audio import audio_folder_splits, pad_windows, say_resampled
+from quintet.data.audio import pad_windows
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig
+from quintet.families.audio_codec.data import clip_splits
 from quintet.families.audio_codec.discriminators import (
     CodecDiscriminator,
     Maps,
@@ -36,14 +35,16 @@ from quintet.families.audio_codec.measures import (
     stft_distance,
     waveform_distance,
 )
-from quintet.families.audio_codec.model import AudioCodec, PretrainedCodec, Reconstruction
+from quintet.families.audio_codec.model import AudioCodec, Reconstruction
+from quintet.families.audio_codec.pipeline import AudioCodecPipeline, Codec
 from quintet.media.audio import write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.quantize import perplexity, usage
+from quintet.pipelines.base import Pipeline
 from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase, frozen
-from quintet.training.task import Task
+from quintet.training.task import Task, Traits
 
 REVIVE_EVERY = 25
 """Steps between two looks for dead codes: candidates are gathered only then."""
@@ -55,19 +56,21 @@ FLATTEST = 1e-20
 SHOWN = 320
 """Pixels of the time axis of a spectrogram."""
 
-Codec = AudioCodec | PretrainedCodec
-
 
 class AudioCodecTask(Task[AudioCodecConfig]):
-    name = "audio-codec"
-    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("mel_distance", "min")
-    exported = "codec"
+    traits = Traits(best=("mel_distance", "min"))
+    pipeline_class = AudioCodecPipeline
 
-    def __init__(self, config: AudioCodecConfig, codec: Codec | None = None) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: AudioCodecConfig,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__(config, frozen)
         self.loss = config.loss
-        self.codec = codec or (AudioCodec if config.model.transformers is None else PretrainedCodec)(config.model)
-        self.modules = {"codec": self.codec}
+        self.modules = dict(modules or AudioCodecPipeline.build_modules(config, self.frozen))
+        self.codec = self.pipeline(self.modules).codec
         self.phases = []
         if isinstance(self.codec, AudioCodec):
             self.phases = [Phase("generator", ("codec",), self.generator_loss, config.optim.for_phase())]
@@ -86,17 +89,12 @@ class AudioCodecTask(Task[AudioCodecConfig]):
         self.mel = MelDistance(config.model.rate, self.loss.mel_windows)
         self.measured_mel = measured_mel(config.model.rate)
 
-    @classmethod
-    def from_transformers(cls, folder: Path) -> AudioCodecTask:
-        codec = PretrainedCodec.from_transformers(folder)
-        return cls(validate(AudioCodecConfig, {"model": codec.config.model_dump(mode="json")}), codec)
-
     @property
     def averaged(self) -> tuple[str, ...]:
         return ("codec",) if self.phases else ()
 
     @property
-    def learning(self) -> AudioCodec:
+    def trainable_codec(self) -> AudioCodec:
         if not isinstance(self.codec, AudioCodec):
             raise UsageError(
                 "a codec of transformers is used as it is, and not trained: `quintet train soundstorm DATA --tokenizer "
@@ -105,9 +103,7 @@ class AudioCodecTask(Task[AudioCodecConfig]):
         return self.codec
 
     def splits(self) -> Splits:
-        splits = audio_folder_splits(self.config.data, self.config.model.rate)
-        say_resampled(splits.train, self.config.model.rate, "the model (model.rate)")
-        return splits
+        return clip_splits(self.config)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return pad_windows(items)
@@ -121,9 +117,9 @@ class AudioCodecTask(Task[AudioCodecConfig]):
         frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.rate / model.hop))
         return -(-FRAMES_OF_A_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
 
-    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start a vector codebook from the first clips' latents."""
-        codec = self.learning
+        codec = self.trainable_codec
         with torch.no_grad():
             reports = [Statistics(rows={"latents": codec.latents(*self.window(batch))}) for batch in batches]
         latents = sum(reports, Statistics()).over_ranks().rows["latents"]
@@ -165,7 +161,7 @@ class AudioCodecTask(Task[AudioCodecConfig]):
             aims["feature"] = (ramp * self.loss.feature, feature_distance(real, fake, lengths))
         parts = {name: distances.detach().mean() for name, (_, distances) in aims.items()}
         parts["quantizer"] = output["quantizer"]
-        return Loss(pull(made, aims.values()) + self.loss.quantizer * parts["quantizer"], parts)
+        return Loss(balance_gradients(made, aims.values()) + self.loss.quantizer * parts["quantizer"], parts)
 
     def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, lengths = output["waves"], output["lengths"]
@@ -178,13 +174,15 @@ class AudioCodecTask(Task[AudioCodecConfig]):
         return Loss(loss.mean(), parts)
 
     def after_step(self, statistics: Statistics, step: int) -> None:
-        self.learning.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
+        self.trainable_codec.quantizer.update(
+            statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival")
+        )
 
-    # --- looking --------------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         waves, lengths = self.opening(batch)
-        codes, made = round_trip(tokenizer(modules), waves, lengths)
+        codes, made = round_trip(self.pipeline(modules).codec, waves, lengths)
         waves, made = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (waves, made))
         heard = audible(waves, lengths)
         sums = {
@@ -215,31 +213,10 @@ class AudioCodecTask(Task[AudioCodecConfig]):
         figures["bitrate_kbps"] = self.codec.bitrate / 1000
         return figures
 
-    def encode(self, modules: Modules, batch: Batch, levels: int | None = None) -> Tensor:
-        """Codes `(items, frames of the longest, levels)`, of the first levels or of all; behind the last frame of the
-        others stands -1."""
-        waves: Tensor = batch["wavs"]
-        if len(waves) != len(batch):
-            raise UsageError("a clip that comes as several windows has no codes of its own; take it whole")
-        return tokenizer(modules).encode(waves, batch["lengths"], levels)
-
-    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
-        """A WAV file of each clip, of whole frames."""
-        codec = tokenizer(modules)
-        waves = codec.decode(codes)
-        frames = (codes >= 0).any(-1).sum(1).tolist()
-        return [
-            Artifact(
-                f"{name}.wav" if len(waves) == 1 else f"{name}-{number}.wav",
-                partial(write_audio, wave[: count * codec.hop], rate=codec.rate),
-            )
-            for number, (wave, count) in enumerate(zip(waves.float().cpu(), frames, strict=True))
-        ]
-
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """Each clip and what the codec makes of it, to listen to; and a sheet of their spectrograms, side by side."""
         waves, lengths = self.opening(batch)
-        codec = tokenizer(modules)
+        codec: Codec = self.pipeline(modules).codec
         _, made = round_trip(codec, waves, lengths)
         artifacts: list[Artifact] = []
         pictures = []
@@ -260,7 +237,7 @@ class AudioCodecTask(Task[AudioCodecConfig]):
         return batch["wavs"][:, :most], batch["lengths"].clamp(max=most)
 
 
-def pull(made: Tensor, aims: Iterable[tuple[float, Tensor]]) -> Tensor:
+def balance_gradients(made: Tensor, aims: Iterable[tuple[float, Tensor]]) -> Tensor:
     """The weighted sum of the aims' distances, with a gradient that draws each clip to each aim as its weight says.
 
     An aim is a weight and a distance (batch,) of what was made, (batch, samples). How steep a distance is changes by
@@ -274,12 +251,6 @@ def pull(made: Tensor, aims: Iterable[tuple[float, Tensor]]) -> Tensor:
         value = value + weight * distances.detach().mean()
     drawn = (made * total).sum() / len(made)
     return value + (drawn - drawn.detach())
-
-
-def tokenizer(modules: Modules) -> Codec:
-    codec = modules["codec"]
-    assert isinstance(codec, Codec)
-    return codec
 
 
 def round_trip(codec: Codec, waves: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Owns the tower of sound: waves to log-mel spectrograms, to patches, through a transformer (AST, 2104.01778).
+"""`AudioSpectrogramTransformer`: waves to log-mel spectrograms, to patches, through a transformer (AST, 2104.01778).
 
 Patches beyond the end of a clip are masked, so that a clip means the same alone and beside longer ones.
 """

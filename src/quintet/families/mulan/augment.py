@@ -1,4 +1,4 @@
-"""Owns what is hidden from the towers in training: a band and a stretch of each clip, some of its patches, and words.
+"""Augmentation: hides a band and a stretch of each training clip, some of its patches, and words of its caption.
 
 All of it is drawn for each clip by itself. SpecAugment (1904.08779) silences a band of frequencies and a stretch of
 time: never more than half of either, so that there is always something to hear. Captions lose words, so that short

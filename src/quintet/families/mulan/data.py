@@ -1,11 +1,14 @@
-"""Owns which clips a MuLaN is trained on, and what is asked of their captions."""
+"""Clips as MuLaN hears them: windows of training, whole clips as several windows, and checks of their captions."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-from quintet.common.batch import Dataset
+import torch
+from torch import Tensor
+
+from quintet.common.batch import Dataset, Item
 from quintet.common.logging import say
 from quintet.data.audio import AudioFolder, audio_folder_splits
 from quintet.data.python_audio import PythonAudio
@@ -13,6 +16,8 @@ from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.text_tower import TextTransformer
+from quintet.media.audio import resample, window_starts
+from quintet.media.loudness import to_loudness
 
 LOOKED_AT = 100
 """Items of a data set in Python whose captions are looked at before training."""
@@ -22,6 +27,19 @@ def mulan_splits(config: MuLaNConfig, tower: TextTransformer) -> Splits:
     splits = audio_folder_splits(config.data, config.model.audio.rate)
     check_captions(splits, config, tower)
     return splits
+
+
+def clip_windows(wave: Tensor, rate: int, config: MuLaNConfig) -> Item:
+    """A clip (samples,) as an item: at the rate of the model, in windows as those of files, as loud."""
+    data, own_rate = config.data, config.model.audio.rate
+    samples = resample(wave.detach().float().cpu().numpy()[None], rate, own_rate)
+    size, stride = (max(1, round(each * own_rate)) for each in (data.seconds, data.stride))
+    starts = window_starts(samples.shape[1], size, stride, data.max_windows)
+    windows = [samples[:, start : start + size] for start in starts]
+    if data.loudness is not None:
+        windows = [to_loudness(window, own_rate, data.loudness) for window in windows]
+    wavs = torch.cat([torch.from_numpy(window) for window in windows])
+    return {"wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
 
 
 def check_captions(splits: Splits, config: MuLaNConfig, tower: TextTransformer) -> None:

@@ -1,4 +1,4 @@
-"""Owns `MuLaN`: sound and text in one space (Huang et al. 2022, 2208.12415)."""
+"""`MuLaN`: sound and text in one space (Huang et al. 2022, 2208.12415)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns how a tower's tokens become one vector: the mean over those that are there."""
+"""Mean pooling of a tower's tokens over those that are valid."""
 
 from __future__ import annotations
 

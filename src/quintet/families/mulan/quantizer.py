@@ -1,4 +1,4 @@
-"""Owns the vectors of the shared space as codes, for generators that are told what to make by them (MusicLM,
+"""`MuLaNEmbedQuantizer`: vectors of the shared space as codes, for generators that they condition (MusicLM,
 2301.11325): a residual quantizer of moving averages, and for each generator tables of its own."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FEWEST = 0.05
 class MuLaNEmbedQuantizer(nn.Module):
     """Vectors `(batch, latent_dim)` to codes `(batch, levels)`, the coarsest first, and back.
 
-    `positions` is how many vectors a step brings in training. `namespaces` names the generators with the width of
-    what each wants to be told; `tell` looks codes up in a generator's own tables, which are trained with it.
+    `positions` is how many vectors a step brings in training. `namespaces` names the generators with the widths of
+    their conditioning vectors; `conditioning` looks codes up in a generator's own tables, which are trained with it.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class MuLaNEmbedQuantizer(nn.Module):
         inner = codes if self.quantizer.code_axes else codes[:, 0]
         return F.normalize(self.quantizer.codes_to_vectors(inner[None])[0], dim=-1)
 
-    def tell(self, vectors: Tensor, namespace: str) -> Tensor:
-        """What a generator is told: `(batch, levels, width)`."""
+    def conditioning(self, vectors: Tensor, namespace: str) -> Tensor:
+        """The conditioning vectors of a generator, `(batch, levels, width)`."""
         if namespace not in self.tables:
             known = ", ".join(self.tables) or "none"
             raise UsageError(f"there are no tables for {namespace!r}; known: {known}")
         codes = self.encode(vectors)
         shift = self.codebook_size * codes.new_tensor(range(self.levels))
-        told: Tensor = self.tables[namespace](codes + shift)
-        return told
+        looked_up: Tensor = self.tables[namespace](codes + shift)
+        return looked_up
 
     def forward(self, views: Tensor, want_rows: bool) -> Statistics:
         """What the views of a batch, `(batch, views, latent_dim)`, add to the codebooks."""

@@ -1,4 +1,4 @@
-"""Owns how well one view finds the other: at which place the right one stands when all are ranked."""
+"""Retrieval metrics: the rank of the right answer when all are ordered by similarity."""
 
 from __future__ import annotations
 

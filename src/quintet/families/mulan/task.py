@@ -1,16 +1,16 @@
-"""Owns how MuLaN is trained and measured: one phase, a loss over the whole batch, and finding clips by captions."""
+"""`MuLaNTask`: a contrastive loss over the whole batch, retrieval metrics and samples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
@@ -18,26 +18,22 @@ from quintet.common.batch import Batch, Item
 from quintet.common.logging import say
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
-from quintet.config.text import PRETRAINED
-from quintet.data.audio import mean_over_windows, pad_windows
+from quintet.data.audio import pad_windows
 from quintet.data.splits import Splits
-from quintet.errors import UsageError
 from quintet.families.mulan.augment import without_words
-from quintet.families.mulan.config import TOKENS, MuLaNConfig
+from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import mulan_splits
-from quintet.families.mulan.hearing import MuLaNFeatures
-from quintet.families.mulan.model import MuLaN, Vectors
-from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
+from quintet.families.mulan.model import Vectors
+from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
 from quintet.families.mulan.text_tower import Prepared
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
 from quintet.nn.contrastive import contrastive_loss, similarities
-from quintet.nn.tokenized_text import TokenizerFolder
-from quintet.pipelines.audio_features import AudioFeatureExtractor
+from quintet.pipelines.base import Pipeline
 from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase
-from quintet.training.task import Report, Task
+from quintet.training.task import Report, Task, Traits
 from quintet.training.whole_batch import whole_batch_backward
 
 REVIVE_EVERY = 20
@@ -47,26 +43,22 @@ NOTHING_LEARNED = 0.02
 
 
 class MuLaNTask(Task[MuLaNConfig]):
-    name = "mulan"
-    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("text_to_audio_mrr", "max")
-    exported = "mulan"
-    exported_beside = ("quantizer",)
-    minimum_batch = 2
+    traits = Traits(best=("text_to_audio_mrr", "max"), minimum_batch=2)
+    pipeline_class = MuLaNPipeline
 
-    def __init__(self, config: MuLaNConfig, mulan: MuLaN | None = None) -> None:
-        super().__init__(config.changed(_found_keys(config)))
-        config, model = self.config, self.config.model
-        if config.data.seconds > model.audio.max_seconds:
-            raise UsageError(
-                f"data.seconds={config.data.seconds} is longer than model.audio.max_seconds={model.audio.max_seconds}"
-            )
-        self.mulan = mulan or MuLaN(model)
-        self.modules = {"mulan": self.mulan}
-        if model.quantizer_levels:
-            self.quantizer = MuLaNEmbedQuantizer(
-                model.latent_dim, model.quantizer_levels, model.codebook_size, positions=2 * config.train.batch_size
-            )
-            self.modules["quantizer"] = self.quantizer
+    def __init__(
+        self,
+        config: MuLaNConfig,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__(config, frozen)
+        config = self.config
+        self.modules = MuLaNPipeline.build_modules(config, self.frozen, modules)
+        own: MuLaNPipeline = self.pipeline(self.modules)
+        self.mulan = own.mulan
+        if config.model.quantizer_levels:
+            self.quantizer = own.quantizer
         self.phases = [Phase("mulan", ("mulan",), self.loss, config.optim.for_phase())]
 
     def splits(self) -> Splits:
@@ -77,7 +69,7 @@ class MuLaNTask(Task[MuLaNConfig]):
 
     # --- training -------------------------------------------------------------------------------------------
 
-    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Learn how loud the data is, and start the codebooks from the first batch's vectors."""
         held = list(batches)
         levels = [Statistics({"level": self.mulan.audio.level(batch["wavs"], batch["lengths"])}) for batch in held]
@@ -121,36 +113,24 @@ class MuLaNTask(Task[MuLaNConfig]):
             seed = seed_from(self.config.train.seed, step, "revival")
             self.quantizer.quantizer.update(statistics.of("quantizer"), seed)
 
-    # --- looking --------------------------------------------------------------------------------------------
-
-    def embed(self, modules: Modules, batch: Batch) -> Tensor:
-        """Of a long clip the mean over its windows."""
-        windows = _mulan(modules).embed_audio(batch["wavs"], batch["lengths"])
-        return F.normalize(mean_over_windows(windows, batch["owners"], len(batch)), dim=-1)
-
-    def embed_texts(self, modules: Modules, texts: Sequence[str]) -> Tensor:
-        if long := self.mulan.text.too_long(texts):
-            say(f"warning: cut at its end, the model reads no more (model.text.max_length): {long[0]!r}")
-        return _mulan(modules).embed_texts(texts)
-
-    def hearing(self, modules: Modules) -> AudioFeatureExtractor:
-        return MuLaNFeatures(_mulan(modules), self.config)
+    # --- validation -----------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
-        audio, text = self.embed(modules, batch), _mulan(modules).embed_prepared(self._texts(batch))
+        pipeline: MuLaNPipeline = self.pipeline(modules)
+        audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self._texts(batch))
         captions = torch.tensor([caption_number(each) for each in _texts_of(batch)], device=audio.device)
-        sums = self._told_apart(modules, batch, audio) if self.config.eval.labels else {}
+        sums = self._zero_shot(pipeline, batch, audio) if self.config.eval.labels else {}
         if self.config.model.quantizer_levels:
-            kept = F.cosine_similarity(_quantizer(modules).decode(_quantizer(modules).encode(audio)), audio)
+            kept = F.cosine_similarity(pipeline.quantizer.decode(pipeline.quantizer.encode(audio)), audio)
             sums["quantized"] = kept.double().sum()
         # The temperature of these weights, averaged or live, as often as there are batches.
-        sums |= {"log_scale": _mulan(modules).log_scale[-1].double(), "batches": torch.tensor(1.0)}
+        sums |= {"log_scale": pipeline.mulan.log_scale[-1].double(), "batches": torch.tensor(1.0)}
         return Statistics(sums, {"audio": audio, "text": text, "captions": captions})
 
-    def _told_apart(self, modules: Modules, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
+    def _zero_shot(self, pipeline: MuLaNPipeline, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
         """How many clips name a label in their caption, and of how many the nearest label is that one."""
         labels = self.config.eval.labels
-        prompts = _mulan(modules).embed_texts([self.config.eval.prompt.replace("{}", label) for label in labels])
+        prompts = pipeline.mulan.embed_texts([self.config.eval.prompt.replace("{}", label) for label in labels])
         guesses = similarities(audio, prompts).argmax(1).tolist()
         named = [label_in(text, labels) for text in _texts_of(batch)]
         right = [guess == own for guess, own in zip(guesses, named, strict=True) if own is not None]
@@ -177,7 +157,8 @@ class MuLaNTask(Task[MuLaNConfig]):
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """How near each clip is to each caption: the diagonal should shine."""
-        audio, text = self.embed(modules, batch), _mulan(modules).embed_prepared(self._texts(batch))
+        pipeline: MuLaNPipeline = self.pipeline(modules)
+        audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self._texts(batch))
         scores = similarities(audio, text).double().cpu()
         picture = draw_matrix(scores.numpy(), [Path(name).name for name in batch.names], _texts_of(batch))
         about = {"rows": list(batch.names), "columns": _texts_of(batch)}
@@ -221,33 +202,8 @@ def _views(vectors: Vectors) -> Tensor:
     return torch.stack([vectors.audio[:, -1], vectors.text[:, -1]], dim=1)
 
 
-def _mulan(modules: Modules) -> MuLaN:
-    model = modules["mulan"]
-    assert isinstance(model, MuLaN)
-    return model
-
-
-def _quantizer(modules: Modules) -> MuLaNEmbedQuantizer:
-    model = modules["quantizer"]
-    assert isinstance(model, MuLaNEmbedQuantizer)
-    return model
-
-
 def _texts_of(batch: Batch) -> list[str]:
     """The captions in words; where they came as ids, the ids."""
     if "token_ids" in batch:
         return [" ".join(map(str, ids.tolist())) for ids in batch["token_ids"]]
     return list(batch["texts"])
-
-
-def _found_keys(config: MuLaNConfig) -> dict[str, Any]:
-    """What is known of the keys once the files are: where a tokenizer or a frozen encoder lies, and its vocabulary."""
-    reads = config.model.text.reads
-    found: dict[str, Any] = {}
-    for kind in (TOKENS, PRETRAINED):
-        folder = Path(reads.removeprefix(kind)).expanduser()
-        if reads.startswith(kind) and folder.is_dir():
-            found["model.text.reads"] = f"{kind}{folder.resolve()}"
-    if reads.startswith(TOKENS) and config.model.text.vocabulary is None:
-        found["model.text.vocabulary"] = TokenizerFolder(reads.removeprefix(TOKENS)).vocabulary
-    return found

@@ -1,4 +1,4 @@
-"""Owns the tower of text: bytes, tokens, or what a frozen encoder makes of a text, through a transformer."""
+"""`TextTransformer`: bytes, tokens, or the vectors of a frozen text encoder, through a transformer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Owns what SoundStorm is told of a clip beside its codes: semantic tokens, frame by frame, or one vector of all of it.
+"""`Conditioner`: what SoundStorm is conditioned on: semantic tokens, frame by frame, or one vector of a whole clip.
 
-What is told is named tensors, batch first. `frames (batch, frames)` is always among them and says which frames are
+Conditioning is named tensors, batch first. `frames (batch, frames)` is always among them and says which frames are
 there. `semantic (batch, frames, tokens)` are the semantic tokens that lie over each frame. `clip (batch, clip_dim)`
-is the vector, `clip_there (batch,)` whether there is one. What is left out, for guidance, is not zero but a learned
+is the vector, `clip_there (batch,)` whether there is one. What is dropped, for guidance, is not zero but a learned
 vector of its own.
 """
 
@@ -19,14 +19,14 @@ from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormModelConfig
 from quintet.nn.transformer import EMBEDDING_SCALE
 
-Told = Mapping[str, Tensor]
+Conditioning = Mapping[str, Tensor]
 
 SLACK = 2
 """By how many semantic tokens, or frames, a clip's two lengths may differ: encoders treat its ends differently."""
 
 
-class Conditions(nn.Module):
-    """Makes vectors of what is told, to be added to every frame's."""
+class Conditioner(nn.Module):
+    """Makes vectors of conditioning, to be added to every frame's."""
 
     def __init__(self, config: SoundStormModelConfig) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class Conditions(nn.Module):
         clip: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """What is told of a batch. `semantic (batch, tokens)` are at their own rate, with -1 behind a row's last one.
+        """The conditioning of a batch. `semantic (batch, tokens)` are at their own rate, -1 behind a row's last one.
 
-        Where `keep` is False the row is told nothing.
+        Where `keep` is False the row has none.
         """
-        told = {"frames": frames}
+        conditioning = {"frames": frames}
         rows, device = len(frames), frames.device
         keep = torch.ones(rows, dtype=torch.bool, device=device) if keep is None else keep.to(device)
         if self.config.semantic_codes is not None:
@@ -62,7 +62,7 @@ class Conditions(nn.Module):
                 laid = torch.full((*frames.shape, self._tokens_a_frame), nothing, device=device)
             else:
                 laid = self._laid_over(frames, semantic)
-            told["semantic"] = laid.masked_fill(~(frames & keep[:, None])[..., None], nothing)
+            conditioning["semantic"] = laid.masked_fill(~(frames & keep[:, None])[..., None], nothing)
         elif semantic is not None:
             raise UsageError("this model is told no semantic tokens (model.semantic_codes)")
         if self.config.clip_dim is not None:
@@ -72,24 +72,24 @@ class Conditions(nn.Module):
                 raise UsageError(
                     f"vectors of shape {tuple(clip.shape)} are not {rows} of model.clip_dim={self.config.clip_dim}"
                 )
-            told.update(clip=clip.to(device), clip_there=keep)
+            conditioning.update(clip=clip.to(device), clip_there=keep)
         elif clip is not None:
             raise UsageError("this model is told no vector of a clip (model.clip_dim)")
-        return told
+        return conditioning
 
-    def nothing(self, told: Told) -> dict[str, Tensor]:
-        """The same of clips of which nothing is told: what guidance leads away from."""
-        return self.prepare(told["frames"])
+    def null_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
+        """The same clips with everything dropped: what guidance leads away from."""
+        return self.prepare(conditioning["frames"])
 
-    def forward(self, told: Told) -> Tensor | None:
-        """`(batch, frames or 1, dim)`; None for a model that is told nothing."""
+    def forward(self, conditioning: Conditioning) -> Tensor | None:
+        """`(batch, frames or 1, dim)`; None for a model without conditioning."""
         parts: list[Tensor] = []
         if self.semantic is not None:
-            parts.append(self.semantic(told["semantic"]).mean(2))
+            parts.append(self.semantic(conditioning["semantic"]).mean(2))
         if self.clip is not None:
-            there = told["clip_there"][:, None]
+            there = conditioning["clip_there"][:, None]
             # Where vectors come from decides their length; the model should not feel it.
-            clip = told["clip"].masked_fill(~there, 0).to(self.clip.weight.dtype)
+            clip = conditioning["clip"].masked_fill(~there, 0).to(self.clip.weight.dtype)
             vectors = self.clip(F.layer_norm(clip, clip.shape[-1:]))
             parts.append(torch.where(there, vectors, self.no_clip.to(vectors.dtype))[:, None])
         return sum(parts[1:], parts[0]) if parts else None

@@ -1,13 +1,14 @@
-"""Owns the keys of the recipe `soundstorm`. Imports no torch, so that help is quick."""
+"""The keys of the recipe `soundstorm`. Imports no torch, so that help is quick."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import RunConfig, Section, SoundDataConfig
+from quintet.config import GenerateOptions, RunConfig, Section, SoundDataConfig
 from quintet.config.masked import MaskedSampleConfig
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
@@ -112,7 +113,17 @@ class SoundStormSampleConfig(MaskedSampleConfig):
     )
 
 
+class SoundStormOptions(GenerateOptions):
+    prompt: Path | None = Field(None, description="An audio file to go on from.")
+    seconds: float | None = Field(
+        None,
+        allow_inf_nan=True,  # the pipeline refuses them as it refuses other lengths
+        description="Length of a clip, prompt included; if not given, the model's longest.",
+    )
+
+
 class SoundStormConfig(RunConfig):
+    OPTIONS = SoundStormOptions
     LINKS: ClassVar[tuple[str, ...]] = ("tokenizer", "condition")
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "debug": {

@@ -1,4 +1,4 @@
-"""Owns SoundStorm's data: the codes of clips, made once by a frozen codec, and what the model is told of each.
+"""SoundStorm's data: the codes of clips, made once by a frozen codec, and the conditioning of each.
 
 A clip is used from its start, as far as `data.seconds`. Codes, and the vectors that a MuLaN makes of clips, are kept in
 the cache. Semantic tokens come from a folder of their own, by the names of the files.
@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +23,29 @@ from quintet.data.audio import audio_folder_splits, say_resampled
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
 from quintet.data.token_files import SemanticTokens, read_semantic
-from quintet.data.tokenized import TokenEncoder, encoded_splits
+from quintet.data.tokenized import encoded_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.listening import Listener
-from quintet.pipelines.frozen import FrozenModel
+from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
 
 PADDING = -1
 _OWN_LENGTH = ("codes", "semantic")
 
 
 @dataclass
-class ClipSource:
+class ClipDataset:
     """Clips as codes. An item holds `codes` (frames, levels), its `texts` and what is known of it; with a MuLaN also
-    its vector `clip`; where captions are told in training the vector `caption`, and whether it is `captioned`; and its
-    `semantic` tokens (tokens), if there are any."""
+    its vector `clip`; where captions condition it in training the vector `caption`, and whether it is `captioned`; and
+    its `semantic` tokens (tokens), if there are any."""
 
     codes: TokenDataset
     clips: TokenDataset | None = None
     captions: Mapping[str, Tensor] | None = None
     semantic: Mapping[int, Tensor] | None = None
-    """By the number of the item; none are told where this is none."""
-    untold: Mapping[int, str] = field(default_factory=dict)
-    """Items that lack what they should be told, with the reason."""
+    """By the number of the item; none: the model has no semantic tokens."""
+    unusable: Mapping[int, str] = field(default_factory=dict)
+    """Items that lack their semantic tokens, with the reason."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -56,8 +54,8 @@ class ClipSource:
         return self.codes.name(item)
 
     def load(self, item: int, draw: ItemRNG) -> Item:
-        if item in self.untold:
-            raise UnreadableItem(self.untold[item])
+        if item in self.unusable:
+            raise UnreadableItem(self.unusable[item])
         loaded = self.codes.load(item, draw)
         if self.semantic is not None:
             loaded["semantic"] = self.semantic[item]
@@ -70,7 +68,7 @@ class ClipSource:
 
     def lengths(self) -> list[int]:
         """Frames of each clip; 0 where it cannot be used."""
-        return [0 if item in self.untold else count for item, count in enumerate(self.codes.lengths())]
+        return [0 if item in self.unusable else count for item, count in enumerate(self.codes.lengths())]
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:
@@ -84,31 +82,36 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
     return fields
 
 
-def clip_splits(config: SoundStormConfig, tokenizer: FrozenModel, listener: Listener | None) -> Splits:
+def clip_splits(config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
     media = audio_folder_splits(config.data, tokenizer.model.rate, opening=True)
     say_resampled(media.train, tokenizer.model.rate, "the tokenizer")
-    return coded(config, tokenizer, listener, media)
+    return coded_splits(config, tokenizer, conditioner, media)
 
 
-def coded(config: SoundStormConfig, tokenizer: FrozenModel, listener: Listener | None, media: Splits) -> Splits:
-    """The same sources as codes, with what the model is told of each clip."""
-    codes = encoded_splits(_coder(tokenizer, config.model.levels), media, "clips encoded", cache=config.data.cache)
+def coded_splits(
+    config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None, media: Splits
+) -> Splits:
+    """The same items as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
+    codes = encoded_splits(
+        tokenizer.token_encoder(config.model.levels), media, "clips encoded", cache=config.data.cache
+    )
     clips = heard = None
-    if listener is not None:
-        heard = encoded_splits(listener.maker(tokenizer.model.rate), media, "clips heard", cache=config.data.cache)
+    if conditioner is not None:
+        encoder = conditioner.token_encoder(tokenizer.model.rate)
+        heard = encoded_splits(encoder, media, "clips heard", cache=config.data.cache)
         clips = {"train": heard.train, "validation": heard.validation, **heard.extra_splits}
-    captions = _captions(media.train, listener) if config.loss.tell_caption and listener is not None else None
+    captions = _captions(media.train, conditioner) if config.loss.tell_caption and conditioner is not None else None
     tokens = _semantic(config)
     skipped = dict(codes.skipped)
 
-    def joined(source: Dataset, part: str, captions: Mapping[str, Tensor] | None = None) -> ClipSource:
+    def joined(source: Dataset, part: str, captions: Mapping[str, Tensor] | None = None) -> ClipDataset:
         vectors = clips[part] if clips is not None else None
         assert isinstance(source, TokenDataset)
         assert vectors is None or isinstance(vectors, TokenDataset)
-        told, untold = (None, {}) if tokens is None else _laid_beside(config, source, tokens)
-        skipped.update({source.name(item): reason for item, reason in untold.items()})
-        return ClipSource(source, vectors, captions, told, untold)
+        semantic, unusable = (None, {}) if tokens is None else _semantic_of_items(config, source, tokens)
+        skipped.update({source.name(item): reason for item, reason in unusable.items()})
+        return ClipDataset(source, vectors, captions, semantic, unusable)
 
     return replace(
         codes,
@@ -118,14 +121,6 @@ def coded(config: SoundStormConfig, tokenizer: FrozenModel, listener: Listener |
         skipped=skipped,
         fingerprint=codes.fingerprint if tokens is None else codes.fingerprint + _fingerprint(tokens),
     )
-
-
-def _coder(tokenizer: FrozenModel, levels: int | None) -> TokenEncoder:
-    """What makes the codes of the levels that are used, and no others: a codec may have many more."""
-    digest = tokenizer.digest
-    if levels is None or levels >= tokenizer.model.levels:
-        return TokenEncoder(digest, tokenizer.recipe.collate, tokenizer.encode)
-    return TokenEncoder(f"{digest} {levels} levels", tokenizer.recipe.collate, partial(tokenizer.encode, levels=levels))
 
 
 def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
@@ -143,7 +138,7 @@ def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
     return tokens
 
 
-def _laid_beside(
+def _semantic_of_items(
     config: SoundStormConfig, codes: TokenDataset, tokens: SemanticTokens
 ) -> tuple[dict[int, Tensor], dict[int, str]]:
     """The semantic tokens of each item, as far as it is used; and the items that have none."""
@@ -175,10 +170,10 @@ def _fingerprint(tokens: SemanticTokens) -> str:
     return content.hexdigest()
 
 
-def _captions(source: Dataset, listener: Listener) -> dict[str, Tensor]:
+def _captions(source: Dataset, conditioner: MuLaNConditioner) -> dict[str, Tensor]:
     """Of each caption that is trained on its vector. All at once and in order, so that a resumed run has the same."""
     assert isinstance(source, MediaDataset)
     texts = sorted({source.about(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
         raise UsageError("loss.tell_caption tells captions, and no clip has one; leave it at 0, or add captions")
-    return dict(zip(texts, listener.read(texts).cpu(), strict=True))
+    return dict(zip(texts, conditioner.embed_texts(texts).cpu(), strict=True))

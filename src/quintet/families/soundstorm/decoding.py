@@ -1,4 +1,4 @@
-"""Owns how SoundStorm fills in codes: level by level, the coarsest first, each by masked decoding.
+"""Decoding of SoundStorm: codes are filled in level by level, the coarsest first, each by masked decoding.
 
 While a level is made, all finer ones are hidden, but for what is given: at every step the model sees what training has
 shown it. A level's steps count and rank that level's codes alone. How one level is decoded is in `sampling/masked.py`.
@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
-from quintet.sampling.masked import Conditioning, Sampling, decode
-
-if TYPE_CHECKING:
-    from quintet.families.soundstorm.model import SoundStorm
+from quintet.families.soundstorm.conditioning import Conditioning
+from quintet.families.soundstorm.model import SoundStorm
+from quintet.sampling.masked import Sampling, decode
 
 LevelObserver = Callable[[int, int, Tensor, Tensor], None]
 """Told the level, the step, the codes of all levels after it, and which of the level's are masked."""
@@ -56,19 +54,22 @@ def canvas(frames: Tensor, levels: int, prompt: Tensor | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def fill_in(
+def generate(
     model: SoundStorm,
     canvas: Tensor,
-    told: Conditioning,
+    conditioning: Conditioning,
     draw: ItemRNG,
     settings: Sequence[Sampling],
     on_step: LevelObserver | None = None,
 ) -> Tensor:
-    """What `SoundStorm.generate` says."""
-    frames = told["frames"]
+    """Codes (batch, frames, levels) of clips, -1 behind their ends.
+
+    `canvas` holds what is given and -1 where codes are to be made; `settings` are those of each level.
+    """
+    frames = conditioning["frames"]
     _check(model, canvas, frames, settings)
     codes = canvas.masked_fill(canvas < 0, model.mask_id)
-    against = model.net.conditions.nothing(told) if model.config.conditioned else None
+    against = model.net.conditions.null_conditioning(conditioning) if model.config.conditioned else None
 
     for number, own in enumerate(settings):
         level = _Level(model, number, on_step)
@@ -79,7 +80,7 @@ def fill_in(
             mask_id=model.mask_id,
             draw=draw,
             settings=own,
-            conditioning={**told, "codes": codes},
+            conditioning={**conditioning, "codes": codes},
             against=against,
             valid=frames,
             critic=level.critic if model.config.self_critic else None,
@@ -92,7 +93,7 @@ def fill_in(
 
 @dataclass(frozen=True)
 class _Level:
-    """The model as `decode` asks for it: one level of codes, the others told as `codes`."""
+    """The model as `decode` asks for it: one level of codes, the others as the conditioning `codes`."""
 
     model: SoundStorm
     number: int
@@ -103,15 +104,15 @@ class _Level:
         return torch.cat([codes[..., : self.number], tokens[..., None], codes[..., self.number + 1 :]], dim=2)
 
     def logits(
-        self, tokens: Tensor, told: Conditioning, where: Tensor, previous: Tensor | None
+        self, tokens: Tensor, conditioning: Conditioning, where: Tensor, previous: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        vectors = self.model.net(self.among(told["codes"], tokens), told, previous)
+        vectors = self.model.net(self.among(conditioning["codes"], tokens), conditioning, previous)
         carry = vectors if self.model.config.self_conditioning else None
         return self.model.logits_of(vectors[where], self.number), carry
 
-    def critic(self, tokens: Tensor, told: Conditioning) -> Tensor:
+    def critic(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         levels = torch.full((len(tokens),), self.number, device=tokens.device)
-        scores: Tensor = self.model(self.among(told["codes"], tokens), told, levels, want="scores")
+        scores: Tensor = self.model(self.among(conditioning["codes"], tokens), conditioning, levels, want="scores")
         return scores
 
     def watch(self, codes: Tensor, step: int, tokens: Tensor, masked: Tensor) -> None:

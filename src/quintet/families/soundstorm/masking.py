@@ -1,4 +1,4 @@
-"""Owns which codes a training step hides (Borsos et al. 2023, 2305.09636, section 3.3).
+"""Masking of training: which codes a step hides (Borsos et al. 2023, 2305.09636, section 3.3).
 
 A row's prompt, of 0 to all but one of its frames, stays whole. Behind it a share of the codes of one level is hidden,
 all those of finer levels are, and none of coarser ones. The model guesses the hidden ones of that level. Prompt, level

@@ -1,4 +1,4 @@
-"""Owns `SoundStorm`: codes of which some are hidden, and what is told of a clip, to the logits of one level.
+"""`SoundStorm`: codes of which some are hidden, and conditioning of the clip, to the logits of one level.
 
 Codes are (batch, frames, levels), the coarsest level first. Which are hidden in training is in `masking.py`, how they
 are filled in in `decoding.py`.
@@ -6,24 +6,20 @@ are filled in in `decoding.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.common.rng import ItemRNG
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
-from quintet.families.soundstorm.conditioning import Conditions, Told
+from quintet.families.soundstorm.conditioning import Conditioner, Conditioning
 from quintet.families.soundstorm.config import SoundStormModelConfig
-from quintet.families.soundstorm.decoding import LevelObserver, fill_in
 from quintet.nn.codebook_start import start_alike
 from quintet.nn.conformer import Conformer
 from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions
-from quintet.sampling.masked import Sampling
 
 Wanted = Literal["logits", "scores", "vectors"]
 
@@ -32,7 +28,7 @@ MAX_FRAMES = 1500
 
 
 class ConformerWrapper(nn.Module):
-    """Codes of all levels to one vector a frame: embeddings summed over levels, what is told, and a conformer.
+    """Codes of all levels to one vector a frame: embeddings summed over levels, conditioning, and a conformer.
 
     Keyword arguments are the keys of `model.*`; see `SoundStormModelConfig`.
     """
@@ -51,7 +47,7 @@ class ConformerWrapper(nn.Module):
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE * self.levels**-0.5)
         # Where nothing is known yet all frames are alike, and distances alone cannot tell the middle ones apart.
         self.positions = LearnedPositions((max_frames,), config.dim) if config.positions else None
-        self.conditions = Conditions(config)
+        self.conditions = Conditioner(config)
         self.conformer = Conformer(
             config.dim,
             config.depth,
@@ -69,9 +65,9 @@ class ConformerWrapper(nn.Module):
             # A model starts by not listening to itself.
             nn.init.zeros_(self.from_previous.weight)
 
-    def forward(self, codes: Tensor, told: Told, previous: Tensor | None = None) -> Tensor:
+    def forward(self, codes: Tensor, conditioning: Conditioning, previous: Tensor | None = None) -> Tensor:
         """`(batch, frames, dim)`; `previous` is what came out for the same clips before, for self-conditioning."""
-        frames = told["frames"]
+        frames = conditioning["frames"]
         self._check(codes, frames)
         # What stands in padding need not be a code, and reaches no frame.
         codes = codes.masked_fill(~frames[..., None], self.mask_id)
@@ -79,7 +75,7 @@ class ConformerWrapper(nn.Module):
         x = F.embedding_bag(ids.flatten(0, 1), self.embedding.weight, mode="sum").view(*codes.shape[:2], -1)
         if self.positions is not None:
             x = x + self.positions((codes.shape[1],))
-        condition = self.conditions(told)
+        condition = self.conditions(conditioning)
         if condition is not None:
             x = x + condition
         if self.from_previous is not None:
@@ -135,20 +131,20 @@ class SoundStorm(Pretrained, nn.Module):
         for weights, level in zip((*embeddings, *self.head_weights), (*codebooks, *codebooks), strict=True):
             start_alike(weights, level)
 
-    def tell(
+    def conditioning(
         self,
         frames: Tensor,
         semantic: Tensor | None = None,
         clip: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """What the model is told of clips; see `Conditions.prepare`."""
+        """The conditioning of clips; see `Conditioner.prepare`."""
         return self.net.conditions.prepare(frames, semantic, clip, keep)
 
     def forward(
         self,
         codes: Tensor,
-        told: Told,
+        conditioning: Conditioning,
         levels: Tensor,
         where: Tensor | None = None,
         previous: Tensor | None = None,
@@ -160,7 +156,7 @@ class SoundStorm(Pretrained, nn.Module):
         the net's vectors, come by this method too, because processes that train together see what goes through a
         module's call alone.
         """
-        vectors: Tensor = self.net(codes, told, previous)
+        vectors: Tensor = self.net(codes, conditioning, previous)
         if want == "vectors":
             return vectors
         if want == "scores":
@@ -192,19 +188,3 @@ class SoundStorm(Pretrained, nn.Module):
         order = where.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         packed = vectors.gather(1, order[..., None].expand(-1, -1, vectors.shape[2]))
         return self._logits(packed, levels)[torch.arange(most, device=where.device) < counts[:, None]]
-
-    @torch.no_grad()
-    def generate(
-        self,
-        canvas: Tensor,
-        told: Told,
-        draw: ItemRNG,
-        settings: Sequence[Sampling],
-        on_step: LevelObserver | None = None,
-    ) -> Tensor:
-        """Codes (batch, frames, levels) of clips, -1 behind their ends.
-
-        `canvas` holds what is given and -1 where codes are to be made; `decoding.canvas` makes one of a prompt.
-        `settings` are those of each level; `decoding.for_levels` makes them of one.
-        """
-        return fill_in(self, canvas, told, draw, settings, on_step)

@@ -1,71 +1,63 @@
-"""Owns how SoundStorm is trained on the codes of a codec, how it is measured, and how it makes what a text says."""
+"""`SoundStormTask`: a masked conformer over the codes of clips, its validation metrics and samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.logging import say
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
-from quintet.errors import UsageError
 from quintet.families.soundstorm import data, judging
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.listening import Listener
-from quintet.families.soundstorm.making import Made, Studio, level_settings
 from quintet.families.soundstorm.masking import Hidden, hide, hide_level
-from quintet.families.soundstorm.model import SoundStorm
-from quintet.families.soundstorm.prompt import frames_of, read_prompt
+from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
+from quintet.families.soundstorm.pipeline import SPECTROGRAM_WIDTH, GeneratedAudio, SoundStormPipeline, codec_of
 from quintet.media.audio import write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.frechet import frechet_distance
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine
 from quintet.training.maskgit_task import refuse_untrained, score_loss, token_loss
 from quintet.training.phase import Loss, Modules, Output, Phase
-from quintet.training.task import Request, Task
+from quintet.training.task import Task, Traits
 
 SELF_CONDITIONED = 0.75
 """Share of rows that see what the model made of them before, where it is trained to."""
-MADE_AT_ONCE = 16
-SHOWN = 320
-"""Pixels of the time axis of a spectrogram."""
 
 
 class SoundStormTask(Task[SoundStormConfig]):
-    name = "soundstorm"
-    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
-    exported = "soundstorm"
-    options = ("prompt", "seconds")
-    shardable = True
+    traits = Traits(best=("loss", "min"), shardable=True)
+    pipeline_class = SoundStormPipeline
 
     def __init__(
         self,
         config: SoundStormConfig,
-        tokenizer: FrozenModel | None = None,
-        condition: FrozenModel | None = None,
-        soundstorm: SoundStorm | None = None,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
     ) -> None:
-        listener = Listener(condition, config.data.clip) if condition is not None else None
-        config = _fitted(config, tokenizer, listener)
-        links = {"tokenizer": tokenizer, "condition": condition}
-        super().__init__(config, **{name: link for name, link in links.items() if link is not None})
-        self.tokenizer = tokenizer
-        self.listener = listener
-        self.soundstorm = soundstorm or _new_model(config, tokenizer)
-        self.is_new = soundstorm is None
-        self.modules = {"soundstorm": self.soundstorm}
+        super().__init__(config, frozen)
+        tokenizer = self.frozen.get("tokenizer")
+        if tokenizer is not None:
+            self.config = _with_semantic_keys(self.config)
+        self.conditioner = MuLaNConditioner.of(self.frozen, self.config.data.clip)
+        self.is_new = not modules
+        self.modules = dict(modules or SoundStormPipeline.build_modules(self.config, self.frozen))
+        own: SoundStormPipeline = self.pipeline(self.modules)
+        self.soundstorm = own.soundstorm
+        if self.is_new and tokenizer is not None and hasattr(tokenizer.model, "codebooks"):
+            # Codes that sound alike start alike: the model need not learn that from the clips.
+            self.soundstorm.start_from(tokenizer.model.codebooks[: self.soundstorm.levels])
         self.phases = [self._phase()]
 
     def _phase(self) -> Phase:
@@ -80,32 +72,18 @@ class SoundStormTask(Task[SoundStormConfig]):
             critic.requires_grad_(False)
         return Phase("generator", ("soundstorm",), self.generator_loss, optim)
 
-    @property
-    def unprompted(self) -> bool:
-        return not self.config.model.conditioned
-
-    @property
-    def prompted(self) -> bool:
-        return self.listener is not None and self.config.model.semantic_codes is None
-
     def splits(self) -> Splits:
-        return data.clip_splits(self.config, self.link_to_codec(), self.listener)
-
-    def link_to_codec(self) -> FrozenModel:
-        """What sounds are encoded and decoded by; a model that is trained on token ids may have none."""
-        if self.tokenizer is None:
-            raise UsageError("this model knows no codec, only token ids: there are no sounds to read or to make")
-        return self.tokenizer
+        return data.clip_splits(self.config, codec_of(self.frozen), self.conditioner)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return data.collate(items)
 
-    def lengths(self, source: Dataset) -> Sequence[int] | None:
-        return source.lengths() if hasattr(source, "lengths") else None
+    def lengths(self, dataset: Dataset) -> Sequence[int] | None:
+        return dataset.lengths() if hasattr(dataset, "lengths") else None
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         if self.config.loss.only == "critic":
             refuse_untrained(self.is_new and self.config.init is None)
 
@@ -116,15 +94,17 @@ class SoundStormTask(Task[SoundStormConfig]):
             batch["codes"], batch["frames"], batch.draw, model.mask_id, schedule, loss.span, loss.coarse_first
         )
         keep = batch.draw.uniform("keep condition") >= loss.drop_condition
-        told = self._told(batch, self._clips(batch), keep)
+        conditioning = self._conditioning(batch, self._clips(batch), keep)
         with torch.set_grad_enabled(torch.is_grad_enabled() and loss.only != "critic"):
-            previous = self._own_vectors(batch, hidden, told)
-            logits = modules["soundstorm"](hidden.tokens, told, hidden.levels, where=hidden.where, previous=previous)
-        return Output({"hidden": hidden, "told": told, "logits": logits})
+            previous = self._own_vectors(batch, hidden, conditioning)
+            logits = modules["soundstorm"](
+                hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=previous
+            )
+        return Output({"hidden": hidden, "conditioning": conditioning, "logits": logits})
 
     def _clips(self, batch: Batch) -> Tensor | None:
-        """The vectors that clips are told by in training: their sound's, or for some their caption's."""
-        if self.listener is None:
+        """The vectors that condition clips in training: their sound's, or for some their caption's."""
+        if self.conditioner is None:
             return None
         clip: Tensor = batch["clip"]
         if "caption" in batch:
@@ -132,18 +112,18 @@ class SoundStormTask(Task[SoundStormConfig]):
             clip = torch.where((drawn & batch["captioned"])[:, None], batch["caption"], clip)
         return clip
 
-    def _told(self, batch: Batch, clip: Tensor | None, keep: Tensor | None = None) -> dict[str, Tensor]:
+    def _conditioning(self, batch: Batch, clip: Tensor | None, keep: Tensor | None = None) -> dict[str, Tensor]:
         semantic = batch.fields.get("semantic")
-        if clip is not None and self.listener is not None:
-            clip = self.listener.told(clip)
-        return self.soundstorm.tell(batch["frames"], semantic, clip, keep)
+        if clip is not None and self.conditioner is not None:
+            clip = self.conditioner.conditioning(clip)
+        return self.soundstorm.conditioning(batch["frames"], semantic, clip, keep)
 
-    def _own_vectors(self, batch: Batch, hidden: Hidden, told: dict[str, Tensor]) -> Tensor | None:
+    def _own_vectors(self, batch: Batch, hidden: Hidden, conditioning: dict[str, Tensor]) -> Tensor | None:
         """What the model makes of the same clips without help, for most rows; the others learn to do without."""
         if not self.config.model.self_conditioning:
             return None
         with torch.no_grad():
-            vectors: Tensor = self.soundstorm(hidden.tokens, told, hidden.levels, want="vectors")
+            vectors: Tensor = self.soundstorm(hidden.tokens, conditioning, hidden.levels, want="vectors")
         helped = batch.draw.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
         return vectors * helped[:, None, None]
 
@@ -160,16 +140,16 @@ class SoundStormTask(Task[SoundStormConfig]):
         chances = batch.draw.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
         made = filters.guesses(logits.detach(), chances)
         scores = modules["soundstorm"](
-            hidden.filled(made), output["told"], hidden.levels, where=hidden.where, want="scores"
+            hidden.filled(made), output["conditioning"], hidden.levels, where=hidden.where, want="scores"
         )
         return Loss(score_loss(scores, made != hidden.targets))
 
-    # --- looking ----------------------------------------------------------------------------------------------
+    # --- validation -------------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Loss and accuracy of each level behind no prompt, with the same codes hidden every time."""
         codes, frames = batch["codes"], batch["frames"]
-        told = self._told(batch, batch["clip"] if self.listener is not None else None)
+        conditioning = self._conditioning(batch, batch["clip"] if self.conditioner is not None else None)
         nowhere = torch.zeros(len(codes), dtype=torch.long, device=codes.device)
         sums: dict[str, Tensor] = {}
         for level in range(self.soundstorm.levels):
@@ -178,7 +158,7 @@ class SoundStormTask(Task[SoundStormConfig]):
             hidden = hide_level(
                 codes, frames, nowhere, levels, batch.draw, self.soundstorm.mask_id, schedule, name=name
             )
-            logits = filters.wide(modules["soundstorm"](hidden.tokens, told, levels, where=hidden.where))
+            logits = filters.wide(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
             sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
             sums[f"count_{name}"] = hidden.where.sum().double()
@@ -189,23 +169,23 @@ class SoundStormTask(Task[SoundStormConfig]):
         MuLaN thinks of them."""
         records: Any = batch.fields.get("sound")
         is_judged = judging.are_known(records) and split in ("validation", judging.WITHHELD)
-        is_heard = self.listener is not None and split == "validation"
-        if self.tokenizer is None or not self.config.model.conditioned or not (is_judged or is_heard):
+        is_heard = self.conditioner is not None and split == "validation"
+        if "tokenizer" not in self.frozen or not self.config.model.conditioned or not (is_judged or is_heard):
             return Statistics()
-        studio = self.studio(modules)
-        made = self._made_again(studio, batch)
+        pipeline: SoundStormPipeline = self.pipeline(modules)
+        made = self._generated(pipeline, batch)
         total = Statistics()
         if is_judged:
-            rate, kept = self.link_to_codec().model.rate, studio.waves(batch["codes"], batch["frames"])
+            rate, kept = pipeline.sample_rate, pipeline.decode(batch["codes"], batch["frames"])
             total = total + Statistics(judging.judged(made.waves, rate, records, split))
             total = total + Statistics(judging.judged(kept, rate, records, split, "_reconstruction"))
         if is_heard:
             total = total + self._heard(batch, made)
         return total
 
-    def _heard(self, batch: Batch, made: Made) -> Statistics:
-        assert made.heard is not None
-        vectors = made.heard.vectors
+    def _heard(self, batch: Batch, made: GeneratedAudio) -> Statistics:
+        vectors = made.vectors
+        assert vectors is not None
         real = batch["clip"].to(vectors)
         captioned = torch.tensor([bool(text) for text in _texts(batch)], device=real.device)
         wanted = self._wanted(batch).to(real)
@@ -229,20 +209,20 @@ class SoundStormTask(Task[SoundStormConfig]):
             figures |= {name: float(sums[name] / sums["captioned"]) for name in ("mulan_score", "mulan_score_real")}
         if "made" in rows and len(rows["made"]) > 1:
             # Of other weights it would be another figure.
-            weights = self.links["condition"].digest[:8]
+            weights = self.frozen["condition"].digest[:8]
             figures[f"frechet_mulan_{weights}"] = frechet_distance(rows["made"], rows["real"])
         if "made" in rows and self.config.sample.best_of > 1:
             figures["best_of"] = float(self.config.sample.best_of)
         return figures
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """Each clip as the codec has it, and what is made from what is told of it; and a sheet of spectrograms."""
-        if self.tokenizer is None:
+        """Each clip as the codec has it, and what is generated from its conditioning; and a sheet of spectrograms."""
+        if "tokenizer" not in self.frozen:
             return []
-        studio = self.studio(modules)
-        made = self._made_again(studio, batch).waves
-        kept = studio.waves(batch["codes"], batch["frames"])
-        texts, rate = _texts(batch), self.link_to_codec().model.rate
+        pipeline: SoundStormPipeline = self.pipeline(modules)
+        made = self._generated(pipeline, batch).waves
+        kept = pipeline.decode(batch["codes"], batch["frames"])
+        texts, rate = _texts(batch), pipeline.sample_rate
         artifacts: list[Artifact] = []
         pictures = []
         for number, name in enumerate(batch.names):
@@ -250,133 +230,35 @@ class SoundStormTask(Task[SoundStormConfig]):
                 write = partial(write_audio, waves[number], rate=rate)
                 about = {"item": name, "what": what, "text": texts[number]}
                 artifacts.append(Artifact(f"{number:03d}-{what}.wav", write, about))
-                pictures.append(spectrogram(waves[number], rate, width=SHOWN))
+                pictures.append(spectrogram(waves[number], rate, width=SPECTROGRAM_WIDTH))
         sheet = image_grid(pictures, columns=2)
-        all_of_it = {"columns": f"reconstruction, made from {self._told_by()}", "items": [*batch.names], "texts": texts}
-        picture = Artifact("spectrograms.png", partial(write_image, sheet), all_of_it, torch.from_numpy(sheet))
+        columns = f"reconstruction, made from {self._conditioned_on()}"
+        summary = {"columns": columns, "items": [*batch.names], "texts": texts}
+        picture = Artifact("spectrograms.png", partial(write_image, sheet), summary, torch.from_numpy(sheet))
         return [picture, *artifacts]
 
-    def _told_by(self) -> str:
+    def _conditioned_on(self) -> str:
         if self.config.model.semantic_codes is not None:
             return "its semantic tokens"
-        return "its caption" if self.listener is not None else "nothing"
+        return "its caption" if self.conditioner is not None else "nothing"
 
-    # --- making sound -----------------------------------------------------------------------------------------
-
-    def generate(self, modules: Modules, request: Request) -> list[Artifact]:
-        self._check(request)
-        codec = self.link_to_codec().model
-        longest = self.soundstorm.net.max_frames
-        frames = longest if request.seconds is None else frames_of(request.seconds, codec.frame_rate, longest)
-        prompt = None
-        if request.given is not None:
-            prompt = read_prompt(request.given, codec, self.config.data.loudness, frames, longest)
-            prompt = prompt[..., : self.soundstorm.levels]
-        studio = self.studio(modules)
-        waves: list[Tensor] = []
-        scores: list[float] = []
-        for texts, draw in request.parts(MADE_AT_ONCE):
-            made = studio.make_from_texts(texts, draw, frames, prompt)
-            waves += made.waves
-            scores += [0.0] * len(texts) if made.heard is None else made.heard.scores.tolist()
-        common = {**request.about(self.config.sample, "prompt"), "seconds": frames / codec.frame_rate}
-        artifacts: list[Artifact] = []
-        for number, (wave, text, score) in enumerate(zip(waves, request.wanted, scores, strict=True)):
-            about = {"text": text, "number": number, **({"mulan_score": round(score, 4)} if text else {}), **common}
-            artifacts.append(Artifact(f"{number:03d}.wav", partial(write_audio, wave, rate=codec.rate), about))
-        pictures = [spectrogram(wave, codec.rate, width=SHOWN) for wave in waves]
-        sheet = image_grid(pictures, columns=min(4, len(waves)))
-        about = {"texts": request.wanted, **common}
-        return [Artifact("spectrograms.png", partial(write_image, sheet), about), *artifacts]
-
-    def _check(self, request: Request) -> None:
-        if any(request.texts) and self.listener is None:
-            raise UsageError(
-                "this model was trained without --condition, and no text can tell it anything; leave --text out"
-            )
-        if self.config.model.semantic_codes is not None:
-            raise UsageError(
-                "this model is told semantic tokens, which come with the data: leave --text, --prompt and --seconds "
-                "out, and it makes validation clips again"
-            )
-        if self.config.sample.best_of > 1 and not (self.listener is not None and all(request.texts)):
-            raise UsageError("sample.best_of keeps what is nearest to a text: it needs --text, and a mulan to tell")
-        if self.config.sample.guidance != self._guidance():
-            say("warning: made without guidance, because nothing was left out in training (loss.drop_condition)")
-
-    def _made_again(self, studio: Studio, batch: Batch) -> Made:
-        """Clips made from what is told of a batch, as long as its own."""
-        wanted = self._wanted(batch) if self.listener is not None else None
-        return studio.make(self._told(batch, wanted), batch.draw, wanted)
+    def _generated(self, pipeline: SoundStormPipeline, batch: Batch) -> GeneratedAudio:
+        """Clips generated from the conditioning of a batch, as long as its own."""
+        wanted = self._wanted(batch) if self.conditioner is not None else None
+        return pipeline.generate(self._conditioning(batch, wanted), batch.draw, wanted)
 
     def _wanted(self, batch: Batch) -> Tensor:
         """The vectors of the captions; of a clip without one its sound's."""
-        assert self.listener is not None
+        assert self.conditioner is not None
         wanted: Tensor = batch["clip"].clone()
         texts = _texts(batch)
         captioned = [row for row, text in enumerate(texts) if text]
         if captioned:
-            wanted[captioned] = self.listener.read([texts[row] for row in captioned]).to(wanted)
+            wanted[captioned] = self.conditioner.embed_texts([texts[row] for row in captioned]).to(wanted)
         return wanted
 
-    def studio(self, modules: Modules) -> Studio:
-        """All that makes sound, put together."""
-        model, config = modules["soundstorm"], self.config.sample
-        assert isinstance(model, SoundStorm)
-        settings = level_settings(config, self._guidance(), model.levels)
-        return Studio(model, self.link_to_codec().model, self.listener, settings, config.best_of)
 
-    def _guidance(self) -> float:
-        """None, which is 1, for a model that knows no difference between being told something and nothing."""
-        possible = self.config.model.conditioned and self.config.loss.drop_condition > 0
-        return self.config.sample.guidance if possible else 1.0
-
-
-def _new_model(config: SoundStormConfig, tokenizer: FrozenModel | None) -> SoundStorm:
-    model = SoundStorm(config.model)
-    codebooks = getattr(tokenizer.model, "codebooks", None) if tokenizer is not None else None
-    if codebooks is not None:
-        # Codes that sound alike start alike: the model need not learn that from the clips.
-        model.start_from(codebooks[: model.levels])
-    return model
-
-
-def _fitted(config: SoundStormConfig, tokenizer: FrozenModel | None, listener: Listener | None) -> SoundStormConfig:
-    """The configuration with what follows from codec, condition and semantic tokens, which must not contradict it."""
-    if tokenizer is None:
-        if config.model.num_codes is None or config.model.levels is None:
-            raise UsageError("soundstorm makes the codes of a codec: name one with --tokenizer RUN")
-        return config
-    codec = tokenizer.model
-    if not hasattr(codec, "frame_rate"):
-        raise UsageError(
-            f"soundstorm needs a tokenizer of sound; {tokenizer.reference} is of recipe '{tokenizer.recipe.name}'"
-        )
-    found = {"model.num_codes": codec.num_codes, "model.frame_rate": codec.frame_rate}
-    config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
-    config = config.changed({"model.levels": min(config.model.levels or codec.levels, codec.levels)})
-    config = _told_tokens(config)
-    if listener is not None:
-        whose = f"the condition {listener.link.reference}"
-        config = config.adopt(whose, {"model.clip_dim": listener.dim})
-    elif config.model.clip_dim is not None:
-        raise UsageError("model.clip_dim is that of a mulan, which --condition names")
-    elif config.loss.tell_caption:
-        raise UsageError("loss.tell_caption tells captions by the vectors of a mulan: name one with --condition RUN")
-    elif config.sample.best_of > 1:
-        raise UsageError("sample.best_of keeps what is nearest to a text by a mulan: name one with --condition RUN")
-    needed = -(-max(1, round(config.data.seconds * codec.rate)) // codec.hop)
-    if config.model.max_frames is None:
-        return config.changed({"model.max_frames": needed})
-    if config.model.max_frames < needed:
-        raise UsageError(
-            f"data.seconds={config.data.seconds:g} makes clips of {needed} frames, more than "
-            f"model.max_frames={config.model.max_frames}"
-        )
-    return config
-
-
-def _told_tokens(config: SoundStormConfig) -> SoundStormConfig:
+def _with_semantic_keys(config: SoundStormConfig) -> SoundStormConfig:
     """With the vocabulary and rate of the semantic tokens; once they are known the folder need not be there."""
     if config.data.semantic is None or config.model.semantic_codes is not None:
         return config

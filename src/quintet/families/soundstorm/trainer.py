@@ -9,8 +9,9 @@ from quintet.data.python_audio import python_audio_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.data import coded
+from quintet.families.soundstorm.data import coded_splits
 from quintet.families.soundstorm.model import SoundStorm
+from quintet.families.soundstorm.pipeline import codec_of
 from quintet.families.soundstorm.python_tokens import hold_tokens, python_token_splits
 from quintet.families.soundstorm.task import SoundStormTask
 from quintet.pipelines.base import Pipeline
@@ -22,9 +23,10 @@ from quintet.training.task import Task
 class SoundStormTrainer(PythonTrainer):
     """Train a `SoundStorm` on the codes of sounds: a folder, or a data set object.
 
-        SoundStormTrainer(tokenizer=open_link("runs/codec"), data="sounds/", out="runs/storm", steps=10_000).train()
+        codec = AudioCodecPipeline.from_pretrained("runs/codec")
+        SoundStormTrainer(tokenizer=codec, data="sounds/", out="runs/storm", steps=10_000).train()
 
-    `open_link` is that of `quintet.runs`. Without a model it is made to fit the tokenizer. With a `condition`, a
+    Without a model it is made to fit the tokenizer. With a `condition`, a
     trained mulan, it learns to make what a text says. Items of a data set hold `wavs`, samples at the codec's rate, and
     perhaps `texts`; or they are token ids, `semantic_token_ids` (tokens) and `acoustic_token_ids` (frames, levels), or
     the latter alone. A model of token ids needs no tokenizer, but without one nothing can be listened to.
@@ -52,12 +54,12 @@ class SoundStormTrainer(PythonTrainer):
         assert isinstance(task, SoundStormTask)
         config = task.config
         if hold_tokens(data, declared):
-            if task.listener is not None:
+            if task.conditioner is not None:
                 raise UsageError("a data set of token ids has no sounds for the condition to hear; leave condition out")
             return python_token_splits(data, config, validation=validation, declared=declared)
         if config.model.semantic_codes is not None:
             raise UsageError("this model is told semantic tokens: give a data set of token ids, semantic and acoustic")
-        tokenizer = task.link_to_codec()
+        tokenizer = codec_of(task.frozen)
         media = python_audio_splits(
             data,
             config.data,
@@ -67,7 +69,7 @@ class SoundStormTrainer(PythonTrainer):
             captioned=_is_captioned(data[0]),
             opening=True,
         )
-        return coded(config, tokenizer, task.listener, media)
+        return coded_splits(config, tokenizer, task.conditioner, media)
 
 
 def _is_captioned(item: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Owns MuLaN's tower of sound as a `AudioFeatureExtractor`: vectors of a clip's steps of time behind a layer.
+"""`MuLaNFeatures`: hidden states of the audio tower as an `AudioFeatureExtractor`, one vector a step of time.
 
 A step is one column of patches: `model.audio.patch` spectrogram windows of `model.audio.hop` samples, and its vector
 the mean over the patches of all bands. A clip is heard in windows as long as those of training, one after the other,
@@ -21,7 +21,7 @@ AT_ONCE = 16
 
 
 class MuLaNFeatures:
-    """A `AudioFeatureExtractor`."""
+    """An `AudioFeatureExtractor`."""
 
     def __init__(self, mulan: MuLaN, config: MuLaNConfig) -> None:
         self.mulan = mulan
@@ -50,13 +50,13 @@ class MuLaNFeatures:
         wave = wave.to(self.tower.mean)
         window = self._step * max(1, int(self.seconds * self.rate / self._step))
         whole = wave[: len(wave) // window * window].view(-1, window)
-        parts = [self._heard(windows, layer).flatten(0, 1) for windows in torch.split(whole, AT_ONCE) if len(windows)]
+        parts = [self._states(windows, layer).flatten(0, 1) for windows in torch.split(whole, AT_ONCE) if len(windows)]
         rest = wave[whole.numel() :]
         if len(rest):
-            parts.append(self._heard(rest[None], layer)[0])
+            parts.append(self._states(rest[None], layer)[0])
         return torch.cat(parts)
 
-    def _heard(self, waves: Tensor, layer: int) -> Tensor:
+    def _states(self, waves: Tensor, layer: int) -> Tensor:
         """(windows, steps, dim)"""
         lengths = torch.full((len(waves),), waves.shape[1], device=waves.device)
         # A window of whole steps has one more column, of its very end.

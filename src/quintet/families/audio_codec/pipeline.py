@@ -1,0 +1,110 @@
+"""`AudioCodecPipeline`: waves to residual codes and back, by a trained codec or one of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet.common.artifact import Artifact
+from quintet.common.batch import Batch, Item
+from quintet.common.inference import inference_mode
+from quintet.config import validate
+from quintet.data.audio import pad_windows
+from quintet.data.splits import Splits
+from quintet.data.tokenized import TokenEncoder
+from quintet.errors import UsageError
+from quintet.families.audio_codec.config import AudioCodecConfig
+from quintet.families.audio_codec.data import clip_splits
+from quintet.families.audio_codec.model import AudioCodec, PretrainedCodec
+from quintet.media.audio import write_audio
+from quintet.pipelines.base import Origin, Pipeline, Tokenizer
+
+Codec = AudioCodec | PretrainedCodec
+
+
+class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
+    """An audio tokenizer.
+
+    codec = AudioCodecPipeline.from_pretrained("runs/codec")    # or the folder of an EnCodec, DAC or Mimi
+    waves = codec.decode(codec.encode(waves))                   # (batch, samples) at codec.sample_rate
+    """
+
+    recipe = "audio-codec"
+    exported = "codec"
+
+    @classmethod
+    def build_modules(cls, config: AudioCodecConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+        return {"codec": (AudioCodec if config.model.transformers is None else PretrainedCodec)(config.model)}
+
+    @classmethod
+    def from_transformers(cls, folder: Path) -> AudioCodecPipeline:
+        codec = PretrainedCodec.from_transformers(folder)
+        config = validate(AudioCodecConfig, {"model": codec.config.model_dump(mode="json")})
+        return cls(config, {"codec": codec}, origin=Origin(folder))
+
+    @property
+    def codec(self) -> Codec:
+        codec = self.modules["codec"]
+        assert isinstance(codec, Codec)
+        return codec
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second."""
+        return self.codec.rate
+
+    def encode(self, waves: Tensor, lengths: Tensor | None = None, *, levels: int | None = None) -> Tensor:
+        """Codes (batch, frames, levels) of mono waves (batch, samples) at `sample_rate`, of the first levels or of all.
+
+        `lengths` (batch,) are the samples of each clip in a padded batch; frames behind a clip's end are -1.
+        """
+        with self.inference():
+            lengths = None if lengths is None else lengths.to(self.device)
+            return self.codec.encode(waves.to(self.device, self.dtype), lengths, levels)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Waves (batch, samples of all frames) in [-1, 1] of codes (batch, frames, levels), of all levels or the first
+        few; frames of -1 are silence."""
+        with self.inference():
+            return self.codec.decode(codes.to(self.device))
+
+    def splits(self) -> Splits:
+        return clip_splits(self.config)
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return pad_windows(items)
+
+    def encode_batch(self, batch: Batch, levels: int | None = None) -> Tensor:
+        """Codes (items, frames of the longest, levels), of the first levels or of all; -1 behind the others' end."""
+        waves: Tensor = batch["wavs"]
+        if len(waves) != len(batch):
+            raise UsageError("a clip that comes as several windows has no codes of its own; take it whole")
+        return self.codec.encode(waves, batch["lengths"], levels)
+
+    def decode_files(self, codes: Tensor, name: str) -> list[Artifact]:
+        """A WAV file of each clip, of whole frames."""
+        waves = self.codec.decode(codes)
+        frames = (codes >= 0).any(-1).sum(1).tolist()
+        return [
+            Artifact(
+                f"{name}.wav" if len(waves) == 1 else f"{name}-{number}.wav",
+                partial(write_audio, wave[: count * self.codec.hop], rate=self.codec.rate),
+            )
+            for number, (wave, count) in enumerate(zip(waves.float().cpu(), frames, strict=True))
+        ]
+
+    def token_encoder(self, levels: int | None = None) -> TokenEncoder:
+        """Of the first levels alone where fewer than all are asked for: a codec may have many more."""
+        if levels is None or levels >= self.codec.levels:
+            return super().token_encoder()
+
+        def encode(batch: Batch) -> Tensor:
+            with inference_mode(self.modules):
+                return self.encode_batch(batch.to(self.device, torch.float32), levels)
+
+        return TokenEncoder(f"{self.digest} {levels} levels", self.collate, encode)

@@ -1,0 +1,135 @@
+"""`MuLaNPipeline`: clips and texts to vectors of one space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quintet.common.batch import Batch, Item
+from quintet.common.inference import inference_mode
+from quintet.common.logging import say
+from quintet.common.rng import ItemRNG
+from quintet.config.text import PRETRAINED
+from quintet.data.audio import mean_over_windows, pad_windows
+from quintet.data.splits import Splits
+from quintet.errors import UsageError
+from quintet.families.mulan.config import TOKENS, MuLaNConfig
+from quintet.families.mulan.data import clip_windows, mulan_splits
+from quintet.families.mulan.features import MuLaNFeatures
+from quintet.families.mulan.model import MuLaN
+from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
+from quintet.nn.tokenized_text import TokenizerFolder
+from quintet.pipelines.audio_features import AudioFeatureExtractor
+from quintet.pipelines.base import Embedder, Pipeline
+
+TEXTS_AT_ONCE = 64
+
+
+class MuLaNPipeline(Embedder[MuLaNConfig]):
+    """A joint embedding of audio and text.
+
+        mulan = MuLaNPipeline.from_pretrained("runs/mulan")
+        scores = mulan.embed_audio(waves, rate=44_100) @ mulan.embed_texts(["slow drums"]).T
+
+    It computes in the precision of its weights, or under the autocast of its caller: of `inference()`, or of a
+    generator that is conditioned on its vectors.
+    """
+
+    recipe = "mulan"
+    exported = "mulan"
+    auxiliary_modules = ("quantizer",)
+
+    @classmethod
+    def build_modules(
+        cls,
+        config: MuLaNConfig,
+        frozen: Mapping[str, Pipeline[Any]],
+        given: Mapping[str, nn.Module] | None = None,
+    ) -> dict[str, nn.Module]:
+        """`given` are modules that exist already; the others are made."""
+        modules, model = dict(given or {}), config.model
+        if "mulan" not in modules:
+            modules["mulan"] = MuLaN(model)
+        if model.quantizer_levels and "quantizer" not in modules:
+            modules["quantizer"] = MuLaNEmbedQuantizer(
+                model.latent_dim, model.quantizer_levels, model.codebook_size, positions=2 * config.train.batch_size
+            )
+        return modules
+
+    @classmethod
+    def fit(cls, config: MuLaNConfig, frozen: Mapping[str, Pipeline[Any]]) -> MuLaNConfig:
+        """With the folder of the text encoder or tokenizer, where there is one, and its vocabulary."""
+        config = config.changed(_text_keys(config))
+        if config.data.seconds > config.model.audio.max_seconds:
+            raise UsageError(
+                f"data.seconds={config.data.seconds} is longer than "
+                f"model.audio.max_seconds={config.model.audio.max_seconds}"
+            )
+        return super().fit(config, frozen)
+
+    @property
+    def mulan(self) -> MuLaN:
+        mulan = self.modules["mulan"]
+        assert isinstance(mulan, MuLaN)
+        return mulan
+
+    @property
+    def quantizer(self) -> MuLaNEmbedQuantizer:
+        """The residual quantizer of the space, of a model with `model.quantizer_levels`."""
+        quantizer = self.modules["quantizer"]
+        assert isinstance(quantizer, MuLaNEmbedQuantizer)
+        return quantizer
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of what the model hears; clips of another rate are resampled."""
+        return self.mulan.rate
+
+    def embed_audio(self, waves: Sequence[Tensor], rate: int) -> Tensor:
+        """Vectors (clips, dim), of length one, of mono clips (samples,) at a rate, each of its own length."""
+        items = [clip_windows(wave, rate, self.config) for wave in waves]
+        count = len(items)
+        batch = Batch(pad_windows(items), ("",) * count, ItemRNG(0, [0] * count, range(count)))
+        with inference_mode(self.modules):
+            return self.embed_batch(batch.to(self.device, self.mulan.log_scale.dtype))
+
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """Vectors (texts, dim), of length one."""
+        if long := self.mulan.text.too_long(texts):
+            say(f"warning: cut at its end, the model reads no more (model.text.max_length): {long[0]!r}")
+        parts = [texts[start : start + TEXTS_AT_ONCE] for start in range(0, len(texts), TEXTS_AT_ONCE)]
+        with inference_mode(self.modules):
+            return torch.cat([self.mulan.embed_texts(part) for part in parts])
+
+    def embed_batch(self, batch: Batch) -> Tensor:
+        """Of a long clip the mean over its windows."""
+        windows = self.mulan.embed_audio(batch["wavs"], batch["lengths"])
+        return F.normalize(mean_over_windows(windows, batch["owners"], len(batch)), dim=-1)
+
+    def audio_features(self) -> AudioFeatureExtractor:
+        """Hidden states of the audio tower, from which semantic tokens are made."""
+        return MuLaNFeatures(self.mulan, self.config)
+
+    def splits(self) -> Splits:
+        return mulan_splits(self.config, self.mulan.text)
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return pad_windows(items)
+
+
+def _text_keys(config: MuLaNConfig) -> dict[str, Any]:
+    """The keys that follow from the files of a tokenizer or a frozen text encoder: where it lies, its vocabulary."""
+    reads = config.model.text.reads
+    found: dict[str, Any] = {}
+    for kind in (TOKENS, PRETRAINED):
+        folder = Path(reads.removeprefix(kind)).expanduser()
+        if reads.startswith(kind) and folder.is_dir():
+            found["model.text.reads"] = f"{kind}{folder.resolve()}"
+    if reads.startswith(TOKENS) and config.model.text.vocabulary is None:
+        found["model.text.vocabulary"] = TokenizerFolder(reads.removeprefix(TOKENS)).vocabulary
+    return found
