@@ -127,7 +127,7 @@ def _engine() -> Any:
 
 
 def picture_source(folder: Path) -> Any:
-    from quintet.data.index.folder import ImageFolder
+    from quintet.data.image import ImageFolder
     from quintet.data.index.listing import list_media
 
     entries = list_media(folder, EXTENSIONS).entries

@@ -8,7 +8,6 @@ window is never padded here, and in a batch never cut to the shortest: `pad_wind
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,8 @@ from quintet.common.batch import Dataset, Item, collate
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.data.index.folder import Entry, may_keep
+from quintet.data.folder_dataset import FolderDataset, HeaderCache
+from quintet.data.index.folder import Entry
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
@@ -32,47 +32,31 @@ from quintet.media.loudness import to_loudness
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
-HEADERS = 2**14
-"""Headers that are kept; a set of shards may have millions."""
 LOOKED_AT = 100
 """Files whose rate is looked at before they are used."""
-_KNOWN = ("sound",)
 _OWN_LENGTH = ("wavs", "lengths", "token_ids")
 """Fields that `pad_windows` puts together itself, since items differ in length."""
 
 
 @dataclass
-class AudioFolder:
-    """Sounds of a scanned folder as training items, and their captions. With `train` false nothing is drawn."""
+class AudioFolder(FolderDataset[Samples]):
+    """Audio files of a scanned folder as training items, and their captions. With `train` false nothing is random."""
 
-    root: str | os.PathLike[str]
-    entries: Sequence[Entry]
     rate: int
     seconds: float
+    known = ("sound",)
     stride: float = field(default=1.0, kw_only=True)
     """Seconds from one window to the next, outside training."""
     max_windows: int = field(default=16, kw_only=True)
     """Of one clip, outside training."""
     loudness: float | None = field(default=None, kw_only=True)
     """Of each window, in LUFS."""
-    train: bool = field(default=True, kw_only=True)
     whole: bool = field(default=False, kw_only=True)
     """Outside training a clip comes as one window, however long it is."""
     opening: bool = field(default=False, kw_only=True)
     """A clip comes as its first window, in training too: the same every time, so that it can be encoded once."""
-    memory: int = field(default=0, kw_only=True)
-    """Bytes of decoded clips kept by each process; what does not fit is read again."""
-    _kept: dict[int, Samples] = field(default_factory=dict, init=False, repr=False)
-    _headers: dict[int, AudioHeader] = field(default_factory=dict, init=False, repr=False)
-    _used: int = field(default=0, init=False, repr=False)
+    _headers: HeaderCache[AudioHeader] = field(default_factory=HeaderCache, init=False, repr=False)
     _last: tuple[int, MediaFile] = field(default=(-1, ""), init=False, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def name(self, item: int) -> str:
-        """The file of an item, as logs and summaries call it."""
-        return self.entries[item].file
 
     def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
@@ -88,15 +72,10 @@ class AudioFolder:
             starts = sounds.window_starts(frames, window, stride, self.max_windows)
         read = np.concatenate([self._read(item, start, min(window, frames)) for start in starts])
         wavs = torch.from_numpy(read)
-        return {**self.about(item), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
-
-    def about(self, item: int) -> dict[str, Any]:
-        """What is known of an item without opening its file: its caption and, in the embedded data, what it is."""
-        entry = self.entries[item]
-        return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+        return {**self.metadata(item), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
 
     @property
-    def reading(self) -> str:
+    def preprocessing_key(self) -> str:
         """How files become items: with the files themselves, all that the codes of items depend on."""
         if self.opening:
             cut = f"the first {self.seconds:g} s"
@@ -130,8 +109,6 @@ class AudioFolder:
             return self._headers[item]
         file = self._file(item)
         if item not in self._headers:
-            if len(self._headers) >= HEADERS:
-                self._headers.clear()
             self._headers[item] = sounds.read_header(file)
         return self._headers[item]
 
@@ -139,7 +116,7 @@ class AudioFolder:
         """A file in memory is at hand until the next is asked for; one on the disk may have changed each time."""
         known, file = self._last
         if known != item or self.entries[item].stored is None:
-            file = self.entries[item].media(self.root)
+            file = super()._file(item)
             self._last = item, file
         return file
 
@@ -157,10 +134,7 @@ class AudioFolder:
         if item in self._kept:
             return self._kept[item]
         samples = sounds.read_audio(self._file(item), self.rate, header=self._header(item))
-        if may_keep(self.entries, item, samples.nbytes, self._used, self.memory):
-            self._kept[item] = samples
-            self._used += samples.nbytes
-        return samples
+        return self._keep(item, samples, samples.nbytes)
 
 
 def pad_windows(items: Sequence[Item]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
 from quintet.data.fields import Field, route
-from quintet.data.index.folder import Entry, ImageFolder
+from quintet.data.folder_dataset import FolderDataset
+from quintet.data.index.folder import Entry
 from quintet.data.python_sets import Indexable, split_object
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem
@@ -22,6 +24,63 @@ from quintet.media import image as images
 
 MODES: dict[int, images.Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels to Pillow's name."""
+
+
+@dataclass
+class ImageFolder(FolderDataset[images.Pixels]):
+    """Images of a scanned folder as training items: bytes, (channels, height, width), and their captions.
+
+    With `train` false nothing is random: the centre, unflipped.
+    """
+
+    height: int
+    width: int
+    mode: images.Mode = field(default="RGB", kw_only=True)
+    flip: bool = field(default=False, kw_only=True)
+    random_crop: bool = field(default=False, kw_only=True)
+    truncated: images.Truncated = field(default="skip", kw_only=True)
+
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+        pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
+        if self.train and self.flip and draw.number("flip") < 0.5:
+            pixels = pixels[:, ::-1]
+        return {**self.metadata(item), "images": images.bytes_tensor(pixels)}
+
+    def metadata(self, item: int) -> Item:
+        objects = self.entries[item].extra.get("objects")
+        return {**super().metadata(item), **({"objects": objects} if _is_scene(objects) else {})}
+
+    @property
+    def preprocessing_key(self) -> str:
+        """How files become items: with the files themselves, all that the codes of items depend on."""
+        text = f"{self.height} x {self.width} {self.mode} {self.truncated}"
+        moved = self.train and (self.flip or self.random_crop)
+        return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
+
+    def _moved(self, item: int, draw: ItemRNG) -> images.Pixels:
+        x, y = draw.number("crop-x"), draw.number("crop-y")
+        return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
+
+    def _centred(self, item: int) -> images.Pixels:
+        """Always the same pixels, so they may be kept."""
+        if item in self._kept:
+            return self._kept[item]
+        pixels = images.resize_and_crop(self._read(item), self.height, self.width)
+        return self._keep(item, pixels, pixels.nbytes)
+
+    def _read(self, item: int) -> Image.Image:
+        side = max(self.height, self.width)
+        return images.read_image(self._file(item), mode=self.mode, truncated=self.truncated, side=side)
+
+
+def _is_scene(objects: Any) -> bool:
+    """Whether this is what the embedded data says of its pictures; other data may have a column of that name."""
+    return (
+        isinstance(objects, list)
+        and 0 < len(objects) <= 2
+        and all(isinstance(one, dict) and {"colour", "shape", "position"} <= one.keys() for one in objects)
+    )
 
 
 def folder_splits(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Splits:

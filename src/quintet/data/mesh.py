@@ -7,7 +7,6 @@ augmentation.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,8 @@ import torch
 
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
-from quintet.data.index.folder import Entry, may_keep
+from quintet.data.folder_dataset import FolderDataset
+from quintet.data.index.folder import Entry
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import mesh as meshes
@@ -25,35 +25,21 @@ from quintet.media.mesh import Mesh
 
 SCALES = (0.75, 1.25)
 SHIFT = 0.1
-_KNOWN = ("class", "proportions")
 
 
 @dataclass
-class MeshFolder:
-    """Meshes of a scanned folder as training items, and their captions. With `train` false nothing is drawn."""
+class MeshFolder(FolderDataset[Mesh]):
+    """Meshes of a scanned folder as training items, and their captions. With `train` false nothing is random."""
 
-    root: str | os.PathLike[str]
-    entries: Sequence[Entry]
+    known = ("class", "proportions")
     bins: int = field(default=meshes.BINS, kw_only=True)
     max_faces: int | None = field(default=None, kw_only=True)
     decimate: bool = field(default=False, kw_only=True)
     """Reduce what has more faces instead of leaving it out."""
     augment: bool = field(default=True, kw_only=True)
     """Stretch each axis and shift, item by item and epoch by epoch."""
-    train: bool = field(default=True, kw_only=True)
     corners: int = field(default=3, kw_only=True)
     """Of a face: with 4 only files of quads can be used."""
-    memory: int = field(default=0, kw_only=True)
-    """Bytes of meshes kept by each process; what does not fit is read again."""
-    _kept: dict[int, Mesh] = field(default_factory=dict, init=False, repr=False)
-    _used: int = field(default=0, init=False, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def name(self, item: int) -> str:
-        """The file of an item, as logs and summaries call it."""
-        return self.entries[item].file
 
     def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
@@ -61,15 +47,10 @@ class MeshFolder:
         if self.train and self.augment:
             mesh = augmented(mesh, draw, self.bins)
         vertices = torch.from_numpy(mesh.vertices.astype(np.float32))
-        return {**self.about(item), "vertices": vertices, "faces": torch.from_numpy(mesh.faces)}
-
-    def about(self, item: int) -> dict[str, Any]:
-        """What is known of an item without opening its file: its caption and, in the embedded data, what it is."""
-        entry = self.entries[item]
-        return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+        return {**self.metadata(item), "vertices": vertices, "faces": torch.from_numpy(mesh.faces)}
 
     @property
-    def reading(self) -> str:
+    def preprocessing_key(self) -> str:
         """How files become items: with the files themselves, all that the codes of items depend on."""
         text = f"{self.bins} bins, {self.max_faces} faces, decimate={self.decimate}"
         text += "" if self.corners == 3 else f", {self.corners} corners"
@@ -80,15 +61,10 @@ class MeshFolder:
         """The mesh of an item as it was read."""
         if item in self._kept:
             return self._kept[item]
-        file = self.entries[item].media(self.root)
         mesh = meshes.read_mesh(
-            file, bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
+            self._file(item), bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
         )
-        size = mesh.vertices.nbytes + mesh.faces.nbytes
-        if may_keep(self.entries, item, size, self._used, self.memory):
-            self._kept[item] = mesh
-            self._used += size
-        return mesh
+        return self._keep(item, mesh, mesh.vertices.nbytes + mesh.faces.nbytes)
 
 
 def augmented(mesh: Mesh, draw: ItemRNG, bins: int = meshes.BINS) -> Mesh:

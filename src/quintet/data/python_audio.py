@@ -84,7 +84,7 @@ class PythonAudio:
         wavs = torch.from_numpy(np.stack([self._levelled(wave[start : start + window]) for start in starts]))
         return {**self._text(item, routed), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
 
-    def about(self, item: int) -> Item:
+    def metadata(self, item: int) -> Item:
         """The text alone; of most data sets the sound has to be made for it all the same."""
         return self._text(item, self._routed(item))
 

@@ -76,7 +76,7 @@ class PythonMeshes:
             "faces": torch.from_numpy(mesh.faces),
         }
 
-    def about(self, item: int) -> Item:
+    def metadata(self, item: int) -> Item:
         return {"texts": _text(self._routed(item))}
 
     def _routed(self, item: int) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class PythonVideos:
             clip = clip[:, :, ::-1]
         return {"texts": _text(routed), "videos": clip_tensor(clip)}
 
-    def about(self, item: int) -> Item:
+    def metadata(self, item: int) -> Item:
         """The text alone; of most data sets the clip has to be made for it all the same."""
         return {"texts": _text(self._routed(item))}
 

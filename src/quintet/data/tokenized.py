@@ -35,7 +35,7 @@ class FileDataset(MediaDataset, Protocol):
     def entries(self) -> Sequence[Entry]: ...
 
     @property
-    def reading(self) -> str:
+    def preprocessing_key(self) -> str:
         """How files are read, cut and augmented."""
 
 
@@ -47,7 +47,7 @@ class TokenEncoder:
     """A hash of all that it makes depends on, but for the media."""
     collate: Collate
     encode: Encode
-    kept_as: str = "codes"
+    field: str = "codes"
     """The field of items."""
 
 
@@ -70,7 +70,7 @@ def encoded_splits(
     skipped = dict(media.skipped)
 
     def codes(source: Dataset, part: str, variants: int = 1) -> TokenDataset:
-        assert isinstance(source, MediaDataset), "captions are asked for by `about`: media are opened only once"
+        assert isinstance(source, MediaDataset), "captions are asked for by `metadata`: media are opened only once"
         made = _made(maker, source, part, variants, done, cache)
         skipped.update({made.name(item): reason for item, reason in made.skipped.items()})
         return made
@@ -86,13 +86,15 @@ def _made(
 ) -> TokenDataset:
     known = isinstance(source, FileDataset)
     folder = Path(cache or default_folder()) if known else Path(mkdtemp(prefix="quintet-codes-"))
-    data, reading = (_identity(source.entries), source.reading) if isinstance(source, FileDataset) else ("", "")
-    key = CacheKey(maker.digest, f"{part} {data}", reading, variants)
+    data, transform = "", ""
+    if isinstance(source, FileDataset):
+        data, transform = _identity(source.entries), source.preprocessing_key
+    key = CacheKey(maker.digest, f"{part} {data}", transform, variants)
 
     def tell(count: int, total: int) -> None:
         say(f"{done}: {count} of {total}")
 
-    made = TokenCache(folder, key, source, maker.collate, maker.encode, tell, maker.kept_as).open()
+    made = TokenCache(folder, key, source, maker.collate, maker.encode, tell, maker.field).open()
     if not known:
         # Nothing tells whether two data set objects are the same.
         finalize(made, _remove, folder, os.getpid())

@@ -8,7 +8,6 @@ here, and `pad_clips` says by a mask which frames of a batch there are. A pictur
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,8 @@ import torch
 from quintet.common.batch import Item, collate
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
-from quintet.data.index.folder import Entry, may_keep
+from quintet.data.folder_dataset import FolderDataset, HeaderCache
+from quintet.data.index.folder import Entry
 from quintet.data.splits import Splits, split_folder
 from quintet.media import video as films
 from quintet.media.files import MediaFile
@@ -26,42 +26,26 @@ from quintet.media.video import Clip, Fit, VideoHeader
 
 WHOLE = 4
 """Files of up to so many clips may be kept, once they are read; of longer ones clips are read."""
-HEADERS = 2**14
-"""Headers that are kept; a set of shards may have millions."""
-_KNOWN = ("motion",)
 
 
 @dataclass
-class VideoFolder:
-    """Clips of a scanned folder as training items, and their captions. With `train` false nothing is drawn."""
+class VideoFolder(FolderDataset[Clip]):
+    """Clips of a scanned folder as training items, and their captions. With `train` false nothing is random."""
 
-    root: str | os.PathLike[str]
-    entries: Sequence[Entry]
     height: int
     width: int
+    known = ("motion",)
     frames: int = field(default=17, kw_only=True)
     stride: int = field(default=1, kw_only=True)
     fps: float | None = field(default=None, kw_only=True)
     """Frames a second by time, instead of every so many."""
     flip: bool = field(default=False, kw_only=True)
     random_crop: bool = field(default=False, kw_only=True)
-    train: bool = field(default=True, kw_only=True)
-    memory: int = field(default=0, kw_only=True)
-    """Bytes of decoded files kept by each process; what does not fit is read again."""
-    _kept: dict[int, Clip] = field(default_factory=dict, init=False, repr=False)
-    _headers: dict[int, VideoHeader] = field(default_factory=dict, init=False, repr=False)
-    _used: int = field(default=0, init=False, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def name(self, item: int) -> str:
-        """The file of an item, as logs and summaries call it."""
-        return self.entries[item].file
+    _headers: HeaderCache[VideoHeader] = field(default_factory=HeaderCache, init=False, repr=False)
 
     def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
-        file = self.entries[item].media(self.root)
+        file = self._file(item)
         header = self._header(item, file)
         start = draw.number("start") if self.train else 0.5
         places = films.clip_frames(header, self.frames, stride=self.stride, rate=self.fps, start=start)
@@ -72,15 +56,10 @@ class VideoFolder:
             clip = self._centred(item, file, header, places)
         if self.train and self.flip and draw.number("flip") < 0.5:
             clip = clip[:, :, ::-1]
-        return {**self.about(item), "videos": films.clip_tensor(clip)}
-
-    def about(self, item: int) -> dict[str, Any]:
-        """What is known of an item without opening its file: its caption and, in the embedded data, what it shows."""
-        entry = self.entries[item]
-        return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+        return {**self.metadata(item), "videos": films.clip_tensor(clip)}
 
     @property
-    def reading(self) -> str:
+    def preprocessing_key(self) -> str:
         """How files become items: with the files themselves, all that the codes of items depend on."""
         pace = f"every {self.stride}" if self.fps is None else f"{self.fps} a second"
         text = f"{self.height} x {self.width}, {self.frames} frames, {pace}"
@@ -88,8 +67,6 @@ class VideoFolder:
 
     def _header(self, item: int, file: MediaFile) -> VideoHeader:
         if item not in self._headers:
-            if len(self._headers) >= HEADERS:
-                self._headers.clear()
             self._headers[item] = films.read_header(file)
         return self._headers[item]
 
@@ -100,11 +77,9 @@ class VideoFolder:
             return self._kept[item][places]
         size = header.frames * self.height * self.width * 3
         short = header.frames <= WHOLE * (places[-1] - places[0] + 1)
-        if not short or not may_keep(self.entries, item, size, self._used, self.memory):
+        if not short or not self._may_keep(item, size):
             return films.read_video(file, places, fit=fit, header=header)
-        self._kept[item] = films.read_video(file, fit=fit, header=header)
-        self._used += size
-        return self._kept[item][places]
+        return self._keep(item, films.read_video(file, fit=fit, header=header), size)[places]
 
 
 def pad_clips(items: Sequence[Item], frames: int | None = None) -> dict[str, Any]:

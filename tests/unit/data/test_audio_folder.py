@@ -129,8 +129,8 @@ def test_whatever_changes_what_is_read_changes_what_is_said_of_it(folder: Path) 
             {"train": False, "max_windows": 2},
         )
     ]
-    assert len({each.reading for each in (plain, *others)}) == 9
-    assert replace(plain, memory=5).reading == plain.reading
+    assert len({each.preprocessing_key for each in (plain, *others)}) == 9
+    assert replace(plain, memory=5).preprocessing_key == plain.preprocessing_key
 
 
 def test_files_of_another_rate_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from quintet.common.rng import ItemRNG
-from quintet.data.index.folder import Entry, ImageFolder, Scan, fingerprint, scan, split_entries
+from quintet.data.image import ImageFolder
+from quintet.data.index.folder import Entry, Scan, fingerprint, scan, split_entries
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.image import EXTENSIONS
 
@@ -476,7 +477,7 @@ def test_pictures_in_memory_are_the_same_pictures_and_the_budget_holds(tmp_path:
 )
 def test_a_column_that_is_called_as_the_judges_is_left_alone(objects: object, tmp_path: Path) -> None:
     def about(extra: dict[str, Any]) -> dict[str, Any]:
-        return ImageFolder(tmp_path, [Entry("a.png", "a cat", None, extra)], 8, 8).about(0)
+        return ImageFolder(tmp_path, [Entry("a.png", "a cat", None, extra)], 8, 8).metadata(0)
 
     assert about({"objects": objects}).keys() == {"texts"}
     scene = [{"colour": "red", "shape": "star", "position": "top"}]

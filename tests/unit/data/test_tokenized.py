@@ -102,8 +102,8 @@ class Anonymous:
     def load(self, item: int, draw: ItemRNG) -> Item:
         return dict(self.source.load(item, draw))
 
-    def about(self, item: int) -> Item:
-        return dict(self.source.about(item))
+    def metadata(self, item: int) -> Item:
+        return dict(self.source.metadata(item))
 
 
 def test_codes_of_what_cannot_tell_are_kept_for_one_training(

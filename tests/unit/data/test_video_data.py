@@ -202,7 +202,7 @@ def test_a_folder_that_changes_is_noticed(tmp_path: Path) -> None:
 
 def test_what_codes_depend_on_is_told(long: Path) -> None:
     ways = ({}, {"frames": 5}, {"stride": 2}, {"fps": 4.0}, {"flip": True}, {"random_crop": True})
-    told = [source(long, **keys).reading for keys in ways] + [source(long, train=False).reading]
+    told = [source(long, **keys).preprocessing_key for keys in ways] + [source(long, train=False).preprocessing_key]
     assert len(set(told)) == len(told)
 
 

@@ -392,7 +392,7 @@ def test_samples_of_validation_clips_are_as_long_as_these(recipe: PhenakiTask) -
 def test_the_judge_sees_what_the_data_shows(videos: Path) -> None:
     recipe = make_recipe("phenaki", videos, (*TINY_PHENAKI, "data.frames=17"))
     media = recipe.splits().validation.media  # type: ignore[attr-defined]
-    records = [media.about(item)["motion"] for item in range(3)]
+    records = [media.metadata(item)["motion"] for item in range(3)]
     clips = [clip_tensor(read_video(media.entries[item].media(media.root))) / 255 for item in range(3)]
     assert are_known(records)
     assert not are_known([{"shape": "star"}])

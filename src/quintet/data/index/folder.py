@@ -1,5 +1,4 @@
-"""Owns a folder of captioned media: which files are in it, what they are called in words, which side of the
-validation split each is on, and reading the pictures among them as training items.
+"""A folder of captioned media: its files, their captions, and which side of the validation split each is on.
 
 Scanning opens no media file: a file that turns out unreadable is found when it is read.
 """
@@ -16,19 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption, read_metadata
 from quintet.data.index.shard_store import is_shard
 from quintet.errors import UnreadableItem, UsageError
-from quintet.media import image as images
 from quintet.media.files import Blob, MediaFile, read_file
 from quintet.media.video_formats import FRAME_EXTENSIONS, folder_pictures, frame_order
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from quintet.common.rng import ItemRNG
 
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 """In order of preference."""
@@ -155,89 +148,6 @@ def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
         row = [entry.file, size, entry.text, entry.split]
         digest.update(json.dumps(row).encode() + b"\n")
     return digest.hexdigest()
-
-
-@dataclass
-class ImageFolder:
-    """Pictures of a scanned folder as training items: bytes, channels x height x width, and their captions.
-
-    With `train` false nothing is drawn: the centre, unflipped.
-    """
-
-    root: str | os.PathLike[str]
-    entries: Sequence[Entry]
-    height: int
-    width: int
-    mode: images.Mode = field(default="RGB", kw_only=True)
-    flip: bool = field(default=False, kw_only=True)
-    random_crop: bool = field(default=False, kw_only=True)
-    truncated: images.Truncated = field(default="skip", kw_only=True)
-    train: bool = field(default=True, kw_only=True)
-    memory: int = field(default=0, kw_only=True)
-    """Bytes of decoded pictures kept by each process; what does not fit is read again."""
-    _kept: dict[int, images.Pixels] = field(default_factory=dict, init=False, repr=False)
-    _used: int = field(default=0, init=False, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def name(self, item: int) -> str:
-        """The file of an item, as logs and summaries call it."""
-        return self.entries[item].file
-
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
-        pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
-        if self.train and self.flip and draw.number("flip") < 0.5:
-            pixels = pixels[:, ::-1]
-        return {**self.about(item), "images": images.bytes_tensor(pixels)}
-
-    def about(self, item: int) -> dict[str, Any]:
-        """What is known of an item without opening its file: its caption and, in the embedded data, what is on it."""
-        entry = self.entries[item]
-        known = {"objects": entry.extra["objects"]} if _is_scene(entry.extra.get("objects")) else {}
-        return {"texts": entry.text or "", **known}
-
-    @property
-    def reading(self) -> str:
-        """How files become items: with the files themselves, all that the codes of items depend on."""
-        text = f"{self.height} x {self.width} {self.mode} {self.truncated}"
-        moved = self.train and (self.flip or self.random_crop)
-        return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
-
-    def _moved(self, item: int, draw: ItemRNG) -> images.Pixels:
-        x, y = draw.number("crop-x"), draw.number("crop-y")
-        return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
-
-    def _centred(self, item: int) -> images.Pixels:
-        """Always the same pixels, so they may be kept."""
-        if item in self._kept:
-            return self._kept[item]
-        pixels = images.resize_and_crop(self._read(item), self.height, self.width)
-        if may_keep(self.entries, item, pixels.nbytes, self._used, self.memory):
-            self._kept[item] = pixels
-            self._used += pixels.nbytes
-        return pixels
-
-    def _read(self, item: int) -> Image.Image:
-        file = self.entries[item].media(self.root)
-        side = max(self.height, self.width)
-        return images.read_image(file, mode=self.mode, truncated=self.truncated, side=side)
-
-
-def may_keep(entries: Sequence[Entry], item: int, size: int, used: int, memory: int) -> bool:
-    """Whether what was decoded may stay in memory. Of shards, which may hold millions, not where all of that size would
-    not fit: few would be met again before the end of an epoch, and the memory would grow until then."""
-    return used + size <= memory and (entries[item].stored is None or size * len(entries) <= memory)
-
-
-def _is_scene(objects: Any) -> bool:
-    """Whether this is what the embedded data says of its pictures; other data may have a column of that name."""
-    return (
-        isinstance(objects, list)
-        and 0 < len(objects) <= 2
-        and all(isinstance(one, dict) and {"colour", "shape", "position"} <= one.keys() for one in objects)
-    )
 
 
 # Walking

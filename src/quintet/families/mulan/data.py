@@ -51,6 +51,6 @@ def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
     # A data set in Python may have to make a whole sound to tell its caption.
     count = len(source) if isinstance(source, AudioFolder) else min(len(source), LOOKED_AT)
     for item in range(count):
-        about = source.about(item)
+        about = source.metadata(item)
         if "texts" in about:
             yield source.name(item), about["texts"]

@@ -79,8 +79,8 @@ class Routed:
 class PythonClips(PythonVideos):
     """Videos of a person's own data set; an item may come with the embedding of its text."""
 
-    def about(self, item: int) -> Item:
-        return {**super().about(item), **_embedding(self._routed(item))}
+    def metadata(self, item: int) -> Item:
+        return {**super().metadata(item), **_embedding(self._routed(item))}
 
     def _routed(self, item: int) -> dict[str, Any]:
         routed: dict[str, Any] = self.dataset[self.places[item]]

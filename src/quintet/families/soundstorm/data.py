@@ -178,7 +178,7 @@ def _fingerprint(tokens: SemanticTokens) -> str:
 def _captions(source: Dataset, listener: Listener) -> dict[str, Tensor]:
     """Of each caption that is trained on its vector. All at once and in order, so that a resumed run has the same."""
     assert isinstance(source, MediaDataset)
-    texts = sorted({source.about(item).get("texts", "") for item in range(len(source))} - {""})
+    texts = sorted({source.metadata(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
         raise UsageError("loss.tell_caption tells captions, and no clip has one; leave it at 0, or add captions")
     return dict(zip(texts, listener.read(texts).cpu(), strict=True))
