@@ -61,7 +61,8 @@ def test_the_audio_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytes
 def test_the_shard_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_commands("<!-- shard commands: tested -->")
-    assert {path.name for path in (tmp_path / "data" / "shards").iterdir()} == {"index.safetensors", "shard-00000.tar"}
+    written = {path.name for path in (tmp_path / "data" / "shards").iterdir()}
+    assert written == {"dataset.json", "index.safetensors", "shard-00000.tar"}
 
 
 def test_the_video_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

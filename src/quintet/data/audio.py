@@ -1,9 +1,9 @@
 """Owns the data of audio recipes: the sounds of a captioned folder as training items, and padding them to batches.
 
 An item holds `wavs` (windows, samples) float32, mono at the rate of the model; `lengths` (windows) int64, the samples
-of each that are sound; `texts`; and of the embedded data `sound`, what is true of it. In training there is one window,
-at a place drawn for the item and the epoch; otherwise a long clip comes as several, or as one of its whole length. A
-window is never padded here, and in a batch never cut to the shortest: `pad_windows` pads to the longest, with a mask.
+of each that are sound; and the `metadata` of its file. In training there is one window, at a random position for the
+item and the epoch; otherwise a long clip comes as several, or as one of its whole length. A window is never padded
+here, and in a batch never cut to the shortest: `pad_windows` pads to the longest, with a mask.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class AudioFolder(FolderDataset[Samples]):
 
     rate: int
     seconds: float
-    known = ("sound",)
     stride: float = field(default=1.0, kw_only=True)
     """Seconds from one window to the next, outside training."""
     max_windows: int = field(default=16, kw_only=True)
@@ -58,8 +57,7 @@ class AudioFolder(FolderDataset[Samples]):
     _headers: HeaderCache[AudioHeader] = field(default_factory=HeaderCache, init=False, repr=False)
     _last: tuple[int, MediaFile] = field(default=(-1, ""), init=False, repr=False)
 
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+    def load(self, item: int, draw: ItemRNG) -> Item:
         frames, window = self.frames(item), self.window
         if self.opening:
             starts = [0]

@@ -6,11 +6,13 @@ Each medium adds how its files are read and augmented. What was decoded stays in
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from quintet.common.batch import Item
+from quintet.common.rng import ItemRNG
 from quintet.data.index.folder import Entry
 from quintet.media.files import MediaFile
 
@@ -22,7 +24,7 @@ HeaderT = TypeVar("HeaderT")
 
 
 @dataclass
-class FolderDataset(Generic[DecodedT]):
+class FolderDataset(ABC, Generic[DecodedT]):
     """Items by the files of a folder. With `train` false nothing is random."""
 
     root: str | os.PathLike[str]
@@ -30,8 +32,8 @@ class FolderDataset(Generic[DecodedT]):
     train: bool = field(default=True, kw_only=True)
     memory: int = field(default=0, kw_only=True)
     """Bytes of decoded files kept by each process; what does not fit is read again."""
-    known: ClassVar[tuple[str, ...]] = ()
-    """Columns of synthetic data."""
+    dataset: str | None = field(default=None, kw_only=True)
+    """The synthetic data set that the folder holds, by its marker."""
     _kept: dict[int, DecodedT] = field(default_factory=dict, init=False, repr=False)
     _used: int = field(default=0, init=False, repr=False)
 
@@ -42,10 +44,16 @@ class FolderDataset(Generic[DecodedT]):
         """The file of an item, as logs and summaries call it."""
         return self.entries[item].file
 
+    @abstractmethod
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+
     def metadata(self, item: int) -> Item:
-        """The fields of an item that are known without opening its file: its caption and, in synthetic data, more."""
+        """The fields of an item that are known without opening its file: its caption, and of a synthetic data set its
+        name, `dataset`, and what is true of the item, `metadata`: its other columns."""
         entry = self.entries[item]
-        return {"texts": entry.text or "", **{name: entry.extra[name] for name in self.known if name in entry.extra}}
+        synthetic = {} if self.dataset is None else {"dataset": self.dataset, "metadata": entry.extra}
+        return {"texts": entry.text or "", **synthetic}
 
     def _file(self, item: int) -> MediaFile:
         return self.entries[item].media(self.root)

@@ -41,15 +41,10 @@ class ImageFolder(FolderDataset[images.Pixels]):
     truncated: images.Truncated = field(default="skip", kw_only=True)
 
     def load(self, item: int, draw: ItemRNG) -> Item:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
         pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
         if self.train and self.flip and draw.number("flip") < 0.5:
             pixels = pixels[:, ::-1]
         return {**self.metadata(item), "images": images.bytes_tensor(pixels)}
-
-    def metadata(self, item: int) -> Item:
-        objects = self.entries[item].extra.get("objects")
-        return {**super().metadata(item), **({"objects": objects} if _is_scene(objects) else {})}
 
     @property
     def preprocessing_key(self) -> str:
@@ -72,15 +67,6 @@ class ImageFolder(FolderDataset[images.Pixels]):
     def _read(self, item: int) -> Image.Image:
         side = max(self.height, self.width)
         return images.read_image(self._file(item), mode=self.mode, truncated=self.truncated, side=side)
-
-
-def _is_scene(objects: Any) -> bool:
-    """Whether this is what the embedded data says of its pictures; other data may have a column of that name."""
-    return (
-        isinstance(objects, list)
-        and 0 < len(objects) <= 2
-        and all(isinstance(one, dict) and {"colour", "shape", "position"} <= one.keys() for one in objects)
-    )
 
 
 def folder_splits(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Splits:

@@ -1,19 +1,18 @@
 """Owns the data of mesh recipes: the meshes of a captioned folder as training items, augmented and in canonical order.
 
-An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3 or 4) int64, `texts`, and of the embedded data `class`
-and `proportions`. Vertices are distinct, faces have an area, and both are in order, at the size of a bin: also after
-augmentation.
+An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3 or 4) int64, and the `metadata` of its file. Vertices
+are distinct, faces have an area, and both are in order, at the size of a bin: also after augmentation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 
+from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
 from quintet.data.folder_dataset import FolderDataset
@@ -31,7 +30,6 @@ SHIFT = 0.1
 class MeshFolder(FolderDataset[Mesh]):
     """Meshes of a scanned folder as training items, and their captions. With `train` false nothing is random."""
 
-    known = ("class", "proportions")
     bins: int = field(default=meshes.BINS, kw_only=True)
     max_faces: int | None = field(default=None, kw_only=True)
     decimate: bool = field(default=False, kw_only=True)
@@ -41,8 +39,7 @@ class MeshFolder(FolderDataset[Mesh]):
     corners: int = field(default=3, kw_only=True)
     """Of a face: with 4 only files of quads can be used."""
 
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+    def load(self, item: int, draw: ItemRNG) -> Item:
         mesh = self.mesh(item)
         if self.train and self.augment:
             mesh = augmented(mesh, draw, self.bins)

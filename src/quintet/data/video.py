@@ -1,9 +1,9 @@
 """Owns the data of video recipes: the clips of a captioned folder as training items, and padding them to batches.
 
-An item holds `videos` (3, frames, height, width), bytes; `texts`; and of the embedded data `motion`, what is true of
-it. In training a clip begins at a frame drawn for the item and the epoch; otherwise it is the middle of the file. All
-frames of a clip are scaled and cropped alike. A file with fewer frames than asked for gives fewer: nothing is made up
-here, and `pad_clips` says by a mask which frames of a batch there are. A picture is a clip of one frame.
+An item holds `videos` (3, frames, height, width), bytes, and the `metadata` of its file. In training a clip begins at a
+random frame for the item and the epoch; otherwise it is the middle of the file. All frames of a clip are scaled and
+cropped alike. A file with fewer frames than asked for gives fewer: nothing is made up here, and `pad_clips` says by a
+mask which frames of a batch there are. An image is a clip of one frame.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class VideoFolder(FolderDataset[Clip]):
 
     height: int
     width: int
-    known = ("motion",)
     frames: int = field(default=17, kw_only=True)
     stride: int = field(default=1, kw_only=True)
     fps: float | None = field(default=None, kw_only=True)
@@ -43,8 +42,7 @@ class VideoFolder(FolderDataset[Clip]):
     random_crop: bool = field(default=False, kw_only=True)
     _headers: HeaderCache[VideoHeader] = field(default_factory=HeaderCache, init=False, repr=False)
 
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+    def load(self, item: int, draw: ItemRNG) -> Item:
         file = self._file(item)
         header = self._header(item, file)
         start = draw.number("start") if self.train else 0.5

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.common import files
+from quintet.data.index.marker import write_marker
 from quintet.errors import UsageError
 
 MINIMUM_SIZE = 32
@@ -37,7 +38,7 @@ def split_by_words(caption: str, validation_share: float) -> str:
     return "validation" if share < validation_share else "train"
 
 
-def write_records(folder: Path, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """`dataset.json` (what it is) and, because all is there, `metadata.jsonl`."""
-    files.replace_text(folder / "dataset.json", json.dumps(about) + "\n")
+def write_records(folder: Path, about: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """The marker, `dataset.json` (what it is), and, because all is there, `metadata.jsonl`."""
+    write_marker(folder, about)
     files.replace_text(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -464,21 +463,3 @@ def test_pictures_in_memory_are_the_same_pictures_and_the_budget_holds(tmp_path:
     (tmp_path / "2.png").unlink()
     with pytest.raises(UnreadableItem):
         room_for_two.load(2, ItemRNG(0, [1], [2]))
-
-
-@pytest.mark.parametrize(
-    "objects",
-    [
-        [],
-        "a cat",
-        [{"bbox": [0, 0, 1, 1], "label": "cat"}],
-        [{"colour": "red", "shape": "star", "position": "top"}] * 9,
-    ],
-)
-def test_a_column_that_is_called_as_the_judges_is_left_alone(objects: object, tmp_path: Path) -> None:
-    def about(extra: dict[str, Any]) -> dict[str, Any]:
-        return ImageFolder(tmp_path, [Entry("a.png", "a cat", None, extra)], 8, 8).metadata(0)
-
-    assert about({"objects": objects}).keys() == {"texts"}
-    scene = [{"colour": "red", "shape": "star", "position": "top"}]
-    assert about({"objects": scene})["objects"] == scene

@@ -139,9 +139,8 @@ def test_a_folder_of_pictures_is_a_clip_like_any_file(tmp_path: Path) -> None:
 
 def test_metadata_may_name_a_folder_of_pictures(tmp_path: Path) -> None:
     write_frames(tmp_path / "clips" / "a", 3)
-    (tmp_path / "metadata.jsonl").write_text('{"file_name": "clips/a", "text": "lighter", "motion": {"shape": "star"}}')
-    item = loaded(source(tmp_path))
-    assert (item["texts"], item["motion"]) == ("lighter", {"shape": "star"})
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "clips/a", "text": "lighter"}')
+    assert loaded(source(tmp_path))["texts"] == "lighter"
 
 
 def test_pictures_that_are_no_film_are_none(tmp_path: Path) -> None:

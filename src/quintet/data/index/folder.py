@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption, read_metadata
+from quintet.data.index.marker import MARKER, read_marker
 from quintet.data.index.shard_store import is_shard
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.files import Blob, MediaFile, read_file
@@ -74,6 +75,8 @@ class Scan:
     columns: list[str]
     found: int
     notes: list[str]
+    marker: dict[str, Any] | None = None
+    """That of a synthetic data set."""
 
 
 def scan(
@@ -92,7 +95,7 @@ def scan(
         raise UsageError(f"{root} is a file; give the folder that contains your files")
     walk = _Walk(root, extensions, films)
     walk.run()
-    result = Scan([], walk.skipped, "none", [], walk.found, [])
+    result = Scan([], walk.skipped, "none", [], walk.found, [], read_marker(root / MARKER))
     _caption(root, walk, result)
     result.skipped.sort()
     if shards := sorted(file for file in walk.others if is_shard(file)):

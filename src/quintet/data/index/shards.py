@@ -33,6 +33,7 @@ from quintet.data.index.folder import (
     chosen_groups,
     group_keys,
 )
+from quintet.data.index.marker import read_marker
 from quintet.data.index.parquet import UnpackedStore
 from quintet.data.index.remote_store import RemoteStore
 from quintet.data.index.shard_index import FILM, FORMAT, Row, ShardIndex
@@ -281,7 +282,8 @@ def scan_shards(
         count = int((index.columns["kind"] == index.kinds.index(FILM)).sum())
         notes.append(f"films of numbered pictures (key.001.png, …), which only recipes of video use: {count}")
     told = "shards" if missing < len(places) else "none"
-    return Scan(ShardEntries(shards, places), [*index.skipped], told, [], len(places), notes)
+    marker = read_marker(shards.store.marker())
+    return Scan(ShardEntries(shards, places), [*index.skipped], told, [], len(places), notes, marker)
 
 
 def _nothing_usable(shards: ShardSet, extensions: frozenset[str]) -> str:

@@ -29,6 +29,7 @@ def code_splits(config: MuseConfig, tokenizer: FrozenModel, low: FrozenModel | N
         {**own.skipped, **below.skipped},
         own.about,
         {split: _Pairs(source, below.extra_splits[split]) for split, source in own.extra_splits.items()},
+        dataset=own.dataset,
     )
 
 

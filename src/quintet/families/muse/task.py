@@ -17,12 +17,12 @@ from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import code_splits
-from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.model import Canvas, Muse, Stage
 from quintet.media.image import EXTENSIONS, image_grid, read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.codebook_smoothing import check_alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.frozen import FrozenModel
+from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows, critic_of, start_from_codebook
 from quintet.training.task import Artifact, Modules, Request
 
@@ -74,17 +74,13 @@ class MuseTask(MaskGitTask[MuseConfig]):
     # --- looking ----------------------------------------------------------------------------------------------
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of the embedded data finds in pictures drawn from captions, and in reconstructions."""
-        if "objects" not in batch or split not in ("validation", WITHHELD):
+        """What the judge of a synthetic data set finds in images generated from captions, and in reconstructions."""
+        judge = judge_of(batch, split)
+        if judge is None:
             return Statistics()
         drawn = self.muse(modules).draw(batch["texts"], batch.draw)
         kept = self.tokenizer.model.decode(batch["codes"])
-        rows = {
-            f"{name}{kind}": values
-            for kind, pictures in (("", drawn), ("_reconstruction", kept))
-            for name, values in judged(pictures, batch["objects"], split).items()
-        }
-        return Statistics(rows=rows)
+        return Statistics(rows=judged_rows(judge, batch, split, drawn, kept))
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A grid of pairs: the picture as the tokenizer has it, and what is drawn from its caption."""

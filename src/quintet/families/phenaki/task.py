@@ -19,7 +19,7 @@ from quintet.data.captioned import check_request, found_keys
 from quintet.data.index.text_lines import read_lines
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
-from quintet.families.phenaki import data, judging
+from quintet.families.phenaki import data
 from quintet.families.phenaki.asking import check_frames, read_prime
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
@@ -31,6 +31,7 @@ from quintet.nn.codebook_smoothing import check_alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling.maskgit import told_both_ways
+from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows, critic_of, start_from_codebook
 from quintet.training.task import Artifact, Modules, Request
 
@@ -133,17 +134,12 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
     # --- looking ----------------------------------------------------------------------------------------------
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of the embedded data finds in videos made from captions, and in reconstructions."""
-        records: Any = batch.fields.get("motion")
-        if self.tokenizer is None or not judging.are_known(records) or split not in ("validation", judging.WITHHELD):
+        """What the judge of a synthetic data set finds in videos generated from captions, and in reconstructions."""
+        judge = judge_of(batch, split)
+        if self.tokenizer is None or judge is None:
             return Statistics()
         made, kept = self._made_again(modules, batch), self._kept(batch)
-        rows = {
-            f"{name}{kind}": values
-            for kind, videos in (("", made), ("_reconstruction", kept))
-            for name, values in judging.judged(videos, records, split).items()
-        }
-        return Statistics(rows=rows)
+        return Statistics(rows=judged_rows(judge, batch, split, made, kept))
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """What is made from captions: those of `sample.texts`, or of clips, which then stand beside."""

@@ -17,7 +17,7 @@ from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
 from quintet.errors import UsageError
-from quintet.families.soundstorm import data, judging
+from quintet.families.soundstorm import data
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.listening import Listener
 from quintet.families.soundstorm.making import Made, Studio, level_settings
@@ -31,6 +31,7 @@ from quintet.nn.frechet import frechet_distance
 from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine
+from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.maskgit_task import refuse_untrained, score_loss, token_loss
 from quintet.training.task import Artifact, Loss, Modules, Output, Phase, Request, Task
 
@@ -183,20 +184,19 @@ class SoundStormTask(Task[SoundStormConfig]):
         return Statistics(sums)
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of the embedded data hears in clips made from captions, and in reconstructions; and what the
-        MuLaN thinks of them."""
-        records: Any = batch.fields.get("sound")
-        is_judged = judging.are_known(records) and split in ("validation", judging.WITHHELD)
+        """What the judge of a synthetic data set hears in clips generated from captions, and in reconstructions; and
+        what the MuLaN thinks of them."""
+        judge = judge_of(batch, split)
         is_heard = self.listener is not None and split == "validation"
-        if self.tokenizer is None or not self.config.model.conditioned or not (is_judged or is_heard):
+        if self.tokenizer is None or not self.config.model.conditioned or (judge is None and not is_heard):
             return Statistics()
         studio = self.studio(modules)
         made = self._made_again(studio, batch)
         total = Statistics()
-        if is_judged:
+        if judge is not None:
             rate, kept = self.link_to_codec().model.rate, studio.waves(batch["codes"], batch["frames"])
-            total = total + Statistics(judging.judged(made.waves, rate, records, split))
-            total = total + Statistics(judging.judged(kept, rate, records, split, "_reconstruction"))
+            made_waves, kept_waves = ([(wave, rate) for wave in waves] for waves in (made.waves, kept))
+            total = total + Statistics(rows=judged_rows(judge, batch, split, made_waves, kept_waves))
         if is_heard:
             total = total + self._heard(batch, made)
         return total
@@ -222,7 +222,7 @@ class SoundStormTask(Task[SoundStormConfig]):
             of_levels = {f"{kind}_{name}": float(sums[f"{kind}_{name}"] / sums[f"count_{name}"]) for name in names}
             figures[kind] = sum(of_levels.values()) / len(of_levels)
             figures |= of_levels
-        figures |= judging.figures(sums)
+        figures |= mean_scores(rows)
         if sums.get("captioned"):
             figures |= {name: float(sums[name] / sums["captioned"]) for name in ("mulan_score", "mulan_score_real")}
         if "made" in rows and len(rows["made"]) > 1:
