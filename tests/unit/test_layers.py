@@ -42,6 +42,7 @@ FAMILY_PARTS = {
     "trainer": "families task",
     "pipeline": "families pipeline",
     "data": "families pipeline",
+    "python_data": "families pipeline",
 }
 """Of a family's modules; any other is a part of its model."""
 

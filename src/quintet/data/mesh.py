@@ -1,4 +1,4 @@
-"""Owns the data of mesh recipes: the meshes of a captioned folder as training items, augmented and in canonical order.
+"""Datasets of meshes, augmented and in canonical order: of a captioned folder, or handed over in Python.
 
 An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3 or 4) int64, and the `metadata` of its file. Vertices
 are distinct, faces have an area, and both are in order, at the size of a bin: also after augmentation.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
-from quintet.config import DataConfig
+from quintet.config import DataConfig, MeshDataConfig
+from quintet.data.fields import Field
 from quintet.data.folder_dataset import FolderDataset
 from quintet.data.index.folder import Entry
+from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import mesh as meshes
@@ -104,3 +108,88 @@ def mesh_folder_splits(
         )
 
     return split_folder(config, meshes.EXTENSIONS, folder)
+
+
+def _is_table(value: Any, columns: Sequence[int], numbers: bool) -> bool:
+    """Whether it is an array of so many columns, of fractions or of whole numbers."""
+    if not hasattr(value, "ndim") or value.ndim != 2 or value.shape[1] not in columns:
+        return False
+    whole = "int" in str(value.dtype)
+    return whole != numbers
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("vertices", ("vertex", "points"), lambda value: _is_table(value, (3,), True), "n x 3 coordinates, -1 to 1"),
+    Field("faces", ("triangles", "quads"), lambda value: _is_table(value, (3, 4), False), "m x 3 or m x 4 integers"),
+    Field(
+        "face_edges",
+        (),
+        lambda value: _is_table(value, (2,), False),
+        "pairs of faces, which are found without being told",
+        required=False,
+    ),
+    CAPTION,
+)
+
+
+@dataclass
+class PythonMeshes(PythonDataset):
+    """Meshes of a person's own data set. Triangles are cleaned, put in canonical order and, to train on, augmented;
+    quads are taken as they are."""
+
+    fields = FIELDS
+
+    corners: int
+    bins: int
+    max_faces: int
+    augment: bool
+
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        routed = self.routed(item)
+        vertices = np.asarray(routed["vertices"], np.float64)
+        faces = np.asarray(routed["faces"], np.int64)
+        faces = faces[(faces >= 0).all(1)]  # padding
+        self._check(vertices, faces)
+        mesh = Mesh(vertices, faces)
+        if self.corners == 3:
+            mesh = self._prepared(mesh, draw)
+        return {
+            "texts": caption_of(routed),
+            "vertices": torch.from_numpy(mesh.vertices.astype(np.float32)),
+            "faces": torch.from_numpy(mesh.faces),
+        }
+
+    def _check(self, vertices: Any, faces: Any) -> None:
+        if not len(faces):
+            raise UnreadableItem("has no faces")
+        if faces.shape[1] != self.corners:
+            raise UnreadableItem(f"has faces of {faces.shape[1]} vertices, model.vertices_per_face is {self.corners}")
+        if len(faces) > self.max_faces:
+            raise UnreadableItem(f"{len(faces)} faces, more than data.max_faces={self.max_faces}")
+        if faces.max() >= len(vertices):
+            raise UnreadableItem(f"a face names vertex {faces.max()} of {len(vertices)}")
+        used = vertices[np.unique(faces)]
+        if np.abs(used).max() > 1:
+            raise UnreadableItem("has coordinates outside of -1 to 1; scale it first")
+
+    def _prepared(self, mesh: Mesh, draw: ItemRNG) -> Mesh:
+        if not np.isfinite(mesh.vertices).all():
+            raise UnreadableItem("has coordinates that are not finite")
+        mesh = meshes.clean(mesh, self.bins)
+        if not len(mesh.faces):
+            raise UnreadableItem(f"no face of it has an area at {self.bins} bins a side")
+        return augmented(mesh, draw, self.bins) if self.train and self.augment else meshes.canonical(mesh, self.bins)
+
+
+def python_mesh_splits(
+    dataset: Indexable,
+    config: MeshDataConfig,
+    corners: int,
+    bins: int,
+    *,
+    validation: Indexable | None = None,
+    declared: Sequence[str] | None = None,
+) -> Splits:
+    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    make = partial(PythonMeshes, corners=corners, bins=bins, max_faces=config.max_faces, augment=config.augment)
+    return split_object(dataset, config, make, validation, declared)

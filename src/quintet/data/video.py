@@ -1,4 +1,4 @@
-"""Owns the data of video recipes: the clips of a captioned folder as training items, and padding them to batches.
+"""Datasets of video: clips of a captioned folder, or of a data set handed over in Python, padded to batches.
 
 An item holds `videos` (3, frames, height, width), bytes, and the `metadata` of its file. In training a clip begins at a
 random frame for the item and the epoch; otherwise it is the middle of the file. All frames of a clip are scaled and
@@ -10,19 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from quintet.common.batch import Item, collate
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
+from quintet.data.fields import Field
 from quintet.data.folder_dataset import FolderDataset, HeaderCache
 from quintet.data.index.folder import Entry
+from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
 from quintet.data.splits import Splits, split_folder
+from quintet.errors import UnreadableItem, UsageError
+from quintet.media import image as images
 from quintet.media import video as films
 from quintet.media.files import MediaFile
 from quintet.media.video import Clip, Fit, VideoHeader
+from quintet.media.video_writing import as_clip
 
 WHOLE = 4
 """Files of up to so many clips may be kept, once they are read; of longer ones clips are read."""
@@ -114,3 +122,72 @@ def video_folder_splits(config: VideoDataConfig, size: tuple[int, int]) -> Split
         )
 
     return split_folder(config, films.EXTENSIONS | films.FRAME_EXTENSIONS, folder, films=True)
+
+
+FIELDS: tuple[Field, ...] = (
+    Field(
+        "videos",
+        ("video", "clip", "frames", "images", "image"),
+        lambda value: hasattr(value, "ndim") and value.ndim in (3, 4),
+        "a 3 x frames x height x width tensor, a frames x height x width x 3 uint8 array, or one picture",
+    ),
+    CAPTION,
+)
+
+
+@dataclass
+class PythonVideos(PythonDataset):
+    """Videos of a person's own data set; an image is a clip of one frame."""
+
+    fields = FIELDS
+
+    height: int
+    width: int
+    config: VideoDataConfig
+
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        routed = self.routed(item)
+        clip = _clip(routed["videos"])
+        start = draw.number("start") if self.train else 0.5
+        clip = clip[films.stride_frames(len(clip), self.config.frames, self.config.stride, start)]
+        moved = self.train and self.config.random_crop
+        x, y = (draw.number("crop-x"), draw.number("crop-y")) if moved else (0.5, 0.5)
+        if clip.shape[1:3] != (self.height, self.width):
+            clip = np.stack([images.resize_and_crop(frame, self.height, self.width, x=x, y=y) for frame in clip])
+        if self.train and self.config.flip and draw.number("flip") < 0.5:
+            clip = clip[:, :, ::-1]
+        return {"texts": caption_of(routed), "videos": films.clip_tensor(clip)}
+
+
+def _clip(value: Any) -> Clip:
+    if not hasattr(value, "ndim") or value.ndim not in (3, 4):
+        what = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+        raise UnreadableItem(f"has {what} for a video; expected {FIELDS[0].expects}")
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UnreadableItem("has pixels that are not finite")
+        value = value[:, None] if value.ndim == 3 else value
+        value = value.expand(3, -1, -1, -1) if len(value) == 1 else value
+    elif value.ndim == 3:
+        value = value[None]
+    try:
+        return as_clip(value)
+    except ValueError as problem:
+        raise UnreadableItem(str(problem)) from problem
+
+
+def python_video_splits(
+    dataset: Indexable,
+    config: VideoDataConfig,
+    size: tuple[int, int],
+    *,
+    validation: Indexable | None = None,
+    declared: Sequence[str] | None = None,
+) -> Splits:
+    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    if config.fps is not None:
+        raise UsageError(
+            "data.fps goes by time stamps, which clips of a data set in Python do not have; use data.stride"
+        )
+    make = partial(PythonVideos, height=size[0], width=size[1], config=config)
+    return split_object(dataset, config, make, validation, declared)

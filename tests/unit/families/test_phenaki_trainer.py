@@ -18,7 +18,7 @@ from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.data import collate
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.python_clips import python_clip_splits
+from quintet.families.phenaki.python_data import python_clip_splits
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.frozen import FrozenModel

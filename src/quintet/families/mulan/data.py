@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from quintet.common.batch import Dataset
 from quintet.common.logging import say
-from quintet.data.audio import AudioFolder, audio_folder_splits
-from quintet.data.python_audio import PythonAudio
+from quintet.data.audio import AudioFolder, PythonAudio, audio_folder_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
