@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quintet.common.batch import Dataset
 from quintet.common.logging import say
@@ -15,7 +15,9 @@ from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset
 from quintet.errors import UsageError
 from quintet.nn.words import words_of
-from quintet.training.task import Request
+
+if TYPE_CHECKING:
+    from quintet.training.task import Request
 
 
 def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:

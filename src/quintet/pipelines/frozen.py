@@ -18,6 +18,7 @@ from quintet.common.batch import Batch
 from quintet.common.inference import inference_mode
 from quintet.common.weights.checkpoint import Contents
 from quintet.common.weights.loading import weights_digest
+from quintet.data.tokenized import TokenEncoder
 
 if TYPE_CHECKING:
     from quintet.training.task import Task
@@ -60,3 +61,7 @@ class FrozenModel:
         device = next(chain(self.model.parameters(), self.model.buffers())).device
         with inference_mode(self.modules):
             return self.recipe.encode(self.modules, batch.to(device, torch.float32), **options)
+
+    def token_encoder(self) -> TokenEncoder:
+        """The model as the token cache needs it."""
+        return TokenEncoder(self.digest, self.recipe.collate, self.encode)

@@ -91,7 +91,8 @@ def coded(config: MeshTransformerConfig, tokenizer: FrozenModel, media: Splits) 
     """The same sources as codes, without the meshes that are too large."""
     check_captions(config.model, media, "meshes", config.data.empty_captions)
     variants = config.data.variants if config.data.augment else 1
-    codes = tokenized_splits(tokenizer, media, "meshes", cache=config.data.cache, variants=variants)
+    encoder = tokenizer.token_encoder()
+    codes = tokenized_splits(encoder, media, "meshes encoded", cache=config.data.cache, variants=variants)
 
     def small_enough(source: Dataset, part: str) -> FaceSource:
         assert isinstance(source, TokenDataset)

@@ -56,4 +56,6 @@ def _pictures(config: MuseConfig, tokenizer: FrozenModel) -> Splits:
 
 
 def _coded(config: MuseConfig, tokenizer: FrozenModel, media: Splits) -> Splits:
-    return tokenized_splits(tokenizer, media, "pictures", cache=config.data.cache, variants=config.data.variants)
+    return tokenized_splits(
+        tokenizer.token_encoder(), media, "pictures encoded", cache=config.data.cache, variants=config.data.variants
+    )

@@ -27,7 +27,9 @@ def clip_splits(config: PhenakiConfig, tokenizer: FrozenModel) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
     media = video_folder_splits(config.data, tokenizer.model.config.size)
     check_captions(config.model, media, "clips", config.data.empty_captions)
-    return tokenized_splits(tokenizer, media, "clips", cache=config.data.cache, variants=config.data.variants)
+    return tokenized_splits(
+        tokenizer.token_encoder(), media, "clips encoded", cache=config.data.cache, variants=config.data.variants
+    )
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def python_clip_splits(
     height, width = tokenizer.model.config.size
     clips = partial(PythonClips, height=height, width=width, config=config.data)
     media = split_object(dataset, config.data, clips, validation, declared)
-    return tokenized_splits(tokenizer, media, "clips", variants=config.data.variants)
+    return tokenized_splits(tokenizer.token_encoder(), media, "clips encoded", variants=config.data.variants)
 
 
 def _check_told(first: Mapping[str, Any], config: PhenakiConfig) -> None:

@@ -24,7 +24,7 @@ from quintet.data.audio import audio_folder_splits, say_resampled
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
 from quintet.data.token_files import SemanticTokens, read_semantic
-from quintet.data.tokenized import TokenEncoder, encoded_splits
+from quintet.data.tokenized import TokenEncoder, tokenized_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig
@@ -93,10 +93,10 @@ def clip_splits(config: SoundStormConfig, tokenizer: FrozenModel, listener: List
 
 def coded(config: SoundStormConfig, tokenizer: FrozenModel, listener: Listener | None, media: Splits) -> Splits:
     """The same sources as codes, with what the model is told of each clip."""
-    codes = encoded_splits(_coder(tokenizer, config.model.levels), media, "clips encoded", cache=config.data.cache)
+    codes = tokenized_splits(_encoder(tokenizer, config.model.levels), media, "clips encoded", cache=config.data.cache)
     clips = heard = None
     if listener is not None:
-        heard = encoded_splits(listener.maker(tokenizer.model.rate), media, "clips heard", cache=config.data.cache)
+        heard = tokenized_splits(listener.maker(tokenizer.model.rate), media, "clips heard", cache=config.data.cache)
         clips = {"train": heard.train, "validation": heard.validation, **heard.extra_splits}
     captions = _captions(media.train, listener) if config.loss.tell_caption and listener is not None else None
     tokens = _semantic(config)
@@ -120,12 +120,12 @@ def coded(config: SoundStormConfig, tokenizer: FrozenModel, listener: Listener |
     )
 
 
-def _coder(tokenizer: FrozenModel, levels: int | None) -> TokenEncoder:
+def _encoder(tokenizer: FrozenModel, levels: int | None) -> TokenEncoder:
     """What makes the codes of the levels that are used, and no others: a codec may have many more."""
-    digest = tokenizer.digest
+    encoder = tokenizer.token_encoder()
     if levels is None or levels >= tokenizer.model.levels:
-        return TokenEncoder(digest, tokenizer.recipe.collate, tokenizer.encode)
-    return TokenEncoder(f"{digest} {levels} levels", tokenizer.recipe.collate, partial(tokenizer.encode, levels=levels))
+        return encoder
+    return replace(encoder, digest=f"{encoder.digest} {levels} levels", encode=partial(tokenizer.encode, levels=levels))
 
 
 def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
