@@ -24,7 +24,7 @@ from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
 from quintet.data.fields import Field
 from quintet.data.folder_dataset import FolderDataset, HeaderCache
-from quintet.data.index.folder import Entry
+from quintet.data.index.entry import Entry
 from quintet.data.python_dataset import Indexable, PythonDataset, split_object
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quintet.data.index.folder import Entry, Scan, film_in, printable
+from quintet.data.index.entry import Entry, Scan, film_in, printable
 from quintet.data.index.listing import list_media
 from quintet.errors import UnreadableItem
 from quintet.media import audio as sounds

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
-from quintet.data.index.folder import Entry
+from quintet.data.index.entry import Entry
 from quintet.media.files import MediaFile
 
 HEADERS = 2**14

@@ -19,7 +19,7 @@ from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig, MeshDataConfig
 from quintet.data.fields import Field
 from quintet.data.folder_dataset import FolderDataset
-from quintet.data.index.folder import Entry
+from quintet.data.index.entry import Entry
 from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem

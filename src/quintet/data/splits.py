@@ -13,7 +13,7 @@ import numpy.typing as npt
 from quintet.common.batch import Dataset
 from quintet.config import DataConfig
 from quintet.data.folder_dataset import FolderDataset
-from quintet.data.index.folder import Entry, Scan
+from quintet.data.index.entry import Entry, Scan
 from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
 from quintet.data.index.shards import ShardEntries
 from quintet.errors import UsageError

@@ -20,7 +20,7 @@ from weakref import finalize
 from quintet.common.batch import Dataset
 from quintet.common.caches import default_folder
 from quintet.common.logging import say
-from quintet.data.index.folder import Entry
+from quintet.data.index.entry import Entry
 from quintet.data.index.shards import ShardEntries
 from quintet.data.splits import Splits
 from quintet.data.token_cache import CacheKey, Collate, Encode, MediaDataset, TokenCache, TokenDataset

@@ -113,13 +113,9 @@ def test_codes_of_what_cannot_tell_are_kept_for_one_training(
     (tmp_path / "temporary").mkdir()
     found, cache = media(pictures), str(tmp_path / "cache")
     unknown = replace(found, train=Anonymous(found.train), validation=Anonymous(found.validation), extra_splits={})
-    codes: Splits | None = tokenized_splits(
-        tokenizer.token_encoder(), unknown, "items encoded", cache=str(tmp_path / "cache")
-    )
+    codes: Splits | None = tokenized_splits(tokenizer.token_encoder(), unknown, "items encoded", cache=cache)
     assert codes is not None
-    known: Dataset = tokenized_splits(
-        tokenizer.token_encoder(), found, "pictures encoded", cache=str(tmp_path / "cache")
-    ).train
+    known: Dataset = tokenized_splits(tokenizer.token_encoder(), found, "pictures encoded", cache=cache).train
     first, second = (source.load(0, ItemRNG(0, [0], [0]))["codes"] for source in (codes.train, known))
     assert torch.equal(first, second)
     assert len([*(tmp_path / "temporary").iterdir()]) == 2

@@ -15,7 +15,8 @@ from PIL import Image
 from films import counted, places_of, write_film
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig, validate
-from quintet.data.index.folder import fingerprint, scan
+from quintet.data.index.entry import fingerprint
+from quintet.data.index.folder import scan
 from quintet.data.video import VideoFolder, pad_clips, video_folder_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.video import EXTENSIONS

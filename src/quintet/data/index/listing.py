@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet.data.index.folder import Entry, Scan, fingerprint, scan, split_entries
+from quintet.data.index.entry import Entry, Scan, fingerprint
+from quintet.data.index.folder import scan
 from quintet.data.index.shard_store import holds_shards, is_address
 from quintet.data.index.shards import ShardEntries, scan_shards
+from quintet.data.index.split import split_entries
 
 
 def list_media(

@@ -20,7 +20,7 @@ from typing import Any
 
 from quintet.common import files
 from quintet.common.logging import track
-from quintet.data.index.folder import Entry, Scan, film_in
+from quintet.data.index.entry import Entry, Scan, film_in
 from quintet.data.index.marker import write_marker
 from quintet.data.index.shard_index import FILM, INDEX_NAME, IndexBuilder, Row, Shard, joined_hash
 from quintet.data.index.shard_listing import OWN_KEY
