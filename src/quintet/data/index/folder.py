@@ -11,35 +11,41 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption, read_metadata
+from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption
 from quintet.data.index.entry import Entry, Scan, Stamp, printable
 from quintet.data.index.marker import MARKER, read_marker
 from quintet.data.index.shard_store import is_shard
 from quintet.data.index.split import TRAIN_SPLIT, VALIDATION_SPLITS
-from quintet.data.index.walk import METADATA_NAMES, Walk
+from quintet.data.index.walk import METADATA_NAMES, Tree, Walk
 from quintet.errors import UsageError
 
 _SPLIT_WORDS = VALIDATION_SPLITS | {TRAIN_SPLIT, "test"}
 
 
 def scan(
-    root: str | os.PathLike[str], extensions: frozenset[str], *, allow_empty: bool = False, films: bool = False
+    root: str | os.PathLike[str],
+    extensions: frozenset[str],
+    *,
+    allow_empty: bool = False,
+    films: bool = False,
+    tree: Tree | None = None,
 ) -> Scan:
     """List the files below `root` with one of the extensions (lower case, with the dot) and their captions.
 
     With `films`, a folder of numbered pictures is listed like a file, unless captions name single ones. Captions come
     from metadata files if there are any, else from text files beside the media, else from the names of the folders.
-    Nothing but a `split` column divides the data: names mean nothing.
+    Nothing but a `split` column divides the data: names mean nothing. Who scans one folder for several kinds hands over
+    its shared `tree`.
     """
     root = Path(root)
     if not os.path.exists(root):
         raise UsageError(f"folder {root} does not exist; give the path of a folder with your files")
     if not os.path.isdir(root):
         raise UsageError(f"{root} is a file; give the folder that contains your files")
-    walk = Walk(root, extensions, films)
+    walk = Walk(tree or Tree(root), extensions, films)
     walk.run()
     result = Scan([], walk.skipped, "none", [], walk.found, [], read_marker(root / MARKER))
-    _caption(root, walk, result)
+    _caption(walk, result)
     result.skipped.sort()
     if shards := sorted(file for file in walk.others if is_shard(file)):
         result.notes.append(
@@ -51,9 +57,9 @@ def scan(
     return result
 
 
-def _caption(root: Path, walk: Walk, result: Scan) -> None:
+def _caption(walk: Walk, result: Scan) -> None:
     files = sorted(walk.media)
-    rows = _metadata_rows(root, walk, result)
+    rows = _metadata_rows(walk, result)
     if rows is not None:
         result.entries = [_entry(file, rows.get(file), walk.stamps[file]) for file in files]
         _note_uncaptioned(result)
@@ -62,7 +68,7 @@ def _caption(root: Path, walk: Walk, result: Scan) -> None:
     texts = {file: text for file in files if (text := walk.texts.get(_stem(file, walk.extensions)))}
     if texts:
         result.captions_from = "text files"
-        captions = {file: read_caption(os.path.join(root, text)) for file, text in texts.items()}
+        captions = {file: read_caption(os.path.join(walk.tree.root, text)) for file, text in texts.items()}
         result.entries = [
             _entry(file, Row(0, file, captions.get(file, ()), None, {}), walk.stamps[file]) for file in files
         ]
@@ -88,14 +94,14 @@ def _stem(file: str, extensions: frozenset[str]) -> str:
     return stem if extension.lower() in extensions else file
 
 
-def _metadata_rows(root: Path, walk: Walk, result: Scan) -> dict[str, Row] | None:
+def _metadata_rows(walk: Walk, result: Scan) -> dict[str, Row] | None:
     """The rows of all metadata files by file; None where there is no usable metadata file."""
     known = {*walk.media, *(file for file, _ in walk.skipped)}
     rows: dict[str, Row] = {}
     repeated: list[str] = []
     # The metadata file nearest to a picture is the one that speaks for it.
     for prefix in sorted(walk.metadata, key=lambda folder: (-folder.count("/"), folder)):
-        name, metadata = _metadata_of(root, prefix, walk.metadata[prefix], result)
+        name, metadata = _metadata_of(walk, prefix, result)
         if metadata.rows and result.captions_from == "none":
             result.captions_from = posixpath.basename(name)
         for row in metadata.rows:
@@ -111,12 +117,13 @@ def _metadata_rows(root: Path, walk: Walk, result: Scan) -> dict[str, Row] | Non
     return None if result.captions_from == "none" else rows
 
 
-def _metadata_of(root: Path, prefix: str, names: set[str], result: Scan) -> tuple[str, Metadata]:
+def _metadata_of(walk: Walk, prefix: str, result: Scan) -> tuple[str, Metadata]:
     """Read the metadata file of one folder and pass on what it says beside its rows."""
+    names = walk.metadata[prefix]
     name = prefix + next(name for name in METADATA_NAMES if name in names)
     if len(names) > 1:
         result.notes.append(f"{prefix}{METADATA_NAMES[1]} is not read, because {METADATA_NAMES[0]} is beside it")
-    metadata = read_metadata(root / name)
+    metadata = walk.tree.metadata(name)
     result.columns.extend(column for column in metadata.columns if column not in result.columns)
     result.notes.extend(f"{name}: {note}" for note in metadata.notes)
     result.skipped.extend((name, f"line {line}: {reason}" if line else reason) for line, reason in metadata.skipped)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import posixpath
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from quintet.data.index.captions import read_metadata
+from quintet.data.index.captions import Metadata, read_metadata
 from quintet.data.index.entry import Stamp, joined_stamp, printable
 from quintet.media.video_formats import FRAME_EXTENSIONS, frame_order
 
@@ -14,12 +16,59 @@ METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 """In order of preference."""
 
 
-class Walk:
-    """The files of a tree by kind. Links are followed to files inside the root only; hidden names are passed over."""
+class Tree:
+    """The folders below a root; hidden names are passed over. With `shared`, for several walks, it is listed once."""
 
-    def __init__(self, root: Path, extensions: frozenset[str], films: bool) -> None:
+    def __init__(self, root: Path, shared: bool = False) -> None:
         self.root = root
-        self.real_root = os.path.realpath(root)
+        self._folders = [*self._walked()] if shared else None
+        self._metadata: dict[str, Metadata] = {}
+
+    def folders(self) -> Iterable[Folder]:
+        # One by one, where they are needed once: a folder may have millions of files.
+        return self._walked() if self._folders is None else self._folders
+
+    def _walked(self) -> Iterator[Folder]:
+        prefixes = [""]
+        while prefixes:
+            folder = self._listed(prefixes.pop())
+            prefixes += [f"{folder.prefix}{entry.name}/" for entry in folder.below]
+            yield folder
+
+    def _listed(self, prefix: str) -> Folder:
+        folder = Folder(prefix)
+        try:
+            with os.scandir(os.path.join(self.root, prefix)) as listing:
+                for entry in listing:
+                    if not entry.name.startswith("."):
+                        (folder.below if entry.is_dir(follow_symlinks=False) else folder.files).append(entry)
+        except OSError as error:
+            folder.problem = f"cannot be listed: {error.strerror}"
+        return folder
+
+    def metadata(self, file: str) -> Metadata:
+        """A metadata file, read once."""
+        if file not in self._metadata:
+            self._metadata[file] = read_metadata(self.root / file)
+        return self._metadata[file]
+
+
+@dataclass
+class Folder:
+    """One folder of a tree; its prefix is its path below the root with a slash, that of the root is empty."""
+
+    prefix: str
+    files: list[os.DirEntry[str]] = field(default_factory=list)
+    below: list[os.DirEntry[str]] = field(default_factory=list)
+    problem: str | None = None
+
+
+class Walk:
+    """The files of a tree by kind. Links are followed to files inside the root only."""
+
+    def __init__(self, tree: Tree, extensions: frozenset[str], films: bool) -> None:
+        self.tree = tree
+        self.real_root = os.path.realpath(tree.root)
         self.extensions = extensions
         self.films = films
         self.media: list[str] = []
@@ -29,22 +78,17 @@ class Walk:
         self.others: set[str] = set()
         self.skipped: list[tuple[str, str]] = []
         self.found = 0
-        self._folders = [""]
         self._pictures: dict[str, str | None] = {}
         self._named: dict[str, set[str]] = {}
 
     def run(self) -> None:
-        while self._folders:
-            prefix = self._folders.pop()
+        for folder in self.tree.folders():
             self._pictures = {}
-            try:
-                with os.scandir(os.path.join(self.root, prefix)) as listing:
-                    for entry in listing:
-                        if not entry.name.startswith("."):
-                            self._visit(prefix, entry)
-            except OSError as error:
-                self.skipped.append((prefix.rstrip("/") or ".", f"cannot be listed: {error.strerror}"))
-            self._add_film(prefix)
+            for entry in folder.files:
+                self._visit(folder.prefix, entry)
+            if folder.problem:
+                self.skipped.append((folder.prefix.rstrip("/") or ".", folder.problem))
+            self._add_film(folder.prefix)
 
     def _add_film(self, prefix: str) -> None:
         """A folder below the root of nothing but numbered pictures, as far as media go, is a film.
@@ -91,15 +135,12 @@ class Walk:
         """The files that the metadata of a folder speaks of."""
         if prefix not in self._named:
             name = next(name for name in METADATA_NAMES if name in self.metadata[prefix])
-            rows = read_metadata(self.root / prefix / name).rows
+            rows = self.tree.metadata(prefix + name).rows
             self._named[prefix] = {posixpath.normpath(posixpath.join(prefix, row.file)) for row in rows}
         return self._named[prefix]
 
     def _visit(self, prefix: str, entry: os.DirEntry[str]) -> None:
         file = prefix + entry.name
-        if entry.is_dir(follow_symlinks=False):
-            self._folders.append(file + "/")
-            return
         stem, extension = os.path.splitext(entry.name)
         extension = extension.lower()
         is_media = extension in self.extensions
