@@ -21,9 +21,10 @@ from quintet.common.batch import Batch
 from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
+from quintet.data.index.marker import write_marker
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer import pipeline
-from quintet.families.mesh_transformer.judging import clouds, judged, soundness
+from quintet.families.mesh_transformer.metrics import clouds, soundness
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
 from quintet.families.mesh_transformer.pipeline import MeshTransformerPipeline
 from quintet.families.mesh_transformer.task import MeshTransformerTask
@@ -33,6 +34,8 @@ from quintet.media.mesh_measures import is_valid
 from quintet.pipelines.loading import open_pipeline
 from quintet.registry import read_config
 from quintet.synthetic.solids import CLASSES, draw_solid
+from quintet.synthetic.solids_judge import SolidsJudge
+from quintet.training.judge import mean_scores
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
 from quintet.training.trainer import Trainer
@@ -296,13 +299,17 @@ def test_a_mesh_is_sound_if_it_ended_and_nothing_is_wrong_with_it() -> None:
 def test_the_judge_is_asked_for_class_and_proportions_of_the_caption() -> None:
     generator = np.random.default_rng(0)
     items = [draw_solid(generator, kind) for kind in CLASSES]
-    found = judged([item.mesh for item in items], [item.kind for item in items], [item.proportions for item in items])
-    assert found["match_class"] == len(items)
-    assert found["match_proportions"] == found["proportions"] == sum(len(item.proportions) for item in items)
+    rows = [{"class": item.kind, "proportions": item.proportions} for item in items]
+    meshes, judge = [item.mesh for item in items], SolidsJudge()
+    assert all(map(judge.knows, rows))
+    assert not judge.knows({"class": "spoon", "proportions": {}})
+    found = judge.metrics(meshes, rows, "validation")
+    assert mean_scores(found) == {"match_class": 1, "match_proportions": 1}
+    assert found["match_proportions"].isfinite().sum() == sum(len(item.proportions) for item in items)
     kinds = [item.kind for item in items]
-    moved = judged([item.mesh for item in items], [*kinds[1:], kinds[0]], [{}] * len(items))
-    assert moved["match_class"] < len(items) / 4
-    assert moved["proportions"] == 0
+    moved = judge.metrics(meshes, [{"class": kind, "proportions": {}} for kind in [*kinds[1:], kinds[0]]], "validation")
+    assert mean_scores(moved).keys() == {"match_class"}
+    assert moved["match_class"].mean() < 1 / 4
 
 
 def test_figures_of_what_is_made_add_up_over_batches(task: MeshTransformerTask) -> None:
@@ -344,6 +351,7 @@ def test_a_model_that_knows_its_data_by_heart_makes_it_from_the_captions(tmp_pat
         write_mesh(solid.mesh, data / f"{kind}.obj")
         rows.append({"file_name": f"{kind}.obj", "text": kind, "class": kind, "proportions": solid.proportions})
     (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_marker(data, {"name": "solids", "version": 1})
     keys = ("data.augment=false", "data.validation_fraction=0", "train.batch_size=2", "train.steps=120", "model.dim=48")
     speed = ("optim.name=muon", "optim.lr=3e-3", "ema.decay=0.8", "eval.every=120", "sample.every=120")
     making = ("sample.temperature=0", "sample.max_faces=null", "loss.drop_text=0", "model.heads=3")

@@ -21,7 +21,6 @@ from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig, MuseOptions
-from quintet.families.muse.judging import judged
 from quintet.families.muse.model import Canvas
 from quintet.families.muse.task import MuseTask
 from quintet.families.muse.trainer import MuseTrainer
@@ -34,6 +33,7 @@ from quintet.pipelines.loading import open_pipeline
 from quintet.registry import read_config
 from quintet.sampling.maskgit import told_both_ways
 from quintet.synthetic.shapes import make_shapes
+from quintet.synthetic.shapes_judge import ShapesJudge
 from text_models import make_folder
 
 TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"
@@ -479,11 +479,10 @@ def test_the_judge_is_asked_of_the_right_objects(tmp_path: Path) -> None:
     for split in ("validation", "withheld"):
         chosen = [row for row in rows if row["split"] == split]
         images = [to_tensor(np.asarray(read_image(tmp_path / row["file_name"]))) for row in chosen]
-        promised = [row["objects"] for row in chosen]
-        for name, values in judged(images, promised, split).items():
+        for name, values in ShapesJudge().metrics(images, chosen, split).items():
             assert values.tolist() == [1.0] * len(chosen), name
-        others = [[{**one, "colour": "no colour"} for one in objects] for objects in promised]
-        wrong = judged(images, others, "validation")
+        others = [{"objects": [{**one, "colour": "no colour"} for one in row["objects"]]} for row in chosen]
+        wrong = ShapesJudge().metrics(images, others, "validation")
         assert (wrong["match_colour"].sum(), wrong["match_shape"].mean()) == (0, 1)
 
 

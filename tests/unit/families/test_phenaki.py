@@ -16,7 +16,6 @@ from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiOptions
-from quintet.families.phenaki.judging import are_known, judged
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.pipeline import PhenakiPipeline, check_frames
 from quintet.families.phenaki.task import PhenakiTask
@@ -26,6 +25,7 @@ from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.loading import open_pipeline
 from quintet.sampling.masked import Sampling
 from quintet.sampling.maskgit import told_both_ways
+from quintet.synthetic.motions_judge import MotionsJudge
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 """32 codes of 2 x 2 places, of 8 pixels and two frames each."""
@@ -443,14 +443,14 @@ def test_samples_of_validation_clips_are_as_long_as_these(task: PhenakiTask) -> 
 def test_the_judge_sees_what_the_data_shows(videos: Path) -> None:
     task = make_task("phenaki", videos, (*TINY_PHENAKI, "data.frames=17"))
     media = task.splits().validation.media  # type: ignore[attr-defined]
-    records = [media.about(item)["motion"] for item in range(3)]
+    rows, judge = [media.metadata(item)["metadata"] for item in range(3)], MotionsJudge()
     clips = [clip_tensor(read_video(media.entries[item].media(media.root))) / 255 for item in range(3)]
-    assert are_known(records)
-    assert not are_known([{"shape": "star"}])
-    found = judged(clips, records, "validation")
+    assert all(map(judge.knows, rows))
+    assert not judge.knows({"motion": {"shape": "star"}})
+    found = judge.metrics(clips, rows, "validation")
     assert found.keys() == {"match_colour", "match_shape", "match_motion"}
     assert all(column.tolist() == [1.0] * 3 for column in found.values())
     # Of the withheld ones the colour does not count, and both others must be right.
     for changed, right in (({"colour": "none"}, 1.0), ({"shape": "none"}, 0.0), ({"motion": "none"}, 0.0)):
-        swapped = judged(clips, [{**one, **changed} for one in records], "withheld")
+        swapped = judge.metrics(clips, [{"motion": {**row["motion"], **changed}} for row in rows], "withheld")
         assert {name: column.tolist() for name, column in swapped.items()} == {"match_withheld": [right] * 3}

@@ -65,6 +65,9 @@ class UnpackedStore:
     def index(self) -> Path | None:
         return None
 
+    def marker(self) -> Path | None:
+        return None
+
     def file(self, name: str) -> Path:
         source = self.packed.file(name)
         facts = source.stat()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from quintet.common import files
 from quintet.common.caches import only_writer
 from quintet.common.logging import say
+from quintet.data.index.marker import MARKER
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.data.index.shard_store import Found, chosen_shards, is_hidden, is_shard
 from quintet.errors import RunError, UsageError
@@ -60,6 +61,9 @@ class RemoteStore:
 
     def index(self) -> Path | None:
         return self.file(INDEX_NAME) if INDEX_NAME in self.known else None
+
+    def marker(self) -> Path | None:
+        return self.file(MARKER) if MARKER in self.known else None
 
     def file(self, name: str) -> Path:
         shard = self.known[name]
@@ -102,7 +106,7 @@ class RemoteStore:
         if not details:
             raise FileNotFoundError(self.url)
         names = {posixpath.relpath(path, root): path for path in sorted(details)}
-        chosen = {name: path for name, path in names.items() if name == INDEX_NAME or is_shard(name)}
+        chosen = {name: path for name, path in names.items() if name in (INDEX_NAME, MARKER) or is_shard(name)}
         # Listings of web servers are mere names.
         return [
             self._found(name, details[path] if details[path].get("size") is not None else _facts(system, path))

@@ -91,7 +91,8 @@ def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
     """The same items as codes, without the meshes that are too large."""
     check_captions(config.model, media, "meshes", config.data.empty_captions)
     variants = config.data.variants if config.data.augment else 1
-    codes = tokenized_splits(tokenizer.token_encoder(), media, "meshes", cache=config.data.cache, variants=variants)
+    encoder = tokenizer.token_encoder()
+    codes = tokenized_splits(encoder, media, "meshes encoded", cache=config.data.cache, variants=variants)
 
     def small_enough(source: Dataset, part: str) -> FaceDataset:
         assert isinstance(source, TokenDataset)

@@ -19,13 +19,14 @@ from quintet.data.captioned import found_keys
 from quintet.data.splits import Splits
 from quintet.families.mesh_transformer import data
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
-from quintet.families.mesh_transformer.judging import clouds, judged, set_figures, soundness
+from quintet.families.mesh_transformer.metrics import clouds, set_figures, soundness
 from quintet.families.mesh_transformer.model import MeshTransformer, unpadded
 from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformerPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
 from quintet.media.mesh_render import contact_sheet
 from quintet.pipelines.base import Pipeline, as_tokenizer
+from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
 
@@ -111,10 +112,9 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         meshes, real = pipeline.decode(made.rows), _reconstruct(pipeline, batch)
         sums = {"made": torch.tensor(float(len(meshes)), dtype=torch.float64)}
         sums |= soundness(meshes, made.ended.tolist())
-        if "class" in batch and "proportions" in batch:
-            sums |= judged(meshes, batch["class"], batch["proportions"])
-            sums |= judged(real, batch["class"], batch["proportions"], "_reconstruction")
-        return Statistics(sums, {"made": clouds(meshes), "real": clouds(real)})
+        judge = judge_of(batch, split)
+        rows = {} if judge is None else judged_rows(judge, batch, split, meshes, real)
+        return Statistics(sums, {"made": clouds(meshes), "real": clouds(real), **rows})
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = {name: float(value) for name, value in statistics.sums.items()}
@@ -126,12 +126,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         }
         if not sums.get("made"):
             return figures
-        shares = ("valid", "watertight", "ended", "match_class", "match_class_reconstruction")
-        figures |= {name: sums[name] / sums["made"] for name in shares if name in sums}
-        for suffix in ("", "_reconstruction"):
-            if asked := sums.get(f"proportions{suffix}"):
-                figures[f"match_proportions{suffix}"] = sums[f"match_proportions{suffix}"] / asked
-        return figures | set_figures(statistics.rows)
+        figures |= {name: sums[name] / sums["made"] for name in ("valid", "watertight", "ended")}
+        return figures | mean_scores(statistics.rows) | set_figures(statistics.rows)
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A sheet of pairs: the mesh as the tokenizer has it, and what is made from its caption; the first of them also

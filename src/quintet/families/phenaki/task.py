@@ -18,7 +18,6 @@ from quintet.common.statistics import Statistics
 from quintet.data.captioned import found_keys
 from quintet.data.index.text_lines import read_lines
 from quintet.data.splits import Splits
-from quintet.families.phenaki import judging
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.data import clip_splits, collate_clips
 from quintet.families.phenaki.pipeline import PhenakiPipeline
@@ -27,6 +26,7 @@ from quintet.media.video import EXTENSIONS
 from quintet.media.video_writing import filmstrip
 from quintet.nn.codebook_smoothing import check_alike
 from quintet.pipelines.base import Pipeline, as_tokenizer
+from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows
 from quintet.training.phase import Modules
 
@@ -109,17 +109,12 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
     # --- validation -------------------------------------------------------------------------------------------
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of the embedded data finds in videos made from captions, and in reconstructions."""
-        records: Any = batch.fields.get("motion")
-        if self.tokenizer is None or not judging.are_known(records) or split not in ("validation", judging.WITHHELD):
+        """What the judge of a synthetic data set finds in videos generated from captions, and in reconstructions."""
+        judge = judge_of(batch, split)
+        if self.tokenizer is None or judge is None:
             return Statistics()
         made, kept = self._generated(modules, batch), self._decoded(batch["codes"])
-        rows = {
-            f"{name}{kind}": values
-            for kind, videos in (("", made), ("_reconstruction", kept))
-            for name, values in judging.judged(videos, records, split).items()
-        }
-        return Statistics(rows=rows)
+        return Statistics(rows=judged_rows(judge, batch, split, made, kept))
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """What is generated from captions: those of `sample.texts`, or of clips, which are then shown beside it."""
