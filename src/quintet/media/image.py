@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError, features
 
+from quintet.common.files import atomic_write
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.files import MediaFile, Place, check_file, open_file, place_of
 
@@ -164,14 +165,8 @@ def write_image(picture: Picture, path: str | os.PathLike[str]) -> Path:
     if file_format == "JPEG":
         image = image.convert("RGB") if image.mode == "L" else _flatten(image)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Always the same name: what a killed process left is written over by the next one.
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        with temporary.open("wb") as stream:
-            image.save(stream, format=file_format)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_write(path, durable=False) as temporary, temporary.open("wb") as stream:
+        image.save(stream, format=file_format)
     return path
 
 

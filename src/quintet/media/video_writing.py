@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from PIL import Image
 
+from quintet.common.files import atomic_write
 from quintet.errors import UsageError
 from quintet.media.image import to_uint8, write_image
 from quintet.media.video_formats import Clip
@@ -38,13 +39,8 @@ def write_video(video: Video, path: str | os.PathLike[str], rate: float = 8.0) -
         raise UsageError(f"cannot write {path}: '{path.suffix}' is not among {', '.join(_WRITERS)}")
     clip = as_clip(video)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Always the same name: what a killed process left is written over by the next one.
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
+    with atomic_write(path, durable=False) as temporary:
         write(clip, temporary, rate)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

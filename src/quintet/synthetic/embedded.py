@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.common.files import replace_text
 from quintet.errors import UsageError
 
 
@@ -34,11 +34,5 @@ def split_by_words(caption: str, validation_share: float) -> str:
 
 def write_records(folder: Path, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     """`dataset.json` (what it is) and, because all is there, `metadata.jsonl`."""
-    _write_at_once(folder / "dataset.json", json.dumps(about) + "\n")
-    _write_at_once(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _write_at_once(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    replace_text(folder / "dataset.json", json.dumps(about) + "\n", durable=False)
+    replace_text(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows), durable=False)

@@ -15,7 +15,6 @@ import functools
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from quintet.common.files import replace_text
 from quintet.errors import UsageError
 
 VERSION = 1
@@ -481,12 +481,6 @@ def _refuse_bad_request(folder: Path, num: int, size: int, seed: int) -> None:
         raise UsageError(f"{folder} is not empty; name a new folder, or remove this one first.")
 
 
-def _write_text_at_once(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def make_shapes(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
     """Write the data set: `images/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
     folder = Path(folder)
@@ -500,5 +494,5 @@ def make_shapes(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) ->
         split = split_of(item.caption, item.objects)
         rows.append({"file_name": file_name, "text": item.caption, "split": split, "objects": item.objects})
     about = {"name": "shapes", "version": VERSION, "num": num, "size": size, "seed": seed}
-    _write_text_at_once(folder / "dataset.json", json.dumps(about) + "\n")
-    _write_text_at_once(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    replace_text(folder / "dataset.json", json.dumps(about) + "\n", durable=False)
+    replace_text(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows), durable=False)
