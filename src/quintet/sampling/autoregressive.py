@@ -23,9 +23,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
-from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
+from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform
 
 Conditioning = Mapping[str, Tensor]
 Legal = Callable[[Tensor], Tensor]
@@ -162,8 +163,8 @@ def _twice(numbers: Tensor, count: int, guides: bool) -> Tensor:
 def _scores(rows: Rows, unseen: Tensor, guidance: float) -> Tensor:
     """Of the next token, guided and sound, (batch, codes)."""
     if guidance == 1:
-        return check_scores(wide(rows.advance(unseen)))
-    conditional, unconditional = wide(rows.advance(torch.cat([unseen, unseen]))).chunk(2)
+        return check_scores(at_least_fp32(rows.advance(unseen)))
+    conditional, unconditional = at_least_fp32(rows.advance(torch.cat([unseen, unseen]))).chunk(2)
     return check_scores(guided(conditional, unconditional, guidance))
 
 

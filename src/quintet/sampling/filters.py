@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
 
@@ -102,11 +103,6 @@ def uniform(draw: ItemRNG, name: str, places: int) -> Tensor:
     return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52)
 
 
-def wide(scores: Tensor) -> Tensor:
-    """At least float32, whatever precision the model ran in."""
-    return scores if scores.dtype == torch.float64 else scores.float()
-
-
 def guesses(logits: Tensor, chances: Tensor) -> Tensor:
     """A code for each row of logits, drawn by the row's chance in [0, 1); nothing is read from the device."""
     sums = _weights(logits).cumsum(-1)
@@ -121,7 +117,7 @@ def _weights(logits: Tensor, temperature: float = 1.0) -> Tensor:
     Sums of integers are exact in any order, so they are the same on every device, never fall, and are allowed
     on CUDA under deterministic algorithms, where a cumulative sum of floats is not.
     """
-    relative = wide(logits - logits.amax(-1, keepdim=True)) / temperature
+    relative = at_least_fp32(logits - logits.amax(-1, keepdim=True)) / temperature
     return (relative.exp() * _WEIGHT_OF_THE_LIKELIEST).long()
 
 

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.config.masked import MaskedSampleConfig
 from quintet.errors import UsageError
-from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
+from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform
 
 Schedule = Callable[[Tensor], Tensor]
 """A share as a function of progress in [0, 1]; given and giving float64 on the CPU, element by element."""
@@ -271,10 +272,10 @@ def _predict(
     """The guided scores of the masked tokens alone, (masked, codes), and what the model carries to its next step."""
     if scale == 1 or both is None:
         scores, carry = logits(tokens, conditioning, masked, _with_rows(previous, len(tokens)))
-        return wide(scores), carry
+        return at_least_fp32(scores), carry
     twice = [torch.cat([one, one]) for one in (tokens, masked)]
     scores, carry = logits(twice[0], both, twice[1], _with_rows(previous, 2 * len(tokens)))
-    conditional, unconditional = wide(scores).chunk(2)
+    conditional, unconditional = at_least_fp32(scores).chunk(2)
     return guided(conditional, unconditional, scale), carry
 
 

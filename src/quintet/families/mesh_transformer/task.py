@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config.text import possible_guidance
@@ -99,7 +100,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         logits, targets = modules["transformer"](
             batch["codes"], batch["lengths"], conditioning, batch["begins"], batch["ends"]
         )
-        return {"logits": _wide(logits), "targets": targets}
+        return {"logits": at_least_fp32(logits), "targets": targets}
 
     def loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         logits, targets = output["logits"], output["targets"]
@@ -273,7 +274,3 @@ def _fitted(config: MeshTransformerConfig, tokenizer: FrozenModel) -> MeshTransf
     found = {"model.num_codes": model.num_codes, "model.tokens_per_face": model.tokens_per_face}
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
     return config.changed(found_keys(config.model, config.data, EXTENSIONS))
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
