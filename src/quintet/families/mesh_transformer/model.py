@@ -198,8 +198,8 @@ class MeshTransformer(Pretrained, nn.Module):
                 raise UsageError("this model takes no text (model.text=none)")
             return {}, None
         count = len(texts)
-        opposite = list(texts) if negative is None else [negative] * count
-        keep = torch.tensor([bool(text) for text in texts] + [negative is not None] * count, dtype=torch.bool)
+        opposite = [negative] * count if negative else list(texts)
+        keep = torch.tensor([bool(text) for text in texts] + [bool(negative)] * count, dtype=torch.bool)
         # In one call, so that both are padded alike.
         both = self.texts([*texts, *opposite], keep)
         return {key: value[:count] for key, value in both.items()}, {key: value[count:] for key, value in both.items()}
