@@ -28,7 +28,7 @@ from quintet.nn.words import WordTextEncoder
 
 Conditioning = Mapping[str, Tensor]
 """Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture; `there`, which
-tokens there are, where not all. What `MaskGit.told_once` made has instead of texts and tokens what became of them."""
+tokens there are, where not all. What `MaskGit.precompute_conditioning` made has encoded texts and tokens instead."""
 
 LOW_DEPTH = 2
 """Blocks of the transformer over low-resolution codes."""

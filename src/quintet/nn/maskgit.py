@@ -107,15 +107,15 @@ class _Tokens(nn.Module):
             self.text_encoder.encoder.root = folder
 
     @torch.no_grad()
-    def told_once(self, conditioning: Conditioning) -> dict[str, Tensor]:
-        """The conditioning for many passes: texts and low-resolution codes are read here, and not in each of them.
+    def precompute_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
+        """The conditioning for many passes: texts and low-resolution codes are encoded here, and not in each of them.
 
-        By the module's call, because a model that is cut into parts begins with that.
+        Goes through `__call__`: FSDP gathers parameters in forward hooks.
         """
         made: dict[str, Tensor] = self(None, conditioning, once=True)
         return made
 
-    def _told_once(self, conditioning: Conditioning) -> dict[str, Tensor]:
+    def _precompute_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
         context, mask, covering = self._read(conditioning)
         if context is None or isinstance(context, Context):
             return dict(conditioning)
@@ -293,10 +293,10 @@ class MaskGit(Pretrained, _Tokens):
         `previous` are the logits of an earlier pass over the same tokens, for self-conditioning. With `scores` the
         self-critic's logits of each token not being the original one come instead, (batch, tokens) or (places,); by
         this method, because processes that train together see what goes through a module's call alone. With `once` no
-        tokens are needed, and what `told_once` is asked for comes.
+        tokens are needed, and the result is that of `precompute_conditioning`.
         """
         if once:
-            return self._told_once(conditioning)
+            return self._precompute_conditioning(conditioning)
         assert tokens is not None
         extra = None
         if self.from_previous is not None:
@@ -347,9 +347,9 @@ class TokenCritic(Pretrained, _Tokens):
     def forward(
         self, tokens: Tensor | None, conditioning: Conditioning, once: bool = False
     ) -> Tensor | dict[str, Tensor]:
-        """With `once` what `told_once` is asked for comes, and no tokens are needed."""
+        """With `once` no tokens are needed, and the result is that of `precompute_conditioning`."""
         if once:
-            return self._told_once(conditioning)
+            return self._precompute_conditioning(conditioning)
         assert tokens is not None
         scores: Tensor = self.to_score(self.hidden(tokens, conditioning))
         return scores[..., 0]

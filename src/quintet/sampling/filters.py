@@ -1,4 +1,4 @@
-"""Owns how one code is drawn from scores: guidance, filters, temperature, and chances that belong to an item.
+"""How one code is drawn from scores: top-k and top-p filters, temperature, and chances that belong to an item.
 
 What is decided by, is compared in float64 on the CPU, or as integers: the numbers are few, some devices have no
 float64, and sums of integers are the same in any order.
@@ -41,17 +41,6 @@ def check_scores(scores: Tensor) -> Tensor:
     if not scores.amax(-1).isfinite().all():
         raise RunError("The model's logits are not finite, so nothing can be sampled; use an earlier checkpoint.")
     return scores
-
-
-def guided(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance: away from `unconditional`, through `conditional` at scale 1, and beyond it.
-
-    A code that the conditional logits rule out (-inf) stays ruled out.
-    """
-    if scale == 1:
-        return conditional
-    mixed = unconditional + scale * (conditional - unconditional)
-    return mixed.masked_fill(conditional == -math.inf, -math.inf)
 
 
 def filter_top_k(logits: Tensor, k: int | float) -> Tensor:

@@ -16,7 +16,8 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates, whole_faces
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
 from quintet.sampling import autoregressive
-from quintet.sampling.autoregressive import Conditioning, Sampling
+from quintet.sampling.autoregressive import Sampling
+from quintet.sampling.guidance import Conditioning
 from text_models import make_folder
 
 KINDS = ["coarse_fine", "flat"]

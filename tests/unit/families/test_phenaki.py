@@ -22,8 +22,8 @@ from quintet.families.phenaki.task import PhenakiTask
 from quintet.media.video import clip_tensor, read_header, read_video
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.runs import open_link, open_trained
+from quintet.sampling.guidance import encode_prompts
 from quintet.sampling.masked import Sampling
-from quintet.sampling.maskgit import told_both_ways
 from quintet.training.task import Request
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
@@ -307,7 +307,7 @@ def test_moments_that_are_made_in_their_order_do_not_depend_on_how_many_follow()
     assert not torch.allclose(phenaki().sample(["a", "b"], 9, seed=3), long)
     # A clip of three moments beside one that ends after the first.
     there = torch.tensor([[True] * 3, [True, False, False]])
-    told = told_both_ways(made.maskgit, ["a", "b"], None)
+    told = encode_prompts(made.maskgit, ["a", "b"], None)
     codes = made.codes(told, ItemRNG(0, [0, 0], [0, 1]), there)
     assert (codes[1, 1:] == -1).all()
     assert (codes[0] >= 0).all()

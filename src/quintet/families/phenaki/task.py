@@ -30,7 +30,7 @@ from quintet.media.video_writing import filmstrip, write_video
 from quintet.nn.codebook_smoothing import check_alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.frozen import FrozenModel
-from quintet.sampling.maskgit import told_both_ways
+from quintet.sampling.guidance import encode_prompts
 from quintet.training.maskgit_task import MaskGitTask, Rows, critic_of, start_from_codebook
 from quintet.training.task import Artifact, Modules, Request
 
@@ -207,7 +207,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
             if request.scenes:
                 videos += phenaki.story(request.scenes, draw, frames, begun, request.negative)
             else:
-                told = told_both_ways(self.maskgit, texts, request.negative)
+                told = encode_prompts(self.maskgit, texts, request.negative)
                 videos += phenaki.film(told, draw, frames or phenaki.length_after(start), begun)
         common = request.about(config.sample, "prime")
         if request.scenes:
@@ -216,13 +216,13 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
 
     def _from_texts(self, modules: Modules, texts: Sequence[str], draw: ItemRNG) -> list[Tensor]:
         phenaki = self.phenaki(modules)
-        told = told_both_ways(self.maskgit, texts, None)
+        told = encode_prompts(self.maskgit, texts, None)
         return list(phenaki.film(told, draw, self.config.sample.frames or phenaki.longest))
 
     def _stills(self, phenaki: Phenaki, request: Request) -> list[Artifact]:
         pictures: list[Tensor] = []
         for texts, draw in request.parts(MADE_AT_ONCE):
-            videos = phenaki.film(told_both_ways(self.maskgit, texts, request.negative), draw, 1)
+            videos = phenaki.film(encode_prompts(self.maskgit, texts, request.negative), draw, 1)
             pictures += [video[:, 0].cpu() for video in videos]
         common = request.about(self.config.sample)
         single = [

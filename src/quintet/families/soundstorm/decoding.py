@@ -16,7 +16,8 @@ from torch import Tensor
 
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
-from quintet.sampling.masked import Conditioning, Sampling, decode
+from quintet.sampling.guidance import Conditioning
+from quintet.sampling.masked import Sampling, decode
 
 if TYPE_CHECKING:
     from quintet.families.soundstorm.model import SoundStorm
@@ -68,7 +69,7 @@ def fill_in(
     frames = told["frames"]
     _check(model, canvas, frames, settings)
     codes = canvas.masked_fill(canvas < 0, model.mask_id)
-    against = model.net.conditions.nothing(told) if model.config.conditioned else None
+    uncond = model.net.conditions.nothing(told) if model.config.conditioned else None
 
     for number, own in enumerate(settings):
         level = _Level(model, number, on_step)
@@ -79,8 +80,8 @@ def fill_in(
             mask_id=model.mask_id,
             draw=draw,
             settings=own,
-            conditioning={**told, "codes": codes},
-            against=against,
+            cond={**told, "codes": codes},
+            uncond=uncond,
             valid=frames,
             critic=level.critic if model.config.self_critic else None,
             on_step=partial(level.watch, codes),
