@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from quintet.common.caches import default_folder
 from quintet.config.text import PRETRAINED, TextConfig
 from quintet.errors import UsageError
+from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder, kept_rows
-from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
+from quintet.nn.transformer import Transformer
 from quintet.nn.words import WordTextEncoder
 
 Conditioning = Mapping[str, Tensor]

@@ -24,7 +24,7 @@ from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.flat import Flat, FlatRows
 from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.nn.conditioning import Conditioning, FrozenText, TextConditioning, make_text_conditioning
-from quintet.nn.transformer import EMBEDDING_SCALE
+from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling import autoregressive
 from quintet.sampling.autoregressive import Legal, Sampling
 from quintet.sampling.guidance import encode_prompts

@@ -22,7 +22,7 @@ from quintet.families.soundstorm.config import SoundStormModelConfig
 from quintet.families.soundstorm.decoding import LevelObserver, fill_in
 from quintet.nn.codebook_start import start_alike
 from quintet.nn.conformer import Conformer
-from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions
+from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 from quintet.sampling.masked import Sampling
 
 Wanted = Literal["logits", "scores", "vectors"]
