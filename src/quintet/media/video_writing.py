@@ -18,7 +18,7 @@ from PIL import Image
 from quintet.common.files import atomic_write
 from quintet.errors import UsageError
 from quintet.media.image import to_uint8, write_image
-from quintet.media.video_formats import Clip
+from quintet.media.video_header import Clip
 
 if TYPE_CHECKING:
     from torch import Tensor
