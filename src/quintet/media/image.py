@@ -57,7 +57,6 @@ __all__ = [
     "to_tensor",
     "to_uint8",
     "upright",
-    "write_grid",
     "write_image",
 ]
 
@@ -158,11 +157,6 @@ def image_grid(pictures: Sequence[Picture], columns: int, padding: int = 2) -> P
         left = padding + index % columns * width
         grid[top : top + cell.shape[0], left : left + cell.shape[1]] = cell
     return grid
-
-
-def write_grid(pictures: Sequence[Picture], path: str | os.PathLike[str], columns: int, padding: int = 2) -> Path:
-    """`image_grid`, written to a file."""
-    return write_image(image_grid(pictures, columns, padding), path)
 
 
 # Arrays and tensors
