@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,11 +199,8 @@ class _Shard:
 
 def _write_shard(place: Path, number: int, rows: Sequence[Sequence[Codes]], skipped: dict[int, str]) -> _Shard:
     path = place / f"shard-{number:05d}.npy"
-    temporary = path.with_suffix(".writing")
-    with temporary.open("wb") as file:
+    with files.atomic_write(path) as temporary, temporary.open("wb") as file:
         np.save(file, _stacked(rows) if rows else np.zeros((0,), np.int32), allow_pickle=False)
-    files.sync(temporary)
-    os.replace(temporary, path)
     # The record comes last: a shard without one is made again.
     record = {"sha256": checkpoint.hash_file(path), "skipped": {str(item): why for item, why in skipped.items()}}
     files.replace_text(path.with_suffix(".json"), json.dumps(record))

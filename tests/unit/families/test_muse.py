@@ -31,7 +31,7 @@ from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_pipeline
 from quintet.registry import read_config
-from quintet.sampling.maskgit import told_both_ways
+from quintet.sampling.guidance import encode_prompts
 from quintet.synthetic.shapes import make_shapes
 from quintet.synthetic.shapes_judge import ShapesJudge
 from text_models import make_folder
@@ -395,16 +395,16 @@ def test_an_empty_caption_is_no_text_in_training_as_in_drawing(recipe: MuseTask)
     batch = batch_of(recipe, range(2))
     batch.fields["texts"] = ["", "a red circle"]
     trained = recipe._conditioning(batch)["text_mask"].any(1)
-    drawn = told_both_ways(recipe.maskgit, ["", "a red circle"], None)[0]["text_mask"].any(1)
+    drawn = encode_prompts(recipe.maskgit, ["", "a red circle"], None)[0]["text_mask"].any(1)
     assert trained.tolist() == drawn.tolist() == [False, True]
 
 
 def test_a_negative_text_is_led_away_from(recipe: MuseTask) -> None:
-    given, against = told_both_ways(recipe.maskgit, ["a red circle"], "a blue star")
-    assert torch.equal(against["text"], recipe.maskgit.texts(["a red circle", "a blue star"])["text"][1:])
-    assert against["text_mask"].any()
-    assert not torch.equal(given["text"], against["text"])
-    assert not told_both_ways(recipe.maskgit, ["a red circle"], None)[1]["text_mask"].any()
+    cond, uncond = encode_prompts(recipe.maskgit, ["a red circle"], "a blue star")
+    assert torch.equal(uncond["text"], recipe.maskgit.texts(["a red circle", "a blue star"])["text"][1:])
+    assert uncond["text_mask"].any()
+    assert not torch.equal(cond["text"], uncond["text"])
+    assert not encode_prompts(recipe.maskgit, ["a red circle"], None)[1]["text_mask"].any()
 
 
 def test_an_unconditional_model_draws_without_data_or_text(pictures: Path, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from quintet.media.video import clip_tensor, read_header, read_video
 from quintet.media.video_writing import write_video
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.loading import open_pipeline
+from quintet.sampling.guidance import encode_prompts
 from quintet.sampling.masked import Sampling
-from quintet.sampling.maskgit import told_both_ways
 from quintet.synthetic.motions_judge import MotionsJudge
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
@@ -310,7 +310,7 @@ def test_moments_that_are_made_in_their_order_do_not_depend_on_how_many_follow()
     assert not torch.allclose(phenaki().sample(["a", "b"], 9, seed=3), long)
     # A clip of three moments beside one that ends after the first.
     there = torch.tensor([[True] * 3, [True, False, False]])
-    told = told_both_ways(made.maskgit, ["a", "b"], None)
+    told = encode_prompts(made.maskgit, ["a", "b"], None)
     codes = made.codes(told, ItemRNG(0, [0, 0], [0, 1]), there)
     assert (codes[1, 1:] == -1).all()
     assert (codes[0] >= 0).all()

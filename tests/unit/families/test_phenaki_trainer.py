@@ -23,7 +23,7 @@ from quintet.families.phenaki.python_data import python_clip_splits
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.base import Tokenizer
-from quintet.sampling.maskgit import told_both_ways
+from quintet.sampling.guidance import encode_prompts
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 """32 codes of 2 x 2 places, of 8 pixels and two frames each."""
@@ -177,7 +177,7 @@ def test_it_learns_which_clip_a_text_stands_for(tokenizer: Tokenizer[Any], tmp_p
     trainer = trained("codes", tmp_path / "run", tokenizer, data=Four(), steps=150, config=keys)
     phenaki = trainer.task.pipeline(trainer.task.modules).phenaki()
     wanted = [Four()[index] for index in range(4)]
-    told = told_both_ways(phenaki.maskgit, [text for _, text in wanted], None)
+    told = encode_prompts(phenaki.maskgit, [text for _, text in wanted], None)
     there = torch.arange(3) < torch.tensor([[len(codes)] for codes, _ in wanted])
     made = phenaki.codes(told, ItemRNG(0, [0] * 4, range(4)), there)
     right = [(one[: len(codes)] == codes).float().mean() for one, (codes, _) in zip(made, wanted, strict=True)]

@@ -9,7 +9,6 @@ shorter or longer than the shard is never used.
 from __future__ import annotations
 
 import hashlib
-import os
 import posixpath
 import time
 from collections.abc import Callable, Mapping
@@ -81,17 +80,12 @@ class RemoteStore:
 
     def _copy(self, shard: Found, path: Path) -> None:
         system, root = self._system()
-        temporary = path.with_name(f"{path.name}.writing")
         remote = root if self.is_file else posixpath.join(root, shard.name)
-        try:
+        with files.atomic_write(path) as temporary:
             system.get_file(remote, str(temporary))
             size = temporary.stat().st_size
             if size != shard.size:
                 raise OSError(f"cut off: {size} of {shard.size} bytes came")
-            files.sync(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _listed(self) -> list[Found]:
         system, root = self._system()

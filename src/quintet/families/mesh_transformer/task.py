@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import found_keys
 from quintet.data.splits import Splits
@@ -80,7 +81,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         logits, targets = modules["transformer"](
             batch["codes"], batch["lengths"], conditioning, batch["begins"], batch["ends"]
         )
-        return {"logits": _wide(logits), "targets": targets}
+        return {"logits": at_least_fp32(logits), "targets": targets}
 
     def token_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         logits, targets = output["logits"], output["targets"]
@@ -151,7 +152,3 @@ def _reconstruct(pipeline: MeshTransformerPipeline, batch: Batch) -> list[Mesh]:
     device = batch["codes"].device
     whole = batch["whole"] if "whole" in batch else unpadded(batch["codes"], batch["lengths"])
     return pipeline.decode([codes.to(device) for codes in whole])
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

@@ -24,7 +24,7 @@ from quintet.media.video_writing import filmstrip, write_video
 from quintet.pipelines.base import Pipeline, Tokenizer, as_tokenizer
 from quintet.pipelines.maskgit import MaskGitPipeline
 from quintet.pipelines.prompts import Prompts, check_prompts, sample_record
-from quintet.sampling.maskgit import told_both_ways
+from quintet.sampling.guidance import encode_prompts
 
 VIDEOS_AT_ONCE = 16
 DEFAULT_FPS = 8.0
@@ -103,7 +103,7 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
     ) -> Tensor:
         """Videos of one batch of texts, by the random numbers of its items; `start` begins them, and counts."""
         phenaki = self.phenaki()
-        conditioning = told_both_ways(self.maskgit, texts, negative)
+        conditioning = encode_prompts(self.maskgit, texts, negative)
         return phenaki.film(conditioning, rng, frames or phenaki.length_after(start), start)
 
     def files(self, prompts: Sequence[str], options: PhenakiOptions) -> list[Artifact]:

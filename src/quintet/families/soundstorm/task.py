@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
@@ -159,7 +160,7 @@ class SoundStormTask(Task[SoundStormConfig]):
             hidden = hide_level(
                 codes, frames, nowhere, levels, batch.draw, self.soundstorm.mask_id, schedule, name=name
             )
-            logits = filters.wide(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
+            logits = at_least_fp32(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
             sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
             sums[f"count_{name}"] = hidden.where.sum().double()
