@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from contract.cases import Case
-from contract.worlds import make_recipe
+from contract.worlds import make_task
 from quintet.training.run_folder import Run
 from quintet.training.trainer import Trainer
 
@@ -26,7 +26,7 @@ def fingerprint(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 def test_the_backward_pass_changes_nothing_but_gradients(recipe: str, case: Case, data: Path, tmp_path: Path) -> None:
     for name, words in case.worlds.items():
-        made = make_recipe(recipe, data, (*case.tiny, *words))
+        made = make_task(recipe, data, (*case.tiny, *words))
         trainer = Trainer(made, Run.new(tmp_path / name), silent=True)
         # A late and round one: every phase is active, and whatever is done now and then is done.
         step = 1200
@@ -45,7 +45,7 @@ def test_the_backward_pass_changes_nothing_but_gradients(recipe: str, case: Case
 
 
 def test_modules_are_in_training_mode_after_every_step(recipe: str, case: Case, data: Path, tmp_path: Path) -> None:
-    made = make_recipe(recipe, data, case.tiny)
+    made = make_task(recipe, data, case.tiny)
     trainer = Trainer(made, Run.new(tmp_path / "run"), silent=True)
 
     def check(logs: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from contract.cases import Case
-from contract.worlds import make_recipe
+from contract.worlds import make_task
 from faults.conftest import Ledger
 from helpers import copied, log_text, state, tensor_hashes
 from quintet.training.order import Order
@@ -71,7 +71,7 @@ def train(
 ) -> tuple[Path, str]:
     """A run on a copy of the data, one file of which changes on the way; and the file's name."""
     own, run = copied(data, place / f"data-{change.__name__}"), place / change.__name__
-    made = make_recipe(recipe, own, (*case.tiny, *words))
+    made = make_task(recipe, own, (*case.tiny, *words))
     trainer = Trainer(made, Run.new(run), silent=True)
     name = first_read_in(READ_IN, made, trainer)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from contract.cases import Case
-from contract.worlds import make_recipe
+from contract.worlds import make_task
 from faults.conftest import Ledger
 from faults.ledger import WHOLE
 from helpers import log_text, metrics, state, step_folder, steps_saved, tensor_hashes
@@ -144,7 +144,7 @@ def test_a_spoilt_item_costs_its_step_and_is_named(
     recipe: str, case: Case, data: Path, value: float, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made = make_recipe(recipe, data, (*case.tiny, *KEYS, "train.steps=2"))
+    made = make_task(recipe, data, (*case.tiny, *KEYS, "train.steps=2"))
     trainer, names = spoilt_trainer(made, case, Run.new(run), value, [1])
     trainer.train()
     trainer.close()
@@ -162,7 +162,7 @@ def test_spoilt_items_without_end_stop_the_run_with_its_weights_safe(
     recipe: str, case: Case, data: Path, value: float, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made = make_recipe(recipe, data, (*case.tiny, *KEYS))
+    made = make_task(recipe, data, (*case.tiny, *KEYS))
     trainer, _ = spoilt_trainer(made, case, Run.new(run), value, None)
     with pytest.raises(RunError, match=r"3 non-finite steps in a row .* weights are finite and saved at step 9"):
         trainer.train()
@@ -181,7 +181,7 @@ def test_a_bad_loss_or_gradient_is_skipped_and_too_many_stop_the_run(
     where: str, recipe: str, case: Case, data: Path, value: float, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made = make_recipe(recipe, data, (*case.tiny, *KEYS))
+    made = make_task(recipe, data, (*case.tiny, *KEYS))
     holder: list[Trainer] = []
     spoil = in_the_loss if where == "loss" else in_the_gradient
     spoil(made, lambda: holder[0], value, [GOOD_STEPS, *range(8, 12)])
@@ -203,7 +203,7 @@ def test_a_run_that_is_broken_itself_is_not_saved_and_says_so(
     where: str, recipe: str, case: Case, data: Path, value: float, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    trainer = Trainer(make_recipe(recipe, data, (*case.tiny, *KEYS)), Run.new(run), silent=True)
+    trainer = Trainer(make_task(recipe, data, (*case.tiny, *KEYS)), Run.new(run), silent=True)
     with pytest.raises(RunError, match=r"not finite any more .* were not saved; step 6 is the newest saved"):
         trainer.train(log_fn=spoiling_after(trainer, SPOILERS[where], value, 6))
     trainer.close()
@@ -219,7 +219,7 @@ def test_a_run_that_is_broken_itself_is_not_saved_and_says_so(
             tensor.isfinite().all() for module in trainer.task.modules.values() for tensor in module.parameters()
         )
     # What is on disk can be gone on from, exactly.
-    again = Trainer(make_recipe(recipe, data, (*case.tiny, *KEYS)), Run.open(run), resume=True, silent=True)
+    again = Trainer(make_task(recipe, data, (*case.tiny, *KEYS)), Run.open(run), resume=True, silent=True)
     again.train()
     again.close()
     assert tensor_hashes(run, 12) == tensor_hashes(undisturbed(recipe, case, data, tmp_path), 12)
@@ -227,7 +227,7 @@ def test_a_run_that_is_broken_itself_is_not_saved_and_says_so(
 
 
 def undisturbed(recipe: str, case: Case, data: Path, folder: Path) -> Path:
-    trainer = Trainer(make_recipe(recipe, data, (*case.tiny, *KEYS)), Run.new(folder / "undisturbed"), silent=True)
+    trainer = Trainer(make_task(recipe, data, (*case.tiny, *KEYS)), Run.new(folder / "undisturbed"), silent=True)
     trainer.train()
     trainer.close()
     return folder / "undisturbed"
@@ -237,7 +237,7 @@ def test_weights_that_break_in_the_last_step_are_not_saved(
     recipe: str, case: Case, data: Path, value: float, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made = make_recipe(recipe, data, (*case.tiny, *KEYS))
+    made = make_task(recipe, data, (*case.tiny, *KEYS))
     trainer = Trainer(made, Run.new(run), silent=True)
     after_step = made.after_step
 
@@ -264,7 +264,7 @@ def test_a_broken_run_rolls_back_and_goes_on(
     where: str, recipe: str, case: Case, data: Path, value: float, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made = make_recipe(recipe, data, (*case.tiny, *KEYS, "train.max_rollbacks=1"))
+    made = make_task(recipe, data, (*case.tiny, *KEYS, "train.max_rollbacks=1"))
     trainer = Trainer(made, Run.new(run), silent=True)
     trainer.train(log_fn=spoiling_after(trainer, SPOILERS[where], value, 6))
     trainer.close()
@@ -281,7 +281,7 @@ def test_a_run_rolls_back_as_often_as_it_may_and_no_more(
     recipe: str, case: Case, data: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made = make_recipe(recipe, data, (*case.tiny, *KEYS, "train.max_rollbacks=1"))
+    made = make_task(recipe, data, (*case.tiny, *KEYS, "train.max_rollbacks=1"))
     trainer, _ = spoilt_trainer(made, case, Run.new(run), math.nan, None)
     with pytest.raises(RunError, match="3 non-finite steps in a row"):
         trainer.train()
@@ -301,7 +301,7 @@ def test_a_run_stopped_about_a_roll_back_resumes_exactly(
     bad = [6, 7, 8]
 
     def train(folder: str, steps: int, resume: bool) -> Path:
-        made = make_recipe(recipe, data, (*words, f"train.steps={steps}"))
+        made = make_task(recipe, data, (*words, f"train.steps={steps}"))
         run = Run.open(tmp_path / folder) if resume else Run.new(tmp_path / folder)
         trainer, _ = spoilt_trainer(made, case, run, math.nan, bad, resume=resume)
         trainer.train()

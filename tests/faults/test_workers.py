@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from contract.cases import Case
-from contract.worlds import make_recipe
+from contract.worlds import make_task
 from faults.conftest import Ledger, Words
 from helpers import (
     LAST_STEP,
@@ -82,7 +82,7 @@ def test_workers_that_always_die_end_the_run_in_one_sentence(
     recipe: str, case: Case, data: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made: Task[Any] = make_recipe(recipe, data, (*case.tiny, "data.workers=2"))
+    made: Task[Any] = make_task(recipe, data, (*case.tiny, "data.workers=2"))
     splits = made.splits()
     deadly = replace(splits, train=Deadly(splits.train, os.getpid()))
     trainer = Trainer(made, Run.new(run), splits=deadly, silent=True)
