@@ -22,7 +22,7 @@ def make(
     size: Annotated[int | None, typer.Option(help="Side of pictures and video in pixels; 64 if not given.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, other items.")] = 0,
 ) -> None:
-    """Write an embedded data set, drawn by code, with captions."""
+    """Write a synthetic data set, drawn by code, with captions."""
     if name == "shapes":
         from quintet.synthetic.shapes import make_shapes
 

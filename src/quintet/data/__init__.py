@@ -1,1 +1,1 @@
-"""Data folders, caption conventions, caches, the embedded data sets and their judges."""
+"""Datasets of images, audio, video and meshes: folders, shards and Python objects, their captions, and token caches."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Tokenizer, as_tokenizer
 
 from contract.cases import GOLDEN
 from quintet.common.batch import Dataset, Item
@@ -22,12 +22,12 @@ from quintet.config import PictureDataConfig
 from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
-from quintet.runs import open_link
+from quintet.pipelines.loading import open_pipeline
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> FrozenModel:
-    return open_link(str(GOLDEN / "vqgan-format-1" / "hub"))
+def tokenizer() -> Tokenizer[Any]:
+    return as_tokenizer(open_pipeline(str(GOLDEN / "vqgan-format-1" / "hub")))
 
 
 def media(pictures: Path, **keys: Any) -> Splits:
@@ -35,7 +35,7 @@ def media(pictures: Path, **keys: Any) -> Splits:
 
 
 def test_the_items_stay_what_they_are_and_their_codes_are_the_tokenizers(
-    tokenizer: FrozenModel, pictures: Path, tmp_path: Path
+    tokenizer: Tokenizer[Any], pictures: Path, tmp_path: Path
 ) -> None:
     found = media(pictures)
     codes = tokenized_splits(tokenizer.token_encoder(), found, "pictures encoded", cache=str(tmp_path))
@@ -55,7 +55,7 @@ def test_the_items_stay_what_they_are_and_their_codes_are_the_tokenizers(
     ids=str,
 )
 def test_another_way_to_read_files_has_codes_of_its_own(
-    tokenizer: FrozenModel, pictures: Path, tmp_path: Path, keys: dict[str, Any]
+    tokenizer: Tokenizer[Any], pictures: Path, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     plain = pictures / "images"  # without a split column: fraction and seed decide
     folders: list[set[Path]] = []
@@ -67,7 +67,7 @@ def test_another_way_to_read_files_has_codes_of_its_own(
     assert {*tmp_path.iterdir()} == folders[1]
 
 
-def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: FrozenModel, tmp_path: Path) -> None:
+def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     """The names and sizes are the same, and nothing but its time tells that a shard is another."""
     shards = tmp_path / "shards" / "0.tar"
     shards.parent.mkdir()
@@ -107,7 +107,7 @@ class Anonymous:
 
 
 def test_codes_of_what_cannot_tell_are_kept_for_one_training(
-    tokenizer: FrozenModel, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer[Any], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()

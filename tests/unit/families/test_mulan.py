@@ -25,7 +25,7 @@ from quintet.families.mulan.retrieval import caption_number, first_of_each, labe
 from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.text_tower import TextTransformer
 from quintet.media.audio import read_audio, write_audio
-from quintet.training.prepare import check_sizes
+from quintet.training.prepare import check_processes
 from quintet.training.task import Task
 from text_models import make_folder
 
@@ -340,14 +340,13 @@ class Numbers:
 
 
 def test_accumulation_that_would_compare_less_is_refused() -> None:
-    splits = Splits(Numbers(), Numbers(), "")
     config = small_task(**{"train.batch_size": 8, "train.accumulate": 4}).config
-    check_sizes(MuLaNTask(config), splits, 1)
+    check_processes(MuLaNTask(config), 1)
     with pytest.raises(UsageError, match=r"train.accumulate=4 would leave only 2 at a time to compare with"):
-        check_sizes(HalfHearted(config), splits, 1)
+        check_processes(HalfHearted(config), 1)
     alone = config.changed({"train.batch_size": 1, "train.accumulate": 1})
     with pytest.raises(UsageError, match=r"at least 2 \(got 1\): it compares the items"):
-        check_sizes(MuLaNTask(alone), splits, 1)
+        check_processes(MuLaNTask(alone), 1)
 
 
 def test_captions_lose_words_and_never_all() -> None:
