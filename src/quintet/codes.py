@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.common import files
 from quintet.common.inference import inference_mode
 from quintet.common.weights import checkpoint
-from quintet.data.token_files import ITEMS, code_contents, read_codes, refuse_existing
+from quintet.data.token_files import ITEMS, code_contents, read_codes
 from quintet.errors import UnreadableItem, UsageError
 from quintet.runs import EvalSession, Trained
 from quintet.training.task import Task
@@ -22,7 +22,7 @@ __all__ = ["ITEMS", "decode_folder", "encode_folder", "read_codes"]
 
 def encode_folder(trained: Trained, data: str, out: Path) -> int:
     """Codes of every readable file of a folder; returns how many."""
-    refuse_existing(out)
+    files.refuse_existing(out)
     _refuse_without_codes(trained.recipe)
     looker = EvalSession.open(trained, data)
     source, recipe = looker.loader.source, trained.recipe
@@ -54,7 +54,7 @@ def _refuse_without_codes(recipe: Task[Any]) -> None:
 
 def decode_folder(trained: Trained, folder: Path, out: Path) -> int:
     """Files from the codes of a folder; returns how many."""
-    refuse_existing(out)
+    files.refuse_existing(out)
     codes, items = read_codes(folder)
     known = getattr(trained.model, "num_codes", None)
     if known is not None and codes.numel() and not -1 <= codes.min() <= codes.max() < known:

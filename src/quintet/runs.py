@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quintet import config as configs
 from quintet import registry
+from quintet.common import files
 from quintet.common.batch import Dataset
 from quintet.common.device import RankInfo
 from quintet.common.inference import inference_mode
@@ -347,7 +348,7 @@ def generate(trained: Trained, request: Request) -> list[Artifact]:
 
 def export(trained: Trained, target: Path, figures: Mapping[str, float]) -> None:
     """The averaged weights of the exported module, with all that is needed to use them again."""
-    pretrained.refuse_existing(target)
+    files.refuse_existing(target, "choose another folder")
     checkpoint.write_folder(target, export_contents(trained, figures))
 
 
