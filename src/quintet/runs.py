@@ -15,8 +15,8 @@ from quintet import config as configs
 from quintet import registry
 from quintet.common import files
 from quintet.common.batch import Dataset
-from quintet.common.device import RankInfo
 from quintet.common.inference import inference_mode
+from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint, pretrained
 from quintet.common.weights.checkpoint import Contents
 from quintet.common.weights.loading import load_module, read_meta

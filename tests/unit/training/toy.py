@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.device import RankInfo
+from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
