@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.common import files
 from quintet.common.inference import inference_mode
 from quintet.common.weights import checkpoint
-from quintet.data.token_files import ITEMS, code_contents, read_codes, refuse_existing
+from quintet.data.token_files import ITEMS, code_contents, read_codes
 from quintet.errors import UnreadableItem, UsageError
 from quintet.pipelines.base import Embedder, Pipeline, Tokenizer, as_tokenizer
 from quintet.training.engine import Engine
@@ -23,7 +23,7 @@ __all__ = ["ITEMS", "decode_folder", "encode_folder", "read_codes"]
 
 def encode_folder(pipeline: Pipeline[Any], data: str, out: Path) -> int:
     """Codes of every readable file of a folder; returns how many."""
-    refuse_existing(out)
+    files.refuse_existing(out)
     tokenizer = as_tokenizer(pipeline).with_keys({"data.path": data, "data.validation_path": data})
     loader, _ = file_loader(tokenizer)
     rows: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ def file_loader(pipeline: Tokenizer[Any] | Embedder[Any]) -> tuple[Loader, dict[
 
 def decode_folder(pipeline: Pipeline[Any], folder: Path, out: Path) -> int:
     """Files from the codes of a folder; returns how many."""
-    refuse_existing(out)
+    files.refuse_existing(out)
     codes, items = read_codes(folder)
     tokenizer = as_tokenizer(pipeline)
     known = getattr(tokenizer.model, "num_codes", None)

@@ -105,8 +105,7 @@ def rank(media: Embedded, text: Tensor, top: int) -> list[Found]:
 
 
 def refuse_existing(out: Path) -> None:
-    if out.exists():
-        raise UsageError(f"{out} exists already; choose another file with --out")
+    files.refuse_existing(out, "choose another file with --out", folder=False)
 
 
 def write_embeddings(out: Path, media: Embedded | None, texts: Sequence[str], text: Tensor | None) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from quintet import config as configs
 from quintet import registry
-from quintet.common.device import RankInfo
+from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
 from quintet.config import RunConfig
 from quintet.errors import UsageError

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from quintet.common import files
 from quintet.common.device import own_device
+from quintet.common.files import refuse_existing
 from quintet.common.logging import say, track
 from quintet.common.rng import ItemRNG, seed_from
 from quintet.common.weights import checkpoint
 from quintet.config import EngineConfig, SoundDataConfig
 from quintet.config.text import PRETRAINED
 from quintet.data.audio import AudioFolder, audio_folder_splits
-from quintet.data.token_files import CODES, code_contents, refuse_existing
+from quintet.data.token_files import CODES, code_contents
 from quintet.errors import CheckpointError, UnreadableItem, UsageError
 from quintet.nn import kmeans, transformers_folder
 from quintet.nn.kmeans import nearest

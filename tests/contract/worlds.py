@@ -21,7 +21,7 @@ from helpers import environment
 from quintet import config as configs
 from quintet import registry, runs
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.device import RankInfo
+from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.pipelines.loading import open_frozen
 from quintet.training.engine import Engine, exit_process

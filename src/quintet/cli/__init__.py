@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from quintet.cli import data, results, sampling, telling, training, using
-from quintet.cli.shared import say
+from quintet.common.logging import say
 from quintet.errors import QuintetError
 
 app = typer.Typer(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quintet import config as configs
+from quintet.common.logging import say
 from quintet.errors import UsageError
 
 Overrides = Annotated[
@@ -19,13 +19,6 @@ Overrides = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 ModelReference = Annotated[str, typer.Argument(metavar="RUN", help="A run, RUN@step, RUN@best, or an exported folder.")]
-
-
-def say(text: str) -> None:
-    # Nobody may be listening any more, or the disk may be full that the words are kept on.
-    with suppress(OSError):
-        sys.stderr.write(text.rstrip() + "\n")
-        sys.stderr.flush()
 
 
 def print_line(text: str = "") -> None:

@@ -10,7 +10,8 @@ import typer
 import quintet
 from quintet import config as configs
 from quintet import registry
-from quintet.cli.shared import Overrides, print_line, print_next, say
+from quintet.cli.shared import Overrides, print_line, print_next
+from quintet.common.logging import say
 from quintet.errors import UsageError
 
 

@@ -1,41 +1,16 @@
-"""The device and precision that a process computes with, and its rank among the processes of a launcher."""
+"""The device and precision that a process computes with."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from quintet.common.rank import RankInfo
 from quintet.config import EngineConfig
 from quintet.errors import UsageError
-
-
-@dataclass(frozen=True)
-class RankInfo:
-    """Where the launcher has put this process."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> RankInfo:
-        if "RANK" in environment and "WORLD_SIZE" in environment:
-            rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-            return cls(rank, int(environment.get("LOCAL_RANK", rank)), world)
-        if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-            if "MASTER_ADDR" not in environment or "MASTER_PORT" not in environment:
-                raise UsageError("under srun set MASTER_ADDR and MASTER_PORT to the first node before starting quintet")
-            return cls(
-                int(environment["SLURM_PROCID"]),
-                int(environment["SLURM_LOCALID"]),
-                int(environment["SLURM_STEP_NUM_TASKS"]),
-            )
-        return cls(0, 0, 1)
 
 
 class Device:

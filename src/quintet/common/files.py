@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
+from quintet.errors import UsageError
+
+
+def refuse_existing(path: Path, advice: str = "choose another folder with --out", *, folder: bool = True) -> None:
+    """Nothing is overwritten; where a `folder` is to be written, an empty one may be there."""
+    if path.exists() and not (folder and path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"{path} exists already{' and is not empty' if folder else ''}; {advice}")
+
 
 def one_line(error: Exception) -> str:
     """What a library says of a file that others wrote: it may quote the file, at any length."""

@@ -12,8 +12,9 @@ ItemT = TypeVar("ItemT")
 
 def say(text: str) -> None:
     """A line for the person, outside of any progress."""
-    with suppress(OSError):  # a console on a full disk is no reason to stop
-        sys.stderr.write(f"{text}\n")
+    with suppress(OSError):  # nobody may be listening any more, or the disk may be full that the words are kept on
+        sys.stderr.write(text.rstrip() + "\n")
+        sys.stderr.flush()
 
 
 def track(items: Sequence[ItemT], done: str) -> Iterator[ItemT]:

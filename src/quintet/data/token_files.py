@@ -34,11 +34,6 @@ class SemanticTokens:
     """Tokens a second."""
 
 
-def refuse_existing(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already and is not empty; choose another folder with --out")
-
-
 def code_contents(codes: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> checkpoint.Contents:
     """The files of a folder: codes of one item each, items first, and a line for each file."""
     return checkpoint.Contents(

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from quintet.common import files
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.batch import collate as collate_equal
@@ -176,7 +177,7 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     def save_pretrained(self, folder: str | Path, metrics: Mapping[str, float] | None = None) -> None:
         """Write the averaged weights with all that `from_pretrained` needs, frozen pipelines in folders inside."""
-        pretrained.refuse_existing(Path(folder))
+        files.refuse_existing(Path(folder))
         write_folder(Path(folder), self.contents(metrics))
 
     def contents(self, metrics: Mapping[str, float] | None = None) -> Contents:
@@ -193,8 +194,8 @@ class Pipeline(ABC, Generic[ConfigT]):
         for name, pipeline in self.frozen.items():
             inside = pipeline.contents()
             for kind in ("tensors", "json", "text"):
-                files = getattr(inside, kind)
-                getattr(contents, kind).update({f"{name}/{file}": value for file, value in files.items()})
+                own = getattr(inside, kind)
+                getattr(contents, kind).update({f"{name}/{file}": value for file, value in own.items()})
         return contents
 
     # --- data -----------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from quintet.common import collectives
-from quintet.common.device import Device, RankInfo
+from quintet.common.device import Device
+from quintet.common.rank import RankInfo
 from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from quintet.common import files
+from quintet.common.processes import is_alive
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
 from quintet.common.weights.run_reader import CONFIG_FILE, check_run
@@ -237,21 +238,11 @@ def _owner(lock: IO[bytes], within: float = 1.0) -> str:
     while True:
         lock.seek(0)
         signed = re.fullmatch(rb"process ([0-9]{1,9}) on ([\x21-\x7e]{1,255})\n", lock.read(300) or b"")
-        if signed and (signed[2].decode() != socket.gethostname() or _lives(int(signed[1]))):
+        if signed and (signed[2].decode() != socket.gethostname() or is_alive(int(signed[1]))):
             return signed[0].decode().strip()
         if time.monotonic() > deadline:
             return "another process"
         time.sleep(0.01)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _close_in_children(lock: IO[bytes]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.batch import Batch
-from quintet.common.device import RankInfo
+from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import copy_tensors
 from quintet.config import RunConfig

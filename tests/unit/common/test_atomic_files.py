@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintet.common import files
+from quintet.errors import UsageError
 
 
 def names(folder: Path) -> list[str]:
@@ -63,3 +64,14 @@ def test_a_link_in_the_place_of_the_temporary_file_leads_nowhere(tmp_path: Path)
     with pytest.raises(OSError, match="symbolic link"):
         files.replace_text(tmp_path / "a.txt", "new")
     assert (tmp_path / "secret").read_text() == "kept"
+
+
+def test_only_what_holds_something_is_refused(tmp_path: Path) -> None:
+    files.refuse_existing(tmp_path / "new")
+    files.refuse_existing(tmp_path)
+    with pytest.raises(UsageError, match="exists already; choose another file"):
+        files.refuse_existing(tmp_path, "choose another file", folder=False)
+    (tmp_path / "a.txt").touch()
+    for used in (tmp_path, tmp_path / "a.txt"):
+        with pytest.raises(UsageError, match="exists already and is not empty; choose another folder with --out"):
+            files.refuse_existing(used)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from quintet.pipelines.base import Tokenizer, as_tokenizer
 
 from contract.cases import GOLDEN
 from quintet.common.batch import Dataset, Item
@@ -22,6 +21,7 @@ from quintet.config import PictureDataConfig
 from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
+from quintet.pipelines.base import Tokenizer, as_tokenizer
 from quintet.pipelines.loading import open_pipeline
 
 

@@ -14,7 +14,6 @@ from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config import build
 from quintet.data.audio import pad_windows
-from quintet.data.splits import Splits
 from quintet.embeddings import embed_media
 from quintet.errors import UsageError
 from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer

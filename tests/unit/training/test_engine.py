@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from toy import toy_config
 
-from quintet.common.device import RankInfo, choose_device
+from quintet.common.device import choose_device
 from quintet.common.inference import inference_mode
+from quintet.common.rank import RankInfo
 from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError

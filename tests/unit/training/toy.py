@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.device import RankInfo
+from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint

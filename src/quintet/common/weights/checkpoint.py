@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -169,18 +169,22 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """As `save_file`, whose temporary file only its owner may read, with the permissions of any other file."""
     with open_own(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-    save_file(_apart(tensors), path)
+    save_file(unshared({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}), path)
     path.chmod(mode)
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Ready to be saved, none sharing memory with another, as tied weights do."""
+def unshared(
+    tensors: Mapping[str, Tensor], local: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> dict[str, Tensor]:
+    """Copies of those that share memory with one before, as tied weights do: safetensors refuse that.
+
+    `local` is what this process holds of a tensor.
+    """
     ready: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        value = tensor.detach().contiguous().cpu()
-        memory = value.untyped_storage().data_ptr()
-        ready[name] = value.clone() if memory in seen else value
+        memory = local(tensor).untyped_storage().data_ptr()
+        ready[name] = tensor.clone() if memory in seen else tensor
         seen.add(memory)
     return ready
 

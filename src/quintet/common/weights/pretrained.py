@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from quintet.common.files import refuse_existing
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import copy_tensors
 from quintet.config import Section
@@ -37,13 +38,8 @@ class Pretrained:
         return model
 
 
-def refuse_existing(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} exists already and is not empty; choose another folder")
-
-
 def export_model(model: nn.Module, folder: Path, about: dict[str, Any]) -> None:
-    refuse_existing(folder)
+    refuse_existing(folder, "choose another folder")
     checkpoint.write_folder(folder, export_contents(model, about))
 
 

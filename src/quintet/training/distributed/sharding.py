@@ -146,19 +146,11 @@ def _save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    own = checkpoint.unshared({name: tensor.detach() for name, tensor in tensors.items()}, own_part)
     try:
-        state_dict_saver.save(dict(_apart(tensors)), storage_writer=writer)
+        state_dict_saver.save(own, storage_writer=writer)
     except CheckpointException as error:
         raise OSError(_reason(error)) from None
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """None sharing memory with another, as tied weights do: safetensors refuse that."""
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        memory = own_part(tensor).untyped_storage().data_ptr()
-        yield name, tensor.detach().clone() if memory in seen else tensor.detach()
-        seen.add(memory)
 
 
 def _own_hashes(folder: Path) -> dict[str, str]:
