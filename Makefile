@@ -4,11 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser results clean
+.PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
 	@echo "make test         set up, then lint, types and all tests"
+	@echo "make identity     the working tree beside BASE=REV on this machine: every result must be the same bytes (RECIPES=\"muse …\")"
 	@echo "make faults       every trial of the fault matrix, into docs/reliability.md (needs strace; about half an hour)"
 	@echo "make soak         an hour of training; memory and open files must stay flat"
 	@echo "make scale        many processes: every recipe by every launcher, changing worlds, memory in parts"
@@ -55,6 +56,11 @@ browser:
 
 unit: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist load
+
+# A refactoring changes no byte. Work trees and the base's results are kept in .identity and used again.
+identity: setup
+	@test -n "$(BASE)" || { echo "error: give the revision to compare with: make identity BASE=REV" >&2; exit 2; }
+	PYTHONPATH=tests $(BIN)/python -m identity --base "$(BASE)" --recipes "$(RECIPES)" --jobs $(or $(JOBS),2)
 
 # Into a ledger of passed trials, from which the table is made.
 faults: setup

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -73,6 +73,15 @@ def succeed(*words: object) -> Outcome:
     outcome = quintet(*words)
     assert outcome.code == 0, outcome.errors
     return outcome
+
+
+def install_entry_points(folder: Path, package: str, points: Mapping[str, str]) -> None:
+    """What an installer writes beside a package, so that its recipes are found wherever `folder` is on the path."""
+    about = folder / f"{package}-0.1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n", encoding="utf-8")
+    lines = "".join(f"{name} = {value}\n" for name, value in points.items())
+    (about / "entry_points.txt").write_text(f"[quintet.families]\n{lines}", encoding="utf-8")
 
 
 def train_tiny(data: Path, out: Path, *more: object) -> Outcome:

@@ -6,7 +6,36 @@ The classes of every family can be imported from here; nothing is loaded before 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what `__getattr__` finds in the registry, for editors and type checkers
+    from quintet.families.audio_codec.model import AudioCodec as AudioCodec
+    from quintet.families.audio_codec.model import PretrainedCodec as PretrainedCodec
+    from quintet.families.audio_codec.trainer import AudioCodecTrainer as AudioCodecTrainer
+    from quintet.families.cvivit.model import CViViT as CViViT
+    from quintet.families.cvivit.trainer import CViViTTrainer as CViViTTrainer
+    from quintet.families.mesh_autoencoder.model import CoordinateTokenizer as CoordinateTokenizer
+    from quintet.families.mesh_autoencoder.model import MeshAutoencoder as MeshAutoencoder
+    from quintet.families.mesh_autoencoder.trainer import MeshAutoencoderTrainer as MeshAutoencoderTrainer
+    from quintet.families.mesh_transformer.model import MeshTransformer as MeshTransformer
+    from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer as MeshTransformerTrainer
+    from quintet.families.mulan.model import AudioSpectrogramTransformer as AudioSpectrogramTransformer
+    from quintet.families.mulan.model import MuLaN as MuLaN
+    from quintet.families.mulan.model import MuLaNEmbedQuantizer as MuLaNEmbedQuantizer
+    from quintet.families.mulan.model import TextTransformer as TextTransformer
+    from quintet.families.mulan.trainer import MuLaNTrainer as MuLaNTrainer
+    from quintet.families.muse.model import MaskGit as MaskGit
+    from quintet.families.muse.model import Muse as Muse
+    from quintet.families.muse.model import Stage as Stage
+    from quintet.families.muse.model import TokenCritic as TokenCritic
+    from quintet.families.muse.trainer import MuseTrainer as MuseTrainer
+    from quintet.families.phenaki.model import Phenaki as Phenaki
+    from quintet.families.phenaki.trainer import PhenakiTrainer as PhenakiTrainer
+    from quintet.families.soundstorm.model import ConformerWrapper as ConformerWrapper
+    from quintet.families.soundstorm.model import SoundStorm as SoundStorm
+    from quintet.families.soundstorm.trainer import SoundStormTrainer as SoundStormTrainer
+    from quintet.families.vqgan.model import VQGanVAE as VQGanVAE
+    from quintet.families.vqgan.trainer import VQGanVAETrainer as VQGanVAETrainer
 
 __version__ = "0.1.0"
 
@@ -16,9 +45,6 @@ def __getattr__(name: str) -> Any:
         for entry in dict(import_module("quintet.registry").entries()).values():
             if name in entry.public_names():
                 return getattr(import_module(entry.public_names()[name]), name)
-        compat = import_module("quintet.compat")
-        if name in compat.TRAINERS:
-            compat.require_landed(name)
     if name == "runs":  # as errors and docs name it
         return import_module("quintet.runs")
     raise AttributeError(f"module 'quintet' has no attribute '{name}'")

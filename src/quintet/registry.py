@@ -52,13 +52,13 @@ class RecipeEntry:
 
     def config_class(self) -> type[RunConfig]:
         """Without torch."""
-        return self._load("config", self.config)  # type: ignore[no-any-return]
+        return self._load("config", self.config, "RunConfig")  # type: ignore[no-any-return]
 
     def task_class(self) -> type[Task[Any]]:
-        return self._load("task", self.task)  # type: ignore[no-any-return]
+        return self._load("task", self.task, "Task")  # type: ignore[no-any-return]
 
     def pipeline_class(self) -> type[Pipeline[Any]]:
-        return self._load("pipeline", self.pipeline)  # type: ignore[no-any-return]
+        return self._load("pipeline", self.pipeline, "Pipeline")  # type: ignore[no-any-return]
 
     def public_names(self) -> Mapping[str, str]:
         """What `from quintet import …` offers of this family, each with its module."""
@@ -66,7 +66,7 @@ class RecipeEntry:
         names |= {self.trainer: "trainer"} if self.trainer else {}
         return {name: f"{self.package}.{module}" for name, module in names.items()}
 
-    def _load(self, module: str, name: str) -> Any:
+    def _load(self, module: str, name: str, kind: str) -> Any:
         path = f"{self.package}.{module}"
         try:
             found = import_module(path)
@@ -76,7 +76,12 @@ class RecipeEntry:
             raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
         if not hasattr(found, name):
             raise UsageError(f"{path} has no {name}, which its entry in the registry names")
-        return getattr(found, name)
+        member = getattr(found, name)
+        if kind not in [base.__name__ for base in getattr(member, "__mro__", ())]:  # by name: nothing above is imported
+            raise UsageError(f"{path}: {name} is no {kind}; it lacks the members of that class")
+        if missing := sorted(getattr(member, "__abstractmethods__", ())):
+            raise UsageError(f"{path}: {name} lacks {', '.join(missing)}")
+        return member
 
 
 RECIPES: Mapping[str, RecipeEntry] = {

@@ -19,8 +19,9 @@ from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_frozen, open_pipeline, read_weights
 from quintet.training.engine import may_be_restarted
 from quintet.training.run_folder import Run, next_folder
+from quintet.training.session import Weights
 from quintet.training.task import Task
-from quintet.training.trainer import Trainer, Weights
+from quintet.training.trainer import Trainer
 
 
 def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False) -> Trainer:

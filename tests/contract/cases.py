@@ -110,7 +110,7 @@ def unchanged(recipe: Task[Any]) -> None:
 
 def hasten_the_death_of_codes(recipe: Task[Any]) -> None:
     """Codes that nothing is assigned to are dead by step 50, at which the dead are revived."""
-    for part in recipe.modules[recipe.exported].modules():
+    for part in recipe.modules[recipe.pipeline_class.exported].modules():
         if isinstance(part, VectorQuantizer):
             part.decay = 0.9
 

@@ -14,12 +14,12 @@ import torch
 
 from helpers import error_line, quintet, succeed, tree
 from quintet import registry
-from quintet.common.inference import inference_mode
-from quintet.runs import EvalSession, open_trained
-from quintet.training.task import Task
+from quintet.codes import file_loader
+from quintet.pipelines.base import Embedder, as_embedder
+from quintet.pipelines.loading import open_pipeline
 
 WORDS = ("a low note", "a fast rhythm of a drum", "ünï")
-SPACES = [name for name, entry in registry.RECIPES.items() if entry.task_class().embed is not Task.embed]
+SPACES = [name for name, entry in registry.RECIPES.items() if issubclass(entry.pipeline_class(), Embedder)]
 """The recipes that put media and texts into one space."""
 
 in_a_space = pytest.mark.parametrize("recipe", SPACES, indirect=True)
@@ -90,13 +90,13 @@ def test_vectors_of_files_and_texts(recipe: str, finished: Path, clips: Path, tm
     assert "embedded 6 of 6" in told.errors
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
-    trained = open_trained(finished)
-    trained.recipe.config = trained.recipe.config.changed({"data.empty_captions": True})
-    looker = EvalSession.open(trained, str(clips))
-    with inference_mode(trained.modules):
-        own = trained.recipe.embed(trained.modules, looker.loader.single(4)).float()
-        words = trained.recipe.embed_texts(trained.modules, list(WORDS)).float()
-    assert looker.loader.source.name(4) == held["files"][3]
+    keys = {"data.empty_captions": True, "data.path": str(clips), "data.validation_path": str(clips)}
+    embedder = as_embedder(open_pipeline(finished)).with_keys(keys)
+    loader, _ = file_loader(embedder)
+    with embedder.inference():
+        own = embedder.embed_batch(loader.single(4)).float()
+        words = embedder.embed_texts(list(WORDS)).float()
+    assert loader.source.name(4) == held["files"][3]
     torch.testing.assert_close(own[0], torch.from_numpy(held["audio"][3]), rtol=0, atol=0)
     torch.testing.assert_close(words, torch.from_numpy(held["text"]), rtol=0, atol=0)
 

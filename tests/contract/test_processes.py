@@ -55,7 +55,7 @@ def two_processes(recipe: str, data: Path, shared: Path) -> Path:
 
 @pytest.mark.parametrize("recipe", [recipe for recipe, case in CASES.items() if "vq" in case.worlds])
 def test_codes_die_and_are_revived_in_these_trainings(recipe: str, two_processes: Path) -> None:
-    file = f"{registry.find(recipe).task_class().exported}.safetensors"
+    file = f"{registry.find(recipe).pipeline_class().exported}.safetensors"
     before, after = (load_file(step_folder(two_processes / "vq", step) / file) for step in (50, 52))
     codebooks = [name for name in before if name.endswith("cluster_size")]
     assert codebooks

@@ -16,8 +16,10 @@ from safetensors.torch import load_file
 from contract.cases import CASES, Case, Train
 from helpers import copied, error_line, metrics, quintet, state, step_folder, steps_saved, succeed, tensor_hashes, tree
 from quintet import registry
-from quintet.common.inference import inference_mode
-from quintet.runs import EvalSession, open_trained
+from quintet.codes import file_loader
+from quintet.pipelines.base import as_tokenizer
+from quintet.pipelines.loading import open_pipeline
+from quintet.runs import task_in
 
 
 def test_every_recipe_has_a_case() -> None:
@@ -38,7 +40,7 @@ def test_a_run_folder_has_the_documented_layout(recipe: str, finished: Path) -> 
 
     status = state(finished)
     assert (status["status"], status["step"], status["steps"]) == ("finished", 12, 12)
-    assert status["best"]["metric"] == registry.find(recipe).task_class().best[0]
+    assert status["best"]["metric"] == registry.find(recipe).task_class().traits.best[0]
     assert {"heartbeat", "pid", "host"} <= status.keys()
 
     rows = metrics(finished)
@@ -64,7 +66,7 @@ def test_checkpoints_are_whole_and_readable_without_quintet(recipe: str, finishe
     assert steps_saved(finished) == [4, 8, 12]
     assert (checkpoints / "latest").read_text() == "step-00000012\n"
     assert (checkpoints / (checkpoints / "best").read_text().strip()).is_dir()
-    made = open_trained(finished).recipe
+    made = task_in(finished, registry.read_config(finished / "config.yaml"))
     for step in steps_saved(finished):
         folder = step_folder(finished, step)
         subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
@@ -135,7 +137,7 @@ def test_evaluation_is_repeatable_and_flat(recipe: str, finished: Path, tmp_path
     assert first.output == second.output
     figures = json.loads(written)
     assert all(type(value) in (int, float) for value in figures.values())
-    assert registry.find(recipe).task_class().best[0] in figures
+    assert registry.find(recipe).task_class().traits.best[0] in figures
     averaged = {name for name in figures if not name.startswith("live/")}
     # What is judged of generated things is judged of the averaged weights alone.
     assert {f"live/{name}" for name in averaged} >= figures.keys() - averaged
@@ -154,7 +156,7 @@ def test_an_exported_model_gives_the_same_figures(recipe: str, finished: Path, t
     assert of_hub == {name: value for name, value in of_run.items() if not name.startswith("live/")}
 
     entry = registry.find(recipe)
-    module = entry.task_class().exported
+    module = entry.pipeline_class().exported
     names = [name for name in entry.models if name == json.loads((hub / "config.json").read_text())["class"]]
     model_class = getattr(import_module(entry.public_names()[names[0]]), names[0])
     model = model_class.from_pretrained(hub)
@@ -179,17 +181,18 @@ def test_codes_make_the_round_trip(case: Case, finished: Path, data: Path, tmp_p
     saved = load_file(codes / "codes.safetensors")["codes"]
     assert len(rows) == len(saved) == len(list(decoded.iterdir()))
 
-    looker = EvalSession.open(open_trained(finished), str(data))
-    trained = looker.trained
+    keys = {"data.path": str(data), "data.validation_path": str(data)}
+    tokenizer = as_tokenizer(open_pipeline(finished)).with_keys(keys)
+    loader, _ = file_loader(tokenizer)
     for row in rows[:3]:
-        batch = looker.loader.single(row["row"])
+        batch = loader.single(row["row"])
         assert batch.names == (row["file"],)
-        with inference_mode(trained.modules):
-            own = trained.recipe.encode(trained.modules, batch).int()
+        with tokenizer.inference():
+            own = tokenizer.encode_batch(batch).int()
             # Items of other lengths lie in the same tensor.
             assert torch.equal(own, saved[row["row"]][None, : own.shape[1]])
             assert (saved[row["row"]][own.shape[1] :] == -1).all()
-            (artifact,) = trained.recipe.decode(trained.modules, saved[row["row"]][None].long(), "again")
+            (artifact,) = tokenizer.decode_files(saved[row["row"]][None].long(), "again")
         artifact.write(tmp_path / artifact.file)
         (file,) = decoded.glob(f"{row['row']:05d}-*")
         assert file.read_bytes() == (tmp_path / artifact.file).read_bytes()

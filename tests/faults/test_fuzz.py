@@ -24,13 +24,14 @@ from faults.ledger import WHOLE
 from helpers import copied, made_once, renew_sums, succeed, tree
 from quintet import codes as codes_on_disk
 from quintet import config as configs
-from quintet import registry, runs
+from quintet import registry
 from quintet.common.weights import checkpoint, pretrained
 from quintet.common.weights.loading import read_meta
 from quintet.data.index.captions import parse_csv, parse_jsonl, read_caption
 from quintet.data.index.folder import scan
 from quintet.errors import QuintetError, UnreadableItem
 from quintet.media import image as images
+from quintet.pipelines.loading import open_pipeline
 
 LONGEST_MESSAGE = 3000
 
@@ -180,7 +181,7 @@ def test_configurations(recipe: str, here: Path, outside: Path, ledger: Ledger) 
         assert configs.validate(schema, configs.read_yaml(_written(here, built.to_yaml()))) == built
 
     count = fuzz(written(path, read), (sound.to_yaml().encode(), flat.encode(), tricks), 100, outside)
-    count += fuzz(written(path, lambda: runs.read_config(path)), (sound.to_yaml().encode(),), 30, outside)
+    count += fuzz(written(path, lambda: registry.read_config(path)), (sound.to_yaml().encode(),), 30, outside)
     ledger("fuzz", count)
 
 
@@ -300,11 +301,11 @@ def sealed(folder: Path, read: Callable[[], object]) -> Callable[[], object]:
 
 
 def test_weights_of_a_checkpoint(recipe: str, saved: Path, here: Path, outside: Path, ledger: Ledger) -> None:
-    path = saved / f"{registry.find(recipe).task_class().exported}.safetensors"
+    path = saved / f"{registry.find(recipe).pipeline_class().exported}.safetensors"
     sound = path.read_bytes()
     length = int.from_bytes(sound[:8], "little")
     header_only = sound[: length + 64]
-    read = sealed(saved, lambda: runs.open_trained(saved.parents[1]))
+    read = sealed(saved, lambda: open_pipeline(saved.parents[1]))
     count = fuzz(written(path, read), (sound, header_only), 20, outside)
     count += fuzz(written(path, lambda: checkpoint.read_tensors(saved, path.stem)), (sound, header_only), 60, outside)
     ledger("fuzz", count)
@@ -352,7 +353,7 @@ def test_settings_of_an_exported_model(recipe: str, model: Path, outside: Path, 
 
 def test_weights_of_an_exported_model(model: Path, outside: Path, ledger: Ledger) -> None:
     path = model / f"{pretrained.WEIGHTS}.safetensors"
-    ledger("fuzz", fuzz(written(path, lambda: runs.open_trained(model)), (path.read_bytes(),), 20, outside))
+    ledger("fuzz", fuzz(written(path, lambda: open_pipeline(model)), (path.read_bytes(),), 20, outside))
 
 
 def test_codes(
@@ -362,7 +363,7 @@ def test_codes(
         pytest.skip(f"{recipe} makes no codes")
     whole = made_once(shared, f"codes-{recipe}", lambda folder: succeed("encode", finished, data, "--out", folder))
     folder = copied(whole, here / "codes")
-    trained = runs.open_trained(finished)
+    trained = open_pipeline(finished)
     out = here / "decoded"
 
     def read() -> None:

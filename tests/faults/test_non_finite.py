@@ -21,8 +21,8 @@ from quintet.common.batch import Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError
 from quintet.training.order import Order
-from quintet.training.run_folder import Run
 from quintet.training.phase import Loss
+from quintet.training.run_folder import Run
 from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
@@ -93,12 +93,12 @@ def a_parameter(recipe: Task[Any]) -> Tensor:
 
 def spoil_optimizer(trainer: Trainer, value: float) -> None:
     """One number of one moment, as a bad memory cell would."""
-    moments = trainer.state.phases[0].optimizer.state[a_parameter(trainer.recipe)]
+    moments = trainer.state.phases[0].optimizer.state[a_parameter(trainer.task)]
     moments["exp_avg"][(0,) * moments["exp_avg"].ndim] = value
 
 
 def spoil_weights(trainer: Trainer, value: float) -> None:
-    weight = a_parameter(trainer.recipe).data
+    weight = a_parameter(trainer.task).data
     weight[(0,) * weight.ndim] = value
 
 
@@ -216,7 +216,7 @@ def test_a_run_that_is_broken_itself_is_not_saved_and_says_so(
     assert_finite(run)
     if where == "optimizer":
         assert all(
-            tensor.isfinite().all() for module in trainer.recipe.modules.values() for tensor in module.parameters()
+            tensor.isfinite().all() for module in trainer.task.modules.values() for tensor in module.parameters()
         )
     # What is on disk can be gone on from, exactly.
     again = Trainer(make_recipe(recipe, data, (*case.tiny, *KEYS)), Run.open(run), resume=True, silent=True)

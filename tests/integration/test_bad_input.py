@@ -15,6 +15,7 @@ from PIL import Image
 
 import quintet as package
 from helpers import TINY, copied, error_line, flip_bit, quintet, renew_sums, step_folder, steps_saved, tree
+from quintet.compat import muse_maskgit_pytorch
 from quintet.errors import QuintetError, UsageError
 from quintet.runs import open_trained
 
@@ -426,7 +427,7 @@ def test_original_keywords_with_impossible_values(
 ) -> None:
     vae = package.VQGanVAE(image_size=16, dim=8, layers=2, codebook_size=16)
     with pytest.raises(UsageError) as caught:
-        package.VQGanVAETrainer(**{"vae": vae, "folder": str(places.pictures), **ORIGINAL, **keywords})
+        muse_maskgit_pytorch.VQGanVAETrainer(**{"vae": vae, "folder": str(places.pictures), **ORIGINAL, **keywords})
     for mention in mentions:
         assert mention in str(caught.value)
     assert "\n" not in str(caught.value)

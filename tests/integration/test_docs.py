@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+import subprocess
 import sys
-import types
-from importlib import import_module
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from contract import cases
-from contract.cases import Case
-from helpers import error_line, quintet, succeed, tensor_hashes
+from contract.cases import GOLDEN
+from helpers import TWELVE_STEPS, environment, error_line, install_entry_points, quintet, succeed, tensor_hashes
 from quintet import cli, registry
-from quintet.errors import UsageError
-from quintet.runs import open_link, open_trained
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -104,77 +102,63 @@ def test_relative_links_of_the_pages_lead_somewhere() -> None:
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
-    """The families of docs/new-family.md, installed for one test exactly as the page writes them; their cases."""
-    registered: dict[str, registry.RecipeEntry] = {}
-    tried: dict[str, Case] = {}
-    for file, code in re.findall(r"```python\n# ([\w/.]+)\n(.*?)```", NEW_FAMILY, re.DOTALL):
-        if file == "recipes.py":
-            registered |= eval("{" + code + "}", vars(registry))
-        elif file == "tests/contract/cases.py":
-            tried |= eval("{" + code + "}", vars(cases))
-        else:
-            *folders, name = file.removesuffix(".py").split("/")
-            _install(monkeypatch, ".".join(("quintet", *folders)), name, compile(code, file, "exec"))
-    monkeypatch.setattr(registry, "RECIPES", {**registry.RECIPES, **registered})
-    assert registered.keys() == tried.keys()
-    return tried
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package of docs/new-family.md as the page writes it, found as if it were installed."""
+    root = tmp_path / "package"
+    for file, code in re.findall(r"```(?:python|toml)\n# ([\w/.]+)\n(.*?)```", NEW_FAMILY, re.DOTALL):
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code, encoding="utf-8")
+    for family in ("blur", "palette"):
+        (root / "blurlab" / family / "__init__.py").touch()
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    install_entry_points(root, project["name"], project["entry-points"]["quintet.families"])
+    monkeypatch.syspath_prepend(root)
+    yield root
+    for name in [name for name in sys.modules if name.split(".")[0] == "blurlab"]:
+        del sys.modules[name]
 
 
-def _install(monkeypatch: pytest.MonkeyPatch, package: str, name: str, code: types.CodeType) -> None:
-    folder = sys.modules.get(package) or types.ModuleType(package)
-    folder.__path__ = []
-    monkeypatch.setitem(sys.modules, package, folder)
-    module = types.ModuleType(f"{package}.{name}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(code, module.__dict__)
+BLUR = ("--preset", "debug", "model.image_size=16", "model.dim=8", *TWELVE_STEPS)
+PALETTE = ("--preset", "debug", f"tokenizer={GOLDEN / 'vqgan-format-1' / 'hub'}", "model.dim=16", *TWELVE_STEPS)
 
 
-@pytest.mark.parametrize("recipe", ["blur", "caption-palette"])
+@pytest.mark.parametrize(("recipe", "tiny"), [("blur", BLUR), ("caption-palette", PALETTE)])
 def test_a_family_of_the_page_trains_resumes_exactly_and_exports(
-    recipe: str, page: dict[str, Case], pictures: Path, tmp_path: Path
+    recipe: str, tiny: tuple[str, ...], package: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry, tiny = registry.find(recipe), page[recipe].tiny
-    assert entry.config_class().PRESETS.keys() == {"debug", "small", "base"}
-    assert entry.family == recipe.replace("-", "_")
-    straight, halves, hub = (tmp_path / name for name in ("straight", "halves", "hub"))
+    assert registry.find(recipe).config_class().PRESETS.keys() == {"debug", "small", "base"}
+    assert recipe in succeed("recipes").output
+    straight, halves = (tmp_path / name for name in ("straight", "halves"))
     succeed("train", recipe, pictures, "--out", straight, *tiny)
     succeed("train", recipe, pictures, "--out", halves, *tiny, "optim.horizon=12", "train.steps=4")
     succeed("resume", halves, "train.steps=12")
     assert tensor_hashes(straight, 12) == tensor_hashes(halves, 12)
     next_command = succeed("eval", straight).output
-    succeed("export", straight, hub)
-    if not page[recipe].links:
-        succeed("sample", hub, "--out", tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    succeed("export", straight, "hub/blur")
+    if recipe == "blur":
+        succeed("sample", "hub/blur", "--out", "out")
         assert (tmp_path / "out" / "sharpened.png").exists()
+        used = subprocess.run(
+            [sys.executable, package / "use.py"],
+            env=environment(PYTHONPATH=f"{package}:{ROOT / 'src'}"),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "torch.Size([1, 3, 32, 32])" in used.stdout
         return
     assert "--text" in next_command
-    for place in (straight, hub):
-        asked = ("--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / place.name)
+    for name, place in (("run", straight), ("hub", Path("hub/blur"))):
+        asked = ("--text", "a red circle", "--num", 2, "--out", name)
         succeed("sample", place, *asked)
-        assert error_line(quintet("sample", place, "--negative", "grey", *asked).errors).endswith("takes no --negative")
-    drawn = [(tmp_path / "out" / place.name / "001.png").read_bytes() for place in (straight, hub)]
+        assert "takes no --negative" in error_line(quintet("sample", place, "--negative", "grey", *asked).errors)
+    drawn = [(tmp_path / name / "001.png").read_bytes() for name in ("run", "hub")]
     assert drawn[0] == drawn[1]
-
-
-def test_the_trainers_of_the_page(page: dict[str, Case], pictures: Path, tmp_path: Path) -> None:
-    brief = {"train.steps": 1, "train.batch_size": 4, "data.workers": 0, "log.trackers": []}
-    blur, palette = (
-        getattr(import_module(f"quintet.families.{name.replace('-', '_')}.trainer"), registry.find(name).trainer)
-        for name in page
-    )
-    link = open_link(str(cases.GOLDEN / "vqgan-format-1" / "hub"))
-    for trainer in (
-        blur(data=pictures, out=tmp_path / "blur", config=brief),
-        palette(tokenizer=link, data=pictures, out=tmp_path / "palette", config=brief),
-    ):
-        trainer.train()
-        trainer.close()
-        assert trainer.step == 1
-    weights = tmp_path / "palette" / "tokenizer" / "model.safetensors"
+    weights = straight / "tokenizer" / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
-    with pytest.raises(UsageError, match="tokenizer_hash="):
-        open_trained(tmp_path / "palette")
+    assert "tokenizer_hash=" in error_line(quintet("sample", straight, *asked).errors)
 
 
 def test_the_frozen_data_generators_and_judges_are_the_ones_in_the_results() -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 import types
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import quintet
 from quintet import compat, registry
-from quintet.compat import CompatibilityNotice, announce, translate, translate_by
-from quintet.compat_table import METHODS, OWN, PARTS, REQUIRED, TRAINERS, OriginalTrainer, Rule
+from quintet.compat import CompatibilityNotice, announce, translate
+from quintet.compat.migration_page import METHODS, page
+from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
+from quintet.compat.tables import TRAINERS
+from quintet.compat.tables.dictionaries import PARTS
+from quintet.compat.tables.shared import OWN
 from quintet.config import RunConfig, build, keys
 from quintet.errors import UsageError
+from quintet.training.options import KEYS, TrainerOptions
 
 SIGNATURES = {
     "MuLaNTrainer": "mulan dataset num_train_steps batch_size data_max_length folder lr grad_accum_every betas "
@@ -60,7 +68,7 @@ def vqgan(**keywords: Any) -> compat.Translation:
 
 
 def by(trainer: str, *positional: Any, **keywords: Any) -> compat.Translation:
-    return translate_by(TRAINERS[trainer], keywords, positional)
+    return translate(trainer, keywords, positional)
 
 
 # --- the table ----------------------------------------------------------------------------------------------
@@ -82,13 +90,10 @@ def test_a_rule_goes_one_way_and_explains_itself(rule: Rule) -> None:
 
 def test_the_table_agrees_with_the_registry() -> None:
     for trainer in TRAINERS.values():
-        assert trainer.planned == (trainer.recipe not in registry.RECIPES), trainer.name
-    for name, entry in registry.RECIPES.items():
-        if entry.trainer in TRAINERS:
-            assert compat.trainer_recipe(entry.trainer) == name
+        assert registry.RECIPES[trainer.recipe].trainer == trainer.name
 
 
-def test_every_key_of_a_landed_family_is_in_its_schema() -> None:
+def test_every_key_is_in_the_schema_of_its_family() -> None:
     for entry in registry.RECIPES.values():
         if entry.trainer in TRAINERS:
             known = set(keys(entry.config_class()))
@@ -109,14 +114,32 @@ def test_keys_outside_the_common_schema_are_those_of_families() -> None:
     assert {key for rules in (*PARTS.values(), OWN) for rule in rules for key in rule.keys} <= common
 
 
+def test_own_keywords_are_the_options_of_quintets_trainers() -> None:
+    names = [rule.keyword for rule in OWN]
+    assert names == ["model", *inspect.get_annotations(TrainerOptions)]
+    for rule in OWN:
+        if rule.keys:
+            assert (rule.keys[0], rule.kind) == KEYS[rule.keyword]
+
+
+@pytest.mark.parametrize("trainer", EVERY_TRAINER)
+def test_the_package_of_a_trainer_has_it_as_a_kind_of_quintets_own(trainer: OriginalTrainer) -> None:
+    module = import_module(f"quintet.compat.{trainer.package.replace('-', '_')}")
+    own = getattr(quintet, trainer.name)
+    assert issubclass(getattr(module, trainer.name), own)
+    assert not {rule.keyword for rule in trainer.rules} & set(inspect.signature(own).parameters) - {
+        rule.keyword for rule in OWN
+    }
+
+
 @pytest.mark.parametrize("trainer", EVERY_TRAINER)
 def test_the_original_defaults_are_accepted(trainer: OriginalTrainer) -> None:
     defaults = {rule.keyword: rule.default for rule in trainer.rules if rule.default is not REQUIRED}
-    translation = translate_by(trainer, defaults)
+    translation = translate(trainer.name, defaults)
     assert translation.arguments["out"].startswith("./")
     parts = {rule.keyword: {part.keyword: part.default for part in rule.parts} for rule in trainer.rules if rule.parts}
     parts.get("scheduler_kwargs", {}).pop("T_max", None)
-    translate_by(trainer, parts)
+    translate(trainer.name, parts)
 
 
 def test_examples_are_possible_values() -> None:
@@ -372,11 +395,7 @@ def test_two_keywords_for_one_thing_must_agree() -> None:
     assert vqgan(num_train_steps=10, steps=10).overrides == {"train.steps": 10}
 
 
-def test_a_family_that_has_not_landed_says_so() -> None:
-    for trainer in TRAINERS.values():
-        if trainer.planned:
-            with pytest.raises(UsageError, match=f"{trainer.name} trains recipe '{trainer.recipe}', which is not in"):
-                translate(trainer.name, {})
+def test_an_unknown_trainer_is_an_error_that_names_the_known() -> None:
     with pytest.raises(UsageError, match="unknown trainer 'GanTrainer'; known: MuLaNTrainer"):
         translate("GanTrainer", {})
 
@@ -411,27 +430,26 @@ def test_own_keywords_cause_no_notice() -> None:
 
 
 def test_the_page_in_the_documentation_is_the_generated_one() -> None:
-    page = Path(__file__).parents[2] / "docs" / "migration.md"
-    assert page.read_text(encoding="utf-8") == compat.page(), "run `python -m quintet.compat > docs/migration.md`"
+    file = Path(__file__).parents[2] / "docs" / "migration.md"
+    assert file.read_text(encoding="utf-8") == page(), "run `python -m quintet.compat > docs/migration.md`"
 
 
 def test_the_page_names_every_trainer_keyword_and_file() -> None:
-    page = compat.page()
+    text = page()
     for trainer in TRAINERS.values():
-        section = page.split(f"### {trainer.name}\n")[1].split("\n##")[0]
+        section = text.split(f"### {trainer.name}\n")[1].split("\n##")[0]
         assert all(f"| `{rule.keyword}` |" in section for rule in trainer.rules)
-        assert ("does not have the recipe yet" in section) == trainer.planned
     for name in ("VQGanVAE", "MuLaN", "SoundStorm", "Phenaki", "CViViT", "MeshAutoencoder", "MeshTransformer"):
-        assert f"`{name}`" in page.split("## Old weights")[1]
+        assert f"`{name}`" in text.split("## Old weights")[1]
 
 
 def test_the_methods_that_kept_their_names_exist() -> None:
-    from quintet.training.trainer import Trainer
+    from quintet.training.python_trainer import PythonTrainer
 
     kept = {name for _, ours, _ in METHODS for name in re.findall(r"`(\w+)(?:\(.*?\))?`", ours)}
     kept -= {"trainer", "generate", "encode", "engine", "lr_schedule"}
     assert kept >= {"train", "train_step", "save", "load", "print", "log", "wait", "device", "is_main", "step"}
-    assert [name for name in sorted(kept) if not hasattr(Trainer, name)] == []
+    assert [name for name in sorted(kept) if not hasattr(PythonTrainer, name)] == []
 
 
 def test_the_module_prints_the_page_without_torch() -> None:
@@ -439,4 +457,4 @@ def test_the_module_prints_the_page_without_torch() -> None:
         "import runpy, sys; runpy.run_module('quintet.compat', run_name='__main__'); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == compat.page()
+    assert done.stdout == page()

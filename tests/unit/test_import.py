@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -87,3 +88,14 @@ def test_public_names_are_there_and_no_others() -> None:
     for name in ("NoSuchClass", "no_such_function", "_private"):
         with pytest.raises(AttributeError, match=name):
             getattr(quintet, name)
+
+
+def test_type_checkers_are_told_every_model_and_trainer() -> None:
+    from quintet.registry import RECIPES
+
+    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    found = {node.names[0].asname: node.module for node in block.body if isinstance(node, ast.ImportFrom)}
+    public = {name: module for entry in reversed(RECIPES.values()) for name, module in entry.public_names().items()}
+    assert found.items() <= public.items()
+    assert {name for entry in RECIPES.values() for name in (*entry.models, entry.trainer)} <= found.keys()

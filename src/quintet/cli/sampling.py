@@ -30,7 +30,6 @@ _COMMON = {
 }
 _DEFAULTS: dict[str, Any] = {"overrides": None, "data": None, "out": Path("out")}
 _TEXT = Annotated[list[str] | None, typer.Option(help="What a generator should make; may be given again.")]
-_NUM = Flag("num", ("--num",), int, "Number of items.", 16, 1)
 
 
 def sample(context: typer.Context) -> None:
@@ -76,7 +75,7 @@ def _refuse_foreign(words: Sequence[str], config_class: type[RunConfig]) -> None
     """An option that another recipe has."""
     options = config_class.OPTIONS
     recipe = config_class.model_fields["recipe"].default
-    own = {flag for each in (flags_of(options) if options else (_NUM,)) for flag in each.flags}
+    own = {flag for each in flags_of(options or GenerateOptions) for flag in each.flags}
     foreign = {flag for each in _all_flags() for flag in each.flags} - own
     given = [word.partition("=")[0] for word in words]
     if options is None and "--text" in given:
@@ -89,7 +88,7 @@ def _refuse_foreign(words: Sequence[str], config_class: type[RunConfig]) -> None
 def _function(config_class: type[RunConfig]) -> Callable[..., None]:
     """The command for runs of one recipe, with a parameter for each option of its pipeline."""
     options = config_class.OPTIONS
-    flags = list(flags_of(options)) if options else [_NUM]
+    flags = list(flags_of(options or GenerateOptions))
 
     def run_sample(run: str, overrides: list[str] | None, data: str | None, out: Path, **given: Any) -> None:
         texts = given.pop("text", None)
@@ -166,6 +165,6 @@ def _general_help() -> str:
     lines.append("  The options are those of the run's pipeline; `quintet sample RUN --help` explains them:")
     for name, entry in registry.entries():
         options = entry.config_class().OPTIONS
-        flags = ["--text", *(each.flags[0] for each in flags_of(options))] if options else list(_NUM.flags)
+        flags = [*(["--text"] if options else []), *(each.flags[0] for each in flags_of(options or GenerateOptions))]
         lines.append(f"    {name:<18} {' '.join([*flags, '--data', '--out'])}")
     return "\n".join(lines)

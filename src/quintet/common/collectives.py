@@ -8,6 +8,7 @@ gradient it would have in one process.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,6 +126,12 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
     lengths = gather_rows(torch.tensor([len(data)], device=device)).tolist()
     ends = [sum(lengths[: number + 1]) for number in range(len(lengths))]
     return [joined[end - length : end].decode() for end, length in zip(ends, lengths, strict=True)]
+
+
+def gather_names(names: Sequence[str], device: torch.device) -> list[str]:
+    """The names of all ranks, in the order of the ranks."""
+    texts = gather_texts(json.dumps(list(names)), device)
+    return [name for text in texts for name in json.loads(text)]
 
 
 def _meeting_device() -> torch.device:

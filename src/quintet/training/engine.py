@@ -33,6 +33,14 @@ from quintet.training.distributed.rendezvous import meet
 from quintet.training.distributed.watchdog import Watch
 
 
+def check_world(config: EngineConfig, world_size: int) -> None:
+    if config.processes is not None and config.processes != world_size:
+        raise UsageError(
+            f"engine.processes={config.processes}, but the launcher started {world_size} "
+            f"process{'es' if world_size > 1 else ''}; use `torchrun --nproc_per_node {config.processes}`"
+        )
+
+
 def may_be_restarted(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher was asked to run the same command again after a failure (`torchrun --max-restarts`)."""
     return int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
@@ -53,11 +61,7 @@ class Engine(Device):
         self.rank = collectives.rank()
         self.local_rank = place.local_rank
         self.world_size = collectives.world_size()
-        if config.processes is not None and config.processes != self.world_size:
-            raise UsageError(
-                f"engine.processes={config.processes}, but the launcher started {self.world_size} "
-                f"process{'es' if self.world_size > 1 else ''}; use `torchrun --nproc_per_node {config.processes}`"
-            )
+        check_world(config, self.world_size)
 
     @property
     def is_main(self) -> bool:

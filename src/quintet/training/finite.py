@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from quintet.common.collectives import gather_names
 from quintet.training.distributed.sharding import own_part
+from quintet.training.engine import Engine
 
 
 def largest_moment(optimizer: Optimizer) -> Tensor | None:
@@ -30,11 +32,12 @@ def largest_moment(optimizer: Optimizer) -> Tensor | None:
     return nn.utils.get_total_norm(moments, norm_type=torch.inf, foreach=True) if moments else None
 
 
-def broken_tensors(groups: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
-    """The names of the tensors that hold a non-finite number in this process, as `group: tensor`."""
-    return [
+def broken_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine) -> list[str]:
+    """The names of the tensors that hold a non-finite number, as `group: tensor`; of a sharded state on any rank."""
+    broken = [
         f"{group}: {name}"
         for group, tensors in groups.items()
         for name, tensor in tensors.items()
         if tensor.is_floating_point() and not bool(own_part(tensor).isfinite().all())
     ]
+    return list(dict.fromkeys(gather_names(broken, engine.device))) if engine.is_sharded else broken

@@ -15,6 +15,7 @@ from quintet.common.weights import checkpoint
 from quintet.config import RunConfig
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
+from quintet.training.engine import check_world
 from quintet.training.optim import learning_rate
 from quintet.training.run_folder import Run
 from quintet.training.task import Task
@@ -51,9 +52,10 @@ def check_sharding(task: Task[Any]) -> None:
         )
 
 
-def check_sizes(task: Task[Any], splits: Splits, world_size: int) -> None:
-    """Refuse, before anything is written, a batch that the data or the processes do not fit."""
+def check_processes(task: Task[Any], world_size: int) -> None:
+    """Refuse, before any data is read, a batch that the processes or the task do not fit."""
     train, batch = task.config.train, task.config.train.batch_size
+    check_world(task.config.engine, world_size)
     if batch % (world_size * train.accumulate):
         raise UsageError(
             f"train.batch_size={batch} is not divisible by {world_size} processes x train.accumulate={train.accumulate}"
@@ -69,6 +71,11 @@ def check_sizes(task: Task[Any], splits: Splits, world_size: int) -> None:
             f"{train.accumulate} would leave only {batch // train.accumulate} at a time to compare with: it needs a "
             "backward pass over the whole batch (training/whole_batch.py), or train.accumulate=1"
         )
+
+
+def check_data(task: Task[Any], splits: Splits) -> None:
+    """Refuse, before anything is written, a batch that the data does not fit."""
+    batch = task.config.train.batch_size
     if batch > len(splits.train):
         raise UsageError(
             f"train.batch_size={batch} is larger than the training data of {len(splits.train)} items; "

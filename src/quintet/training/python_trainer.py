@@ -1,5 +1,4 @@
-"""Owns `PythonTrainer`: from a call in Python to the loop bound to a recipe. The public `…Trainer` classes add a few
-lines."""
+"""`PythonTrainer`: the loop bound to a recipe, for use in Python. The public `…Trainer` classes are built on it."""
 
 from __future__ import annotations
 
@@ -10,12 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quintet import compat
-from quintet.compat_table import TRAINERS, OriginalTrainer, to_argument
 from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
+from quintet.training.options import FEW, Kind, keys_from, known_options, written_out
 from quintet.training.prepare import place_frozen
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.task import Task
@@ -23,10 +21,10 @@ from quintet.training.trainer import Trainer
 
 
 class PythonTrainer(Trainer):
-    """`…Trainer(model, data=…, out=…, steps=…).train()`, with the keywords of every trainer in `compat_table.OWN` and
-    those of the original trainer of the same name, where there was one.
+    """`…Trainer(model, data=…, out=…, steps=…).train()`.
 
-    A family names its three classes. What its recipe stands on is handed over under the names in `LINKS`.
+    A family names its three classes. Its constructor says which model and frozen models it takes, so that editors and
+    type checkers know.
     """
 
     config_class: ClassVar[type[RunConfig]]
@@ -35,24 +33,32 @@ class PythonTrainer(Trainer):
     model_class: ClassVar[type[nn.Module]]
     needs: ClassVar[tuple[str, ...]] = ("model",)
     """Of the model and the links, those that must be given."""
+    batch_sizes: ClassVar[Kind] = FEW
+    """The possible values of `batch_size`."""
 
-    def __init__(self, model: Any = None, *positional: Any, **keywords: Any) -> None:
-        links = {name: keywords.pop(name) for name in self.config_class.LINKS if keywords.get(name) is not None}
-        asked = self._translated((model, *positional) if positional or model is not None else (), keywords)
-        arguments = asked.arguments
-        handed = arguments.get("model")
+    def __init_subclass__(cls) -> None:
+        # For help() and notebooks; editors and type checkers read Unpack themselves.
+        cls.__signature__ = written_out(cls.__init__)  # type: ignore[attr-defined]
+
+    def __init__(self, model: Any = None, **options: Any) -> None:
+        """`options` are those of `TrainerOptions`, and frozen models under their names in `LINKS`."""
+        trainer = type(self).__name__
+        links = {name: options.pop(name) for name in self.config_class.LINKS if name in options}
+        known = known_options(trainer, options, self.config_class.LINKS)
+        asked = keys_from(trainer, known, self.batch_sizes)
+        handed = model
         model, inside, beside = self.taken_apart(handed)
-        links = {**inside, **links}
+        links = {**inside, **{name: link for name, link in links.items() if link is not None}}
         self._check_given(model, links)
-        resume = bool(arguments.get("resume"))
-        out = Path(arguments.get("out") or next_folder(self.task_class.pipeline_class.recipe))
-        data, validation = arguments.get("data"), arguments.get("validation")
-        keys = {**self.keys_of(handed, arguments), **asked.overrides, **self._paths(data, validation)}
+        resume = bool(known.get("resume"))
+        out = Path(known.get("out") or next_folder(self.task_class.pipeline_class.recipe))
+        data, validation = known.get("data"), known.get("validation")
+        keys = {**self.keys_of(handed), **asked, **self._paths(data, validation)}
         if "init" in keys:
             raise UsageError("in Python, load the weights into the model that you hand over, instead of the key `init`")
         if model is not None:
             keys = {"model": model.config.model_dump(mode="json"), **keys}
-        preset: str | None = arguments.get("preset")
+        preset = known.get("preset")
         if resume:
             run = Run.open(out)
             config = _continued(self.config_class, run, {**keys, **({"preset": preset} if preset else {})})
@@ -61,15 +67,15 @@ class PythonTrainer(Trainer):
             config = build(self.config_class, preset=preset, overrides={**references, **keys})
             run = Run.new(out, config.LINKS)
         if model is not None and config.model != model.config:
-            raise UsageError(f"{type(self).__name__}: the keys of model.* are those of the model; build it with them")
+            raise UsageError(f"{trainer}: the keys of model.* are those of the model; build it with them")
         torch.manual_seed(config.train.seed)  # what the recipe makes beside the model
         given = {**({} if model is None else {self.exported(): model}), **beside}
         task = self.task_class(config, links, given)
         splits = None
         if not _is_folder(data):
             place_frozen(task)
-            splits = self.splits_of(task, data, validation, arguments.get("declared"))
-        super().__init__(task, run, splits=splits, resume=resume, lr_schedule=arguments.get("lr_schedule"))
+            splits = self.splits_of(task, data, validation, known.get("declared"))
+        super().__init__(task, run, splits=splits, resume=resume, lr_schedule=known.get("lr_schedule"))
 
     @classmethod
     def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
@@ -82,8 +88,8 @@ class PythonTrainer(Trainer):
         return cls.task_class.pipeline_class.exported
 
     @classmethod
-    def keys_of(cls, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys that follow from arguments which only this trainer has; `UsageError` where they cannot be."""
+    def keys_of(cls, model: Any) -> dict[str, Any]:
+        """The keys that follow from what was handed over as the model."""
         return {}
 
     @classmethod
@@ -99,16 +105,6 @@ class PythonTrainer(Trainer):
     def ema_model(self) -> nn.Module:
         """The averaged model; the live one where averaging is off."""
         return self.state.averaged_modules()[self.exported()]
-
-    @classmethod
-    def _translated(cls, positional: Sequence[Any], keywords: Mapping[str, Any]) -> compat.Translation:
-        if cls.__name__ in TRAINERS:
-            asked = compat.translate(cls.__name__, keywords, positional)
-            compat.announce(asked)
-            return asked
-        rule = to_argument(cls.exported(), None, "model", "The model to train.")
-        own = OriginalTrainer(cls.__name__, cls.task_class.pipeline_class.recipe, "quintet", "", 1, False, (rule,))
-        return compat.translate_by(own, keywords, positional)
 
     @classmethod
     def _check_given(cls, model: Any, links: Mapping[str, Any]) -> None:

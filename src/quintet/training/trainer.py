@@ -1,13 +1,13 @@
-"""Owns the only training loop.
+"""`Trainer`: the only training loop.
 
 One step:
 
     micro-batches of step s                        a pure function of (seed, s): training/order.py
-    task.backward(micro_batches)                 per micro-batch one forward, then each phase's loss and backward
+    task.backward(micro_batches)                   per micro-batch one forward, then each phase's loss and backward
     flags = all ranks' [non-finite, stop asked]    the only read from the device in a step
     if finite:
         per phase: clip, learning rate of s, optimizer step
-        task.after_step(statistics)              codebooks and the like, from the whole global batch
+        task.after_step(statistics)                codebooks and the like, from the whole global batch
         average of the weights
     else:
         nothing changes but the count; what is to blame is named
@@ -23,9 +23,7 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,208 +31,28 @@ import torch
 from torch import Tensor
 
 from quintet.common import collectives
-from quintet.common.batch import Batch
-from quintet.common.device import RankInfo
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
-from quintet.common.weights.loading import copy_tensors
 from quintet.common.weights.pretrained import pickle_hint
-from quintet.config import RunConfig
-from quintet.data.splits import Splits
 from quintet.errors import RunError, UsageError
-from quintet.training.display import Display
-from quintet.training.distributed import sharding
-from quintet.training.engine import Engine
 from quintet.training.evaluate import evaluate, make_artifacts
-from quintet.training.finite import broken_tensors, largest_moment
-from quintet.training.loader import Loaded, Loader
-from quintet.training.metrics import Meter, Stopwatch, Tracker, check_trackers, make_trackers
-from quintet.training.optim import Schedule, clip_gradients, gradient_norm, learning_rate, set_learning_rate
-from quintet.training.order import Order
+from quintet.training.finite import largest_moment
+from quintet.training.loader import Loaded
+from quintet.training.metrics import Stopwatch, make_trackers
+from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.phase import Modules
-from quintet.training.prepare import (
-    changed_data,
-    check_sharding,
-    check_sizes,
-    data_record,
-    place_frozen,
-    refuse_other_version,
-    resolve,
-    stands_still,
-)
-from quintet.training.run_folder import Run
+from quintet.training.prepare import data_record, stands_still
+from quintet.training.session import TrainingSession
 from quintet.training.signals import StopRequest
-from quintet.training.state import TrainingState, environment, newest_good
-from quintet.training.task import Task
 
 Logs = dict[str, Any]
 LogFunction = Callable[[Logs], None]
-Weights = Mapping[str, Mapping[str, Tensor]]
-"""Module name to its tensors."""
 
 
-class Trainer:
-    """Trains a recipe in a run folder. Everything a run is lives in `task.config` and in that folder."""
-
-    def __init__(
-        self,
-        task: Task[Any],
-        run: Run,
-        *,
-        splits: Splits | None = None,
-        resume: bool = False,
-        force: bool = False,
-        init: Weights | None = None,
-        lr_schedule: Schedule | None = None,
-        silent: bool = False,
-    ) -> None:
-        config: RunConfig = task.config
-        self.task = task
-        self.run = run
-        # Before the processes join: what all of them refuse must not look like the death of one of them.
-        check_trackers(config.log.trackers)
-        place_frozen(task)  # also where the sources are handed over: samples are decoded by what it stands on
-        self.splits = splits or task.splits()
-        check_sharding(task)
-        check_sizes(task, self.splits, max(RankInfo.from_environment().world_size, collectives.world_size()))
-        self.engine = Engine(config.engine, config.train.seed)
-        self.display = Display(run.folder.name, silent or not self.engine.is_main)
-        run.tell = self.display.note
-        if self.engine.watch is not None:
-            self.engine.watch.tell = run.write_log_once_begun
-        self.config = task.config = config if resume else resolve(config, len(self.splits.train))
-        self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
-        self.engine.place(task.modules)
-        self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
-        self.meter = Meter()
-        self.trackers: list[Tracker] = []
-        self.saved_step: int | None = None
-        self._stop = StopRequest()
-        self._stream: Iterator[list[Loaded]] | None = None
-        self._skipped: dict[str, str] = {}
-        self._save_postponed = False
-        self.stopwatch = Stopwatch()
-        try:
-            self._resume(init, force) if resume else self._begin(init)
-        except (RuntimeError, MemoryError) as error:
-            raise self._explained(error) or error from None
-
-    # --- beginning ------------------------------------------------------------------------------------------
-
-    def _begin(self, init: Weights | None) -> None:
-        self._set_out(init)
-        # The folder appears only now: whatever does not fit has been found out by the line above.
-        if self.engine.is_main:
-            self.run.begin(self.config, data_record(self.splits), self._frozen_contents())
-
-    def _set_out(self, init: Weights | None) -> None:
-        """The state before the first step."""
-        loader = self._loader(self.splits.train)
-        loader.check_readable()
-        self._loader(self.splits.validation).check_readable()
-        if init:
-            for name in init.keys() & self.task.modules.keys():
-                tensors = init[name]
-                copy_tensors(self.task.modules[name], tensors, f"--init {self.config.init}")
-        else:
-            first = loader.opening(self._order(), self.config.train.accumulate, self.task.num_init_batches)
-            self.task.init_from_data(self.modules, (self._moved(loaded) for loaded in first), self.engine)
-        self.state = TrainingState(self.task, self.engine)
-
-    def _resume(self, init: Weights | None, force: bool) -> None:
-        if self.engine.is_main:
-            self.run.lock()
-        try:
-            step = -1
-            problems: list[str] = []
-            if self.engine.is_main and checkpoint.steps(self.run.checkpoints):
-                folder, problems = checkpoint.newest_sound(self.run.checkpoints)
-                step = checkpoint.step_of(folder)
-            step = self.engine.from_main(step)
-            if step < 0:
-                self._begin_again(init, force)
-            else:
-                self._restore(checkpoint.folder_of(self.run.checkpoints, step), problems, force)
-        except BaseException:
-            self.run.close()
-            raise
-
-    def _begin_again(self, init: Weights | None, force: bool) -> None:
-        """The process ended before its first checkpoint: the same run, from the same start."""
-        if self.run.data_file.exists():
-            self._keep_to_data(force)
-        self._set_out(init)
-        if self.engine.is_main:
-            self.run.write_first(self.config, data_record(self.splits), self._frozen_contents())
-            self.run.drop_metrics_after(0)
-        self.print("there is no checkpoint yet: the run begins again")
-
-    def _restore(self, folder: Path, problems: list[str], force: bool) -> None:
-        self._keep_to_data(force)
-        self.state = TrainingState(self.task, self.engine)
-        meta = self.state.restore(folder)
-        if not force:
-            refuse_other_version(folder, meta)
-        self.saved_step = self.step
-        for problem in problems:
-            self.print(f"damaged checkpoint passed over: {problem}")
-        if self.engine.is_main:
-            self._leave_newer("damaged")
-            self.run.write_first(self.config, data_record(self.splits), self._frozen_contents())
-            self.run.drop_metrics_after(self.step)
-            self._point("latest", self.step)
-            # The file may be damaged or behind; without it the best checkpoint would be deleted as an old one.
-            self._point("best", self.state.progress.best_step)
-        self.print(f"resumed from {folder}")
-        for name, now in environment().items():
-            if meta.get(name) != now:
-                self.print(f"warning: {name} was {meta.get(name)} and is {now}: results agree, but not to the last bit")
-
-    def _keep_to_data(self, force: bool) -> None:
-        difference = changed_data(self.run, self.splits)
-        if difference and not force:
-            raise UsageError(
-                f"the data changed since the run started ({difference}); put it back, go on with what is there "
-                f"(`quintet resume {self.run.folder} --force`), or start a new run with --init {self.run.folder}"
-            )
-        if difference:
-            self.print(f"forced: the data changed since the run started ({difference})")
-
-    def _leave_newer(self, why: str) -> None:
-        """Take checkpoints that the run no longer follows out of the row."""
-        for newer in checkpoint.steps(self.run.checkpoints):
-            if checkpoint.step_of(newer) > self.step:
-                checkpoint.set_aside(newer, why)
-
-    def _frozen_contents(self) -> dict[str, checkpoint.Contents]:
-        return {name: pipeline.contents() for name, pipeline in self.task.frozen.items()}
-
-    def _loader(self, source: Any) -> Loader:
-        config = self.config
-        return Loader(
-            source,
-            config.train.seed,
-            self.task.collate,
-            self.engine,
-            config.data.workers,
-            self._skipped,
-            self.print,
-        )
-
-    def _order(self) -> Order:
-        train = self.splits.train
-        size, seed = self.config.train.batch_size, self.config.train.seed
-        return Order(len(train), size, seed, self.task.lengths(train), self.splits.portions)
-
-    def _moved(self, loaded: Loaded) -> Batch:
-        return loaded.batch.to(self.engine.device, self.engine.dtype)
+class Trainer(TrainingSession):
+    """Trains a task in a run folder. Everything a run is lives in `task.config` and in that folder."""
 
     # --- the loop -------------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Steps taken so far."""
-        return self.state.progress.step
 
     def train(self, log_fn: LogFunction | None = None) -> None:
         """Train to the last step, the time limit or a signal; always leaves a checkpoint of where it stopped."""
@@ -283,10 +101,6 @@ class Trainer:
             why = self._stop.received.name if self._stop.received else "another process or the time limit"
             self.print(f"stopped at step {self.step} by {why}; continue with `quintet resume {self.run.folder}`")
 
-    def _explained(self, error: BaseException) -> RunError | None:
-        size = self.config.train.batch_size // (self.config.train.accumulate * self.engine.world_size)
-        return self.engine.explain(error, self.config.train.accumulate, size)
-
     def train_step(self) -> Logs:
         """One optimizer step. Returns its loss parts as tensors, still on the device."""
         began = time.perf_counter()
@@ -305,7 +119,7 @@ class Trainer:
         self._clear_gradients()
         self._advance()
         if bad:
-            self._note_bad_step(batches)
+            self.guard.note_bad_step(batches)
         else:
             self.state.progress.bad_steps_in_a_row = 0
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
@@ -353,68 +167,6 @@ class Trainer:
         self.state.progress.step += 1
         self.state.progress.items_seen += self.config.train.batch_size
 
-    def _note_bad_step(self, batches: list[Batch]) -> None:
-        progress = self.state.progress
-        progress.bad_steps += 1
-        progress.bad_steps_in_a_row += 1
-        kind, names = self._culprits(batches)
-        where = "loss or gradient" if kind == "items" else "weights or optimizer state"
-        self.print(f"step {self.step}: non-finite {where}, step skipped; {kind}: {', '.join(names)}")
-        if self.engine.is_main:
-            self.run.write_metrics({"step": self.step, "train/bad_steps": progress.bad_steps, kind: names})
-        if progress.bad_steps_in_a_row >= self.config.train.max_bad_steps and not self._roll_back():
-            self._give_up()
-
-    def _culprits(self, batches: list[Batch]) -> tuple[str, list[str]]:
-        """What to name for a bad step: broken tensors of the run itself, else items."""
-        broken = self._broken_tensors()
-        if broken:
-            more = [f"and {len(broken) - 3} more"] if len(broken) > 3 else []
-            return "tensors", [*broken[:3], *more]
-        names = self._gathered([name for batch in batches for name in batch.suspects()])
-        # Where no item holds a non-finite number itself, any of them may have caused one.
-        return "items", names or self._gathered([name for batch in batches for name in batch.names])
-
-    def _broken_tensors(self) -> list[str]:
-        """Of the whole state, wherever its parts lie."""
-        broken = broken_tensors(self.state.tensors())
-        return list(dict.fromkeys(self._gathered(broken))) if self.engine.is_sharded else broken
-
-    def _roll_back(self) -> bool:
-        """Go back to the last good checkpoint, and on with the items that come next; False if it may not be."""
-        progress = self.state.progress
-        if progress.rollbacks >= self.config.train.max_rollbacks:
-            return False
-        step = self.engine.from_main(newest_good(self.run.checkpoints) if self.engine.is_main else -1)
-        if step < 0:
-            return False
-        self.state.restore(checkpoint.folder_of(self.run.checkpoints, step))
-        self.state.progress = replace(progress, bad_steps_in_a_row=0, rollbacks=progress.rollbacks + 1)
-        self.print(
-            f"rolled back to the weights of step {step}, on with other items "
-            f"({self.state.progress.rollbacks} of {self.config.train.max_rollbacks} roll-backs)"
-        )
-        return True
-
-    def _give_up(self) -> None:
-        broken = self._broken_tensors()
-        if broken:
-            last = f"step {self.saved_step} is the newest saved and is finite" if self.saved_step else "none was saved"
-            raise RunError(
-                f"step {self.step}: the run's own tensors are not finite any more ({broken[0]}) and were not saved; "
-                f"{last}; lower optim.lr, or let the run go back by itself with train.max_rollbacks"
-            )
-        self.save()
-        raise RunError(
-            f"{self.state.progress.bad_steps_in_a_row} non-finite steps in a row (train.max_bad_steps); weights are "
-            f"finite and saved at step {self.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
-        )
-
-    def _gathered(self, names: list[str]) -> list[str]:
-        """The names of all ranks."""
-        texts = collectives.gather_texts(json.dumps(names), self.engine.device)
-        return [name for text in texts for name in json.loads(text)]
-
     # --- what happens every n steps ---------------------------------------------------------------------------
 
     def _due_work(self, final: bool) -> Logs:
@@ -433,14 +185,14 @@ class Trainer:
         with self.stopwatch.paused():
             # A broken tensor that no loss has met yet, a code that nobody uses for one.
             looks = validates or samples or saves
-            if looks and self._broken_tensors() and (final or not self._roll_back()):
-                self._give_up()
+            if looks:
+                self.guard.check(may_roll_back=not final)
             if validates:
                 logs.update(self._validate())
             if samples:
                 logs.update(self._sample())
             if saves:
-                self.save(final)
+                self.saver.save(final)
         return logs
 
     def _log(self) -> dict[str, float]:
@@ -495,9 +247,9 @@ class Trainer:
         sign = 1 if direction == "max" else -1
         if progress.best_value is None or sign * value > sign * progress.best_value:
             progress.best_value, progress.best_step = value, self.step
-            self.save()
+            self.saver.save()
             if self.engine.is_main and self.saved_step == self.step:
-                self._point("best", self.step)
+                self.saver.point("best", self.step)
 
     def _sample(self) -> Logs:
         """Things to look at, from the averaged and the live weights. Every rank makes them, rank 0 writes them."""
@@ -514,50 +266,6 @@ class Trainer:
                     self.run.write_sample(self.step, prefix, artifact.file, artifact.write, artifact.about)
         return logs
 
-    def save(self, final: bool = False) -> None:
-        """A checkpoint of this step, if there is none yet. A failure is said, and leaves the last one as it was;
-        it is an error only where no later step can make up for it."""
-        if self.saved_step == self.step:
-            return
-        writes = self.engine.is_main or self.engine.is_sharded
-        problem = self._write_checkpoint() if writes else "see the first process"
-        self.engine.barrier()
-        saved = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
-        self.saved_step = saved if saved >= 0 else None
-        if final and self.saved_step != self.step:
-            raise RunError(f"could not save the last step in {self.run.checkpoints}: {problem}")
-
-    def _write_checkpoint(self) -> str:
-        """What was in the way, or nothing."""
-        problem = ""
-        try:
-            contents = self.state.contents(self.engine.world_size, self.splits.fingerprint)
-            if broken := self._broken_tensors():
-                raise OSError(f"{broken[0]} is not finite")
-            if self.engine.is_sharded:
-                sharding.write(self.run.checkpoints, self.step, contents, self.engine.device)
-            else:
-                checkpoint.write(self.run.checkpoints, self.step, contents)
-            self.saved_step = self.step
-        except OSError as error:
-            problem = str(error)
-            self.print(f"warning: could not save step {self.step} ({problem}); the last checkpoint is unharmed")
-        if self.engine.is_main:
-            self._prune()
-        return problem
-
-    def _point(self, name: str, step: int | None) -> None:
-        """Let `latest` or `best` name a checkpoint that stands; nothing depends on it, so that it may be lost."""
-        folder = checkpoint.folder_of(self.run.checkpoints, step or 0)
-        if folder.is_dir():
-            self.run.observe(f"checkpoints/{name}", partial(checkpoint.point, self.run.checkpoints, name, folder))
-
-    def _prune(self) -> None:
-        try:
-            checkpoint.prune(self.run.checkpoints, self.config.checkpoint.keep)
-        except OSError as error:
-            self.print(f"warning: could not delete an old checkpoint ({error})")
-
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
         """Continue from another checkpoint folder of the same task."""
         folder = Path(path)
@@ -566,49 +274,11 @@ class Trainer:
         checkpoint.verify(folder)
         self.state.restore(folder, restore_optimizer)
         self._stream = None
-        self.saved_step = None
+        self.saver.saved_step = None
         if self.engine.is_main:
             # Otherwise a crash would be followed by a resume from what was just given up.
-            self._leave_newer("abandoned")
+            self.saver.set_newer_aside("abandoned")
             self.run.drop_metrics_after(self.step)
-
-    # --- telling ------------------------------------------------------------------------------------------------
-
-    def log(self, **figures: float) -> None:
-        """One row in metrics.jsonl and in every tracker."""
-        if self.engine.is_main:
-            self.run.write_metrics({"step": self.step, "time": time.time(), **figures})
-            for tracker in self.trackers:
-                self.run.observe(type(tracker).__name__, partial(tracker.log, figures, self.step))
-
-    def print(self, text: str) -> None:
-        """Say something once, on the console and in log.txt."""
-        if self.engine.is_main:
-            self.run.write_log(text)
-            self.display.note(text)
-
-    def wait(self) -> None:
-        """Wait for the other processes."""
-        self.engine.barrier()
-
-    def close(self) -> None:
-        self.run.close()
-
-    @property
-    def device(self) -> torch.device:
-        return self.engine.device
-
-    @property
-    def is_main(self) -> bool:
-        return self.engine.is_main
-
-    @property
-    def is_local_main(self) -> bool:
-        return self.engine.is_local_main
-
-    @property
-    def is_distributed(self) -> bool:
-        return self.engine.is_distributed
 
     def _write_state(self, status: Any, **more: Any) -> None:
         if self.engine.is_main:

@@ -15,6 +15,7 @@ from torch import Tensor
 from quintet import compat
 from quintet.common.batch import Batch, Item
 from quintet.common.rng import ItemRNG
+from quintet.compat import meshgpt_pytorch
 from quintet.config import build
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
@@ -510,7 +511,7 @@ def test_data_sets_of_every_form_train(tmp_path: Path, form: str) -> None:
 
 def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
     with pytest.warns(compat.CompatibilityNotice) as notices:
-        trainer = MeshAutoencoderTrainer(
+        trainer = meshgpt_pytorch.MeshAutoencoderTrainer(
             MeshAutoencoder(**TINY),
             Solids("tuple"),
             num_train_steps=2,

@@ -12,6 +12,7 @@ import torch
 
 from quintet import compat, runs
 from quintet.common.rng import ItemRNG
+from quintet.compat import musiclm_pytorch
 from quintet.errors import UsageError
 from quintet.families.mulan.model import AudioSpectrogramTransformer, MuLaN, TextTransformer
 from quintet.families.mulan.trainer import MuLaNTrainer
@@ -115,7 +116,7 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
     call = original_call(tmp_path / "run", config={"data.workers": 0, "log.trackers": []})
     dataset = call.pop("dataset")
     with pytest.warns(compat.CompatibilityNotice) as notices:
-        trainer = MuLaNTrainer(small_mulan(), dataset, **call)
+        trainer = musiclm_pytorch.MuLaNTrainer(small_mulan(), dataset, **call)
     assert len(notices) == 1
     assert "data_max_length -> max_samples" in str(notices[0].message)
     settings = trainer.config
@@ -144,7 +145,7 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::quintet.compat.CompatibilityNotice")
 def test_impossible_original_values_are_one_sentence(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        MuLaNTrainer(**{"mulan": small_mulan(), **original_call(tmp_path / "run"), **change})
+        musiclm_pytorch.MuLaNTrainer(**{"mulan": small_mulan(), **original_call(tmp_path / "run"), **change})
     assert not (tmp_path / "run").exists()
 
 

@@ -13,27 +13,27 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from contract.cases import GOLDEN, TINY_MUSE
-from contract.worlds import make_recipe
+from contract.worlds import make_task
 from helpers import error_line, metrics, quintet, step_folder, succeed
 from quintet import config as configs
 from quintet.common.batch import Batch
 from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
-from quintet.families.muse.config import MuseConfig
+from quintet.families.muse.config import MuseConfig, MuseOptions
 from quintet.families.muse.judging import judged
 from quintet.families.muse.model import Canvas
 from quintet.families.muse.task import MuseTask
 from quintet.families.muse.trainer import MuseTrainer
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.families.vqgan.task import VQGanTask
+from quintet.families.vqgan.pipeline import VQGanPipeline
 from quintet.media.image import read_image, resize_and_crop, to_tensor, write_image
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import FrozenModel
-from quintet.runs import Trained, export_contents, open_link, read_config
+from quintet.pipelines.base import Pipeline
+from quintet.pipelines.loading import open_pipeline
+from quintet.registry import read_config
 from quintet.sampling.maskgit import told_both_ways
 from quintet.synthetic.shapes import make_shapes
-from quintet.training.task import Request
 from text_models import make_folder
 
 TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"
@@ -41,7 +41,7 @@ TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"
 
 @pytest.fixture
 def recipe(pictures: Path) -> MuseTask:
-    made = make_recipe("muse", pictures, TINY_MUSE)
+    made = make_task("muse", pictures, TINY_MUSE)
     assert isinstance(made, MuseTask)
     return made
 
@@ -79,7 +79,7 @@ def test_only_masked_tokens_are_hidden_and_only_they_are_asked_for(recipe: MuseT
 def test_the_same_seed_draws_the_same_pictures_and_another_does_not(recipe: MuseTask) -> None:
     def drawn(seed: int, texts: list[str]) -> torch.Tensor:
         with inference_mode(recipe.modules):
-            return recipe.muse(recipe.modules)(texts, seed=seed)
+            return recipe.pipeline(recipe.modules).muse()(texts, seed=seed)
 
     texts = ["a red circle", "two blue squares", "a green star on the left"]
     assert torch.equal(drawn(1, texts), drawn(1, texts))
@@ -88,7 +88,8 @@ def test_the_same_seed_draws_the_same_pictures_and_another_does_not(recipe: Muse
 
 def test_what_is_generated_is_named_with_its_text_seed_and_settings(recipe: MuseTask) -> None:
     with inference_mode(recipe.modules):
-        grid, *single = recipe.generate(recipe.modules, Request(["a red circle", "a blue star"], num=2, seed=7))
+        options = MuseOptions(num=2, seed=7)
+        grid, *single = recipe.pipeline(recipe.modules).files(["a red circle", "a blue star"], options)
     assert grid.file == "grid.png"
     assert [artifact.about["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
     assert {artifact.about["seed"] for artifact in single} == {7}
@@ -98,12 +99,12 @@ def test_what_is_generated_is_named_with_its_text_seed_and_settings(recipe: Muse
 def test_a_tokenizer_that_does_not_fit_is_named_beside_the_key(pictures: Path) -> None:
     for key, value in {"model.grid": "[8,8]", "model.num_codes": "77"}.items():
         with pytest.raises(UsageError, match=rf"{key}=.*but the tokenizer .*hub has"):
-            make_recipe("muse", pictures, (*TINY_MUSE, f"{key}={value}"))
+            make_task("muse", pictures, (*TINY_MUSE, f"{key}={value}"))
 
 
 def test_two_models_with_the_same_weights_have_the_same_digest(tmp_path: Path) -> None:
     copy = shutil.copytree(TOKENIZER, tmp_path / "copy")
-    original, copied, changed = (open_link(str(folder)) for folder in (TOKENIZER, copy, copy))
+    original, copied, changed = (open_pipeline(str(folder)) for folder in (TOKENIZER, copy, copy))
     next(changed.model.parameters()).data += 1
     assert original.digest == copied.digest != changed.digest
 
@@ -168,31 +169,29 @@ def test_critics_that_contradict(keys: tuple[str, ...], said: str, pictures: Pat
 BASE = GOLDEN / "muse-format-1" / "hub"
 
 
-def muse_over(pictures: Path, base: FrozenModel | None, **model: Any) -> MuseTask:
+def muse_over(pictures: Path, base: Pipeline[Any] | None, **model: Any) -> MuseTask:
     """Over the codes of a fresh tokenizer of the given shape."""
     torch.manual_seed(0)
     keys = {f"model.{key}": value for key, value in {"layers": 3, "codebook_size": 16, **model}.items()}
     config = configs.build(VQGanConfig, preset="debug", overrides=keys)
-    trained = Trained(VQGanTask(config), {}, None, Path("made here"), 0, [])
-    trained.modules.update(trained.recipe.modules)
-    larger = FrozenModel(trained.recipe, trained.modules, "larger", export_contents(trained, {}))
+    larger = VQGanPipeline(config, VQGanPipeline.build_modules(config, {}))
     _, preset, *keys = TINY_MUSE
     overrides = configs.parse_overrides([*keys, f"data.path={pictures}"])
     made = configs.build(MuseConfig, preset=preset, overrides=overrides)
-    return MuseTask(made, larger, base)
+    return MuseTask(made, {"tokenizer": larger, **({} if base is None else {"base": base})})
 
 
 @pytest.fixture
 def enlarging(pictures: Path) -> MuseTask:
     """Above a base over 4 x 4 codes, itself over 8 x 8 of another tokenizer."""
-    return muse_over(pictures, open_link(str(BASE)), image_size=64)
+    return muse_over(pictures, open_pipeline(str(BASE)), image_size=64)
 
 
 def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlarging: MuseTask, pictures: Path) -> None:
     assert enlarging.config.model.low_grid == (4, 4)
     assert enlarging.config.model.grid == (8, 8)
     batch = batch_of(enlarging, range(3))
-    below = make_recipe("muse", pictures, TINY_MUSE).splits().train
+    below = make_task("muse", pictures, TINY_MUSE).splits().train
     for row, name in enumerate(batch.names):
         (item,) = (number for number in range(len(below)) if below.name(number) == name)
         assert torch.equal(batch["low"][row], below.load(item, ItemRNG(0, [0], [item]))["codes"])
@@ -201,7 +200,7 @@ def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlargi
 @pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize("shape", ["rectangle", "above a base"])
 def test_rectangles_levels_and_bases_are_trained_and_drawn_on(shape: str, levels: int, pictures: Path) -> None:
-    base, size = (None, (32, 64)) if shape == "rectangle" else (open_link(str(BASE)), (64, 64))
+    base, size = (None, (32, 64)) if shape == "rectangle" else (open_pipeline(str(BASE)), (64, 64))
     recipe = muse_over(pictures, base, image_size=size, quantizer="vq", quantizer_levels=levels)
     batch = batch_of(recipe, range(3))
     grid = (size[0] // 8, 8)
@@ -212,20 +211,20 @@ def test_rectangles_levels_and_bases_are_trained_and_drawn_on(shape: str, levels
     hole[:, 40:] = True
     picture = torch.rand(3, *size)
     with inference_mode(recipe.modules):
-        drawn = recipe.muse(recipe.modules)(["a red circle"], canvas=Canvas(picture, hole))
+        drawn = recipe.pipeline(recipe.modules).muse()(["a red circle"], canvas=Canvas(picture, hole))
     assert drawn.shape == (1, 3, *size)
     assert torch.equal(drawn[0, :, :, :40], picture[:, :, :40])
 
 
 def test_a_base_of_another_ratio_is_refused(pictures: Path) -> None:
     with pytest.raises(UsageError, match=r"draws 16 x 16 pixels .* has 32 x 64 pixels"):
-        muse_over(pictures, open_link(str(BASE)), image_size=(32, 64))
+        muse_over(pictures, open_pipeline(str(BASE)), image_size=(32, 64))
 
 
 def test_a_base_draws_without_dropout(pictures: Path, tmp_path: Path) -> None:
     succeed(*words(pictures, tmp_path / "base", "model.dropout=0.5"))
-    enlarging = muse_over(pictures, open_link(str(tmp_path / "base")), image_size=64)
-    muse = enlarging.muse(enlarging.modules)
+    enlarging = muse_over(pictures, open_pipeline(str(tmp_path / "base")), image_size=64)
+    muse = enlarging.pipeline(enlarging.modules).muse()
     draw = ItemRNG(0, [0, 0], [0, 1])
     first, second = (muse.base.draw(["a red circle", "x"], draw) for _ in range(2))
     assert torch.equal(first, second)
@@ -235,7 +234,7 @@ def test_a_base_draws_without_dropout(pictures: Path, tmp_path: Path) -> None:
 def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseTask) -> None:
     torch.nn.init.normal_(enlarging.maskgit.to_logits.weight)
     with inference_mode(enlarging.modules):
-        muse = enlarging.muse(enlarging.modules)
+        muse = enlarging.pipeline(enlarging.modules).muse()
         assert muse(["a red circle"]).shape == (1, 3, 64, 64)
         draw = ItemRNG(0, [0, 0], [0, 0])
         low = torch.stack([torch.zeros(4, 4, dtype=torch.int64), torch.ones(4, 4, dtype=torch.int64)])
@@ -304,7 +303,8 @@ def test_codes_outside_the_hole_are_those_of_the_picture(recipe: MuseTask) -> No
     hole = torch.zeros(16, 16, dtype=torch.bool)
     hole[:, 9] = True  # a line within the third column of codes
     with inference_mode(recipe.modules):
-        drawn = recipe.muse(recipe.modules).base.draw(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
+        stage = recipe.pipeline(recipe.modules).muse().base
+        drawn = stage.draw(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
         known = recipe.tokenizer.model.encode(Canvas(picture, hole).scaled((16, 16)).picture[None])
     differs = (drawn != known)[0].any(0)
     assert not differs[[0, 1, 3]].any()
@@ -428,7 +428,7 @@ def test_an_export_draws_with_the_critic_of_its_run(pictures: Path, tmp_path: Pa
         succeed("sample", place, "--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / place.name)
     pictures_of = [(tmp_path / "out" / place / "grid.png").read_bytes() for place in ("run", "hub")]
     assert pictures_of[0] == pictures_of[1]
-    assert "critic" in open_link(str(hub)).modules
+    assert "critic" in open_pipeline(str(hub)).modules
 
 
 def test_weights_of_another_tokenizer_are_no_start(pictures: Path, tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_codes_are_those_of_the_item_whatever_the_split(pictures: Path, tmp_path
     data = tmp_path / "data"
     shutil.copytree(pictures / "images", data)  # without a split column: fraction and seed decide
     for keys in ((), ("data.validation_fraction=0.4",), ("data.split_seed=1", "data.validation_fraction=0.4")):
-        made = make_recipe("muse", data, (*TINY_MUSE, "data.empty_captions=true", *keys))
+        made = make_task("muse", data, (*TINY_MUSE, "data.empty_captions=true", *keys))
         assert isinstance(made, MuseTask)
         splits = made.splits()
         for source in (splits.train, splits.validation):
@@ -462,7 +462,7 @@ def test_a_changed_picture_is_encoded_anew(pictures: Path, tmp_path: Path) -> No
         write_image(np.full((16, 16, 3), 60 * number, np.uint8), data / f"{number}.bmp")
 
     def codes() -> torch.Tensor:
-        splits = make_recipe("muse", data, (*TINY_MUSE, "data.empty_captions=true")).splits()
+        splits = make_task("muse", data, (*TINY_MUSE, "data.empty_captions=true")).splits()
         return torch.stack([splits.train.load(item, ItemRNG(0, [0], [item]))["codes"] for item in range(3)])
 
     before = codes()
@@ -493,7 +493,7 @@ def test_the_trainer_for_python(pictures: Path, tmp_path: Path) -> None:
 
     def trainer(out: str, **more: Any) -> MuseTrainer:
         return MuseTrainer(
-            tokenizer=open_link(str(TOKENIZER)), data=pictures, out=tmp_path / out, config={**config, **more}
+            tokenizer=open_pipeline(str(TOKENIZER)), data=pictures, out=tmp_path / out, config={**config, **more}
         )
 
     first, second = trainer("first"), trainer("second")

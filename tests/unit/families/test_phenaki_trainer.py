@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from quintet.pipelines.frozen import FrozenModel
 
 from contract.cases import GOLDEN
 from quintet import compat
 from quintet.common.rng import ItemRNG
+from quintet.compat import phenaki_pytorch
 from quintet.config import build
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
@@ -21,7 +23,6 @@ from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.python_clips import python_clip_splits
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import FrozenModel
 from quintet.runs import link_to, open_link
 from quintet.sampling.maskgit import told_both_ways
 
@@ -89,7 +90,7 @@ def tokenizer() -> FrozenModel:
 def trained(form: str, out: Path, tokenizer: FrozenModel | None, **keys: Any) -> PhenakiTrainer:
     config = {**QUICK, **keys.pop("config", {})}
     if form == "declared":
-        keys["dataset_fields"] = DECLARED
+        keys["declared"] = DECLARED
     trainer = PhenakiTrainer(
         **({} if tokenizer is None else {"tokenizer": tokenizer}),
         **{"data": Clips(form), "out": out, "steps": 3, "batch_size": 4, "config": config, **keys},
@@ -99,7 +100,6 @@ def trained(form: str, out: Path, tokenizer: FrozenModel | None, **keys: Any) ->
     return trainer
 
 
-@pytest.mark.filterwarnings("ignore::quintet.compat.CompatibilityNotice")
 @pytest.mark.parametrize("form", ["masked", "array", "codes", "flat codes", "declared"])
 def test_a_data_set_of_any_form_trains(form: str, tokenizer: FrozenModel, tmp_path: Path) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer)
@@ -268,7 +268,7 @@ def test_a_model_put_together_is_trained_with_its_critic(tmp_path: Path) -> None
     before = whole.critic.to_score.weight.clone()  # type: ignore[union-attr, operator]
     keys = {key: value for key, value in QUICK.items() if not key.startswith("model.")}
     with pytest.warns(compat.CompatibilityNotice, match="train_num_steps -> train.steps"):
-        trainer = PhenakiTrainer(
+        trainer = phenaki_pytorch.PhenakiTrainer(
             phenaki=whole,
             dataset=Clips("videos"),
             train_num_steps=3,

@@ -13,6 +13,7 @@ import torch
 from contract.cases import GOLDEN
 from quintet import compat
 from quintet.common.rng import ItemRNG
+from quintet.compat import soundstorm_pytorch
 from quintet.errors import UsageError
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
 from quintet.families.soundstorm.pipeline import SoundStormPipeline
@@ -154,7 +155,7 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
 def test_the_keywords_of_the_original_trainer(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", compat.CompatibilityNotice)
-        trainer = SoundStormTrainer(
+        trainer = soundstorm_pytorch.SoundStormTrainer(
             storm(self_critic=True),
             num_train_steps=2,
             num_warmup_steps=1,

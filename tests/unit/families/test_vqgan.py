@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from quintet import VQGanVAE, VQGanVAETrainer, compat, config, runs
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
+from quintet.compat import muse_maskgit_pytorch
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.task import VQGanTask
@@ -275,7 +276,7 @@ def original_call(pictures: Path, out: Path, **changes: Any) -> dict[str, Any]:
 def test_the_whole_original_signature_trains(folder: Path, tmp_path: Path) -> None:
     call = original_call(folder, tmp_path / "run")
     with pytest.warns(compat.CompatibilityNotice) as notices:
-        trainer = VQGanVAETrainer(small_vae(), **call)
+        trainer = muse_maskgit_pytorch.VQGanVAETrainer(small_vae(), **call)
     assert len(notices) == 1
     settings = trainer.config
     assert (settings.train.steps, settings.ema.decay, settings.optim.clip, settings.checkpoint.every) == (
@@ -312,7 +313,7 @@ def test_impossible_original_values_are_one_sentence(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", compat.CompatibilityNotice)
         with pytest.raises(UsageError, match=named):
-            VQGanVAETrainer(small_vae(), **call)
+            muse_maskgit_pytorch.VQGanVAETrainer(small_vae(), **call)
     assert not (tmp_path / "run").exists()
 
 

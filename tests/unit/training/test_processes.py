@@ -180,7 +180,7 @@ def train_toys(folder: Path) -> dict[str, dict[str, Tensor]]:
         trainer = toy_trainer(folder / name, **options)
         trainer.train()
         found[name] = weights(trainer)
-        order = getattr(trainer.recipe, "order", [])
+        order = getattr(trainer.task, "order", [])
         found[name]["order"] = torch.tensor([int(point.split("-")[1]) for point in order])
         trainer.close()
     return found

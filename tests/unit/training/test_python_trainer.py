@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import pytest
 import torch
 from pydantic import Field
+from torch import nn
 
-from quintet.common.weights.checkpoint import Contents
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.run_folder import Run
 from quintet.training.task import Task
-from unit.training.toy import OPENED, QUIET, Net, ToyConfig, ToyModelConfig, ToyTask, points
+from unit.training.toy import OPENED, QUIET, Net, ToyConfig, ToyModelConfig, ToyPipeline, ToyTask, points
 
 
 class GivenNet(Net):
@@ -38,21 +39,16 @@ class LinkedConfig(ToyConfig):
 
 
 class GivenTask(ToyTask):
-    def __init__(self, config: LinkedConfig, net: GivenNet | None = None, below: FrozenModel | None = None) -> None:
+    def __init__(
+        self,
+        config: LinkedConfig,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
         super().__init__(config)
-        self.links = {} if below is None else {"below": below}
-        if net is not None:
-            self.net = self.modules["net"] = net
-
-
-class ToyTrainer(PythonTrainer):
-    config_class = LinkedConfig
-    task_class = GivenTask
-    model_class = GivenNet
-
-    @classmethod
-    def splits_of(cls, recipe: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        return points(len(validation or "1234"), num=len(data))
+        self.frozen = dict(frozen or {})
+        if modules and "net" in modules:
+            self.net = self.modules["net"] = modules["net"]
 
 
 class FolderTrainer(PythonTrainer):
@@ -62,6 +58,19 @@ class FolderTrainer(PythonTrainer):
     task_class = GivenTask
     model_class = GivenNet
     needs = ("below",)
+
+    def __init__(
+        self, model: GivenNet | None = None, *, below: Pipeline[Any] | None = None, **options: Unpack[TrainerOptions]
+    ) -> None:
+        super().__init__(model, below=below, **options)
+
+
+class ToyTrainer(FolderTrainer):
+    needs = ("model",)
+
+    @classmethod
+    def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
+        return points(len(validation or "1234"), num=len(data))
 
 
 def made(out: Path, model: Any = None, *, data: Any = range(24), **keywords: Any) -> ToyTrainer:
@@ -82,26 +91,78 @@ def trained(*arguments: Any, **keywords: Any) -> ToyTrainer:
     return trainer
 
 
-@pytest.fixture(autouse=True)
-def no_notice() -> Iterator[None]:
-    """A trainer that replaces no other has no keywords to translate."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-def test_the_model_by_position_by_name_and_by_the_name_of_its_module(tmp_path: Path) -> None:
-    for number, given in enumerate(("position", "model", "net")):
+def test_the_model_by_position_and_by_name(tmp_path: Path) -> None:
+    for given in ("position", "name"):
         net = GivenNet(width=4)
-        words: dict[str, Any] = {} if given == "position" else {given: net}
-        trainer = ToyTrainer(
-            *([net] if given == "position" else []), data=range(24), out=tmp_path / str(number), config=QUIET, **words
-        )
+        options: Any = {"data": range(24), "out": tmp_path / given, "config": QUIET}
+        trainer = ToyTrainer(net, **options) if given == "position" else ToyTrainer(model=net, **options)
         trainer.close()
         assert trainer.unwrapped_model is net
         assert trainer.config.model.width == 4
         assert trainer.ema_model is not net
         assert torch.equal(trainer.ema_model.state_dict()["head.weight"], net.head.weight)
+
+
+def test_options_become_keys(tmp_path: Path) -> None:
+    quiet = {key: value for key, value in QUIET.items() if key not in {"train.steps", "train.batch_size", "optim.lr"}}
+    trainer = ToyTrainer(
+        GivenNet(),
+        data=range(24),
+        out=tmp_path / "run",
+        steps=1e1,  # type: ignore[arg-type]
+        batch_size=4,
+        accumulate=2,
+        lr=1,
+        seed=3,
+        workers=None,
+        lr_schedule=lambda step: 0.5,
+        config={**quiet, "optim": {"schedule": "constant"}, "train.steps": 10},
+    )
+    trainer.close()
+    config = trainer.config
+    assert (config.train.steps, config.train.batch_size, config.train.accumulate) == (10, 4, 2)
+    assert (config.optim.lr, config.train.seed, config.optim.schedule) == (1.0, 3, "constant")
+    assert trainer.lr_schedule(7) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"steps": 0}, "steps=0 is impossible; it sets train.steps, which takes a whole number of at least 1, for exa"),
+        ({"steps": True}, "steps=True is impossible"),
+        ({"batch_size": "16"}, "batch_size='16' is impossible; it sets train.batch_size"),
+        ({"accumulate": 1.5}, "accumulate=1.5 is impossible; it sets train.accumulate"),
+        ({"lr": float("nan")}, "lr=nan is impossible; it sets optim.lr, which takes a number above 0, for example lr="),
+        ({"seed": -1}, "seed=-1 is impossible; it sets train.seed"),
+        ({"workers": -1}, "workers=-1 is impossible; it sets data.workers"),
+        ({"resume": "yes"}, "resume='yes' is impossible; it sets the argument resume, which takes True or False"),
+        ({"lr_schedule": 3e-4}, "lr_schedule=0.0003 is impossible; it sets the argument lr_schedule"),
+        ({"config": "train.steps=3"}, "config='train.steps=3' is impossible; it takes a dictionary"),
+        ({"steps": 10, "config": {"train": {"steps": 20}}}, "steps and config both set train.steps; give one of them"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_impossible_value_names_option_key_and_fix(tmp_path: Path, options: Any, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ToyTrainer(GivenNet(), **{"data": range(24), "out": tmp_path / "run", **options})
+    assert str(caught.value).startswith(f"ToyTrainer: {sentence}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_keyword_is_a_type_error_that_names_the_nearest() -> None:
+    for name, near in (("step", "steps"), ("belov", "below"), ("learning_rate", None), ("net", None)):
+        with pytest.raises(TypeError) as caught:
+            ToyTrainer(GivenNet(), **{"data": range(24), name: 1})  # type: ignore[arg-type]
+        hint = f"; did you mean '{near}'?" if near else ""
+        assert str(caught.value) == f"ToyTrainer() got an unexpected keyword argument '{name}'{hint}"
+
+
+def test_the_signature_names_every_option() -> None:
+    parameters = inspect.signature(ToyTrainer).parameters
+    assert list(parameters)[:4] == ["model", "below", "data", "validation"]
+    assert {"steps", "batch_size", "lr", "config"} <= set(parameters)
+    assert parameters["data"].default is inspect.Parameter.empty
+    assert parameters["steps"].annotation == int | None
 
 
 def test_a_resumed_run_keeps_what_is_not_named(tmp_path: Path) -> None:
@@ -138,12 +199,13 @@ def test_what_stands_below_may_have_moved_since(tmp_path: Path) -> None:
     OPENED[-1].close()
     again = made(tmp_path / "first", below=link("elsewhere"), resume=True)
     assert again.config.below == "here"
-    assert again.recipe.links["below"].reference == "elsewhere"
+    assert again.task.frozen["below"].reference == "elsewhere"
 
 
-def link(reference: str) -> FrozenModel:
-    recipe = ToyTask(ToyConfig())
-    return FrozenModel(recipe, dict(recipe.modules), reference, Contents())
+def link(reference: str) -> Pipeline[Any]:
+    pipeline = ToyPipeline(ToyConfig(), {"net": GivenNet()})
+    pipeline.reference = reference
+    return pipeline
 
 
 def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
@@ -157,7 +219,6 @@ def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
         ({"model": GivenNet(), "data": range(9), "below": "runs/tok"}, r"below=quintet.runs.open_link\('runs/tok'\)"),
         ({"model": GivenNet(), "data": range(9), "config": {"init": "runs/a"}}, "load the weights into the model"),
         ({"model": GivenNet(), "data": range(9), "config": {"model.width": 7}}, r"keys of model\.\* are those of the"),
-        ({"model": GivenNet(), "data": range(9), "step": 7}, "no keyword 'step'; did you mean 'steps'"),
         ({"model": GivenNet(), "data": range(9), "preset": "tiny"}, "unknown preset 'tiny'"),
         ({"model": GivenNet(), "data": range(9), "resume": True}, "does not exist"),
     ):
@@ -187,7 +248,7 @@ def test_what_the_recipe_makes_follows_the_seed(tmp_path: Path) -> None:
         keys = {**QUIET, "train.seed": seed}
         trainer = ToyTrainer(GivenNet(critic=True), data=range(24), out=tmp_path / str(number), config=keys)
         trainer.close()
-        critics.append(trainer.recipe.modules["critic"].state_dict()["weight"])
+        critics.append(trainer.task.modules["critic"].state_dict()["weight"])
     assert torch.equal(critics[0], critics[1])
     assert not torch.equal(critics[0], critics[2])
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,12 @@ from toy import (
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
+from quintet.data.splits import Splits
 from quintet.errors import CheckpointError, RunError, UsageError
 from quintet.training.engine import Engine
 from quintet.training.order import Order
-from quintet.training.run_folder import Run
 from quintet.training.phase import Modules, frozen
+from quintet.training.run_folder import Run
 from quintet.training.task import Report
 from quintet.training.trainer import Trainer
 
@@ -76,7 +78,7 @@ def plain_training(steps: int) -> nn.Module:
 
 
 def test_the_loop_equals_a_plain_training(tmp_path: Path) -> None:
-    own = trained(tmp_path / "run", engine__precision="fp64").recipe.modules["net"]
+    own = trained(tmp_path / "run", engine__precision="fp64").task.modules["net"]
     for name, value in plain_training(steps=6).named_parameters():
         torch.testing.assert_close(own.get_parameter(name), value, rtol=1e-12, atol=1e-12, msg=name)
 
@@ -111,12 +113,12 @@ def test_dropout_is_on_while_training_and_off_while_looking(tmp_path: Path) -> N
     """A model put into eval mode for validation and never back is a known defect of the originals."""
     trainer = toy_trainer(tmp_path / "run", model__dropout=0.5, eval__every=1)
     modes: list[bool] = []
-    trainer.recipe.modules["net"].register_forward_hook(lambda module, *_: modes.append(module.training))
+    trainer.task.modules["net"].register_forward_hook(lambda module, *_: modes.append(module.training))
     trainer.train()
     trainer.close()
     batches = 2  # seven validation items, in batches of four
     assert modes == ([True] + [False] * batches) * 5 + [True] + [False] * batches + [False]  # the last: a sample
-    assert all(part.training for part in trainer.recipe.modules["net"].modules())
+    assert all(part.training for part in trainer.task.modules["net"].modules())
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_not(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_workers_make_no_difference(tmp_path: Path) -> None:
 
 def test_statistics_of_every_step_arrive_in_the_order_of_the_batch(tmp_path: Path) -> None:
     trainer = trained(tmp_path / "run", train__batch_size=8, train__accumulate=2)
-    recipe = trainer.recipe
+    recipe = trainer.task
     assert isinstance(recipe, ToyTask)
     slots = [slot for step in range(6) for slot in trainer._order().batch(step)]
     assert recipe.order == [f"point-{item}" for _, item in slots]
@@ -148,7 +150,7 @@ def test_train_step_returns_its_loss_parts_and_moves_one_step(tmp_path: Path) ->
     assert isinstance(logs["fit/loss"], Tensor)
     assert not logs["fit/loss"].requires_grad
     assert not torch.equal(weights(trainer)["net/head.weight"], before["net/head.weight"])
-    assert all(parameter.grad is None for parameter in trainer.recipe.modules["net"].parameters())
+    assert all(parameter.grad is None for parameter in trainer.task.modules["net"].parameters())
     trainer.close()
 
 
@@ -189,11 +191,11 @@ def test_logged_figures_are_means_since_the_last_row(tmp_path: Path) -> None:
 
 def test_an_inactive_phase_moves_nothing(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path / "run", model__critic=True, model__critic_start=3)
-    start = {name: value.clone() for name, value in trainer.recipe.modules["critic"].state_dict().items()}
+    start = {name: value.clone() for name, value in trainer.task.modules["critic"].state_dict().items()}
     moved = []
     for _ in range(5):
         logs = trainer.train_step()
-        now = trainer.recipe.modules["critic"].state_dict()
+        now = trainer.task.modules["critic"].state_dict()
         moved.append(any(not torch.equal(value, start[name]) for name, value in now.items()))
         assert ("critic/loss" in logs) == moved[-1]
     trainer.close()
@@ -229,8 +231,7 @@ def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
     fresh = ToyTask(toy_config()).net
     assert set(asked) == set(range(6))
     assert all(
-        torch.equal(value, trainer.recipe.modules["net"].get_parameter(name))
-        for name, value in fresh.named_parameters()
+        torch.equal(value, trainer.task.modules["net"].get_parameter(name)) for name, value in fresh.named_parameters()
     )
 
 
@@ -257,7 +258,7 @@ def test_a_recipe_may_make_its_gradients_itself(tmp_path: Path) -> None:
 
 
 def test_a_recipe_with_lengths_gets_even_batches(tmp_path: Path) -> None:
-    recipe = trained(tmp_path / "run", kind=BucketedTask, data=points(num=300)).recipe
+    recipe = trained(tmp_path / "run", kind=BucketedTask, data=points(num=300)).task
     assert isinstance(recipe, BucketedTask)
     numbers = [int(name.split("-")[1]) for name in recipe.order]
     spreads = [max(numbers[start : start + 4]) - min(numbers[start : start + 4]) for start in range(0, 24, 4)]
@@ -483,7 +484,7 @@ def test_a_run_without_a_sound_checkpoint_says_so(tmp_path: Path) -> None:
 def test_a_run_may_go_on_in_another_precision(tmp_path: Path) -> None:
     trained(tmp_path / "run", train__steps=3)
     resumed = trained(tmp_path / "run", resume=True, train__steps=6, engine__precision="fp64")
-    assert resumed.recipe.modules["net"].get_parameter("head.weight").dtype == torch.float64
+    assert resumed.task.modules["net"].get_parameter("head.weight").dtype == torch.float64
     straight = trained(tmp_path / "straight", optim__horizon=3)
     for name, value in weights(straight).items():
         torch.testing.assert_close(weights(resumed)[name].float(), value.float(), rtol=1e-3, atol=1e-4, msg=name)
@@ -673,7 +674,7 @@ def test_a_second_trainer_in_the_same_folder_is_kept_out(tmp_path: Path) -> None
 
 def test_weights_may_come_from_elsewhere(tmp_path: Path) -> None:
     other = trained(tmp_path / "other", train__seed=5)
-    init = {"net": other.recipe.modules["net"].state_dict()}
+    init = {"net": other.task.modules["net"].state_dict()}
     trainer = toy_trainer(tmp_path / "run", arguments={"init": init})
     own = weights(trainer)
     trainer.close()
@@ -753,12 +754,37 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(
 
 
 class Contrastive(ToyTask):
-    minimum_batch = 2
+    traits = replace(ToyTask.traits, minimum_batch=2)
 
 
 def test_a_batch_too_small_for_the_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs train\.batch_size of at least 2 \(got 1\)"):
         toy_trainer(tmp_path / "run", kind=Contrastive, train__batch_size=1)
+
+
+class Unread(Contrastive):
+    """Data that takes hours to encode."""
+
+    def splits(self) -> Splits:
+        raise AssertionError("the data was read")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"train__batch_size": 1}, r"needs train\.batch_size of at least 2"),
+        ({"train__accumulate": 2}, "compares the items of a batch with each other"),
+        ({"engine__processes": 3}, r"engine\.processes=3, but the launcher started 1 process"),
+        ({"engine__shard": "full", "engine__compile": True}, "do not go together"),
+        ({"engine__shard": "full", "optim__name": "muon"}, "muon turns whole matrices"),
+    ],
+)
+def test_what_the_keys_alone_refuse_is_refused_before_the_data_is_read(
+    tmp_path: Path, overrides: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        toy_trainer(tmp_path / "run", kind=Unread, **overrides)
+    assert not (tmp_path / "run").exists()
 
 
 # --- looking ------------------------------------------------------------------------------------------------------
@@ -772,7 +798,7 @@ def test_validation_is_the_mean_over_all_items_whatever_the_batches(tmp_path: Pa
     for size in (1, 3, 7):
         trainer.config = trainer.config.changed({"eval.batch_size": size})
         figures.append(trainer.evaluate()["error"])
-    live = trainer.evaluate(trainer.recipe.modules)["error"]
+    live = trainer.evaluate(trainer.task.modules)["error"]
     trainer.close()
     assert figures == pytest.approx([figures[0]] * 3, rel=1e-6)
     assert live != figures[0]
@@ -805,7 +831,7 @@ def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
 def test_compiled_modules_train_and_save_like_plain_ones(tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain", train__steps=2, optim__horizon=2)
     compiled = trained(tmp_path / "compiled", train__steps=2, optim__horizon=2, engine__compile=True)
-    assert compiled.modules["net"] is not compiled.recipe.modules["net"]
+    assert compiled.modules["net"] is not compiled.task.modules["net"]
     for name, value in weights(plain).items():
         torch.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)
     again = trained(tmp_path / "compiled", resume=True, train__steps=2)
@@ -816,7 +842,7 @@ def test_compiled_modules_train_and_save_like_plain_ones(tmp_path: Path) -> None
 def test_a_broken_number_that_no_loss_meets_is_not_saved(tmp_path: Path, rollbacks: int) -> None:
     run = tmp_path / "run"
     trainer = toy_trainer(run, train__steps=8, checkpoint__every=2, train__max_rollbacks=rollbacks)
-    net = trainer.recipe.modules["net"]
+    net = trainer.task.modules["net"]
 
     def spoil(logs: dict[str, Any]) -> None:
         if logs["step"] == 3:

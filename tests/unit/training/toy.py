@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.device import RankInfo
 from quintet.common.rng import ItemRNG
@@ -20,11 +21,11 @@ from quintet.common.weights import checkpoint
 from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, Section, build
 from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
+from quintet.pipelines.base import Pipeline
 from quintet.training.distributed.sharding import joined
-from quintet.training.run_folder import Run
-from quintet.common.artifact import Artifact
 from quintet.training.phase import Loss, Modules, Output, Phase
-from quintet.training.task import Task
+from quintet.training.run_folder import Run
+from quintet.training.task import Task, Traits
 from quintet.training.trainer import Trainer
 
 
@@ -131,11 +132,18 @@ class Body(nn.Module):
         return hidden
 
 
-class ToyTask(Task[ToyConfig]):
-    name = "toy"
-    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("error", "min")
+class ToyPipeline(Pipeline[ToyConfig]):
+    recipe = "toy"
     exported = "net"
-    shardable = True
+
+    @classmethod
+    def build_modules(cls, config: ToyConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+        return {"net": Net(config.model.width, config.model.dropout)}
+
+
+class ToyTask(Task[ToyConfig]):
+    traits = Traits(best=("error", "min"), shardable=True)
+    pipeline_class = ToyPipeline
 
     def __init__(self, config: ToyConfig, data: Splits | None = None) -> None:
         super().__init__(config)

@@ -1,15 +1,16 @@
-"""`AudioCodecTrainer`: the loop bound to the recipe `audio-codec`, for use in Python."""
+"""`AudioCodecTrainer`: trains an `AudioCodec` from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from quintet.data.python_audio import python_audio_splits
 from quintet.data.splits import Splits
 from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.model import AudioCodec
 from quintet.families.audio_codec.task import AudioCodecTask
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -26,6 +27,9 @@ class AudioCodecTrainer(PythonTrainer):
     config_class = AudioCodecConfig
     task_class = AudioCodecTask
     model_class = AudioCodec
+
+    def __init__(self, model: AudioCodec, **options: Unpack[TrainerOptions]) -> None:
+        super().__init__(model, **options)
 
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:

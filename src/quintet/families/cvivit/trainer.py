@@ -1,15 +1,16 @@
-"""Owns `CViViTTrainer`: the loop bound to the recipe `cvivit`, for use in Python."""
+"""`CViViTTrainer`: trains a `CViViT` from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from quintet.data.python_videos import python_video_splits
 from quintet.data.splits import Splits
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.cvivit.model import CViViT
 from quintet.families.cvivit.task import CViViTTask
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -25,6 +26,9 @@ class CViViTTrainer(PythonTrainer):
     config_class = CViViTConfig
     task_class = CViViTTask
     model_class = CViViT
+
+    def __init__(self, model: CViViT, **options: Unpack[TrainerOptions]) -> None:
+        super().__init__(model, **options)
 
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:

@@ -1,15 +1,16 @@
-"""Owns `MeshAutoencoderTrainer`: the loop bound to the recipe `mesh-autoencoder`, for use in Python."""
+"""`MeshAutoencoderTrainer`: trains a `MeshAutoencoder` from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from quintet.data.python_meshes import python_mesh_splits
 from quintet.data.splits import Splits
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
 from quintet.families.mesh_autoencoder.task import MeshAutoencoderTask
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -19,13 +20,15 @@ class MeshAutoencoderTrainer(PythonTrainer):
 
         MeshAutoencoderTrainer(MeshAutoencoder(bins=128), data="meshes/", out="runs/tok", steps=10_000).train()
 
-    Any configuration key goes through `config={"optim.lr": 1e-4}`. The keywords of the trainer in meshgpt-pytorch are
-    accepted too; docs/migration.md says what becomes of each.
+    Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = MeshAutoencoderConfig
     task_class = MeshAutoencoderTask
     model_class = MeshAutoencoder
+
+    def __init__(self, model: MeshAutoencoder, **options: Unpack[TrainerOptions]) -> None:
+        super().__init__(model, **options)
 
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:

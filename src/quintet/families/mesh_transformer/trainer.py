@@ -1,9 +1,9 @@
-"""Owns `MeshTransformerTrainer`: the loop bound to the recipe `mesh-transformer`, for use in Python."""
+"""`MeshTransformerTrainer`: trains a `MeshTransformer` on a tokenizer's codes from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from quintet.data.python_meshes import python_mesh_splits
 from quintet.data.splits import Splits
@@ -11,6 +11,8 @@ from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.data import coded
 from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.families.mesh_transformer.task import MeshTransformerTask
+from quintet.pipelines.base import Pipeline
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -22,14 +24,18 @@ class MeshTransformerTrainer(PythonTrainer):
         model = MeshTransformer(num_codes=tokenizer.model.num_codes, tokens_per_face=tokenizer.model.tokens_per_face)
         MeshTransformerTrainer(model, tokenizer=tokenizer, data="meshes/", out="runs/mesh", steps=10_000).train()
 
-    `open_link` is that of `quintet.runs`. Any configuration key goes through `config={"optim.lr": 1e-4}`. The keywords
-    of the trainer in meshgpt-pytorch are accepted too; docs/migration.md says what becomes of each.
+    `open_link` is that of `quintet.runs`. Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = MeshTransformerConfig
     task_class = MeshTransformerTask
     model_class = MeshTransformer
     needs = ("model", "tokenizer")
+
+    def __init__(
+        self, model: MeshTransformer, *, tokenizer: Pipeline[Any] | None = None, **options: Unpack[TrainerOptions]
+    ) -> None:
+        super().__init__(model, tokenizer=tokenizer, **options)
 
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:

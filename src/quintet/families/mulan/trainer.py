@@ -1,9 +1,9 @@
-"""`MuLaNTrainer`: the loop bound to the recipe `mulan`, for use in Python."""
+"""`MuLaNTrainer`: trains a `MuLaN` from Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from quintet.data.python_audio import python_audio_splits
 from quintet.data.splits import Splits
@@ -11,6 +11,7 @@ from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import check_captions
 from quintet.families.mulan.model import MuLaN
 from quintet.families.mulan.task import MuLaNTask
+from quintet.training.options import CONTRASTIVE, TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -21,18 +22,16 @@ class MuLaNTrainer(PythonTrainer):
         MuLaNTrainer(MuLaN(latent_dim=128), data="sounds/", out="runs/mulan", steps=10_000, batch_size=64).train()
 
     Items of a data set hold `wavs`, samples at the model's rate, and `texts`, a caption or ids of a vocabulary. Any
-    configuration key goes through `config={"optim.lr": 1e-4}`. The keywords of the trainer in musiclm-pytorch are
-    accepted too; docs/migration.md says what becomes of each.
+    configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = MuLaNConfig
     task_class = MuLaNTask
     model_class = MuLaN
+    batch_sizes = CONTRASTIVE
 
-    @classmethod
-    def keys_of(cls, model: MuLaN, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        longest = arguments.get("max_samples")
-        return {} if longest is None else {"data.seconds": longest / model.config.audio.rate}
+    def __init__(self, model: MuLaN, **options: Unpack[TrainerOptions]) -> None:
+        super().__init__(model, **options)
 
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:

@@ -1,10 +1,14 @@
-"""Owns `MuseTrainer`: the loop bound to the recipe `muse`, for use in Python."""
+"""`MuseTrainer`: trains a `MaskGit` on a tokenizer's codes of images from Python."""
 
 from __future__ import annotations
+
+from typing import Any, Unpack
 
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.task import MuseTask
 from quintet.nn.maskgit import MaskGit
+from quintet.pipelines.base import Pipeline
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 
 
@@ -21,3 +25,13 @@ class MuseTrainer(PythonTrainer):
     task_class = MuseTask
     model_class = MaskGit
     needs = ("tokenizer",)
+
+    def __init__(
+        self,
+        model: MaskGit | None = None,
+        *,
+        tokenizer: Pipeline[Any] | None = None,
+        base: Pipeline[Any] | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> None:
+        super().__init__(model, tokenizer=tokenizer, base=base, **options)

@@ -1,9 +1,9 @@
-"""Owns `PhenakiTrainer`: the loop bound to the recipe `phenaki`, for use in Python."""
+"""`PhenakiTrainer`: trains a `Phenaki` on a tokenizer's codes of videos from Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -14,7 +14,8 @@ from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.python_clips import python_clip_splits
 from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -30,8 +31,7 @@ class PhenakiTrainer(PythonTrainer):
     `video_frame_mask`, `texts` or `text_embeds`. A model of codebook ids needs no tokenizer, but without one nothing
     can be looked at.
 
-    Any configuration key goes through `config={"optim.lr": 1e-4}`. The keywords of the trainer in phenaki-pytorch are
-    accepted too; docs/migration.md says what becomes of each.
+    Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = PhenakiConfig
@@ -39,8 +39,17 @@ class PhenakiTrainer(PythonTrainer):
     model_class = MaskGit
     needs = ()
 
+    def __init__(
+        self,
+        model: Phenaki | MaskGit | None = None,
+        *,
+        tokenizer: Pipeline[Any] | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> None:
+        super().__init__(model, tokenizer=tokenizer, **options)
+
     @classmethod
-    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, FrozenModel], dict[str, nn.Module]]:
+    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
         if not isinstance(model, Phenaki):
             return model, {}, {}
         if model.link is None:
@@ -50,7 +59,7 @@ class PhenakiTrainer(PythonTrainer):
         return model.maskgit, {"tokenizer": model.link}, {} if model.critic is None else {"critic": model.critic}
 
     @classmethod
-    def keys_of(cls, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def keys_of(cls, model: Any) -> dict[str, Any]:
         if not isinstance(model, Phenaki):
             return {}
         said = {

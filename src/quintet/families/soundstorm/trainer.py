@@ -1,9 +1,9 @@
-"""`SoundStormTrainer`: the loop bound to the recipe `soundstorm`, for use in Python."""
+"""`SoundStormTrainer`: trains a `SoundStorm` on a codec's codes from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from quintet.data.python_audio import python_audio_splits
 from quintet.data.splits import Splits
@@ -14,6 +14,8 @@ from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.pipeline import codec_of
 from quintet.families.soundstorm.python_tokens import hold_tokens, python_token_splits
 from quintet.families.soundstorm.task import SoundStormTask
+from quintet.pipelines.base import Pipeline
+from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -24,19 +26,28 @@ class SoundStormTrainer(PythonTrainer):
         codec = AudioCodecPipeline.from_pretrained("runs/codec")
         SoundStormTrainer(tokenizer=codec, data="sounds/", out="runs/storm", steps=10_000).train()
 
-    Without a model it is made to fit the tokenizer. With a `condition`, a
-    trained mulan, it learns to make what a text says. Items of a data set hold `wavs`, samples at the codec's rate, and
-    perhaps `texts`; or they are token ids, `semantic_token_ids` (tokens) and `acoustic_token_ids` (frames, levels), or
-    the latter alone. A model of token ids needs no tokenizer, but without one nothing can be listened to.
+    Without a model it is made to fit the tokenizer. With a `condition`, a trained mulan, it learns to make what a text
+    says. Items of a data set hold `wavs`, samples at the codec's rate, and perhaps `texts`; or they are token ids,
+    `semantic_token_ids` (tokens) and `acoustic_token_ids` (frames, levels), or the latter alone. A model of token ids
+    needs no tokenizer, but without one nothing can be listened to.
 
-    Any configuration key goes through `config={"optim.lr": 1e-4}`. The keywords of the trainer in soundstorm-pytorch
-    are accepted too; docs/migration.md says what becomes of each.
+    Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = SoundStormConfig
     task_class = SoundStormTask
     model_class = SoundStorm
     needs = ()
+
+    def __init__(
+        self,
+        model: SoundStorm | None = None,
+        *,
+        tokenizer: Pipeline[Any] | None = None,
+        condition: Pipeline[Any] | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> None:
+        super().__init__(model, tokenizer=tokenizer, condition=condition, **options)
 
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:

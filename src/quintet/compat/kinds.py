@@ -1,0 +1,78 @@
+"""Kinds of values that only the original trainers' keywords have; `quintet.training.options` has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from quintet.training.options import Kind, number, whole
+
+
+def choice(*known: str) -> Kind:
+    def accept(value: Any) -> str:
+        name = _plain(value)
+        if name not in known:
+            raise ValueError
+        return name
+
+    return Kind(f"one of {', '.join(map(repr, known))}", repr(known[-1]), accept)
+
+
+def _plain(value: Any) -> str:
+    """Names come as text or as members of an enumeration."""
+    return str(getattr(value, "value", value)).lower()
+
+
+def _accept_betas(value: Any) -> tuple[float, float]:
+    first, second = (SHARE.accept(each) for each in value)
+    return first, second
+
+
+def _accept_texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError
+    texts = tuple(value)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError
+    return texts
+
+
+def _accept_texts_file(value: Any) -> tuple[str, ...]:
+    try:
+        lines = Path(value).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError from error
+    return _accept_texts(line for line in lines if line.strip())
+
+
+def _accept_trackers(value: Any) -> tuple[str, ...]:
+    listed = value if isinstance(value, list | tuple) else (value,)
+    return tuple(choice("tensorboard", "wandb", "trackio").accept(each) for each in listed)
+
+
+def _accept_scheduler(value: Any) -> str:
+    # Named rather than compared, so that this file needs no torch.
+    if getattr(value, "__name__", "") != "CosineAnnealingLR":
+        raise ValueError
+    return "cosine"
+
+
+INTERVAL = whole(1, 1000)
+COUNT = whole(0, 100)
+NORM = number("a number above 0, or None for no clipping", "0.5", lambda value: value > 0)
+NOT_NEGATIVE = number("a number of at least 0", "0.0", lambda value: value >= 0)
+SHARE = number("a number from 0 to below 1", "0.05", lambda value: 0 <= value < 1)
+DECAY = number("a number between 0 and 1, both excluded", "0.995", lambda value: 0 < value < 1)
+FRAMES = whole(1, 17)
+PRECISION = choice("no", "fp16", "bf16")
+BACKEND = choice("no", "inductor")
+BETAS = Kind("two numbers from 0 to below 1", "(0.9, 0.99)", _accept_betas)
+TEXTS = Kind("a list of captions", "['a red circle']", _accept_texts)
+TEXTS_FILE = Kind("a readable text file with a caption on each line", "'captions.txt'", _accept_texts_file)
+TRACKERS = Kind("'tensorboard', 'wandb' or 'trackio', or a list of them", "'wandb'", _accept_trackers)
+SCHEDULER = Kind(
+    "torch's CosineAnnealingLR (for any other course give `lr_schedule`, a function from the step to the rate)",
+    "CosineAnnealingLR",
+    _accept_scheduler,
+)

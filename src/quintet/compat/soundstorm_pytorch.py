@@ -1,0 +1,15 @@
+"""The trainer of soundstorm-pytorch, by its own keywords."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quintet.compat.translation import own_arguments
+from quintet.families.soundstorm.trainer import SoundStormTrainer as OwnSoundStormTrainer
+
+
+class SoundStormTrainer(OwnSoundStormTrainer):
+    """quintet's `SoundStormTrainer`, called as that of soundstorm-pytorch or with quintet's own names."""
+
+    def __init__(self, *positional: Any, **keywords: Any) -> None:
+        super().__init__(**own_arguments("SoundStormTrainer", positional, keywords, self.config_class.LINKS))

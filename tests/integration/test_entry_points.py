@@ -1,0 +1,95 @@
+"""Families in a person's own package: one that cannot be used is one sentence, and every other recipe still works."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import error_line, install_entry_points, quintet, succeed
+from quintet import registry
+
+ENTRY = """
+from quintet.registry import RecipeEntry
+ENTRY = RecipeEntry(package="ownlab", config="OwnConfig", task="OwnTask", pipeline="OwnPipeline", summary="mine")
+"""
+CONFIG = """
+from typing import Literal
+from quintet.config import RunConfig
+class OwnConfig(RunConfig):
+    recipe: Literal["own"] = "own"
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package `ownlab` with the recipe `own`, of which only the configuration exists."""
+    root = tmp_path / "packages"
+    (root / "ownlab").mkdir(parents=True)
+    (root / "ownlab" / "__init__.py").write_text(ENTRY)
+    (root / "ownlab" / "config.py").write_text(CONFIG)
+    monkeypatch.syspath_prepend(root)
+    yield root
+    for name in [name for name in sys.modules if name.split(".")[0] in ("ownlab", "otherlab")]:
+        del sys.modules[name]
+
+
+def assert_all_else_works(pictures: Path, out: Path) -> None:
+    succeed("train", "vqgan", pictures, "--out", out, "--preset", "debug", "train.steps=1", "train.batch_size=2")
+    listed = succeed("recipes").output
+    assert all(name in listed for name in registry.RECIPES)
+
+
+def test_a_package_that_fails_to_import_is_one_sentence(own: Path, pictures: Path, tmp_path: Path) -> None:
+    (own / "ownlab" / "__init__.py").write_text("import a_module_that_nobody_has\n")
+    install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
+    said = "recipe 'own' of ownlab cannot be imported (ModuleNotFoundError: No module named 'a_module_that_nobody_has')"
+    assert said in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
+    assert said in succeed("recipes").errors
+    assert_all_else_works(pictures, tmp_path / "other")
+
+
+def test_a_value_that_is_no_entry_is_one_sentence(own: Path, pictures: Path, tmp_path: Path) -> None:
+    install_entry_points(own, "ownlab", {"own": "ownlab.config:OwnConfig", "none": "ownlab:NOTHING"})
+    said = error_line(quintet("config", "own").errors)
+    assert "recipe 'own': ownlab.config:OwnConfig is a ModelMetaclass, not a RecipeEntry" in said
+    assert "recipe 'none' of ownlab cannot be imported (AttributeError" in error_line(quintet("config", "none").errors)
+    assert_all_else_works(pictures, tmp_path / "other")
+
+
+def test_a_name_that_quintet_has_is_not_replaced(own: Path, pictures: Path, tmp_path: Path) -> None:
+    install_entry_points(own, "ownlab", {"vqgan": "ownlab:ENTRY"})
+    assert registry.find("vqgan").package == "quintet.families.vqgan"
+    assert "recipe 'vqgan' of ownlab is not used: quintet has one of that name" in succeed("recipes").errors
+    assert_all_else_works(pictures, tmp_path / "other")
+
+
+def test_a_name_that_two_packages_offer_is_refused(own: Path, pictures: Path, tmp_path: Path) -> None:
+    install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
+    install_entry_points(own, "otherlab", {"own": "otherlab:ENTRY"})
+    said = "recipe 'own' is offered by otherlab and ownlab; uninstall one of them"
+    assert said in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
+    assert said in succeed("recipes").errors
+    assert_all_else_works(pictures, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (None, "ownlab.task cannot be imported: ModuleNotFoundError"),
+        ("value = 1\n", "ownlab.task has no OwnTask, which its entry in the registry names"),
+        ("raise ZeroDivisionError('mine')\n", "ownlab.task cannot be imported: ZeroDivisionError: mine"),
+        ("class OwnTask:\n    pass\n", "ownlab.task: OwnTask is no Task; it lacks"),
+    ],
+)
+def test_a_member_that_is_missing_is_one_sentence(
+    own: Path, task: str | None, said: str, pictures: Path, tmp_path: Path
+) -> None:
+    install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
+    if task is not None:
+        (own / "ownlab" / "task.py").write_text(task)
+    assert said in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
+    assert not (tmp_path / "run").exists()
+    assert_all_else_works(pictures, tmp_path / "other")
