@@ -12,10 +12,9 @@ import json
 from pathlib import Path
 from statistics import fmean
 
-import torch
 from torch import Tensor
 
-from quintet import cli, runs
+from quintet import CViViTPipeline, cli, registry
 from quintet.common.batch import Dataset
 from quintet.common.rng import ItemRNG
 from quintet.data.video import video_folder_splits
@@ -50,7 +49,7 @@ def main() -> None:
     print("$ quintet", *words)
     cli.call(words)
     cli.call(["eval", str(arguments.out)])
-    settings = runs.read_config(arguments.out / "config.yaml")
+    settings = registry.read_config(arguments.out / "config.yaml")
     assert isinstance(settings, CViViTConfig)
     unseen = load(video_folder_splits(settings.data, settings.model.size).validation)
     means = [clip.mean(1, keepdim=True).expand_as(clip) for clip in unseen]
@@ -72,12 +71,11 @@ def score(made: Tensor, clip: Tensor) -> float:
     return float(psnr(made.transpose(0, 1), clip.transpose(0, 1)).mean())
 
 
-@torch.no_grad()
 def write_strip(run: Path, clips: list[Tensor], path: Path) -> None:
     """Those that move most, which are the hardest."""
-    model = runs.open_link(str(run)).model.eval()
+    tokenizer = CViViTPipeline.from_pretrained(run)
     moving = sorted(clips, key=lambda clip: float(clip.diff(dim=1).abs().mean()), reverse=True)[:4]
-    pairs = [(clip, model.decode(model.encode(clip[None]))[0]) for clip in moving]
+    pairs = [(clip, tokenizer.decode(tokenizer.encode(clip[None]))[0].cpu()) for clip in moving]
     write_image(image_grid([filmstrip(each, SHOWN) for pair in pairs for each in pair], columns=1, padding=0), path)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.nn.cpu_bf16_attention import attention_by_products
+from quintet.nn.cpu_bf16_attention import cpu_bf16_attention
 
 SIZES = ((16, 4, 80, 80, 32), (4, 4, 320, 32, 64), (4, 4, 250, 250, 64), (4, 4, 320, 320, 64), (4, 4, 1024, 1024, 64))
 """(batch, heads, queries, keys, width of a head)"""
@@ -36,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ways = {
         "kernel": F.scaled_dot_product_attention,
-        "products": lambda queries, keys, values: attention_by_products(queries, keys, values, None),
+        "products": lambda queries, keys, values: cpu_bf16_attention(queries, keys, values, None),
     }
     print("| precision, size | way | forward, ms | forward and backward, ms |\n|---|---|---|---|")
     for precision in (torch.float32, torch.bfloat16):

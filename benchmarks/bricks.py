@@ -14,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet import cli, runs
+from quintet import cli
 from quintet.common.batch import Batch
-from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.data.mesh import MeshFolder, mesh_folder_splits
 from quintet.data.splits import Splits
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
-from quintet.families.mesh_autoencoder.task import decoded, tokenizer
+from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh
 from quintet.media.mesh_measures import chamfer_distances, cloud, compare
 from quintet.media.mesh_render import contact_sheet
+from quintet.registry import read_config
 
 SPLIT = ("data.validation_group=^([0-9]+)", "data.validation_fraction=0.1", "data.max_faces=400")
 NEAREST = 8
@@ -61,7 +61,7 @@ def call(*words: str) -> None:
 
 
 def report(learned: Path, generator: Path, out: Path) -> None:
-    config = runs.read_config(learned / "config.yaml")
+    config = read_config(learned / "config.yaml")
     assert isinstance(config, MeshAutoencoderConfig)
     splits = mesh_folder_splits(config.data, config.model.bins, config.data.max_faces)
     unseen, known = meshes_of(splits.validation), meshes_of(splits.train)
@@ -84,13 +84,13 @@ def meshes_of(source: object) -> list[Mesh]:
 
 def reconstructions(name: str, splits: Splits) -> list[Mesh]:
     """What a tokenizer makes of the unseen parts."""
-    link, source = runs.open_link(name), splits.validation
+    tokenizer, source = MeshAutoencoderPipeline.from_pretrained(name), splits.validation
     made: list[Mesh] = []
-    for item in range(len(source)):
-        draw = ItemRNG(0, [0], [item])
-        batch = Batch(link.recipe.collate([source.load(item, draw)]), (source.name(item),), draw)
-        with inference_mode(link.modules):
-            made += decoded(tokenizer(link.modules), link.encode(batch))
+    with tokenizer.inference():
+        for item in range(len(source)):
+            rng = ItemRNG(0, [0], [item])
+            batch = Batch(tokenizer.collate([source.load(item, rng)]), (source.name(item),), rng)
+            made += tokenizer.reconstruct(batch)
     return made
 
 

@@ -90,8 +90,8 @@ def compare(run: str, data: str | None, kbps: float, num: int) -> dict[str, Any]
             bits, seconds = bits + spent, seconds + waves.shape[1] / codec.rate
             for name, wave in made.items():
                 rows[name].append(figures(wave, waves[0], codec.rate))
-                # Of the embedded sounds it is known which have a pitch.
-                if "sound" in batch and batch["sound"][0]["register"] is not None:
+                # Of the synthetic sounds it is known which have a pitch.
+                if "metadata" in batch and batch["metadata"][0]["sound"]["register"] is not None:
                     pitched[name].append(rows[name][-1])
     rates = {"ours": codec.bitrate / 1000, "opus": bits / seconds / 1000}
     return {

@@ -19,8 +19,7 @@ from quintet.common.rng import ItemRNG
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
-from quintet.training.task import count_parameters
-from worker import serve
+from worker import count_parameters, serve
 
 STARTED = 1_000_000
 """A step at which the discriminator has its full say."""
@@ -50,7 +49,7 @@ def main(kind: str, precision: str) -> None:
         keys["loss.penalty_every"] = 1
     settings = config.build(CViViTConfig, overrides=keys)
     torch.manual_seed(0)
-    recipe = runs.make_recipe(settings)
+    recipe = runs.make_task(settings, {})
     engine = Engine(settings.engine)
     engine.place(recipe.modules)
     state = TrainingState(recipe)

@@ -23,15 +23,15 @@ from quintet import config, runs
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
+from quintet.families.mesh_autoencoder.data import collate
 from quintet.families.mesh_autoencoder.features import FaceFeatures
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
-from quintet.families.mesh_autoencoder.packed import collate, pack
+from quintet.families.mesh_autoencoder.packed import pack
 from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.sampling.autoregressive import Sampling
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
-from quintet.training.task import count_parameters
-from worker import TimedTraining, serve
+from worker import TimedTraining, count_parameters, serve
 
 AUTOENCODER: Mapping[str, Any] = {
     "bins": task.BINS,
@@ -82,10 +82,10 @@ def serve_autoencoder(precision: str) -> None:
     }
     torch.manual_seed(0)
     settings = config.build(MeshAutoencoderConfig, overrides=keys)
-    recipe = runs.make_recipe(settings)
+    training = runs.make_task(settings, {})
     engine = Engine(settings.engine)
-    engine.place(recipe.modules)
-    state = TrainingState(recipe)
+    engine.place(training.modules)
+    state = TrainingState(training)
     items = [{"vertices": vertices, "faces": faces} for vertices, faces in zip(*task.meshes(), strict=True)]
     batch = Batch(
         collate(items), tuple(map(str, range(task.MESHES))), ItemRNG(0, [0] * task.MESHES, range(task.MESHES))
@@ -94,14 +94,14 @@ def serve_autoencoder(precision: str) -> None:
 
     def step() -> None:
         nonlocal number
-        report = recipe.backward([batch], recipe.modules, engine, number)
+        report = training.backward([batch], training.modules, engine, number)
         for phase in state.phases:
             phase.optimizer.step()
             phase.optimizer.zero_grad()
-        recipe.after_step(report.statistics, number)
+        training.after_step(report.statistics, number)
         number += 1
 
-    model = recipe.modules["autoencoder"]
+    model = training.modules["autoencoder"]
     layers = f"{len(task.ENCODER)} graph convolutions, {len(task.DECODER)} residual blocks"
     serve(step, {"parameters": {"autoencoder": count_parameters(model)}, "layers": layers}, ("quintet",))
 

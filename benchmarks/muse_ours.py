@@ -149,8 +149,8 @@ def serve_sampling(precision: str, alike: bool) -> None:
                 torch.ones_like(empty, dtype=torch.bool),
                 draw=ItemRNG(number, [0] * count, range(count)),
                 settings=settings,
-                given=shown,
-                against=hidden,
+                cond=shown,
+                uncond=hidden,
             )
         number += 1
 

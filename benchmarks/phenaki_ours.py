@@ -13,24 +13,23 @@ from typing import Any
 import torch
 
 import video_task as task
-from quintet import config, runs
+from quintet import config
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
-from quintet.common.weights.checkpoint import Contents
 from quintet.families.cvivit.config import CViViTConfig
+from quintet.families.cvivit.pipeline import CViViTPipeline
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
+from quintet.families.phenaki.pipeline import PhenakiPipeline
 from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.text import ByteTextEncoder
-from quintet.pipelines.frozen import FrozenModel
 from quintet.sampling import masked
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
-from quintet.training.task import count_parameters
-from worker import serve
+from worker import count_parameters, serve
 
 
-def tokenizer() -> FrozenModel:
+def tokenizer() -> CViViTPipeline:
     """Untrained: only what it costs is of interest."""
     keys = {
         **{f"model.{name}": value for name, value in task.TOKENIZER.items()},
@@ -41,10 +40,10 @@ def tokenizer() -> FrozenModel:
         "model.codebook_size": task.CODES,
         "model.quantizer": "lfq",
         "data.frames": task.FRAMES,
-        "loss.discriminator": False,
     }
-    recipe = runs.make_recipe(config.build(CViViTConfig, overrides=keys))
-    return FrozenModel(recipe, dict(recipe.modules), "benchmark", Contents())
+    settings = config.build(CViViTConfig, overrides=keys)
+    torch.manual_seed(settings.train.seed)
+    return CViViTPipeline(settings, CViViTPipeline.build_modules(settings, {})).freeze()
 
 
 def make_recipe(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
@@ -65,7 +64,7 @@ def make_recipe(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     if embeddings:
         keys.update({"model.text": "vectors", "model.vector_dim": task.TEXT_WIDTH})
     torch.manual_seed(0)
-    recipe = PhenakiTask(config.build(PhenakiConfig, overrides=keys), tokenizer=tokenizer())
+    recipe = PhenakiTask(config.build(PhenakiConfig, overrides=keys), {"tokenizer": tokenizer()})
     engine = Engine(recipe.config.engine)
     engine.place(recipe.modules)
     return recipe, engine
@@ -104,7 +103,8 @@ def serve_step(precision: str, embeddings: bool) -> None:
 
 def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> None:
     recipe, engine = make_recipe(precision, embeddings)
-    settings = recipe.sampling()
+    pipeline: PhenakiPipeline = recipe.pipeline(recipe.modules)
+    settings = pipeline.sampling()
     if alike:
         # What the peer does by default: all codes, a temperature that falls to nothing, no noise.
         settings = masked.Sampling(
@@ -118,7 +118,7 @@ def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> Non
     told: dict[str, Any] = {"texts": task.texts(task.SAMPLE_BATCH)}
     if embeddings:
         told = {"text_embeds": task.embeddings(task.SAMPLE_BATCH)}
-    phenaki = Phenaki(recipe.maskgit.eval(), recipe.link_to_tokenizer(), settings=settings)
+    phenaki = Phenaki(recipe.maskgit.eval(), pipeline.tokenizer.model, settings=settings)
     number = 0
 
     def step() -> None:

@@ -15,7 +15,8 @@ from quintet import runs
 from quintet.common.rng import ItemRNG
 from quintet.data.image import folder_splits
 from quintet.families.muse.config import MuseConfig
-from quintet.families.muse.judging import WITHHELD, judged
+from quintet.synthetic.judges import WITHHELD
+from quintet.synthetic.shapes_judge import ShapesJudge
 
 FIGURES = ("match_colour", "match_position", "match_shape", "match_withheld")
 
@@ -45,7 +46,8 @@ def of_real_pictures(run: Path) -> dict[str, float]:
     figures: dict[str, float] = {}
     for split, source in (("validation", splits.validation), (WITHHELD, splits.extra_splits[WITHHELD])):
         items = [source.load(item, ItemRNG(0, [0], [item])) for item in range(min(len(source), config.eval.generated))]
-        found = judged([item["images"] for item in items], [item["objects"] for item in items], split)
+        images, metadata = ([item[name] for item in items] for name in ("images", "metadata"))
+        found = ShapesJudge().metrics(images, metadata, split)
         figures |= {name: float(values.mean()) for name, values in found.items()}
     return figures
 

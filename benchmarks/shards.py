@@ -47,7 +47,7 @@ EXTENSIONS = frozenset({".png"})
 
 def make(folder: Path, items: int) -> None:
     """Written straight into shards: a million single files would take longer than all that follows."""
-    from quintet.data.index.folder import Entry
+    from quintet.data.index.entry import Entry
     from quintet.data.index.shard_writer import ShardWriter
     from quintet.media.files import Blob
 
@@ -127,7 +127,7 @@ def _engine() -> Any:
 
 
 def picture_source(folder: Path) -> Any:
-    from quintet.data.index.folder import ImageFolder
+    from quintet.data.image import ImageFolder
     from quintet.data.index.listing import list_media
 
     entries = list_media(folder, EXTENSIONS).entries

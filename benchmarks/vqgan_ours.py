@@ -17,8 +17,7 @@ from quintet.common.rng import ItemRNG
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
-from quintet.training.task import count_parameters
-from worker import serve
+from worker import count_parameters, serve
 
 STARTED = 1_000_000
 """A step at which the discriminator has its full say."""
@@ -38,7 +37,7 @@ def main(kind: str, precision: str) -> None:
         "optim.name": "adam",
     }
     settings = config.build(VQGanConfig, overrides=keys)
-    recipe = runs.make_recipe(settings)
+    recipe = runs.make_task(settings, {})
     engine = Engine(settings.engine)
     engine.place(recipe.modules)
     state = TrainingState(recipe)

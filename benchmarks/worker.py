@@ -15,6 +15,12 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from torch import nn
+
+
+def count_parameters(module: nn.Module) -> int:
+    """All of them, trained or not."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def serve(step: Callable[[], dict[str, float] | None], about: dict[str, Any], packages: tuple[str, ...]) -> None:
@@ -28,6 +34,10 @@ def serve(step: Callable[[], dict[str, float] | None], about: dict[str, Any], pa
         costs = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         _say({**costs, "peak_megabytes": peak, **(found or {})})
+
+
+def count_parameters(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class TimedTraining:

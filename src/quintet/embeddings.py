@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,18 +121,11 @@ def write_embeddings(out: Path, media: Embedded | None, texts: Sequence[str], te
     held = io.BytesIO()
     np.savez(held, **arrays)
     refuse_existing(out)
-    temporary = out.with_name(f".{out.name}.writing")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with io.BufferedWriter(files.open_own(temporary, "wb")) as file:
-            file.write(held.getbuffer())
-        files.sync(temporary)
-        os.replace(temporary, out)
+        files.replace_bytes(out, held.getbuffer())
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _words(texts: Sequence[str]) -> npt.NDArray[Any]:

@@ -20,6 +20,7 @@ from quintet.errors import UsageError
 
 if TYPE_CHECKING:
     from quintet.pipelines.base import Pipeline
+    from quintet.synthetic.judges import Judge
     from quintet.training.task import Task
 
 GROUP = "quintet.families"
@@ -206,6 +207,23 @@ def problems() -> list[str]:
         except UsageError as error:
             found.append(str(error))
     return found
+
+
+JUDGES: Mapping[str, str] = {
+    "shapes": "quintet.synthetic.shapes_judge:ShapesJudge",
+    "solids": "quintet.synthetic.solids_judge:SolidsJudge",
+    "sounds": "quintet.synthetic.sounds_judge:SoundsJudge",
+    "motions": "quintet.synthetic.motions_judge:MotionsJudge",
+}
+"""Of each synthetic data set, by the name in its marker, the judge."""
+
+
+def find_judge(dataset: str | None) -> Judge[Any] | None:
+    """The judge of a synthetic data set; none of a person's own data."""
+    if dataset is None or dataset not in JUDGES:
+        return None
+    module, name = JUDGES[dataset].split(":")
+    return getattr(import_module(module), name)()  # type: ignore[no-any-return]
 
 
 def find(name: str) -> RecipeEntry:

@@ -26,8 +26,8 @@ from quintet.data.audio import AudioFolder, audio_folder_splits
 from quintet.data.token_files import CODES, code_contents, refuse_existing
 from quintet.errors import CheckpointError, UnreadableItem, UsageError
 from quintet.nn import kmeans, transformers_folder
+from quintet.nn.kmeans import nearest
 from quintet.nn.pretrained_hearing import PretrainedHearing, is_hearing
-from quintet.nn.quantize.clusters import nearest
 from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.pipelines.loading import open_pipeline
 

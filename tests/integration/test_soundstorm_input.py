@@ -209,12 +209,6 @@ def test_what_a_model_cannot_make_is_refused(told: Path, untold: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_guidance_without_anything_left_out_is_warned_of(sounds: Path, tmp_path: Path) -> None:
-    succeed(*words(sounds, tmp_path / "run", "loss.drop_condition=0"))
-    asked = ("--text", "a flute", "--num", 1, "--out", tmp_path / "out", "sample.guidance=3")
-    assert "made without guidance" in succeed("sample", tmp_path / "run", *asked).errors
-
-
 def test_a_run_moves_with_its_codec_and_its_mulan(told: Path, tmp_path: Path) -> None:
     run = copied(told, tmp_path / "moved")
     assert (run / "tokenizer" / "model.safetensors").is_file()

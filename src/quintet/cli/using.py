@@ -96,7 +96,7 @@ def search(
 ) -> None:
     """Find the files of a folder that a text describes best."""
     from quintet import embeddings
-    from quintet.data.index.folder import printable
+    from quintet.data.index.entry import printable
 
     pipeline = open_model(run)
     words = embeddings.embed_texts(pipeline, text)

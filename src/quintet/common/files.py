@@ -1,12 +1,14 @@
-"""Owns how single files are written so that a crash, a full disk or a hostile link costs nothing. Without torch."""
+"""Atomic writing of single files: a crash, a full disk or a hostile link costs nothing. Without torch."""
 
 from __future__ import annotations
 
 import io
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 
 def one_line(error: Exception) -> str:
@@ -33,21 +35,35 @@ def open_own(path: Path, mode: str) -> IO[bytes]:
     return open(path, mode, buffering=0, opener=opened)
 
 
-def replace_text(path: Path, text: str, durable: bool = True) -> None:
-    """Replace a text file so that a reader sees the old or the new one, never a part."""
-    replace_bytes(path, text.encode(), durable)
+@contextmanager
+def atomic_write(path: Path, *, durable: bool = True, concurrent: bool = False) -> Iterator[Path]:
+    """A path beside `path` to write to; at the end of the block that file takes the place of `path`.
 
-
-def replace_bytes(path: Path, content: bytes, durable: bool = True) -> None:
-    """The same for what is no text."""
-    temporary = path.with_name(f".{path.name}.writing")
+    A reader sees the old or the new file, never a part, and where writing fails the old one stays. `durable` files
+    are on the disk before they are seen. `concurrent` is for files that several processes may write at once. All
+    others have one temporary name, so that the next write removes what a killed process left.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex if concurrent else 'writing'}")
     try:
-        with io.BufferedWriter(open_own(temporary, "wb")) as file:
-            file.write(content)
+        yield temporary
         if durable:
             sync(temporary)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def replace_text(path: Path, text: str, durable: bool = True) -> None:
+    """Write a text file at once; see `atomic_write`."""
+    replace_bytes(path, text.encode(), durable)
+
+
+def replace_bytes(path: Path, content: bytes | memoryview, durable: bool = True, concurrent: bool = False) -> None:
+    """Write a file at once; see `atomic_write`."""
+    with (
+        atomic_write(path, durable=durable, concurrent=concurrent) as temporary,
+        io.BufferedWriter(open_own(temporary, "wb")) as file,
+    ):
+        file.write(content)

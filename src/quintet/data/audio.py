@@ -1,17 +1,17 @@
-"""Owns the data of audio recipes: the sounds of a captioned folder as training items, and padding them to batches.
+"""Datasets of audio: windows of the files of a captioned folder, or of a data set handed over in Python, in batches.
 
 An item holds `wavs` (windows, samples) float32, mono at the rate of the model; `lengths` (windows) int64, the samples
-of each that are sound; `texts`; and of the embedded data `sound`, what is true of it. In training there is one window,
-at a place drawn for the item and the epoch; otherwise a long clip comes as several, or as one of its whole length. A
-window is never padded here, and in a batch never cut to the shortest: `pad_windows` pads to the longest, with a mask.
+of each that are sound; and the `metadata` of its file. In training there is one window, at a random position for the
+item and the epoch; otherwise a long clip comes as several, or as one of its whole length. A window is never padded
+here, and in a batch never cut to the shortest: `pad_windows` pads to the longest, with a mask.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,10 @@ from quintet.common.batch import Dataset, Item, collate
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.data.index.folder import Entry, may_keep
+from quintet.data.fields import Field
+from quintet.data.folder_dataset import FolderDataset, HeaderCache
+from quintet.data.index.entry import Entry
+from quintet.data.python_dataset import Indexable, PythonDataset, split_object
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
@@ -32,21 +35,16 @@ from quintet.media.loudness import to_loudness
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
-HEADERS = 2**14
-"""Headers that are kept; a set of shards may have millions."""
 LOOKED_AT = 100
 """Files whose rate is looked at before they are used."""
-_KNOWN = ("sound",)
 _OWN_LENGTH = ("wavs", "lengths", "token_ids")
 """Fields that `pad_windows` puts together itself, since items differ in length."""
 
 
 @dataclass
-class AudioFolder:
-    """Sounds of a scanned folder as training items, and their captions. With `train` false nothing is drawn."""
+class AudioFolder(FolderDataset[Samples]):
+    """Audio files of a scanned folder as training items, and their captions. With `train` false nothing is random."""
 
-    root: str | os.PathLike[str]
-    entries: Sequence[Entry]
     rate: int
     seconds: float
     stride: float = field(default=1.0, kw_only=True)
@@ -55,27 +53,14 @@ class AudioFolder:
     """Of one clip, outside training."""
     loudness: float | None = field(default=None, kw_only=True)
     """Of each window, in LUFS."""
-    train: bool = field(default=True, kw_only=True)
     whole: bool = field(default=False, kw_only=True)
     """Outside training a clip comes as one window, however long it is."""
     opening: bool = field(default=False, kw_only=True)
     """A clip comes as its first window, in training too: the same every time, so that it can be encoded once."""
-    memory: int = field(default=0, kw_only=True)
-    """Bytes of decoded clips kept by each process; what does not fit is read again."""
-    _kept: dict[int, Samples] = field(default_factory=dict, init=False, repr=False)
-    _headers: dict[int, AudioHeader] = field(default_factory=dict, init=False, repr=False)
-    _used: int = field(default=0, init=False, repr=False)
+    _headers: HeaderCache[AudioHeader] = field(default_factory=HeaderCache, init=False, repr=False)
     _last: tuple[int, MediaFile] = field(default=(-1, ""), init=False, repr=False)
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def name(self, item: int) -> str:
-        """The file of an item, as logs and summaries call it."""
-        return self.entries[item].file
-
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+    def load(self, item: int, draw: ItemRNG) -> Item:
         frames, window = self.frames(item), self.window
         if self.opening:
             starts = [0]
@@ -88,15 +73,10 @@ class AudioFolder:
             starts = sounds.window_starts(frames, window, stride, self.max_windows)
         read = np.concatenate([self._read(item, start, min(window, frames)) for start in starts])
         wavs = torch.from_numpy(read)
-        return {**self.about(item), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
-
-    def about(self, item: int) -> dict[str, Any]:
-        """What is known of an item without opening its file: its caption and, in the embedded data, what it is."""
-        entry = self.entries[item]
-        return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+        return {**self.metadata(item), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
 
     @property
-    def reading(self) -> str:
+    def preprocessing_key(self) -> str:
         """How files become items: with the files themselves, all that the codes of items depend on."""
         if self.opening:
             cut = f"the first {self.seconds:g} s"
@@ -130,8 +110,6 @@ class AudioFolder:
             return self._headers[item]
         file = self._file(item)
         if item not in self._headers:
-            if len(self._headers) >= HEADERS:
-                self._headers.clear()
             self._headers[item] = sounds.read_header(file)
         return self._headers[item]
 
@@ -139,7 +117,7 @@ class AudioFolder:
         """A file in memory is at hand until the next is asked for; one on the disk may have changed each time."""
         known, file = self._last
         if known != item or self.entries[item].stored is None:
-            file = self.entries[item].media(self.root)
+            file = super()._file(item)
             self._last = item, file
         return file
 
@@ -157,10 +135,7 @@ class AudioFolder:
         if item in self._kept:
             return self._kept[item]
         samples = sounds.read_audio(self._file(item), self.rate, header=self._header(item))
-        if may_keep(self.entries, item, samples.nbytes, self._used, self.memory):
-            self._kept[item] = samples
-            self._used += samples.nbytes
-        return samples
+        return self._keep(item, samples, samples.nbytes)
 
 
 def pad_windows(items: Sequence[Item]) -> dict[str, Any]:
@@ -234,3 +209,115 @@ def say_resampled(source: Dataset, rate: int, whose: str) -> None:
     if others:
         rates = ", ".join(f"{count} of {other} Hz" for other, count in others.most_common())
         say(f"resampled to the {rate} Hz of {whose}: {rates}, of the first {looked_at} files")
+
+
+def _is_wave(value: Any) -> bool:
+    return hasattr(value, "ndim") and value.ndim in (1, 2) and "float" in str(value.dtype)
+
+
+def _is_ids(value: Any) -> bool:
+    return hasattr(value, "ndim") and value.ndim == 1 and "int" in str(value.dtype)
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("wavs", ("wav", "wave", "waveform", "audio"), _is_wave, "fractions, one a sample, at the model's rate"),
+    Field(
+        "texts",
+        ("text", "caption", "label"),
+        lambda value: isinstance(value, str) or _is_ids(value),
+        "a caption, or whole numbers, its ids in the vocabulary",
+        required=False,
+    ),
+    Field("raw_texts", ("raw_text",), lambda value: False, "a caption, if there are no texts", required=False),
+)
+
+
+@dataclass
+class PythonAudio(PythonDataset):
+    """Audio of a person's own data set, as `AudioFolder` gives it; but a text may be given as ids of a vocabulary,
+    which come out as `token_ids` in place of `texts`."""
+
+    fields = FIELDS
+
+    rate: int
+    config: SoundDataConfig
+    captioned: bool = True
+    """Whether every item must have a text."""
+    opening: bool = False
+    """Whether a sound comes as its first window, in training too."""
+
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        routed = self.routed(item)
+        wave = _wave(routed["wavs"])
+        frames, window = len(wave), max(1, round(self.config.seconds * self.rate))
+        if self.opening:
+            starts = [0]
+        elif self.train:
+            starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
+        elif not isinstance(self.config, AudioDataConfig):
+            starts, window = [0], frames
+        else:
+            stride = max(1, round(self.config.stride * self.rate))
+            starts = sounds.window_starts(frames, window, stride, self.config.max_windows)
+        wavs = torch.from_numpy(np.stack([self._levelled(wave[start : start + window]) for start in starts]))
+        return {**self._text(item, routed), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
+
+    def metadata(self, item: int) -> Item:
+        return self._text(item, self.routed(item))
+
+    def _levelled(self, samples: Samples) -> Samples:
+        return samples if self.config.loudness is None else to_loudness(samples, self.rate, self.config.loudness)
+
+    def _text(self, item: int, routed: dict[str, Any]) -> Item:
+        if not self.captioned:
+            return {}
+        given = {name: routed[name] for name in ("raw_texts", "texts") if routed.get(name) is not None}
+        if len(given) != 1:
+            which = "neither raw_texts nor texts" if not given else "both raw_texts and texts"
+            raise UsageError(f"{self.name(item)} of the data set has {which}; give one of them")
+        (value,) = given.values()
+        return {"token_ids": _ids(value)} if _is_ids(value) else {"texts": str(value)}
+
+
+def _wave(value: Any) -> Samples:
+    if not _is_wave(value):
+        what = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+        raise UnreadableItem(f"has {what} for a sound; fractions are expected, one a sample")
+    wave = value.detach().cpu().float().numpy() if isinstance(value, Tensor) else np.asarray(value, np.float32)
+    if wave.ndim == 2:
+        if len(wave) != 1:
+            raise UnreadableItem(f"has {len(wave)} channels; mix them to one")
+        wave = wave[0]
+    if not len(wave):
+        raise UnreadableItem("has no samples")
+    if not np.isfinite(wave).all():
+        raise UnreadableItem("has samples that are not finite")
+    return wave
+
+
+def _ids(value: Any) -> Tensor:
+    """Without the zeros at the end, which are padding, as they were in the original."""
+    ids = value.detach().cpu().long() if isinstance(value, Tensor) else torch.from_numpy(np.array(value, np.int64))
+    length = int((ids != 0).nonzero().max()) + 1 if ids.any() else 0
+    if not length:
+        raise UnreadableItem("has a text without any id but 0, which is padding")
+    return ids[:length]
+
+
+def python_audio_splits(
+    dataset: Indexable,
+    config: SoundDataConfig,
+    rate: int,
+    *,
+    validation: Indexable | None = None,
+    declared: Sequence[str] | None = None,
+    captioned: bool = True,
+    opening: bool = False,
+) -> Splits:
+    """A data set object, split by fraction and seed unless a validation set comes with it.
+
+    Where it is not `captioned`, texts are neither asked for nor handed on. With `opening` each sound comes as its first
+    window, always.
+    """
+    make = partial(PythonAudio, rate=rate, config=config, captioned=captioned, opening=opening)
+    return split_object(dataset, config, make, validation, declared)

@@ -59,7 +59,7 @@ def check_captions(model: TextConfig, media: Splits, what: str, may_be_empty: bo
 def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
     """Of each item its name and its caption."""
     assert isinstance(source, MediaDataset)
-    return ((source.name(item), source.about(item)["texts"]) for item in range(len(source)))
+    return ((source.name(item), source.metadata(item)["texts"]) for item in range(len(source)))
 
 
 def too_long(model: TextConfig, texts: Iterable[str]) -> list[str]:

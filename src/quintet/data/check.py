@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quintet.data.index.folder import Entry, Scan, film_in, printable
+from quintet.data.index.entry import Entry, Scan, film_in, printable
 from quintet.data.index.listing import list_media
+from quintet.data.index.shard_store import is_address
+from quintet.data.index.walk import Tree
 from quintet.errors import UnreadableItem
 from quintet.media import audio as sounds
 from quintet.media import image as images
@@ -235,8 +237,10 @@ def check_folder(
 def scan_medium(root: str | os.PathLike[str], medium: str | None) -> tuple[str, Scan]:
     """The medium of a folder, that of most files if none is named, and those files."""
     names = [medium] if medium else list(MEDIA)
+    tree = None if medium or is_address(root) else Tree(Path(root), shared=True)
     scans = {
-        name: list_media(root, MEDIA[name].extensions, allow_empty=True, films=MEDIA[name].films) for name in names
+        name: list_media(root, MEDIA[name].extensions, allow_empty=True, films=MEDIA[name].films, tree=tree)
+        for name in names
     }
     chosen = max(names, key=lambda name: scans[name].found)
     if chosen == "image" and _moves(root, scans["image"], scans.get("video")):

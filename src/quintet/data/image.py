@@ -1,9 +1,10 @@
-"""Owns the data of image recipes: a captioned folder, or a data set handed over in Python, as training sources."""
+"""Datasets of images: the files of a captioned folder, or a data set handed over in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,17 +12,62 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
-from quintet.data.fields import Field, route
-from quintet.data.index.folder import Entry, ImageFolder
-from quintet.data.python_sets import Indexable, split_object
+from quintet.data.fields import Field
+from quintet.data.folder_dataset import FolderDataset
+from quintet.data.index.entry import Entry
+from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
 
 MODES: dict[int, images.Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels to Pillow's name."""
+
+
+@dataclass
+class ImageFolder(FolderDataset[images.Pixels]):
+    """Images of a scanned folder as training items: bytes, (channels, height, width), and their captions.
+
+    With `train` false nothing is random: the centre, unflipped.
+    """
+
+    height: int
+    width: int
+    mode: images.Mode = field(default="RGB", kw_only=True)
+    flip: bool = field(default=False, kw_only=True)
+    random_crop: bool = field(default=False, kw_only=True)
+    truncated: images.Truncated = field(default="skip", kw_only=True)
+
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
+        if self.train and self.flip and draw.number("flip") < 0.5:
+            pixels = pixels[:, ::-1]
+        return {**self.metadata(item), "images": images.bytes_tensor(pixels)}
+
+    @property
+    def preprocessing_key(self) -> str:
+        """How files become items: with the files themselves, all that the codes of items depend on."""
+        text = f"{self.height} x {self.width} {self.mode} {self.truncated}"
+        moved = self.train and (self.flip or self.random_crop)
+        return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
+
+    def _moved(self, item: int, draw: ItemRNG) -> images.Pixels:
+        x, y = draw.number("crop-x"), draw.number("crop-y")
+        return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
+
+    def _centred(self, item: int) -> images.Pixels:
+        """Always the same pixels, so they may be kept."""
+        if item in self._kept:
+            return self._kept[item]
+        pixels = images.resize_and_crop(self._read(item), self.height, self.width)
+        return self._keep(item, pixels, pixels.nbytes)
+
+    def _read(self, item: int) -> Image.Image:
+        side = max(self.height, self.width)
+        return images.read_image(self._file(item), mode=self.mode, truncated=self.truncated, side=side)
 
 
 def folder_splits(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Splits:
@@ -43,41 +89,34 @@ def folder_splits(config: PictureDataConfig, size: tuple[int, int], channels: in
     return split_folder(config, images.EXTENSIONS, folder)
 
 
-FIELDS = (
+FIELDS: tuple[Field, ...] = (
     Field(
         "images",
         ("image", "img", "picture", "pixels", "pixel_values"),
         lambda value: isinstance(value, Image.Image) or (hasattr(value, "ndim") and value.ndim in (2, 3)),
         "a Pillow image, a channels x height x width tensor, or a height x width x channels uint8 array",
     ),
-    Field("texts", ("text", "caption", "label"), lambda value: isinstance(value, str), "a caption", required=False),
+    CAPTION,
 )
 
 
 @dataclass
-class PythonPictures:
-    """Items of a person's own data set."""
+class PythonImages(PythonDataset):
+    """Images of a person's own data set."""
 
-    dataset: Indexable
-    places: Sequence[int]
+    fields = FIELDS
+
     height: int
     width: int
     channels: int
     flip: bool
-    declared: Sequence[str] | None = None
 
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def name(self, item: int) -> str:
-        return f"item {self.places[item]}"
-
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        routed = route(self.dataset[self.places[item]], FIELDS, self.declared)
-        picture = self._fitted(routed["images"])
-        if self.flip and draw.number("flip") < 0.5:
-            picture = picture.flip(-1)
-        return {"images": picture, "texts": "" if routed.get("texts") is None else str(routed["texts"])}
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        routed = self.routed(item)
+        image = self._fitted(routed["images"])
+        if self.train and self.flip and draw.number("flip") < 0.5:
+            image = image.flip(-1)
+        return {"images": image, "texts": caption_of(routed)}
 
     def _fitted(self, value: Any) -> Tensor:
         if isinstance(value, Image.Image):
@@ -103,8 +142,5 @@ def python_splits(
     declared: Sequence[str] | None = None,
 ) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
-
-    def pictures(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonPictures:
-        return PythonPictures(items, places, *size, channels, config.flip and train, names)
-
-    return split_object(dataset, config, pictures, validation, declared)
+    make = partial(PythonImages, height=size[0], width=size[1], channels=channels, flip=config.flip)
+    return split_object(dataset, config, make, validation, declared)

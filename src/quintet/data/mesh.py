@@ -1,23 +1,26 @@
-"""Owns the data of mesh recipes: the meshes of a captioned folder as training items, augmented and in canonical order.
+"""Datasets of meshes, augmented and in canonical order: of a captioned folder, or handed over in Python.
 
-An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3 or 4) int64, `texts`, and of the embedded data `class`
-and `proportions`. Vertices are distinct, faces have an area, and both are in order, at the size of a bin: also after
-augmentation.
+An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3 or 4) int64, and the `metadata` of its file. Vertices
+are distinct, faces have an area, and both are in order, at the size of a bin: also after augmentation.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
-from quintet.config import DataConfig
-from quintet.data.index.folder import Entry, may_keep
+from quintet.config import DataConfig, MeshDataConfig
+from quintet.data.fields import Field
+from quintet.data.folder_dataset import FolderDataset
+from quintet.data.index.entry import Entry
+from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
 from quintet.data.splits import Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import mesh as meshes
@@ -25,51 +28,30 @@ from quintet.media.mesh import Mesh
 
 SCALES = (0.75, 1.25)
 SHIFT = 0.1
-_KNOWN = ("class", "proportions")
 
 
 @dataclass
-class MeshFolder:
-    """Meshes of a scanned folder as training items, and their captions. With `train` false nothing is drawn."""
+class MeshFolder(FolderDataset[Mesh]):
+    """Meshes of a scanned folder as training items, and their captions. With `train` false nothing is random."""
 
-    root: str | os.PathLike[str]
-    entries: Sequence[Entry]
     bins: int = field(default=meshes.BINS, kw_only=True)
     max_faces: int | None = field(default=None, kw_only=True)
     decimate: bool = field(default=False, kw_only=True)
     """Reduce what has more faces instead of leaving it out."""
     augment: bool = field(default=True, kw_only=True)
     """Stretch each axis and shift, item by item and epoch by epoch."""
-    train: bool = field(default=True, kw_only=True)
     corners: int = field(default=3, kw_only=True)
     """Of a face: with 4 only files of quads can be used."""
-    memory: int = field(default=0, kw_only=True)
-    """Bytes of meshes kept by each process; what does not fit is read again."""
-    _kept: dict[int, Mesh] = field(default_factory=dict, init=False, repr=False)
-    _used: int = field(default=0, init=False, repr=False)
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def name(self, item: int) -> str:
-        """The file of an item, as logs and summaries call it."""
-        return self.entries[item].file
-
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
+    def load(self, item: int, draw: ItemRNG) -> Item:
         mesh = self.mesh(item)
         if self.train and self.augment:
             mesh = augmented(mesh, draw, self.bins)
         vertices = torch.from_numpy(mesh.vertices.astype(np.float32))
-        return {**self.about(item), "vertices": vertices, "faces": torch.from_numpy(mesh.faces)}
-
-    def about(self, item: int) -> dict[str, Any]:
-        """What is known of an item without opening its file: its caption and, in the embedded data, what it is."""
-        entry = self.entries[item]
-        return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+        return {**self.metadata(item), "vertices": vertices, "faces": torch.from_numpy(mesh.faces)}
 
     @property
-    def reading(self) -> str:
+    def preprocessing_key(self) -> str:
         """How files become items: with the files themselves, all that the codes of items depend on."""
         text = f"{self.bins} bins, {self.max_faces} faces, decimate={self.decimate}"
         text += "" if self.corners == 3 else f", {self.corners} corners"
@@ -80,15 +62,10 @@ class MeshFolder:
         """The mesh of an item as it was read."""
         if item in self._kept:
             return self._kept[item]
-        file = self.entries[item].media(self.root)
         mesh = meshes.read_mesh(
-            file, bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
+            self._file(item), bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
         )
-        size = mesh.vertices.nbytes + mesh.faces.nbytes
-        if may_keep(self.entries, item, size, self._used, self.memory):
-            self._kept[item] = mesh
-            self._used += size
-        return mesh
+        return self._keep(item, mesh, mesh.vertices.nbytes + mesh.faces.nbytes)
 
 
 def augmented(mesh: Mesh, draw: ItemRNG, bins: int = meshes.BINS) -> Mesh:
@@ -131,3 +108,88 @@ def mesh_folder_splits(
         )
 
     return split_folder(config, meshes.EXTENSIONS, folder)
+
+
+def _is_table(value: Any, columns: Sequence[int], numbers: bool) -> bool:
+    """Whether it is an array of so many columns, of fractions or of whole numbers."""
+    if not hasattr(value, "ndim") or value.ndim != 2 or value.shape[1] not in columns:
+        return False
+    whole = "int" in str(value.dtype)
+    return whole != numbers
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("vertices", ("vertex", "points"), lambda value: _is_table(value, (3,), True), "n x 3 coordinates, -1 to 1"),
+    Field("faces", ("triangles", "quads"), lambda value: _is_table(value, (3, 4), False), "m x 3 or m x 4 integers"),
+    Field(
+        "face_edges",
+        (),
+        lambda value: _is_table(value, (2,), False),
+        "pairs of faces, which are found without being told",
+        required=False,
+    ),
+    CAPTION,
+)
+
+
+@dataclass
+class PythonMeshes(PythonDataset):
+    """Meshes of a person's own data set. Triangles are cleaned, put in canonical order and, to train on, augmented;
+    quads are taken as they are."""
+
+    fields = FIELDS
+
+    corners: int
+    bins: int
+    max_faces: int
+    augment: bool
+
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        routed = self.routed(item)
+        vertices = np.asarray(routed["vertices"], np.float64)
+        faces = np.asarray(routed["faces"], np.int64)
+        faces = faces[(faces >= 0).all(1)]  # padding
+        self._check(vertices, faces)
+        mesh = Mesh(vertices, faces)
+        if self.corners == 3:
+            mesh = self._prepared(mesh, draw)
+        return {
+            "texts": caption_of(routed),
+            "vertices": torch.from_numpy(mesh.vertices.astype(np.float32)),
+            "faces": torch.from_numpy(mesh.faces),
+        }
+
+    def _check(self, vertices: Any, faces: Any) -> None:
+        if not len(faces):
+            raise UnreadableItem("has no faces")
+        if faces.shape[1] != self.corners:
+            raise UnreadableItem(f"has faces of {faces.shape[1]} vertices, model.vertices_per_face is {self.corners}")
+        if len(faces) > self.max_faces:
+            raise UnreadableItem(f"{len(faces)} faces, more than data.max_faces={self.max_faces}")
+        if faces.max() >= len(vertices):
+            raise UnreadableItem(f"a face names vertex {faces.max()} of {len(vertices)}")
+        used = vertices[np.unique(faces)]
+        if np.abs(used).max() > 1:
+            raise UnreadableItem("has coordinates outside of -1 to 1; scale it first")
+
+    def _prepared(self, mesh: Mesh, draw: ItemRNG) -> Mesh:
+        if not np.isfinite(mesh.vertices).all():
+            raise UnreadableItem("has coordinates that are not finite")
+        mesh = meshes.clean(mesh, self.bins)
+        if not len(mesh.faces):
+            raise UnreadableItem(f"no face of it has an area at {self.bins} bins a side")
+        return augmented(mesh, draw, self.bins) if self.train and self.augment else meshes.canonical(mesh, self.bins)
+
+
+def python_mesh_splits(
+    dataset: Indexable,
+    config: MeshDataConfig,
+    corners: int,
+    bins: int,
+    *,
+    validation: Indexable | None = None,
+    declared: Sequence[str] | None = None,
+) -> Splits:
+    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    make = partial(PythonMeshes, corners=corners, bins=bins, max_faces=config.max_faces, augment=config.augment)
+    return split_object(dataset, config, make, validation, declared)

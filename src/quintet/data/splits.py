@@ -4,7 +4,7 @@ are trained on, which validate, which are set aside, and what `data.json` says a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from quintet.common.batch import Dataset
 from quintet.config import DataConfig
-from quintet.data.index.folder import Entry
+from quintet.data.folder_dataset import FolderDataset
+from quintet.data.index.entry import Entry, Scan
 from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
 from quintet.data.index.shards import ShardEntries
 from quintet.errors import UsageError
@@ -41,9 +42,11 @@ class Splits:
     """Which training items are shuffled among each other, where not all are."""
     listed: bool = True
     """Whether `data.json` names each item; not where the fingerprint is that of an index, which does."""
+    dataset: str | None = None
+    """The synthetic data set that the data is, by its marker; none for a person's own."""
 
 
-MakeDataset = Callable[[str, Sequence[Entry], bool], Dataset]
+MakeDataset = Callable[[str, Sequence[Entry], bool], FolderDataset[Any]]
 """Files below a root as items; whether to train on them says whether they are augmented."""
 
 
@@ -54,26 +57,32 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDatas
     train, held_out, aside = split_items(
         found.entries, config.validation_fraction, config.split_seed, config.validation_group
     )
-    held_root = root
+    held_root, dataset = root, _dataset(found)
+    held_dataset = dataset
     skipped = _reasons(found.skipped)
     prints = fingerprint_of(root, found.entries)
     if config.validation_path is not None:
         other = list_media(config.validation_path, extensions, films=films, cache=config.cache)
         train = joined(train, held_out)
-        held_out, held_root = other.entries, config.validation_path
+        held_out, held_root, held_dataset = other.entries, config.validation_path, _dataset(other)
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
         prints += fingerprint_of(held_root, held_out)
     about = {"path": root, "captions_from": found.captions_from, "notes": found.notes}
-    extra_splits = {split: make(root, entries, False) for split, entries in aside.items()}
+    extra_splits = {split: replace(make(root, entries, False), dataset=dataset) for split, entries in aside.items()}
     # Without a validation set the training items are looked at, unaugmented.
-    looked_at = make(held_root, held_out if len(held_out) else train, False)
+    looked_at = replace(make(held_root, held_out if len(held_out) else train, False), dataset=held_dataset)
     sharded = isinstance(train, ShardEntries)
     portions = None
     if config.shuffle_shards is not None:
         if not isinstance(train, ShardEntries):
             raise UsageError(f"data.shuffle_shards={config.shuffle_shards} is for shards, and {root} holds none")
         portions = Portions(train.shard_numbers, config.shuffle_shards)
-    return Splits(make(root, train, True), looked_at, prints, skipped, about, extra_splits, portions, not sharded)
+    trained_on = replace(make(root, train, True), dataset=dataset)
+    return Splits(trained_on, looked_at, prints, skipped, about, extra_splits, portions, not sharded, dataset)
+
+
+def _dataset(found: Scan) -> str | None:
+    return None if found.marker is None else str(found.marker["name"])
 
 
 def _reasons(skipped: Sequence[tuple[str, str]]) -> dict[str, str]:

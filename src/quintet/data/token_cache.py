@@ -12,11 +12,11 @@ The codes of items may differ in length, their first axis. Where arrays have to 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,7 +50,7 @@ Tell = Callable[[int, int], None]
 class MediaDataset(Dataset, Protocol):
     """A source that can tell of an item what is known without opening its file: the caption."""
 
-    def about(self, item: int) -> Item: ...
+    def metadata(self, item: int) -> Item: ...
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class TokenCache:
     media: MediaDataset
     collate: Collate
     encode: Encode
-    tell: Tell = field(default=lambda done, total: None)
-    kept_as: str = "codes"
+    tell: Tell = dataclasses.field(default=lambda done, total: None)
+    field: str = "codes"
     """The field of items."""
 
     def open(self) -> TokenDataset:
@@ -92,7 +92,7 @@ class TokenCache:
         with only_writer(place / "lock"):
             shards = [_sound_shard(place, number) or self._make(place, number) for number in range(len(starts))]
         skipped = {item: reason for shard in shards for item, reason in shard.skipped.items()}
-        return TokenDataset(self.media, [shard.path for shard in shards], self.key.variants, skipped, self.kept_as)
+        return TokenDataset(self.media, [shard.path for shard in shards], self.key.variants, skipped, self.field)
 
     def _make(self, place: Path, number: int) -> _Shard:
         items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
@@ -136,9 +136,11 @@ class TokenDataset:
     variants: int
     skipped: dict[int, str]
     """Items whose media could not be read, with the reason."""
-    kept_as: str = "codes"
+    field: str = "codes"
     """The field of items."""
-    _open: dict[int, tuple[Codes, npt.NDArray[np.int64]]] = field(default_factory=dict, init=False, repr=False)
+    _open: dict[int, tuple[Codes, npt.NDArray[np.int64]]] = dataclasses.field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def __len__(self) -> int:
         return len(self.media)
@@ -152,7 +154,7 @@ class TokenDataset:
         variant = int(draw.number("variant") * self.variants)
         codes = self.codes(item)[variant]
         kept = codes.copy() if _is_vector(codes) else codes[: length(codes)].astype(np.int64)
-        return {**self.media.about(item), self.kept_as: torch.from_numpy(kept)}
+        return {**self.media.metadata(item), self.field: torch.from_numpy(kept)}
 
     def lengths(self) -> list[int]:
         """The length of each item, the longest of its variants; 0 where its media could not be read."""
@@ -197,11 +199,8 @@ class _Shard:
 
 def _write_shard(place: Path, number: int, rows: Sequence[Sequence[Codes]], skipped: dict[int, str]) -> _Shard:
     path = place / f"shard-{number:05d}.npy"
-    temporary = path.with_suffix(".writing")
-    with temporary.open("wb") as file:
+    with files.atomic_write(path) as temporary, temporary.open("wb") as file:
         np.save(file, _stacked(rows) if rows else np.zeros((0,), np.int32), allow_pickle=False)
-    files.sync(temporary)
-    os.replace(temporary, path)
     # The record comes last: a shard without one is made again.
     record = {"sha256": checkpoint.hash_file(path), "skipped": {str(item): why for item, why in skipped.items()}}
     files.replace_text(path.with_suffix(".json"), json.dumps(record))

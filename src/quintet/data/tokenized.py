@@ -1,7 +1,7 @@
-"""Owns the way from a run's media to their codes: each source as a frozen model has it, made once and kept.
+"""Splits of media as splits of tokens: each dataset as a frozen model encodes it, once, and kept in the token cache.
 
-What codes depend on is read off the source itself: which files stand at which place, when they were changed, and how
-they are cut. A source that cannot tell is encoded for this training alone.
+What tokens depend on is read off the dataset itself: which files stand at which position, when they were changed, and
+how they are preprocessed. A dataset that cannot tell is encoded for this training alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weakref import finalize
 from quintet.common.batch import Dataset
 from quintet.common.caches import default_folder
 from quintet.common.logging import say
-from quintet.data.index.folder import Entry
+from quintet.data.index.entry import Entry
 from quintet.data.index.shards import ShardEntries
 from quintet.data.splits import Splits
 from quintet.data.token_cache import CacheKey, Collate, Encode, MediaDataset, TokenCache, TokenDataset
@@ -34,42 +34,35 @@ class FileDataset(MediaDataset, Protocol):
     def entries(self) -> Sequence[Entry]: ...
 
     @property
-    def reading(self) -> str:
+    def preprocessing_key(self) -> str:
         """How files are read, cut and augmented."""
 
 
 @dataclass(frozen=True)
 class TokenEncoder:
-    """A frozen model that makes something of media: codes, or a vector of each item."""
+    """What turns media into tokens, or into a vector of each item: a frozen model, as the token cache needs it."""
 
     digest: str
-    """A hash of all that it makes depends on, but for the media."""
+    """A hash of all that the result depends on, except the media."""
     collate: Collate
     encode: Encode
-    kept_as: str = "codes"
+    field: str = "codes"
     """The field of items."""
 
 
 def tokenized_splits(
-    tokenizer: TokenEncoder, media: Splits, what: str, *, cache: str | None = None, variants: int = 1
+    encoder: TokenEncoder, media: Splits, done: str, *, cache: str | None = None, variants: int = 1
 ) -> Splits:
-    """The same items as codes; `what` they are called together.
+    """The same items as a frozen model encodes them; `done` is said beside how many are done ("clips encoded").
 
     `cache` is the folder of the token cache, none for the user's own. Of an item to train on there are so many
     `variants`, each augmented in its own way.
     """
-    return encoded_splits(tokenizer, media, f"{what} encoded", cache=cache, variants=variants)
-
-
-def encoded_splits(
-    maker: TokenEncoder, media: Splits, done: str, *, cache: str | None = None, variants: int = 1
-) -> Splits:
-    """The same items as a frozen model has them; `done` is said beside how many have been through it."""
     skipped = dict(media.skipped)
 
     def codes(source: Dataset, part: str, variants: int = 1) -> TokenDataset:
-        assert isinstance(source, MediaDataset), "captions are asked for by `about`: media are opened only once"
-        made = _made(maker, source, part, variants, done, cache)
+        assert isinstance(source, MediaDataset), "captions are asked for by `metadata`: media are opened only once"
+        made = _made(encoder, source, part, variants, done, cache)
         skipped.update({made.name(item): reason for item, reason in made.skipped.items()})
         return made
 
@@ -80,17 +73,19 @@ def encoded_splits(
 
 
 def _made(
-    maker: TokenEncoder, source: MediaDataset, part: str, variants: int, done: str, cache: str | None
+    encoder: TokenEncoder, source: MediaDataset, part: str, variants: int, done: str, cache: str | None
 ) -> TokenDataset:
     known = isinstance(source, FileDataset)
     folder = Path(cache or default_folder()) if known else Path(mkdtemp(prefix="quintet-codes-"))
-    data, reading = (_identity(source.entries), source.reading) if isinstance(source, FileDataset) else ("", "")
-    key = CacheKey(maker.digest, f"{part} {data}", reading, variants)
+    data, transform = "", ""
+    if isinstance(source, FileDataset):
+        data, transform = _identity(source.entries), source.preprocessing_key
+    key = CacheKey(encoder.digest, f"{part} {data}", transform, variants)
 
     def tell(count: int, total: int) -> None:
         say(f"{done}: {count} of {total}")
 
-    made = TokenCache(folder, key, source, maker.collate, maker.encode, tell, maker.kept_as).open()
+    made = TokenCache(folder, key, source, encoder.collate, encoder.encode, tell, encoder.field).open()
     if not known:
         # Nothing tells whether two data set objects are the same.
         finalize(made, _remove, folder, os.getpid())

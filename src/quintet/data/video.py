@@ -1,42 +1,45 @@
-"""Owns the data of video recipes: the clips of a captioned folder as training items, and padding them to batches.
+"""Datasets of video: clips of a captioned folder, or of a data set handed over in Python, padded to batches.
 
-An item holds `videos` (3, frames, height, width), bytes; `texts`; and of the embedded data `motion`, what is true of
-it. In training a clip begins at a frame drawn for the item and the epoch; otherwise it is the middle of the file. All
-frames of a clip are scaled and cropped alike. A file with fewer frames than asked for gives fewer: nothing is made up
-here, and `pad_clips` says by a mask which frames of a batch there are. A picture is a clip of one frame.
+An item holds `videos` (3, frames, height, width), bytes, and the `metadata` of its file. In training a clip begins at a
+random frame for the item and the epoch; otherwise it is the middle of the file. All frames of a clip are scaled and
+cropped alike. A file with fewer frames than asked for gives fewer: nothing is made up here, and `pad_clips` says by a
+mask which frames of a batch there are. An image is a clip of one frame.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from quintet.common.batch import Item, collate
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
-from quintet.data.index.folder import Entry, may_keep
+from quintet.data.fields import Field
+from quintet.data.folder_dataset import FolderDataset, HeaderCache
+from quintet.data.index.entry import Entry
+from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
 from quintet.data.splits import Splits, split_folder
+from quintet.errors import UnreadableItem, UsageError
+from quintet.media import image as images
 from quintet.media import video as films
 from quintet.media.files import MediaFile
 from quintet.media.video import Clip, Fit, VideoHeader
+from quintet.media.video_writing import as_clip
 
 WHOLE = 4
 """Files of up to so many clips may be kept, once they are read; of longer ones clips are read."""
-HEADERS = 2**14
-"""Headers that are kept; a set of shards may have millions."""
-_KNOWN = ("motion",)
 
 
 @dataclass
-class VideoFolder:
-    """Clips of a scanned folder as training items, and their captions. With `train` false nothing is drawn."""
+class VideoFolder(FolderDataset[Clip]):
+    """Clips of a scanned folder as training items, and their captions. With `train` false nothing is random."""
 
-    root: str | os.PathLike[str]
-    entries: Sequence[Entry]
     height: int
     width: int
     frames: int = field(default=17, kw_only=True)
@@ -45,23 +48,10 @@ class VideoFolder:
     """Frames a second by time, instead of every so many."""
     flip: bool = field(default=False, kw_only=True)
     random_crop: bool = field(default=False, kw_only=True)
-    train: bool = field(default=True, kw_only=True)
-    memory: int = field(default=0, kw_only=True)
-    """Bytes of decoded files kept by each process; what does not fit is read again."""
-    _kept: dict[int, Clip] = field(default_factory=dict, init=False, repr=False)
-    _headers: dict[int, VideoHeader] = field(default_factory=dict, init=False, repr=False)
-    _used: int = field(default=0, init=False, repr=False)
+    _headers: HeaderCache[VideoHeader] = field(default_factory=HeaderCache, init=False, repr=False)
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def name(self, item: int) -> str:
-        """The file of an item, as logs and summaries call it."""
-        return self.entries[item].file
-
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
-        file = self.entries[item].media(self.root)
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        file = self._file(item)
         header = self._header(item, file)
         start = draw.number("start") if self.train else 0.5
         places = films.clip_frames(header, self.frames, stride=self.stride, rate=self.fps, start=start)
@@ -72,15 +62,10 @@ class VideoFolder:
             clip = self._centred(item, file, header, places)
         if self.train and self.flip and draw.number("flip") < 0.5:
             clip = clip[:, :, ::-1]
-        return {**self.about(item), "videos": films.clip_tensor(clip)}
-
-    def about(self, item: int) -> dict[str, Any]:
-        """What is known of an item without opening its file: its caption and, in the embedded data, what it shows."""
-        entry = self.entries[item]
-        return {"texts": entry.text or "", **{name: entry.extra[name] for name in _KNOWN if name in entry.extra}}
+        return {**self.metadata(item), "videos": films.clip_tensor(clip)}
 
     @property
-    def reading(self) -> str:
+    def preprocessing_key(self) -> str:
         """How files become items: with the files themselves, all that the codes of items depend on."""
         pace = f"every {self.stride}" if self.fps is None else f"{self.fps} a second"
         text = f"{self.height} x {self.width}, {self.frames} frames, {pace}"
@@ -88,8 +73,6 @@ class VideoFolder:
 
     def _header(self, item: int, file: MediaFile) -> VideoHeader:
         if item not in self._headers:
-            if len(self._headers) >= HEADERS:
-                self._headers.clear()
             self._headers[item] = films.read_header(file)
         return self._headers[item]
 
@@ -100,11 +83,9 @@ class VideoFolder:
             return self._kept[item][places]
         size = header.frames * self.height * self.width * 3
         short = header.frames <= WHOLE * (places[-1] - places[0] + 1)
-        if not short or not may_keep(self.entries, item, size, self._used, self.memory):
+        if not short or not self._may_keep(item, size):
             return films.read_video(file, places, fit=fit, header=header)
-        self._kept[item] = films.read_video(file, fit=fit, header=header)
-        self._used += size
-        return self._kept[item][places]
+        return self._keep(item, films.read_video(file, fit=fit, header=header), size)[places]
 
 
 def pad_clips(items: Sequence[Item], frames: int | None = None) -> dict[str, Any]:
@@ -141,3 +122,72 @@ def video_folder_splits(config: VideoDataConfig, size: tuple[int, int]) -> Split
         )
 
     return split_folder(config, films.EXTENSIONS | films.FRAME_EXTENSIONS, folder, films=True)
+
+
+FIELDS: tuple[Field, ...] = (
+    Field(
+        "videos",
+        ("video", "clip", "frames", "images", "image"),
+        lambda value: hasattr(value, "ndim") and value.ndim in (3, 4),
+        "a 3 x frames x height x width tensor, a frames x height x width x 3 uint8 array, or one picture",
+    ),
+    CAPTION,
+)
+
+
+@dataclass
+class PythonVideos(PythonDataset):
+    """Videos of a person's own data set; an image is a clip of one frame."""
+
+    fields = FIELDS
+
+    height: int
+    width: int
+    config: VideoDataConfig
+
+    def load(self, item: int, draw: ItemRNG) -> Item:
+        routed = self.routed(item)
+        clip = _clip(routed["videos"])
+        start = draw.number("start") if self.train else 0.5
+        clip = clip[films.stride_frames(len(clip), self.config.frames, self.config.stride, start)]
+        moved = self.train and self.config.random_crop
+        x, y = (draw.number("crop-x"), draw.number("crop-y")) if moved else (0.5, 0.5)
+        if clip.shape[1:3] != (self.height, self.width):
+            clip = np.stack([images.resize_and_crop(frame, self.height, self.width, x=x, y=y) for frame in clip])
+        if self.train and self.config.flip and draw.number("flip") < 0.5:
+            clip = clip[:, :, ::-1]
+        return {"texts": caption_of(routed), "videos": films.clip_tensor(clip)}
+
+
+def _clip(value: Any) -> Clip:
+    if not hasattr(value, "ndim") or value.ndim not in (3, 4):
+        what = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+        raise UnreadableItem(f"has {what} for a video; expected {FIELDS[0].expects}")
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UnreadableItem("has pixels that are not finite")
+        value = value[:, None] if value.ndim == 3 else value
+        value = value.expand(3, -1, -1, -1) if len(value) == 1 else value
+    elif value.ndim == 3:
+        value = value[None]
+    try:
+        return as_clip(value)
+    except ValueError as problem:
+        raise UnreadableItem(str(problem)) from problem
+
+
+def python_video_splits(
+    dataset: Indexable,
+    config: VideoDataConfig,
+    size: tuple[int, int],
+    *,
+    validation: Indexable | None = None,
+    declared: Sequence[str] | None = None,
+) -> Splits:
+    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    if config.fps is not None:
+        raise UsageError(
+            "data.fps goes by time stamps, which clips of a data set in Python do not have; use data.stride"
+        )
+    make = partial(PythonVideos, height=size[0], width=size[1], config=config)
+    return split_object(dataset, config, make, validation, declared)

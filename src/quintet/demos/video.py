@@ -62,10 +62,10 @@ def seams(story: Path, phenaki: Path) -> list[float]:
     """Of each video of scenes the change at the seam, against the median change from frame to frame."""
     import numpy as np
 
-    from quintet import runs
+    from quintet import registry
     from quintet.media.video import read_video
 
-    first = runs.read_config(phenaki / "config.yaml").data.frames  # type: ignore[attr-defined]
+    first = registry.read_config(phenaki / "config.yaml").data.frames  # type: ignore[attr-defined]
     rows = [json.loads(line) for line in (story / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     found = []
     for row in rows:

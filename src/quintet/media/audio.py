@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quintet.common.files import replace_bytes
 from quintet.errors import UsageError
 from quintet.media.audio_formats import EXTENSIONS, AudioHeader, Samples, read_blocks, read_frames, read_header
 from quintet.media.files import MediaFile
@@ -149,14 +150,8 @@ def write_audio(samples: Samples | Tensor | Sequence[float], path: str | os.Path
         raise ValueError(f"sound is (frames) or (channels, frames), not {finite.shape}")
     whole = np.clip(np.rint(finite * 32768), -32768, 32767).astype(np.int16)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Always the same name: what a killed process left is written over by the next one.
-    temporary = path.with_name(f".{path.name}.writing")
     # In memory first: what goes wrong in a file, such as a full disk, soundfile does not pass on.
     encoded = io.BytesIO()
     soundfile.write(encoded, whole.T, rate, format=file_format, subtype="PCM_16")
-    try:
-        temporary.write_bytes(encoded.getbuffer())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_bytes(path, encoded.getbuffer(), durable=False)
     return path

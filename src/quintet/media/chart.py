@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
+
+from quintet.common.files import atomic_write
 
 PANEL = (300, 180)
 COLUMNS = 4
@@ -33,15 +33,8 @@ def write_curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     draw = ImageDraw.Draw(sheet)
     for number, (name, points) in enumerate(curves.items()):
         _panel(draw, (number % COLUMNS * width, number // COLUMNS * height), name, points)
-    # Beside it first: a full disk must not leave half a picture where a whole one was.
-    temporary = path.with_name(f".{path.name}")
-    try:
+    with atomic_write(path, durable=False) as temporary:
         sheet.save(temporary, format="PNG")
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def collect(rows: Sequence[Mapping[str, Any]]) -> dict[str, Points]:

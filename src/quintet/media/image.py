@@ -1,93 +1,66 @@
-"""Owns image files: reading them whatever their state, fitting them to a size, and writing pictures and grids.
+"""Image files: reading them whatever their state, fitting them to a size, and writing images and grids.
 
 Layouts are one rule: an array is height x width x channels, a tensor is channels x height x width. Bytes are
 0-255, floats 0-1. A picture that cannot be used raises `UnreadableItem` with the reason; Pillow's own errors and
-warnings never leave this file. Importing it does not import torch.
+warnings never leave `image_decoding.py`. Importing this file does not import torch.
 """
 
 from __future__ import annotations
 
-import io
-import logging
 import os
-import threading
-import warnings
 from collections.abc import Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError, features
+from PIL import Image
 
-from quintet.errors import UnreadableItem, UsageError
-from quintet.media.files import MediaFile, Place, check_file, open_file, place_of
+from quintet.common.files import atomic_write
+from quintet.errors import UsageError
+from quintet.media.files import MediaFile, place_of
+from quintet.media.image_decoding import (
+    CHANNELS,
+    EXTENSIONS,
+    GAP,
+    MAX_PIXELS,
+    MIN_SIDE,
+    TRANSPOSE,
+    ImageFacts,
+    Mode,
+    Pixels,
+    Request,
+    Truncated,
+    convert,
+    flatten,
+    floats_to_bytes,
+    orientation_of,
+    read,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
-Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
-Truncated: TypeAlias = Literal["skip", "use"]
-Pixels: TypeAlias = npt.NDArray[np.uint8]
+__all__ = [
+    "EXTENSIONS",
+    "MIN_SIDE",
+    "ImageFacts",
+    "Mode",
+    "Picture",
+    "Pixels",
+    "Truncated",
+    "bytes_tensor",
+    "image_grid",
+    "probe_image",
+    "read_image",
+    "resize_and_crop",
+    "to_tensor",
+    "to_uint8",
+    "upright",
+    "write_image",
+]
+
 Picture: TypeAlias = "Tensor | npt.NDArray[Any]"
-
-EXTENSIONS = frozenset(
-    {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-    | ({".avif"} if features.check("avif") else set())
-)
-CHANNELS: dict[Mode, int] = {"L": 1, "RGB": 3, "RGBA": 4}
-MAX_PIXELS = 100_000_000
-"""Decoded pixels: about 400 MB of memory and a second or two of one core."""
-MAX_JPEG_PIXELS = 2**29
-"""Pixels of a JPEG that is decoded at an eighth of its size: what bounds its time, not its memory."""
-MIN_SIDE = 4
-MAX_JPEG_SCANS = 100
-"""Passes over a progressive JPEG: usual are ten, and each may cost the time of the whole picture in ten bytes."""
-
-# Only these are tried, whatever a file is called: Pillow's other readers include some that start programs (EPS).
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF") + (("AVIF",) if features.check("avif") else ())
-_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # the many pictures of a TIFF or of a phone's JPEG (MPO) are no animation
-_JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
-_WHITE = (255, 255, 255, 255)
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_SIDEWAYS = (5, 6, 7, 8)
-# What Pillow logs about damaged files comes back as an error anyway; without a handler Python would print it.
-logging.getLogger("PIL").addHandler(logging.NullHandler())
-
-# Decoding at twice the wanted size leaves nothing for the final, antialiased resize to miss.
-_GAP = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFacts:
-    """What a file holds: its size as shown (rotation applied), its format by content, and Pillow's name of its mode."""
-
-    width: int
-    height: int
-    format: str
-    mode: str
-    animated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    mode: Mode
-    truncated: Truncated
-    side: int | None
-    max_pixels: int
-    min_side: int
 
 
 def read_image(
@@ -105,19 +78,19 @@ def read_image(
     or an eighth of its size, which costs a fraction of the time. `truncated="use"` takes what is there of a
     file that ends too early.
     """
-    return _read(place_of(path), _Request(mode, truncated, side, max_pixels, min_side))[0]
+    return read(place_of(path), Request(mode, truncated, side, max_pixels, min_side))[0]
 
 
 def upright(image: Image.Image, mode: Mode = "RGB") -> Image.Image:
     """An image that somebody else opened, by the rules of `read_image`."""
     image.load()
-    method = _TRANSPOSE.get(_orientation(image))
-    return _convert(image if method is None else image.transpose(method), mode)
+    method = TRANSPOSE.get(orientation_of(image))
+    return convert(image if method is None else image.transpose(method), mode)
 
 
 def probe_image(path: MediaFile, *, truncated: Truncated = "skip") -> ImageFacts:
     """What a file holds, after decoding it by the rules of `read_image`: what passes here can be trained on."""
-    return _read(place_of(path), _Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]
+    return read(place_of(path), Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]
 
 
 def resize_and_crop(image: Image.Image | Pixels, height: int, width: int, *, x: float = 0.5, y: float = 0.5) -> Pixels:
@@ -130,7 +103,7 @@ def resize_and_crop(image: Image.Image | Pixels, height: int, width: int, *, x: 
     scale = min(image.width / width, image.height / height)
     left, right = _window(image.width, width * scale, x)
     top, bottom = _window(image.height, height * scale, y)
-    resized = image.resize((width, height), Image.Resampling.BICUBIC, box=(left, top, right, bottom), reducing_gap=_GAP)
+    resized = image.resize((width, height), Image.Resampling.BICUBIC, box=(left, top, right, bottom), reducing_gap=GAP)
     return _to_array(resized)
 
 
@@ -151,7 +124,7 @@ def bytes_tensor(pixels: Pixels) -> Tensor:
 def to_uint8(tensor: Tensor) -> Pixels:
     """A tensor (..., channels, height, width) as bytes (..., height, width, channels); floats clamped to [0, 1]."""
     array: npt.NDArray[Any] = _detached(tensor).movedim(-3, -1).contiguous().numpy()
-    return array if array.dtype == np.uint8 else _floats_to_bytes(array)
+    return array if array.dtype == np.uint8 else floats_to_bytes(array)
 
 
 def write_image(picture: Picture, path: str | os.PathLike[str]) -> Path:
@@ -162,16 +135,10 @@ def write_image(picture: Picture, path: str | os.PathLike[str]) -> Path:
         raise UsageError(f"cannot write {path}: '{path.suffix}' is no image format; use .png")
     image = _from_array(_as_pixels(picture))
     if file_format == "JPEG":
-        image = image.convert("RGB") if image.mode == "L" else _flatten(image)
+        image = image.convert("RGB") if image.mode == "L" else flatten(image)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Always the same name: what a killed process left is written over by the next one.
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        with temporary.open("wb") as stream:
-            image.save(stream, format=file_format)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_write(path, durable=False) as temporary, temporary.open("wb") as stream:
+        image.save(stream, format=file_format)
     return path
 
 
@@ -190,212 +157,6 @@ def image_grid(pictures: Sequence[Picture], columns: int, padding: int = 2) -> P
         left = padding + index % columns * width
         grid[top : top + cell.shape[0], left : left + cell.shape[1]] = cell
     return grid
-
-
-def write_grid(pictures: Sequence[Picture], path: str | os.PathLike[str], columns: int, padding: int = 2) -> Path:
-    """`image_grid`, written to a file."""
-    return write_image(image_grid(pictures, columns, padding), path)
-
-
-# Reading
-
-
-def _read(place: Place, request: _Request) -> tuple[Image.Image, ImageFacts]:
-    try:
-        check_file(place)
-        with pillow_silent(), open_file(place) as stream:
-            try:
-                return _decode(stream, request)
-            except (OSError, SyntaxError):
-                if request.truncated == "skip" or not _is_jpeg(stream):
-                    raise
-                # libjpeg shows what it has of a file, progressive ones included, once it meets an end marker.
-                return _decode(io.BytesIO(_whole(stream) + _JPEG_END), request)
-    except UnreadableItem:
-        raise
-    except Exception as error:  # Damaged files make decoders raise nearly anything; none of it may end a run.
-        raise UnreadableItem(_reason(error)) from error
-
-
-def _decode(stream: IO[bytes], request: _Request) -> tuple[Image.Image, ImageFacts]:
-    image = _open(stream)
-    full, mode = image.size, image.mode
-    if min(full) < request.min_side:
-        raise UnreadableItem(f"{full[0]}x{full[1]} pixels, smaller than {request.min_side} on a side")
-    _reduce(image, request)
-    reduced = image.size != full
-    if image.width * image.height > request.max_pixels:
-        limit = f"{request.max_pixels / 1e6:g} million"
-        raise UnreadableItem(f"{full[0]}x{full[1]} pixels, more than {limit}; make the picture smaller")
-    if _is_progressive(image) and _whole(stream).count(_JPEG_SCAN) > MAX_JPEG_SCANS:
-        raise UnreadableItem(f"a progressive JPEG of more than {MAX_JPEG_SCANS} scans; save it anew")
-    animated = _is_animated(image)
-    _load(image, request.truncated)
-    orientation = _orientation(image)
-    method = _TRANSPOSE.get(orientation)
-    upright = image if method is None else image.transpose(method)
-    turned = full[::-1] if orientation in _SIDEWAYS else full
-    shown = turned if reduced else upright.size  # a TIFF is turned by its own reader
-    return _convert(upright, request.mode), ImageFacts(*shown, image.format or "", mode, animated)
-
-
-def _open(stream: IO[bytes]) -> Image.Image:
-    try:
-        return Image.open(stream, formats=_FORMATS)
-    except Image.DecompressionBombError:
-        if not _is_jpeg(stream):
-            raise
-    # Image.open refuses by size alone, but a JPEG can be decoded small without ever being held whole.
-    stream.seek(0)
-    return JpegImagePlugin.JpegImageFile(stream)
-
-
-def _reduce(image: Image.Image, request: _Request) -> None:
-    """Have a large JPEG decoded at a fraction of its size. A progressive one would be held whole in any case."""
-    if not isinstance(image, JpegImagePlugin.JpegImageFile) or _is_progressive(image):
-        return
-    pixels = image.width * image.height
-    if pixels > MAX_JPEG_PIXELS:
-        return
-    needed = min(image.size) if request.side is None else request.side * _GAP
-    fraction = next((part for part in (8, 4, 2) if min(image.size) >= needed * part), 1)
-    while fraction < 8 and pixels > request.max_pixels * fraction**2:
-        fraction *= 2
-    if fraction > 1:
-        image.draft(None, (image.width // fraction, image.height // fraction))
-
-
-def _is_progressive(image: Image.Image) -> bool:
-    return isinstance(image, JpegImagePlugin.JpegImageFile) and "progressive" in image.info
-
-
-def _is_animated(image: Image.Image) -> bool:
-    """More than one frame; asked before decoding, because asking moves some readers to the second frame."""
-    if image.format not in _ANIMATED:
-        return False
-    animated = False
-    with suppress(Exception):  # damage in a later frame, which nobody needs
-        animated = bool(getattr(image, "is_animated", False))
-    image.seek(0)
-    return animated
-
-
-def _load(image: Image.Image, truncated: Truncated) -> None:
-    try:
-        image.load()
-    except (OSError, SyntaxError):
-        undecoded = getattr(image, "_im", None) is None
-        if truncated == "skip" or undecoded or isinstance(image, JpegImagePlugin.JpegImageFile):
-            raise
-        _keep_decoded(image)
-
-
-def _keep_decoded(image: Any) -> None:
-    """Take the rows decoded before the end of a cut file. An empty tile list tells Pillow that nothing is left.
-
-    Pillow's own switch for this is a variable of the process, which other threads would see.
-    """
-    image.tile = []
-    if image.getbbox() is None:
-        raise UnreadableItem("truncated before the first row of pixels")
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # A picture with damaged EXIF is still a picture.
-        return 1
-
-
-def _convert(image: Image.Image, mode: Mode) -> Image.Image:
-    if image.mode.startswith(("I", "F")):
-        image = Image.fromarray(_eight_bit(image))
-    if mode == "RGBA":
-        return image.convert("RGBA")
-    if image.has_transparency_data:
-        image = _flatten(image)
-    return image.convert(mode)
-
-
-def _eight_bit(image: Image.Image) -> Pixels:
-    """Samples of 16 bits and more, scaled. 32-bit modes do not tell their range: the smallest usual one is taken."""
-    if image.mode.startswith("I;16"):
-        pixels: Pixels = _floats_to_bytes(np.arange(65536) / 65535)[np.asarray(image)]
-        return pixels
-    values = np.nan_to_num(np.asarray(image))
-    scales = (1, 255, 65535) if image.mode == "F" else (255, 65535)
-    full = next((scale for scale in scales if values.max() <= scale), 0)
-    if not full or values.min() < 0:
-        extremes = f"from {values.min():g} to {values.max():g}"
-        raise UnreadableItem(f"samples {extremes}; save the picture with 8 or 16 bits")
-    return _floats_to_bytes(values / full)
-
-
-def _flatten(image: Image.Image) -> Image.Image:
-    """Lay a picture on white."""
-    picture = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", picture.size, _WHITE), picture).convert("RGB")
-
-
-def _is_jpeg(stream: IO[bytes]) -> bool:
-    stream.seek(0)
-    return stream.read(len(_JPEG_START)) == _JPEG_START
-
-
-def _whole(stream: IO[bytes]) -> bytes:
-    stream.seek(0)
-    return stream.read()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "not a picture: the content is of no known image format"
-    if isinstance(error, Image.DecompressionBombError):
-        return "far too many pixels; make the picture smaller"
-    if isinstance(error, MemoryError):
-        return "not enough memory to decode it"
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be opened: {error.strerror}"
-    if "truncated" in str(error):
-        return "truncated: the file ends too early (data.truncated=use takes what is there)"
-    return f"damaged: {error or type(error).__name__}"
-
-
-class _Silence:
-    """Filters Pillow's warnings while anyone reads. The filters belong to the process, so the first reader of
-    several threads sets them and the last one puts them back."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.readers = 0
-        self.saved = warnings.catch_warnings()
-
-    def enter(self) -> None:
-        with self.lock:
-            if not self.readers:
-                self.saved = warnings.catch_warnings()
-                self.saved.__enter__()
-                warnings.filterwarnings("ignore", module=r"PIL\.")
-            self.readers += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.readers -= 1
-            if not self.readers:
-                self.saved.__exit__(None, None, None)
-
-
-_silence = _Silence()
-
-
-@contextmanager
-def pillow_silent() -> Iterator[None]:
-    """Around whatever has Pillow read a file: what it warns of comes back as an error or does not matter."""
-    _silence.enter()
-    try:
-        yield
-    finally:
-        _silence.leave()
 
 
 # Arrays and tensors
@@ -424,19 +185,13 @@ def _detached(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
 
-def _floats_to_bytes(values: npt.NDArray[np.floating[Any]]) -> Pixels:
-    finite = np.nan_to_num(values, nan=0.0, posinf=1.0, neginf=0.0)
-    pixels: Pixels = np.rint(np.clip(finite, 0, 1) * 255).astype(np.uint8)
-    return pixels
-
-
 def _as_pixels(picture: Picture) -> Pixels:
     if not isinstance(picture, np.ndarray):
         pixels = to_uint8(picture)
     elif picture.dtype == np.uint8:
         pixels = picture
     else:
-        pixels = _floats_to_bytes(picture)
+        pixels = floats_to_bytes(picture)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or pixels.shape[-1] not in CHANNELS.values():
@@ -448,5 +203,5 @@ def _as_pixels(picture: Picture) -> Pixels:
 
 def _as_rgb(pixels: Pixels) -> Pixels:
     if pixels.shape[-1] == 4:
-        return _to_array(_flatten(_from_array(pixels)))
+        return _to_array(flatten(_from_array(pixels)))
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3))

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from quintet.common.precision import at_least_fp32
+
 FLOOR = 1e-5
 """Power below which all is silence: the logarithm needs an end."""
 
@@ -75,7 +77,7 @@ class LogMel(nn.Module):
     def power(self, waves: Tensor) -> Tensor:
         """Mel powers, before the logarithm. In full precision at least: half of it has no room for quiet sounds."""
         with torch.autocast(waves.device.type, enabled=False):
-            exact = waves if waves.dtype == torch.float64 else waves.float()
+            exact = at_least_fp32(waves)
             flat, window = exact.reshape(-1, waves.shape[-1]), self.window.to(exact.dtype)
             spectrum = torch.stft(flat, self.n_fft, self.hop, window=window, pad_mode="constant", return_complex=True)
             powers = self.filters.to(exact.dtype) @ (spectrum.real.square() + spectrum.imag.square())

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from quintet.common.files import replace_bytes
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.files import MediaFile, place_of
 from quintet.media.mesh_formats import EXTENSIONS, Faces, Soup, Vertices, read_soup
@@ -280,13 +281,7 @@ def write_mesh(mesh: Mesh, path: str | os.PathLike[str]) -> Path:
         options: dict[str, Any] = {"include_normals": False} if suffix == ".glb" else {"vertex_normal": False}
         content = built.export(file_type=suffix[1:], **options)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Always the same name: what a killed process left is written over by the next one.
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_bytes(path, content, durable=False)
     return path
 
 

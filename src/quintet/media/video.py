@@ -14,17 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quintet.media.files import MediaFile
-from quintet.media.video_formats import (
-    EXTENSIONS,
-    FRAME_EXTENSIONS,
-    WHITE,
-    Clip,
-    Colour,
-    Fit,
-    VideoHeader,
-    read_frames,
-    read_header,
-)
+from quintet.media.video_formats import EXTENSIONS, FRAME_EXTENSIONS, read_frames, read_header
+from quintet.media.video_header import WHITE, Clip, Colour, Fit, VideoHeader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""Owns writing video: H.264 in MP4 that browsers play, animated GIF and WebP, and a clip as a strip of pictures.
+"""Writing of video: H.264 in MP4 that browsers play, animated GIF and WebP, and a clip as a strip of pictures.
 
 A clip is a tensor 3 x frames x height x width (floats in [0, 1] or bytes) or an array frames x height x width x 3. A
 file appears whole or not.
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from PIL import Image
 
+from quintet.common.files import atomic_write
 from quintet.errors import UsageError
-from quintet.media.image import to_uint8, write_image
-from quintet.media.video_formats import Clip
+from quintet.media.image import to_uint8
+from quintet.media.video_header import Clip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +39,8 @@ def write_video(video: Video, path: str | os.PathLike[str], rate: float = 8.0) -
         raise UsageError(f"cannot write {path}: '{path.suffix}' is not among {', '.join(_WRITERS)}")
     clip = as_clip(video)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Always the same name: what a killed process left is written over by the next one.
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
+    with atomic_write(path, durable=False) as temporary:
         write(clip, temporary, rate)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 
@@ -54,11 +50,6 @@ def filmstrip(video: Video, most: int = 17, padding: int = 1) -> Clip:
     shown = clip[np.linspace(0, len(clip) - 1, min(most, len(clip))).round().astype(int)]
     padded = np.pad(shown, ((0, 0), (padding, padding), (padding, padding), (0, 0)), constant_values=255)
     return np.concatenate(list(padded), axis=1)
-
-
-def write_filmstrip(video: Video, path: str | os.PathLike[str], most: int = 17) -> Path:
-    """`filmstrip`, written to a file."""
-    return write_image(filmstrip(video, most), path)
 
 
 def as_clip(video: Video) -> Clip:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from quintet.common import collectives
+from quintet.common.precision import at_least_fp32
 
 MAX_ADAPTIVE_WEIGHT = 1e4
 LECAM_DECAY = 0.99
@@ -68,7 +69,7 @@ def patch_loss(
     real = real.detach().requires_grad_(penalised)
     fake = fake.detach().to(real.dtype)
     logits = discriminator(real, fake) if penalised else discriminator(torch.cat([real, fake]))
-    real_logits, fake_logits = logits.float().chunk(2) if logits.dtype != torch.float64 else logits.chunk(2)
+    real_logits, fake_logits = at_least_fp32(logits).chunk(2)
     loss = hinge_discriminator_loss(real_logits, fake_logits)
     parts = {"hinge": loss, "real": real_logits.mean(), "fake": fake_logits.mean()}
     if penalised:
@@ -96,7 +97,7 @@ def gradient_penalty(logits: Tensor, images: Tensor) -> Tensor:
     and a discriminator so bound tells nothing apart: both sides' logits stay equal.
     """
     (gradient,) = torch.autograd.grad(logits.reshape(len(logits), -1).mean(1).sum(), images, create_graph=True)
-    gradient = gradient if gradient.dtype == torch.float64 else gradient.float()
+    gradient = at_least_fp32(gradient)
     norms = gradient.flatten(1).norm(dim=1)
     penalty: Tensor = (norms - 1).square().mean()
     return penalty

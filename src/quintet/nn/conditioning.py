@@ -21,14 +21,15 @@ from torch import Tensor, nn
 from quintet.common.caches import default_folder
 from quintet.config.text import PRETRAINED, TextConfig
 from quintet.errors import UsageError
+from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 from quintet.nn.pretrained_text import PretrainedText
 from quintet.nn.text import ByteTextEncoder, kept_rows
-from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions, Transformer
+from quintet.nn.transformer import Transformer
 from quintet.nn.words import WordTextEncoder
 
 Conditioning = Mapping[str, Tensor]
 """Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture; `there`, which
-tokens there are, where not all. What `MaskGit.told_once` made has instead of texts and tokens what became of them."""
+tokens there are, where not all. What `MaskGit.precompute_conditioning` made has encoded texts and tokens instead."""
 
 LOW_DEPTH = 2
 """Blocks of the transformer over low-resolution codes."""

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.transformer import Attention, FeedForward, Rotary, Turn, attention_mask, make_norm
+from quintet.nn.attention import Attention, attention_mask
+from quintet.nn.rotary import CosSin, Rotary
+from quintet.nn.transformer import FeedForward, make_norm
 
 
 class Convolution(nn.Module):
@@ -77,10 +79,10 @@ class ConformerBlock(nn.Module):
         self.norm = make_norm("layer", dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, by: Turn | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, cos_sin: CosSin | None = None) -> Tensor:
         seen = None if mask is None else attention_mask(mask)
         x = x + 0.5 * self.dropout(self.first(self.first_norm(x)))
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask=seen, by=by))
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask=seen, cos_sin=cos_sin))
         x = x + self.dropout(self.convolution(self.convolution_norm(x), mask))
         x = x + 0.5 * self.dropout(self.last(self.last_norm(x)))
         out: Tensor = self.norm(x)
@@ -114,7 +116,7 @@ class Conformer(nn.Module):
             raise UsageError(f"{x.shape[1]} frames are more than the {self.max_frames} of a conformer's positions.")
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
-        by = self.rotary((x.shape[1],))
+        cos_sin = self.rotary((x.shape[1],))
         for block in self.blocks:
-            x = block(x, mask, by)
+            x = block(x, mask, cos_sin)
         return x

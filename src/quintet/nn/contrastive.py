@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet.common.precision import at_least_fp32
+
 ContrastiveKind = Literal["softmax", "decoupled", "sigmoid"]
 
 
 def similarities(left: Tensor, right: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     """`(..., rows, rows)`: of every row of the one with every row of the other, times the scale."""
     with torch.autocast(left.device.type, enabled=False):
-        return scale * (_full(left) @ _full(right).transpose(-2, -1))
+        return scale * (at_least_fp32(left) @ at_least_fp32(right).transpose(-2, -1))
 
 
 def contrastive_loss(kind: ContrastiveKind, left: Tensor, right: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -38,7 +40,3 @@ def contrastive_loss(kind: ContrastiveKind, left: Tensor, right: Tensor, scale: 
         scores = scores.masked_fill(itself, -torch.inf)
     both = scores.logsumexp(0) + scores.logsumexp(1)
     return (both / 2 - right_answers).mean()
-
-
-def _full(rows: Tensor) -> Tensor:
-    return rows if rows.dtype == torch.float64 else rows.float()

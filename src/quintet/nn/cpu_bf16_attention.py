@@ -15,7 +15,7 @@ SHORT_ROW = 512
 """Places up to which it is the quicker one."""
 
 
-def is_quicker_by_products(queries: Tensor, keys: Tensor) -> bool:
+def is_cpu_bf16_faster(queries: Tensor, keys: Tensor) -> bool:
     """On a CPU torch's kernel of attention in bf16, forth and back, takes two to four times as long as products up to
     some hundred places do (`benchmarks/attention.py`); in fp32, and of long rows, it is the quicker one."""
     return (
@@ -25,7 +25,7 @@ def is_quicker_by_products(queries: Tensor, keys: Tensor) -> bool:
     )
 
 
-def attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def cpu_bf16_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """`mask` says which keys each query may see, as `scaled_dot_product_attention` takes it."""
     out: Tensor = _Products.apply(queries, keys, values, mask)  # type: ignore[no-untyped-call]
     return out

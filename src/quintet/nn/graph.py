@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.precision import at_least_fp32
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -95,7 +97,7 @@ def packing(lengths: Sequence[int], device: torch.device) -> Packing:
 
 def sums_at(rows: Tensor, places: Tensor, count: int) -> Tensor:
     """The sum of the rows at each place, `(count, dim)`. In fp32 at least: bf16 would lose what many rows add."""
-    exact = rows if rows.dtype == torch.float64 else rows.float()
+    exact = at_least_fp32(rows)
     return exact.new_zeros(count, rows.shape[1]).index_add(0, places, exact)
 
 

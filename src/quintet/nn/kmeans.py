@@ -1,6 +1,7 @@
-"""Owns k-means over many vectors at once: a start far apart (k-means++), Lloyd's rounds, and no cluster left empty.
+"""k-means: Lloyd's rounds over all vectors at once, and no cluster left empty.
 
-The k-means of a quantizer's codebook, which training goes on with, is in `quantize/clusters.py`.
+`fit` looks for good centres: it starts far apart (k-means++) and goes on until nothing changes. `start_codebook` looks
+for a start that training goes on with: from random vectors, for a few rounds.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from quintet.common import rng
 from quintet.errors import UsageError
-from quintet.nn.quantize.clusters import nearest, sums_by_code
 
 ROUNDS = 100
 STARTED_FROM = 32
 """Vectors a cluster that the start is chosen from; all of them would take as long as the rounds."""
+SCORES_AT_ONCE = 2**22
+"""Elements of the matrix of scores: small enough for a cache, large enough for the matrix product."""
 
 
 class Clusters(NamedTuple):
@@ -37,7 +39,7 @@ def fit(vectors: Tensor, clusters: int, seed: int, rounds: int = ROUNDS) -> Clus
     centres = far_apart(vectors[some.to(vectors.device)], clusters, generator)
     codes, taken, settled = nearest(vectors, centres), 0, False
     while not settled and taken < rounds:
-        centres = _means(vectors, codes, centres)
+        centres = _refilled_means(vectors, codes, clusters)
         before, codes, taken = codes, nearest(vectors, centres), taken + 1
         settled = torch.equal(before, codes)
     within = (vectors - centres[codes]).square().sum(dtype=torch.float64)
@@ -62,12 +64,49 @@ def far_apart(vectors: Tensor, clusters: int, generator: torch.Generator) -> Ten
     return vectors[chosen]
 
 
-def _means(vectors: Tensor, codes: Tensor, centres: Tensor) -> Tensor:
+def start_codebook(vectors: Tensor, num_codes: int, seed: int, rounds: int = 10) -> Tensor:
+    """Codes (num_codes, dim) from random vectors; a cluster that falls empty starts again at a random vector."""
+    generator = torch.Generator().manual_seed(rng.seed_from(seed, "k-means"))
+    shuffled = torch.randperm(len(vectors), generator=generator)
+    first = shuffled.repeat(-(-num_codes // len(vectors)))[:num_codes]
+    centres = vectors[first.to(vectors.device)]
+    for _ in range(rounds):
+        means, counts = _means(vectors, nearest(vectors, centres), num_codes)
+        others = torch.randint(len(vectors), (num_codes,), generator=generator)
+        centres = torch.where(counts[:, None] > 0, means, vectors[others.to(vectors.device)])
+    return centres
+
+
+def nearest(vectors: Tensor, codebook: Tensor) -> Tensor:
+    """The index of the code nearest to each of `(n, dim)` vectors.
+
+    The smallest |v - c|^2 is the largest v.c - |c|^2 / 2.
+    """
+    offsets = codebook.square().sum(-1).mul_(-0.5)
+    columns = codebook.t()
+    rows = max(1, SCORES_AT_ONCE // len(codebook))
+    if len(vectors) <= rows:
+        return torch.addmm(offsets, vectors, columns).argmax(-1)
+    parts = (vectors[start : start + rows] for start in range(0, len(vectors), rows))
+    return torch.cat([torch.addmm(offsets, part, columns).argmax(-1) for part in parts])
+
+
+def sums_by_code(vectors: Tensor, codes: Tensor, num_codes: int) -> Tensor:
+    """The sum of the vectors of each code, `(num_codes, dim)`."""
+    return vectors.new_zeros(num_codes, vectors.shape[-1]).index_add_(0, codes, vectors)
+
+
+def _refilled_means(vectors: Tensor, codes: Tensor, clusters: int) -> Tensor:
     """The mean of each cluster; an empty one starts again at a vector that is far from its own centre."""
-    counts = torch.bincount(codes, minlength=len(centres))
-    means = sums_by_code(vectors, codes, len(centres)) / counts.clamp(min=1)[:, None]
+    means, counts = _means(vectors, codes, clusters)
     empty = (counts == 0).nonzero()[:, 0]
     if len(empty):
         away = (vectors - means[codes]).square().sum(1)
         means[empty] = vectors[away.topk(len(empty)).indices]
     return means
+
+
+def _means(vectors: Tensor, codes: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """The mean (clusters, dim) of the vectors of each cluster, zero where there are none, and how many they are."""
+    counts = torch.bincount(codes, minlength=clusters)
+    return sums_by_code(vectors, codes, clusters) / counts.clamp(min=1)[:, None], counts

@@ -19,6 +19,7 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.config.maskgit import MaskGitConfig
 from quintet.errors import UsageError
+from quintet.nn.attention import CrossKV
 from quintet.nn.codebook_start import start_alike
 from quintet.nn.conditioning import (
     Conditioning,
@@ -28,8 +29,10 @@ from quintet.nn.conditioning import (
     TextConditioning,
     make_text_conditioning,
 )
+from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
+from quintet.nn.rotary import Rotary
 from quintet.nn.text import kept_rows
-from quintet.nn.transformer import EMBEDDING_SCALE, Context, LearnedPositions, Rotary, Transformer
+from quintet.nn.transformer import Transformer
 
 FEW_SHAPES = 64
 """Tokens asked for alone come in multiples of so many."""
@@ -38,7 +41,7 @@ FEW_SHAPES = 64
 class _Read(NamedTuple):
     """Texts and low-resolution codes as the transformer takes them: a context and its mask, and what covers tokens."""
 
-    context: Tensor | Context | None
+    context: Tensor | CrossKV | None
     mask: Tensor | None
     covering: Tensor | None
 
@@ -107,20 +110,20 @@ class _Tokens(nn.Module):
             self.text_encoder.encoder.root = folder
 
     @torch.no_grad()
-    def told_once(self, conditioning: Conditioning) -> dict[str, Tensor]:
-        """The conditioning for many passes: texts and low-resolution codes are read here, and not in each of them.
+    def precompute_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
+        """The conditioning for many passes: texts and low-resolution codes are encoded here, and not in each of them.
 
-        By the module's call, because a model that is cut into parts begins with that.
+        Goes through `__call__`: FSDP gathers parameters in forward hooks.
         """
         made: dict[str, Tensor] = self(None, conditioning, once=True)
         return made
 
-    def _told_once(self, conditioning: Conditioning) -> dict[str, Tensor]:
+    def _precompute_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
         context, mask, covering = self._read(conditioning)
-        if context is None or isinstance(context, Context):
+        if context is None or isinstance(context, CrossKV):
             return dict(conditioning)
         assert mask is not None
-        seen = self.transformer.look(context, mask)
+        seen = self.transformer.precompute_cross_kv(context, mask)
         made = {"keys": seen.keys, "values": seen.values, "keys_mask": seen.mask}
         made.update({"covering": covering} if covering is not None else {})
         made.update({"there": conditioning["there"]} if "there" in conditioning else {})
@@ -156,7 +159,7 @@ class _Tokens(nn.Module):
 
     def _read(self, conditioning: Conditioning) -> _Read:
         if "keys" in conditioning:
-            seen = Context(conditioning["keys"], conditioning["values"], conditioning["keys_mask"])
+            seen = CrossKV(conditioning["keys"], conditioning["values"], conditioning["keys_mask"])
             return _Read(seen, None, conditioning.get("covering"))
         covering: Tensor | None = None
         contexts: list[Tensor] = []
@@ -174,7 +177,7 @@ class _Tokens(nn.Module):
         return _Read(_joined(contexts), _joined(masks), covering)
 
     def _through(
-        self, x: Tensor, there: Tensor | None, context: Tensor | Context | None, context_mask: Tensor | None
+        self, x: Tensor, there: Tensor | None, context: Tensor | CrossKV | None, context_mask: Tensor | None
     ) -> Tensor:
         shown = self._shown(x)
         if self.merging is None:
@@ -185,7 +188,7 @@ class _Tokens(nn.Module):
         return self.merging.apart(made, shown)
 
     def _through_by_length(
-        self, x: Tensor, there: Tensor, context: Tensor | Context | None, context_mask: Tensor | None
+        self, x: Tensor, there: Tensor, context: Tensor | CrossKV | None, context_mask: Tensor | None
     ) -> Tensor:
         """The same, rows of one length together and cut there: what a row lacks costs nothing."""
         slice_of_it = math.prod(self.grid[1:])
@@ -195,9 +198,9 @@ class _Tokens(nn.Module):
         for end in sorted({*ends.tolist()}):
             rows = (ends == end).nonzero()[:, 0]
             seen = there.index_select(0, rows)[:, :end]
-            told = context.select(rows) if isinstance(context, Context) else _of_rows(context, rows)
+            own_context = context.select(rows) if isinstance(context, CrossKV) else _of_rows(context, rows)
             own = x.index_select(0, rows)[:, :end]
-            made = self._through(own, None if seen.all() else seen, told, _of_rows(context_mask, rows))
+            made = self._through(own, None if seen.all() else seen, own_context, _of_rows(context_mask, rows))
             parts.append(F.pad(made, (0, 0, 0, x.shape[1] - end)))
             numbers.append(rows)
         return torch.cat(parts).index_select(0, torch.cat(numbers).argsort())
@@ -293,10 +296,10 @@ class MaskGit(Pretrained, _Tokens):
         `previous` are the logits of an earlier pass over the same tokens, for self-conditioning. With `scores` the
         self-critic's logits of each token not being the original one come instead, (batch, tokens) or (places,); by
         this method, because processes that train together see what goes through a module's call alone. With `once` no
-        tokens are needed, and what `told_once` is asked for comes.
+        tokens are needed, and the result is that of `precompute_conditioning`.
         """
         if once:
-            return self._told_once(conditioning)
+            return self._precompute_conditioning(conditioning)
         assert tokens is not None
         extra = None
         if self.from_previous is not None:
@@ -347,9 +350,9 @@ class TokenCritic(Pretrained, _Tokens):
     def forward(
         self, tokens: Tensor | None, conditioning: Conditioning, once: bool = False
     ) -> Tensor | dict[str, Tensor]:
-        """With `once` what `told_once` is asked for comes, and no tokens are needed."""
+        """With `once` no tokens are needed, and the result is that of `precompute_conditioning`."""
         if once:
-            return self._told_once(conditioning)
+            return self._precompute_conditioning(conditioning)
         assert tokens is not None
         scores: Tensor = self.to_score(self.hidden(tokens, conditioning))
         return scores[..., 0]

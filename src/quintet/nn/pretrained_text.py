@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -204,15 +202,10 @@ class PretrainedText:
         path = self._path(text)
         if path is None:
             return
-        temporary = path.with_name(f".{path.name}.{uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with files.open_own(temporary, "xb") as file:
-                file.write(_pack(text, entry))
-            os.replace(temporary, path)
+            files.replace_bytes(path, _pack(text, entry), durable=False, concurrent=True)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise RunError(f"cannot write to the cache of text embeddings {self.cache} ({error})") from None
 
     def _unpack(self, text: str, raw: bytes) -> Embedding:

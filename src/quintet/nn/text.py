@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.transformer import EMBEDDING_SCALE, Rotary, Transformer
+from quintet.nn.positions import EMBEDDING_SCALE
+from quintet.nn.rotary import Rotary
+from quintet.nn.transformer import Transformer
 
 START, END, PADDING = 256, 257, 258
 NUM_SYMBOLS = 259

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from quintet.common.rng import seed_from
 from quintet.errors import UsageError
+from quintet.nn.positions import EMBEDDING_SCALE
+from quintet.nn.rotary import Rotary
 from quintet.nn.text import kept_rows, padded_length
-from quintet.nn.transformer import EMBEDDING_SCALE, Rotary, Transformer
+from quintet.nn.transformer import Transformer
 
 ROWS = 8192
 """Of the table; the first one stands for nothing."""

@@ -1,4 +1,4 @@
-"""Owns autoregressive generation: rows of tokens that grow one by one, each until its end token.
+"""Autoregressive generation: rows of tokens that grow one by one, each until its end token.
 
 Nothing in this file knows a model, a text or a mesh. A model is a callable that begins rows, and the rows it began:
 
@@ -7,7 +7,7 @@ Nothing in this file knows a model, a text or a mesh. A model is a callable that
     rows.select(numbers)               go on with these rows of the batch alone
 
 All rows are at the same place at any time, so that a cache needs no lengths: those whose prompt is longer than others'
-are told their own tokens until it ends. A row that has ended is left out of the batch.
+are given their own tokens until it ends. A row that has ended is left out of the batch.
 
 Every random number belongs to one item and one place, so neither the split into batches, the order of rows nor the
 prompts of others change what an item becomes.
@@ -16,18 +16,18 @@ prompts of others change what an item becomes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
-from quintet.errors import UsageError
-from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
+from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, uniform
+from quintet.sampling.guidance import Conditioning, check_guidance, combined, joined, twice
 
-Conditioning = Mapping[str, Tensor]
 Legal = Callable[[Tensor], Tensor]
 """Rows of tokens so far, (batch, tokens), to which codes may come next, (batch, codes) of bool; never none."""
 
@@ -74,30 +74,27 @@ def decode(
     max_length: int,
     draw: ItemRNG,
     settings: Sampling,
-    conditioning: Conditioning,
-    against: Conditioning | None = None,
+    cond: Conditioning,
+    uncond: Conditioning | None = None,
     legal: Legal | None = None,
     name: str = "decode",
 ) -> Decoded:
     """Continue `prompts` (batch, places), of which the first `lengths` (batch,) are given, to at most `max_length`.
 
-    `against` is what guidance leads away from (the empty text, or a negative prompt); it names the tensors of
-    `conditioning` that differ. Where guidance is not 1, both run as one batch, `conditioning` in its first half.
+    `uncond` is what guidance leads away from (no text, or a negative prompt); it names the tensors of `cond` that
+    differ. Where guidance is not 1, both run as one batch, `cond` in its first half.
     `legal` rules out codes, the end token among them. Decodings that share a `draw` need a `name` each, or their
     noise is the same.
     """
     _check(prompts, lengths, draw, max_length)
-    if settings.guidance != 1 and against is None:
-        raise UsageError(
-            f"sample.guidance is {settings.guidance}, but there is nothing to guide away from; set sample.guidance=1."
-        )
+    check_guidance(settings.guidance, uncond)
     tokens = prompts.new_full((len(prompts), max(max_length, prompts.shape[1])), end_id)
     given = torch.arange(prompts.shape[1], device=prompts.device) < lengths[:, None]
     tokens[:, : prompts.shape[1]] = prompts.masked_fill(~given, end_id)
     decoded = Decoded(tokens, lengths.clone(), torch.zeros_like(lengths, dtype=torch.bool))
     if bool((lengths < max_length).any()):
-        told = _both(conditioning, against, settings.guidance != 1)
-        _grow(begin, decoded, end_id, max_length, uniform(draw, name, max_length), settings, told, legal)
+        conditioning = cond if settings.guidance == 1 or uncond is None else joined(cond, uncond)
+        _grow(begin, decoded, end_id, max_length, uniform(draw, name, max_length), settings, conditioning, legal)
     return decoded
 
 
@@ -109,15 +106,15 @@ def _grow(
     max_length: int,
     chances: Tensor,
     settings: Sampling,
-    told: Conditioning,
+    conditioning: Conditioning,
     legal: Legal | None,
 ) -> None:
     """Write into `decoded` what comes behind its lengths. A step is short: what autograd keeps would be felt."""
     tokens, lengths, ended = decoded
     guides = settings.guidance != 1
     live = (lengths < max_length).nonzero()[:, 0]
-    numbers = _twice(live, len(lengths), guides)
-    rows = begin({key: value[numbers] for key, value in told.items()}, len(numbers))
+    numbers = _in_both(live, len(lengths), guides)
+    rows = begin({key: value[numbers] for key, value in conditioning.items()}, len(numbers))
     # Of the live rows alone, so that a step takes slices and searches nothing.
     own, prompted, chances = tokens[live], lengths[live], chances[live.cpu()]
     place, last_prompted = int(prompted.min()), int(prompted.max())
@@ -139,22 +136,12 @@ def _grow(
             on = (~stops).nonzero()[:, 0]
             if place == max_length or not len(on):
                 return
-            rows.select(_twice(on, len(live), guides))
+            rows.select(_in_both(on, len(live), guides))
             live, own, prompted, chances = live[on], own[on], prompted[on], chances[on.cpu()]
         unseen = own[:, place - 1 : place]
 
 
-def _both(conditioning: Conditioning, against: Conditioning | None, guides: bool) -> Conditioning:
-    """What rows are told; where guidance is on, what they are led away from behind it."""
-    if not guides:
-        return conditioning
-    assert against is not None
-    if unknown := against.keys() - conditioning.keys():
-        raise ValueError(f"against names {sorted(unknown)}, which conditioning does not have")
-    return {key: torch.cat([value, against.get(key, value)]) for key, value in conditioning.items()}
-
-
-def _twice(numbers: Tensor, count: int, guides: bool) -> Tensor:
+def _in_both(numbers: Tensor, count: int, guides: bool) -> Tensor:
     """The numbers of rows among `count`, in both halves of a guided batch."""
     return torch.cat([numbers, numbers + count]) if guides else numbers
 
@@ -162,9 +149,8 @@ def _twice(numbers: Tensor, count: int, guides: bool) -> Tensor:
 def _scores(rows: Rows, unseen: Tensor, guidance: float) -> Tensor:
     """Of the next token, guided and sound, (batch, codes)."""
     if guidance == 1:
-        return check_scores(wide(rows.advance(unseen)))
-    conditional, unconditional = wide(rows.advance(torch.cat([unseen, unseen]))).chunk(2)
-    return check_scores(guided(conditional, unconditional, guidance))
+        return check_scores(at_least_fp32(rows.advance(unseen)))
+    return check_scores(combined(at_least_fp32(rows.advance(twice(unseen))), guidance))
 
 
 def _restricted(scores: Tensor, legal: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Owns how one code is drawn from scores: guidance, filters, temperature, and chances that belong to an item.
+"""How one code is drawn from scores: top-k and top-p filters, temperature, and chances that belong to an item.
 
 What is decided by, is compared in float64 on the CPU, or as integers: the numbers are few, some devices have no
 float64, and sums of integers are the same in any order.
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
 
@@ -40,17 +41,6 @@ def check_scores(scores: Tensor) -> Tensor:
     if not scores.amax(-1).isfinite().all():
         raise RunError("The model's logits are not finite, so nothing can be sampled; use an earlier checkpoint.")
     return scores
-
-
-def guided(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance: away from `unconditional`, through `conditional` at scale 1, and beyond it.
-
-    A code that the conditional logits rule out (-inf) stays ruled out.
-    """
-    if scale == 1:
-        return conditional
-    mixed = unconditional + scale * (conditional - unconditional)
-    return mixed.masked_fill(conditional == -math.inf, -math.inf)
 
 
 def filter_top_k(logits: Tensor, k: int | float) -> Tensor:
@@ -102,11 +92,6 @@ def uniform(draw: ItemRNG, name: str, places: int) -> Tensor:
     return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52)
 
 
-def wide(scores: Tensor) -> Tensor:
-    """At least float32, whatever precision the model ran in."""
-    return scores if scores.dtype == torch.float64 else scores.float()
-
-
 def guesses(logits: Tensor, chances: Tensor) -> Tensor:
     """A code for each row of logits, drawn by the row's chance in [0, 1); nothing is read from the device."""
     sums = _weights(logits).cumsum(-1)
@@ -121,7 +106,7 @@ def _weights(logits: Tensor, temperature: float = 1.0) -> Tensor:
     Sums of integers are exact in any order, so they are the same on every device, never fall, and are allowed
     on CUDA under deterministic algorithms, where a cumulative sum of floats is not.
     """
-    relative = wide(logits - logits.amax(-1, keepdim=True)) / temperature
+    relative = at_least_fp32(logits - logits.amax(-1, keepdim=True)) / temperature
     return (relative.exp() * _WEIGHT_OF_THE_LIKELIEST).long()
 
 

@@ -1,7 +1,7 @@
-"""Owns masked-token generation: which tokens a training step hides, and how decoding fills hidden ones in.
+"""Masked-token generation (MaskGIT): which tokens a training step masks, and how decoding fills masked ones in.
 
 Muse's grid, Phenaki's video and SoundStorm's levels are all rows of tokens here; nothing in this file knows a
-model, a text or a picture. A model is a callable
+model, a text or an image. A model is a callable
 
     logits(tokens, conditioning, where, previous) -> (scores of every code at the places asked for, carry)
 
@@ -12,7 +12,7 @@ next step (self-conditioning), or None.
 
 Every random number belongs to one item, one step and one place by its index, so neither the split into batches,
 the order of rows nor the length of the padding changes what an item becomes. How a code is drawn from scores is in
-`sampling.py`.
+`filters.py`, and guidance in `guidance.py`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.config.masked import MaskedSampleConfig
 from quintet.errors import UsageError
-from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, guided, uniform, wide
+from quintet.sampling.filters import check_filters, check_not_negative, check_scores, choose, uniform
+from quintet.sampling.guidance import Conditioning, check_guidance, combined, joined, twice
 
 Schedule = Callable[[Tensor], Tensor]
 """A share as a function of progress in [0, 1]; given and giving float64 on the CPU, element by element."""
 
-Conditioning = Mapping[str, Tensor]
 Logits = Callable[[Tensor, Conditioning, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """Tokens, conditioning, which places are asked for, (batch, places), and what was carried from the step before, to the
 scores of these places alone, (asked for, codes), and what is carried to the next step, batch first, if anything."""
@@ -195,8 +196,8 @@ def decode(
     mask_id: int,
     draw: ItemRNG,
     settings: Sampling,
-    conditioning: Conditioning,
-    against: Conditioning | None = None,
+    cond: Conditioning,
+    uncond: Conditioning | None = None,
     valid: Tensor | None = None,
     critic: Critic | None = None,
     on_step: Observer | None = None,
@@ -207,8 +208,8 @@ def decode(
     Each step guesses all masked tokens, keeps the ones it trusts and masks as many as `masked_counts` says. Trust
     is the log-probability of the guess, and what is kept stays; with a `critic` it is the critic's opinion of
     all generated tokens, and kept ones may be masked again. Gumbel noise of `choice_noise`, falling to 0, is added.
-    `against` is what guidance leads away from (the empty text, or a negative prompt); it names the tensors of
-    `conditioning` that differ. Where guidance is not 1, both run as one batch, `conditioning` in its first half.
+    `uncond` is what guidance leads away from (no text, or a negative prompt); it names the tensors of `cond` that
+    differ. Where guidance is not 1, both run as one batch, `cond` in its first half.
     Where `valid` is False there is padding, which is neither masked nor generated. Decodings that share a `draw`
     need a `name` each, or their noise is the same. It ends when nothing is masked, if need be before `steps`.
     """
@@ -216,14 +217,11 @@ def decode(
         raise ValueError(
             f"tokens {tuple(tokens.shape)}, generate {tuple(generate.shape)} and draw {len(draw)} disagree"
         )
-    if settings.guidance != 1 and against is None:
-        raise UsageError(
-            f"sample.guidance is {settings.guidance}, but there is nothing to guide away from; set sample.guidance=1."
-        )
+    check_guidance(settings.guidance, uncond)
     generate = generate if valid is None else generate & valid
     left = generate.sum(1).cpu()
     counts = masked_counts(left, settings.steps, settings.schedule)
-    both = None if settings.guidance == 1 or against is None else _both(conditioning, against)
+    both = None if settings.guidance == 1 or uncond is None else joined(cond, uncond)
     tokens, masked = tokens.masked_fill(generate, mask_id), generate
     previous: Tensor | None = None
     for step in range(settings.steps):
@@ -231,7 +229,7 @@ def decode(
             break
         left, progress = counts[step], (step + 1) / settings.steps
         scale = settings.guidance_at(progress)
-        scores, previous = _predict(logits, tokens, masked, conditioning, both, previous, scale)
+        scores, previous = _predict(logits, tokens, masked, cond, both, previous, scale)
         scores = _checked(scores, mask_id)
         chances = uniform(draw, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
         guesses = choose(scores, chances, settings.temperature_at(progress), settings.top_k, settings.top_p)
@@ -248,7 +246,7 @@ def decode(
                 trust = torch.zeros_like(noise).masked_scatter(masked.cpu(), _log_probability(scores, guesses))
                 among = masked
             else:
-                trust = -critic(tokens, conditioning).cpu().double()
+                trust = -critic(tokens, cond).cpu().double()
                 noise, among = -noise, generate
             masked = _lowest(trust + noise, among.cpu(), left).to(tokens.device)
         else:
@@ -263,25 +261,17 @@ def _predict(
     logits: Logits,
     tokens: Tensor,
     masked: Tensor,
-    conditioning: Conditioning,
+    cond: Conditioning,
     both: Conditioning | None,
     previous: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor | None]:
     """The guided scores of the masked tokens alone, (masked, codes), and what the model carries to its next step."""
     if scale == 1 or both is None:
-        scores, carry = logits(tokens, conditioning, masked, _with_rows(previous, len(tokens)))
-        return wide(scores), carry
-    twice = [torch.cat([one, one]) for one in (tokens, masked)]
-    scores, carry = logits(twice[0], both, twice[1], _with_rows(previous, 2 * len(tokens)))
-    conditional, unconditional = wide(scores).chunk(2)
-    return guided(conditional, unconditional, scale), carry
-
-
-def _both(conditioning: Conditioning, against: Conditioning) -> Conditioning:
-    if unknown := against.keys() - conditioning.keys():
-        raise ValueError(f"against names {sorted(unknown)}, which conditioning does not have")
-    return {key: torch.cat([value, against.get(key, value)]) for key, value in conditioning.items()}
+        scores, carry = logits(tokens, cond, masked, _with_rows(previous, len(tokens)))
+        return at_least_fp32(scores), carry
+    scores, carry = logits(twice(tokens), both, twice(masked), _with_rows(previous, 2 * len(tokens)))
+    return combined(at_least_fp32(scores), scale), carry
 
 
 def _with_rows(previous: Tensor | None, rows: int) -> Tensor | None:

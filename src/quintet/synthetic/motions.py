@@ -1,12 +1,12 @@
-"""The embedded video data set `motions`: one coloured shape that moves, grows, shrinks or bounces, with a caption.
+"""The synthetic video data set `motions`: one coloured shape that moves, grows, shrinks or bounces, with a caption.
 
 This file owns what a clip of the data set is: its vocabulary, how a scene is drawn at random, rendered and put into
 words, which split it belongs to, and how the folder is written. An item is a pure function of (seed, index, size); the
 scene and its caption do not even depend on the size. Shapes and colours are those of the data set `shapes`, in its
 frame of 64 x 64 units with y pointing down. Every frame differs from the one before.
 
-`quintet.synthetic.motions_judge` tells from a clip alone what it shows. Figures are only comparable while neither file
-changes, so a change to either one needs a new `VERSION`.
+`quintet.synthetic.motions_judge` tells from a clip alone what it shows. Metrics are only comparable while neither
+the items nor the judge change, so a change to either needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from quintet.errors import UsageError
 from quintet.media.video_writing import write_video
-from quintet.synthetic.embedded import refuse_bad_request, split_by_words, write_records
+from quintet.synthetic.folders import refuse_bad_request, split_by_words, write_records
 from quintet.synthetic.shapes import COLOURS, FRAME, SHAPES, FloatArray, coverage, oklab, pixel_centres
 
 VERSION = 1
 FRAMES = 17
 RATE = 8
 """Frames a second."""
-MINIMUM_SIZE = 32
 VALIDATION_SHARE = 0.1
 
 MOTIONS = ("left", "right", "up", "down", "grow", "shrink", "bounce")
@@ -225,9 +223,7 @@ def make_motions(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -
     The clips are WebP without loss: what is read is what was drawn, whatever decoders do.
     """
     folder = Path(folder)
-    refuse_bad_request(folder, num, seed, "clip")
-    if size < MINIMUM_SIZE:
-        raise UsageError(f"--size is {size}; choose {MINIMUM_SIZE} or more, smaller shapes cannot be told apart.")
+    refuse_bad_request(folder, num, seed, "clip", size)
     rows = []
     for index in range(num):
         item = draw_item(seed, index, size)

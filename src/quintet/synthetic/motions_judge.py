@@ -17,7 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from torch import Tensor
 
+from quintet.media.video_writing import as_clip
+from quintet.synthetic.judges import Judge, Row, Scores, has_keys
 from quintet.synthetic.motions import MotionRecord
 from quintet.synthetic.shapes import FRAME, FloatArray, pixel_centres
 from quintet.synthetic.shapes_judge import judge as judge_picture
@@ -149,3 +152,22 @@ def _motion(track: FloatArray) -> str | None:
     }
     strongest = max(strengths, key=strengths.__getitem__)
     return strongest if strengths[strongest] >= 1 else None
+
+
+class MotionsJudge(Judge[Tensor]):
+    """Videos (3, frames, size, size) in [0, 1]: whether each shows the colour, shape and motion of its caption."""
+
+    def knows(self, row: Row) -> bool:
+        return has_keys(row.get("motion"), ATTRIBUTES)
+
+    def score(self, media: Tensor, row: Row) -> Scores:
+        found = _found(media, row)
+        return {f"match_{name}": float(found[name]) for name in ATTRIBUTES}
+
+    def score_withheld(self, media: Tensor, row: Row) -> Scores:
+        found = _found(media, row)
+        return {"match_withheld": float(found["shape"] and found["motion"])}
+
+
+def _found(video: Tensor, row: Row) -> dict[str, bool]:
+    return match(row["motion"], judge(as_clip(video.float().cpu())))

@@ -1,22 +1,18 @@
-"""The embedded image data set `shapes`: one or two coloured shapes on a smooth background, with a caption.
+"""The synthetic image data set `shapes`: one or two coloured shapes on a smooth background, with a caption.
 
 This file owns what a picture of the data set is: its vocabulary, how a scene is drawn at random, how it is rendered
 and put into words, which split it belongs to, and how the folder is written. An item is a pure function of
 (seed, index, size); the scene and its caption do not even depend on the size. Geometry is in a frame of 64 x 64
 units with y pointing down, whatever the size in pixels.
 
-`shapes_judge` tells from a picture alone what it shows. Figures are only comparable while neither file
-changes, so a change to either one needs a new `VERSION`.
+`shapes_judge` tells from a picture alone what it shows. Metrics are only comparable while neither
+the items nor the judge change, so a change to either needs a new `VERSION`.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import math
-import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from quintet.errors import UsageError
+from quintet.synthetic.folders import refuse_bad_request, split_by_words, write_records
 
 VERSION = 1
 FRAME = 64.0
-MINIMUM_SIZE = 32
 
 FloatArray = npt.NDArray[np.float64]
 ByteArray = npt.NDArray[np.uint8]
@@ -463,34 +458,13 @@ def split_of(caption: str, objects: Sequence[ObjectRecord]) -> str:
     """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
     if any((one["colour"], one["shape"]) in WITHHELD_PAIRS for one in objects):
         return "withheld"
-    words = " ".join(re.findall(r"[a-z0-9]+", caption.lower()))
-    share = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
-    return "validation" if share < VALIDATION_SHARE else "train"
-
-
-def _refuse_bad_request(folder: Path, num: int, size: int, seed: int) -> None:
-    if num <= 0:
-        raise UsageError(f"--num is {num}; ask for at least one picture.")
-    if size < MINIMUM_SIZE:
-        raise UsageError(f"--size is {size}; choose {MINIMUM_SIZE} or more, smaller shapes cannot be told apart.")
-    if seed < 0:
-        raise UsageError(f"--seed is {seed}; choose 0 or more.")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; name a new folder for the data set.")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty; name a new folder, or remove this one first.")
-
-
-def _write_text_at_once(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    return split_by_words(caption, VALIDATION_SHARE)
 
 
 def make_shapes(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
     """Write the data set: `images/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
     folder = Path(folder)
-    _refuse_bad_request(folder, num, size, seed)
+    refuse_bad_request(folder, num, seed, "picture", size)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     rows = []
     for index in range(num):
@@ -500,5 +474,4 @@ def make_shapes(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) ->
         split = split_of(item.caption, item.objects)
         rows.append({"file_name": file_name, "text": item.caption, "split": split, "objects": item.objects})
     about = {"name": "shapes", "version": VERSION, "num": num, "size": size, "seed": seed}
-    _write_text_at_once(folder / "dataset.json", json.dumps(about) + "\n")
-    _write_text_at_once(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    write_records(folder, about, rows)

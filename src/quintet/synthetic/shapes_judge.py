@@ -18,8 +18,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from torch import Tensor
 
-from quintet.synthetic.shapes import COLOURS, FRAME, POSITIONS, RADII, SHAPES, coverage, oklab, pixel_centres
+from quintet.media.image import to_uint8
+from quintet.synthetic.judges import Judge, Row, Scores, has_keys
+from quintet.synthetic.shapes import (
+    COLOURS,
+    FRAME,
+    POSITIONS,
+    RADII,
+    SHAPES,
+    WITHHELD_PAIRS,
+    coverage,
+    oklab,
+    pixel_centres,
+)
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -357,3 +370,19 @@ def match(objects: Sequence[Mapping[str, object]], findings: Sequence[Finding]) 
     )
     best = max(assignments, key=lambda rows: sum(sum(row.values()) for row in rows))
     return {name: sum(row[name] for row in best) / len(objects) for name in (*ATTRIBUTES, "pair")}
+
+
+class ShapesJudge(Judge[Tensor]):
+    """Images (3, size, size) in [0, 1]: the fraction of the objects of which the image shows what the caption says."""
+
+    def knows(self, row: Row) -> bool:
+        objects = row.get("objects")
+        return isinstance(objects, list) and 0 < len(objects) <= 2 and all(has_keys(one, ATTRIBUTES) for one in objects)
+
+    def score(self, media: Tensor, row: Row) -> Scores:
+        found = match(row["objects"], judge(to_uint8(media)))
+        return {f"match_{name}": found[name] for name in ATTRIBUTES}
+
+    def score_withheld(self, media: Tensor, row: Row) -> Scores:
+        pairs = [one for one in row["objects"] if (one["colour"], one["shape"]) in WITHHELD_PAIRS]
+        return {"match_withheld": match(pairs, judge(to_uint8(media)))["pair"]}

@@ -1,4 +1,4 @@
-"""The embedded mesh data set `solids`: low-poly furniture, buildings and plain bodies, each with a caption.
+"""The synthetic mesh data set `solids`: low-poly furniture, buildings and plain bodies, each with a caption.
 
 This file owns what a mesh of the data set is: its classes and how they are built, the words for their proportions,
 how an item is drawn at random and put into words, which split it belongs to, and how the folder is written. An item is
@@ -8,8 +8,8 @@ and no two parts share an edge, so that the whole is watertight too.
 Absolute size has no word: a model sees every mesh scaled to the unit box. What can be said is what can be seen, how
 high and how broad a thing is for one of its class.
 
-`solids_judge` tells from a mesh alone what it is. Figures are only comparable while neither file changes,
-so a change to either one needs a new `VERSION`.
+`solids_judge` tells from a mesh alone what it is. Metrics are only comparable while neither
+the items nor the judge change, so a change to either needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quintet.media.mesh import Faces, Mesh, Vertices, write_mesh
-from quintet.synthetic.embedded import refuse_bad_request, split_by_words, write_records
+from quintet.synthetic.folders import refuse_bad_request, split_by_words, write_records
 
 VERSION = 1
 VALIDATION_SHARE = 0.1

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.media.mesh import Mesh
+from quintet.synthetic.judges import Judge, Row, Scores
 from quintet.synthetic.solids import CLASSES, draw_solid
 
 FloatArray = npt.NDArray[np.float64]
@@ -113,3 +114,18 @@ def _reach(corners: FloatArray) -> tuple[FloatArray, FloatArray]:
     nearest = np.where(inside, depth, 1.0).min(axis=0, initial=1.0)
     farthest = np.where(inside, depth, 0.0).max(axis=0, initial=0.0)
     return nearest, farthest
+
+
+class SolidsJudge(Judge[Mesh]):
+    """Meshes: whether each is of the class of its caption, and has each of the proportions that it names."""
+
+    splits = ("validation",)
+
+    def knows(self, row: Row) -> bool:
+        kind, proportions = row.get("class"), row.get("proportions")
+        return isinstance(kind, str) and kind in CLASSES and isinstance(proportions, dict)
+
+    def score(self, media: Mesh, row: Row) -> Scores:
+        found = match(row["class"], row["proportions"], judge(media))
+        proportions = [float(found.get(name, math.nan)) for name in ("height", "breadth")]
+        return {"match_class": float(found["class"]), "match_proportions": proportions}

@@ -1,11 +1,11 @@
-"""The embedded audio data set `sounds`: synthesised notes, chords, runs, glides, rhythms and noises, with captions.
+"""The synthetic audio data set `sounds`: synthesised notes, chords, runs, glides, rhythms and noises, with captions.
 
 This file owns what a sound of the data set is: its vocabulary, how a sound is drawn at random, played and put into
 words, which split it belongs to, and how the folder is written. An item is a pure function of (seed, index): 1 to 4 s
 at 16 kHz. Pitches are those of a piano, within one octave a register, with wide gaps between the registers.
 
-`quintet.synthetic.sounds_judge` tells from a sound alone what it is. Figures are only comparable while neither file
-changes, so a change to either one needs a new `VERSION`.
+`quintet.synthetic.sounds_judge` tells from a sound alone what it is. Metrics are only comparable while neither
+the items nor the judge change, so a change to either needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.media.audio import write_audio
-from quintet.synthetic.embedded import refuse_bad_request, split_by_words, write_records
+from quintet.synthetic.folders import refuse_bad_request, split_by_words, write_records
 
 VERSION = 1
 RATE = 16_000

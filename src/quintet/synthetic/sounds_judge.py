@@ -15,7 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from quintet.media.audio import resample
+from quintet.synthetic.judges import Judge, Row, Scores, has_keys
 from quintet.synthetic.sounds import (
     DRUMS,
     LOUDNESS,
@@ -46,6 +49,7 @@ LEAST_RISE = 7.0  # decibels, of a new note over what was before
 LEAST_LEVEL = -26.0  # decibels from the loudest, of a new note
 LOUDNESS_EDGE = math.sqrt(LOUDNESS["quiet"][1] * LOUDNESS["loud"][0])
 LEAST_ONSETS = 3  # fewer make no tempo
+ATTRIBUTES = ("timbre", "register", "tempo", "direction", "loudness")
 
 
 @dataclass(frozen=True)
@@ -216,3 +220,23 @@ def _tempo(interval: float | None) -> str | None:
     if interval is None:
         return None
     return min(TEMPOS, key=lambda tempo: abs(math.log(interval / math.sqrt(TEMPOS[tempo][0] * TEMPOS[tempo][1]))))
+
+
+class SoundsJudge(Judge[tuple[Tensor, int]]):
+    """Waves (samples) with their sample rates: whether each word that applies to a sound is true of the wave."""
+
+    def knows(self, row: Row) -> bool:
+        return has_keys(row.get("sound"), ("kind", *ATTRIBUTES))
+
+    def score(self, media: tuple[Tensor, int], row: Row) -> Scores:
+        found = _found(*media, row)
+        return {f"match_{name}": float(found.get(name, math.nan)) for name in ATTRIBUTES}
+
+    def score_withheld(self, media: tuple[Tensor, int], row: Row) -> Scores:
+        found = _found(*media, row)
+        return {"match_withheld": float(found["timbre"] and found.get("register", True))}
+
+
+def _found(wave: Tensor, rate: int, row: Row) -> dict[str, bool]:
+    samples = resample(wave.detach().float().cpu().numpy(), rate, RATE)
+    return match(row["sound"], judge(np.asarray(samples, np.float64)))

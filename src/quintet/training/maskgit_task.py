@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from quintet.common import collectives
 from quintet.common.batch import Batch
+from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
@@ -172,7 +173,7 @@ class MaskGitTask(Task[ConfigT]):
             hidden = masked.training_mask(batch.draw, rows.open, partial(_always, ratio), f"at {ratio}")
             hidden = hidden.to(rows.codes.device)
             tokens, target = rows.codes.masked_fill(hidden, self.maskgit.mask_id), rows.codes[hidden]
-            logits = filters.wide(modules["maskgit"](tokens, rows.conditioning, where=hidden))
+            logits = at_least_fp32(modules["maskgit"](tokens, rows.conditioning, where=hidden))
             sums[f"loss/{ratio}"] = F.cross_entropy(logits, target, reduction="sum")
             sums[f"right/{ratio}"] = (logits.argmax(-1) == target).sum().to(logits.dtype)
             sums[f"count/{ratio}"] = hidden.sum().to(logits.dtype)
@@ -200,7 +201,7 @@ def refuse_untrained(untrained: bool) -> None:
 def token_loss(logits: Tensor, target: Tensor, label_smoothing: float, alike: Alike | None = None) -> Loss:
     """Of the codes that were masked, over all processes; with the share that is guessed right."""
     # Also for the comparison: the likeliest of bf16 numbers takes a CPU four times as long to find.
-    logits = filters.wide(logits)
+    logits = at_least_fp32(logits)
     if alike is None:
         each = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
     else:
@@ -213,7 +214,7 @@ def token_loss(logits: Tensor, target: Tensor, label_smoothing: float, alike: Al
 
 def score_loss(scores: Tensor, wrong: Tensor, where: Tensor | None = None) -> Tensor:
     """Of a critic's scores of tokens, against which of them are not the original ones; over all processes."""
-    scores = filters.wide(scores)
+    scores = at_least_fp32(scores)
     each = F.binary_cross_entropy_with_logits(scores, wrong.to(scores), reduction="none")
     return collectives.mean_over_ranks(each, torch.ones_like(each, dtype=torch.bool) if where is None else where)
 

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
         soundfile.write(tmp_path / f"{name}.wav", np.arange(count) / 200_000, RATE, subtype="FLOAT")
     (tmp_path / "d.wav").write_text("no sound")
     rows = [
-        {"file_name": "a.wav", "text": "short", "split": "train", "sound": {"timbre": "flute"}},
+        {"file_name": "a.wav", "text": "short", "split": "train"},
         {"file_name": "b.wav", "text": "middling", "split": "train"},
         {"file_name": "c.wav", "text": "long", "split": "train"},
         {"file_name": "d.wav", "text": "none", "split": "validation"},
@@ -58,14 +58,13 @@ def start_of(wave: torch.Tensor) -> int:
     return round(wave[0].item() * 200_000)
 
 
-def test_items_hold_windows_lengths_texts_and_facts(folder: Path) -> None:
+def test_items_hold_windows_lengths_and_texts(folder: Path) -> None:
     train = splits(folder).train
     items = [train.load(item, draw(item)) for item in range(3)]
     assert [item["wavs"].shape for item in items] == [(1, 4000), (1, 8000), (1, 8000)]
     assert [item["lengths"].tolist() for item in items] == [[4000], [8000], [8000]]
     assert [item["texts"] for item in items] == ["short", "middling", "long"]
-    assert items[0]["sound"] == {"timbre": "flute"}
-    assert "sound" not in items[1]
+    assert all(item.keys() == {"texts", "wavs", "lengths"} for item in items)
 
 
 def test_crops_are_drawn_by_item_and_epoch_and_stay_in_the_file(folder: Path) -> None:
@@ -129,8 +128,8 @@ def test_whatever_changes_what_is_read_changes_what_is_said_of_it(folder: Path) 
             {"train": False, "max_windows": 2},
         )
     ]
-    assert len({each.reading for each in (plain, *others)}) == 9
-    assert replace(plain, memory=5).reading == plain.reading
+    assert len({each.preprocessing_key for each in (plain, *others)}) == 9
+    assert replace(plain, memory=5).preprocessing_key == plain.preprocessing_key
 
 
 def test_files_of_another_rate_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from quintet.data import check
 from quintet.data.check import check_folder
+from quintet.data.index.walk import Folder, Tree
 from quintet.errors import UnreadableItem, UsageError
 
 
@@ -122,3 +123,17 @@ def test_another_medium_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatc
     for number in range(12):
         (folder / f"{number}.wav").write_text("x")
     assert check_folder(folder).medium == "audio"
+
+
+def test_a_folder_is_listed_once_for_all_media(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "below").mkdir()
+    listed: list[str] = []
+    list_one = Tree._listed
+
+    def counted(tree: Tree, prefix: str) -> Folder:
+        listed.append(prefix)
+        return list_one(tree, prefix)
+
+    monkeypatch.setattr(Tree, "_listed", counted)
+    assert check.scan_medium(folder, None)[0] == "image"
+    assert listed == ["", "below/"]

@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from quintet.common.rng import ItemRNG
-from quintet.data.index.folder import Entry, ImageFolder, Scan, fingerprint, scan, split_entries
+from quintet.data.image import ImageFolder
+from quintet.data.index.entry import Entry, Scan, fingerprint
+from quintet.data.index.folder import scan
+from quintet.data.index.split import split_entries
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.image import EXTENSIONS
 
@@ -463,21 +465,3 @@ def test_pictures_in_memory_are_the_same_pictures_and_the_budget_holds(tmp_path:
     (tmp_path / "2.png").unlink()
     with pytest.raises(UnreadableItem):
         room_for_two.load(2, ItemRNG(0, [1], [2]))
-
-
-@pytest.mark.parametrize(
-    "objects",
-    [
-        [],
-        "a cat",
-        [{"bbox": [0, 0, 1, 1], "label": "cat"}],
-        [{"colour": "red", "shape": "star", "position": "top"}] * 9,
-    ],
-)
-def test_a_column_that_is_called_as_the_judges_is_left_alone(objects: object, tmp_path: Path) -> None:
-    def about(extra: dict[str, Any]) -> dict[str, Any]:
-        return ImageFolder(tmp_path, [Entry("a.png", "a cat", None, extra)], 8, 8).about(0)
-
-    assert about({"objects": objects}).keys() == {"texts"}
-    scene = [{"colour": "red", "shape": "star", "position": "top"}]
-    assert about({"objects": scene})["objects"] == scene

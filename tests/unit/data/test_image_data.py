@@ -13,7 +13,7 @@ from PIL import Image
 
 from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
-from quintet.data.image import PythonPictures, folder_splits, python_splits
+from quintet.data.image import PythonImages, folder_splits, python_splits
 from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
 
@@ -126,8 +126,8 @@ def test_a_run_of_python_objects_cannot_be_resumed_from_its_folder() -> None:
 # --- data set objects ---------------------------------------------------------------------------------------------
 
 
-def pictures(dataset: Any, channels: int = 3, flip: bool = False, **options: Any) -> PythonPictures:
-    return PythonPictures(dataset, range(len(dataset)), *SIZE, channels, flip, **options)
+def pictures(dataset: Any, channels: int = 3, flip: bool = False, **options: Any) -> PythonImages:
+    return PythonImages(dataset, range(len(dataset)), *SIZE, channels, flip, **options)
 
 
 def loaded(value: Any, **options: Any) -> torch.Tensor:

@@ -44,8 +44,7 @@ def test_an_item(folder: Path) -> None:
     drawn = draw_item(1, 4)
     item = items.load(4, draw())
     assert (len(items), items.name(4)) == (30, "meshes/00004.obj")
-    assert (item["texts"], item["class"], item["proportions"]) == (drawn.caption, drawn.kind, drawn.proportions)
-    assert items.about(4) == {name: item[name] for name in ("texts", "class", "proportions")}
+    assert items.metadata(4) == {"texts": item["texts"]} == {"texts": drawn.caption}
     assert (item["vertices"].dtype, item["faces"].dtype) == (torch.float32, torch.int64)
     assert torch.equal(item["faces"], torch.from_numpy(canonical(clean(normalise(drawn.mesh))).faces))
     assert item["vertices"].abs().max() == pytest.approx(LIMIT)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from quintet.common.rng import ItemRNG
 from quintet.data.check import MEDIA, check_folder
-from quintet.data.index.folder import ImageFolder
+from quintet.data.image import ImageFolder
 from quintet.data.index.listing import fingerprint_of, list_media, split_items
 from quintet.errors import UsageError
 from quintet.media.files import place_of, read_file

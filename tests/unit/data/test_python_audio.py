@@ -14,8 +14,7 @@ from torch import Tensor
 
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
-from quintet.data.audio import audio_folder_splits, pad_windows
-from quintet.data.python_audio import python_audio_splits
+from quintet.data.audio import audio_folder_splits, pad_windows, python_audio_splits
 from quintet.errors import UnreadableItem, UsageError
 
 RATE = 8000

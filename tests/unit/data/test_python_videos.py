@@ -14,8 +14,7 @@ from PIL import Image
 from films import counted, places_of
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
-from quintet.data.python_videos import python_video_splits
-from quintet.data.video import video_folder_splits
+from quintet.data.video import python_video_splits, video_folder_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.video import clip_tensor
 from quintet.media.video_writing import write_video

@@ -23,7 +23,9 @@ from quintet.config import DataConfig
 from quintet.config.text import TextConfig
 from quintet.data.captioned import found_keys
 from quintet.data.check import MEDIA, check_folder, scan_medium
-from quintet.data.index.folder import Entry, ImageFolder, scan
+from quintet.data.image import ImageFolder
+from quintet.data.index.entry import Entry
+from quintet.data.index.folder import scan
 from quintet.data.index.listing import fingerprint_of, list_media, split_items
 from quintet.data.index.shard_index import INDEX_NAME, IndexBuilder, Row, Shard, ShardIndex
 from quintet.data.index.shard_writer import ShardWriter, write_shards

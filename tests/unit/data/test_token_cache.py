@@ -44,7 +44,7 @@ class Media:
             raise UnreadableItem(f"{item} is broken")
         return {"images": torch.full((2, 2), 100 * int(draw.epochs[0]) + item), "texts": "not kept"}
 
-    def about(self, item: int) -> Item:
+    def metadata(self, item: int) -> Item:
         return {"texts": f"caption {item}"}
 
 
@@ -105,7 +105,7 @@ def test_vectors_are_kept_as_they_are(tmp_path: Path) -> None:
 
     key = replace(KEY, tokenizer="listener")
     for _ in range(2):  # made, and read again
-        made = TokenCache(tmp_path, key, Media(broken=frozenset({2})), collate, encode, kept_as="clip").open()
+        made = TokenCache(tmp_path, key, Media(broken=frozenset({2})), collate, encode, field="clip").open()
         item = made.load(7, ItemRNG(0, [0], [7]))
         assert item.keys() == {"texts", "clip"}
         assert torch.equal(item["clip"], torch.full((4,), 7) * -0.1)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from quintet.pipelines.frozen import FrozenModel
 
 from contract.cases import GOLDEN
 from quintet.common.batch import Dataset, Item
@@ -21,7 +22,6 @@ from quintet.config import PictureDataConfig
 from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
-from quintet.pipelines.frozen import FrozenModel
 from quintet.runs import open_link
 
 
@@ -38,7 +38,7 @@ def test_the_items_stay_what_they_are_and_their_codes_are_the_tokenizers(
     tokenizer: FrozenModel, pictures: Path, tmp_path: Path
 ) -> None:
     found = media(pictures)
-    codes = tokenized_splits(tokenizer, found, "pictures", cache=str(tmp_path))
+    codes = tokenized_splits(tokenizer.token_encoder(), found, "pictures encoded", cache=str(tmp_path))
     assert codes.fingerprint == found.fingerprint
     assert codes.extra_splits.keys() == found.extra_splits.keys()
     for before, after in ((found.train, codes.train), (found.validation, codes.validation)):
@@ -60,10 +60,10 @@ def test_another_way_to_read_files_has_codes_of_its_own(
     plain = pictures / "images"  # without a split column: fraction and seed decide
     folders: list[set[Path]] = []
     for chosen in ({}, keys):
-        tokenized_splits(tokenizer, media(plain, **chosen), "pictures", cache=str(tmp_path))
+        tokenized_splits(tokenizer.token_encoder(), media(plain, **chosen), "pictures encoded", cache=str(tmp_path))
         folders.append({*tmp_path.iterdir()})
     assert folders[0] < folders[1]
-    tokenized_splits(tokenizer, media(plain), "pictures", cache=str(tmp_path))
+    tokenized_splits(tokenizer.token_encoder(), media(plain), "pictures encoded", cache=str(tmp_path))
     assert {*tmp_path.iterdir()} == folders[1]
 
 
@@ -82,7 +82,7 @@ def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: Frozen
                 tar.addfile(about, content)
         os.utime(shards, (time, time))
         found = media(shards.parent)
-        codes = tokenized_splits(tokenizer, found, "pictures", cache=str(tmp_path / "cache"))
+        codes = tokenized_splits(tokenizer.token_encoder(), found, "pictures encoded", cache=str(tmp_path / "cache"))
         whole, item = (source.load(1, ItemRNG(0, [0], [1])) for source in (found.train, codes.train))
         assert torch.equal(item["codes"], tokenizer.model.encode(whole["images"][None] / 255)[0])
 
@@ -102,8 +102,8 @@ class Anonymous:
     def load(self, item: int, draw: ItemRNG) -> Item:
         return dict(self.source.load(item, draw))
 
-    def about(self, item: int) -> Item:
-        return dict(self.source.about(item))
+    def metadata(self, item: int) -> Item:
+        return dict(self.source.metadata(item))
 
 
 def test_codes_of_what_cannot_tell_are_kept_for_one_training(
@@ -111,11 +111,11 @@ def test_codes_of_what_cannot_tell_are_kept_for_one_training(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    found = media(pictures)
+    found, cache = media(pictures), str(tmp_path / "cache")
     unknown = replace(found, train=Anonymous(found.train), validation=Anonymous(found.validation), extra_splits={})
-    codes: Splits | None = tokenized_splits(tokenizer, unknown, "items", cache=str(tmp_path / "cache"))
+    codes: Splits | None = tokenized_splits(tokenizer.token_encoder(), unknown, "items encoded", cache=cache)
     assert codes is not None
-    known: Dataset = tokenized_splits(tokenizer, found, "pictures", cache=str(tmp_path / "cache")).train
+    known: Dataset = tokenized_splits(tokenizer.token_encoder(), found, "pictures encoded", cache=cache).train
     first, second = (source.load(0, ItemRNG(0, [0], [0]))["codes"] for source in (codes.train, known))
     assert torch.equal(first, second)
     assert len([*(tmp_path / "temporary").iterdir()]) == 2

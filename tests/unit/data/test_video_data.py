@@ -15,7 +15,8 @@ from PIL import Image
 from films import counted, places_of, write_film
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig, validate
-from quintet.data.index.folder import fingerprint, scan
+from quintet.data.index.entry import fingerprint
+from quintet.data.index.folder import scan
 from quintet.data.video import VideoFolder, pad_clips, video_folder_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.video import EXTENSIONS
@@ -139,9 +140,8 @@ def test_a_folder_of_pictures_is_a_clip_like_any_file(tmp_path: Path) -> None:
 
 def test_metadata_may_name_a_folder_of_pictures(tmp_path: Path) -> None:
     write_frames(tmp_path / "clips" / "a", 3)
-    (tmp_path / "metadata.jsonl").write_text('{"file_name": "clips/a", "text": "lighter", "motion": {"shape": "star"}}')
-    item = loaded(source(tmp_path))
-    assert (item["texts"], item["motion"]) == ("lighter", {"shape": "star"})
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "clips/a", "text": "lighter"}')
+    assert loaded(source(tmp_path))["texts"] == "lighter"
 
 
 def test_pictures_that_are_no_film_are_none(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_folder_that_changes_is_noticed(tmp_path: Path) -> None:
 
 def test_what_codes_depend_on_is_told(long: Path) -> None:
     ways = ({}, {"frames": 5}, {"stride": 2}, {"fps": 4.0}, {"flip": True}, {"random_crop": True})
-    told = [source(long, **keys).reading for keys in ways] + [source(long, train=False).reading]
+    told = [source(long, **keys).preprocessing_key for keys in ways] + [source(long, train=False).preprocessing_key]
     assert len(set(told)) == len(told)
 
 

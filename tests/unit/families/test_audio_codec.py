@@ -17,8 +17,7 @@ from quintet import AudioCodec, AudioCodecTrainer, config, runs
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.data.audio import audio_folder_splits, pad_windows
-from quintet.data.python_audio import python_audio_splits
+from quintet.data.audio import audio_folder_splits, pad_windows, python_audio_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.audio_codec import model as codec_model

@@ -17,6 +17,7 @@ from quintet.errors import UsageError
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.filter import FrameFilter
 from quintet.families.cvivit.model import CViViT
+from quintet.families.cvivit.pipeline import CViViTPipeline
 from quintet.families.cvivit.task import CViViTTask, chosen_frames, temporal_error
 from quintet.families.cvivit.trainer import CViViTTrainer
 from quintet.media.video import read_header, read_video
@@ -201,10 +202,10 @@ def test_a_fresh_filter_does_nothing() -> None:
     assert torch.equal(FrameFilter(8, 2).double()(film(5)), film(5))
 
 
-# --- the recipe -----------------------------------------------------------------------------------------------------
+# --- the task -------------------------------------------------------------------------------------------------------
 
 
-def recipe(**keys: Any) -> CViViTTask:
+def task(**keys: Any) -> CViViTTask:
     torch.manual_seed(0)
     model = {f"model.{name}": list(value) if isinstance(value, tuple) else value for name, value in TINY.items()}
     config = build(CViViTConfig, overrides={**model, "data.frames": 9, "model.quantizer": "fsq", **keys})
@@ -229,7 +230,7 @@ def loss_of(made: CViViTTask, batch: Batch, step: int = 0) -> Loss:
 
 
 def test_batches_are_padded_to_whole_moments() -> None:
-    made = recipe()
+    made = task()
     assert batch_of(made, [4, 2])["videos"].shape[2] == 5
     assert batch_of(made, [1, 1])["videos"].shape[2] == 1
     assert batch_of(made, [9, 1])["mask"].sum(1).tolist() == [9, 1]
@@ -237,7 +238,7 @@ def test_batches_are_padded_to_whole_moments() -> None:
 
 def test_frames_that_are_not_there_count_nowhere() -> None:
     """Of what comes after a clip's last moment; in a moment that is filled in part the last frame stands still."""
-    made = recipe(**{"loss.discriminator_start": 0, "loss.motion": 0.5, "model.filter_dim": 8})
+    made = task(**{"loss.discriminator_start": 0, "loss.motion": 0.5, "model.filter_dim": 8})
     for lengths in ([9, 5, 1], [9, 7, 3]):
         plain, other = batch_of(made, lengths), batch_of(made, lengths, fill=0.25)
         first, second = loss_of(made, plain), loss_of(made, other)
@@ -248,7 +249,7 @@ def test_frames_that_are_not_there_count_nowhere() -> None:
 
 
 def test_the_loss_is_the_mean_over_all_frames_that_are_there() -> None:
-    made = recipe()
+    made = task()
     lengths = [9, 4, 1]
     whole = loss_of(made, batch_of(made, lengths)).parts["reconstruction"]
     single = []
@@ -260,7 +261,7 @@ def test_the_loss_is_the_mean_over_all_frames_that_are_there() -> None:
 
 
 def test_errors_that_stand_still_are_no_wrong_motion() -> None:
-    made = recipe(**{"loss.motion": 2.0})
+    made = task(**{"loss.motion": 2.0})
     batch = batch_of(made, [9, 4, 1])
     videos = batch["videos"]
 
@@ -284,7 +285,7 @@ def test_errors_that_stand_still_are_no_wrong_motion() -> None:
 
 
 def test_the_frame_that_is_looked_at_is_one_that_is_there() -> None:
-    made = recipe()
+    made = task()
     lengths = [9, 4, 1]
     fields = batch_of(made, lengths).fields
     seen: list[set[int]] = [set() for _ in lengths]
@@ -296,7 +297,7 @@ def test_the_frame_that_is_looked_at_is_one_that_is_there() -> None:
 
 
 def test_pictures_alone_can_be_trained_on_with_a_discriminator() -> None:
-    made = recipe(**{"loss.discriminator_start": 0})
+    made = task(**{"loss.discriminator_start": 0})
     batch = batch_of(made, [1, 1, 1])
     output = made.forward(made.modules, batch, 0)
     losses = [phase.loss(made.modules, batch, output, 0) for phase in made.phases]
@@ -318,7 +319,7 @@ def test_temporal_error_is_of_changes_between_frames() -> None:
 
 
 def test_pictures_have_no_temporal_error() -> None:
-    made = recipe()
+    made = task()
     with torch.no_grad():
         found = [made.measure(made.modules, batch_of(made, lengths)) for lengths in ([9, 4], [9, 4, 1], [1, 1])]
     with_picture, without, pictures = made.summarise(found[1]), made.summarise(found[0]), made.summarise(found[2])
@@ -328,16 +329,17 @@ def test_pictures_have_no_temporal_error() -> None:
 
 
 def test_short_codes_are_decoded_to_short_films(tmp_path: Path) -> None:
-    made = recipe()
-    codes = made.encode(made.modules, batch_of(made, [9, 4, 1]))
-    artifacts = made.decode(made.modules, codes, "film")
+    made = task()
+    pipeline = CViViTPipeline(made.config, made.modules)
+    with pipeline.inference():
+        artifacts = pipeline.decode_files(pipeline.encode_batch(batch_of(made, [9, 4, 1])), "film")
     frames = [read_header(artifact.write(tmp_path / artifact.file)).frames for artifact in artifacts]  # type: ignore[arg-type]
     assert frames == [9, 5, 1]
     assert [artifact.file for artifact in artifacts] == ["film-0.mp4", "film-1.mp4", "film-2.mp4"]
 
 
 def test_samples_show_each_clip_above_what_was_made_of_it(tmp_path: Path) -> None:
-    made = recipe()
+    made = task()
     artifacts = made.sample(made.modules, batch_of(made, [9, 4]))
     assert [artifact.file for artifact in artifacts] == [
         "reconstructions.png",
@@ -348,6 +350,25 @@ def test_samples_show_each_clip_above_what_was_made_of_it(tmp_path: Path) -> Non
     assert artifacts[0].tensor.shape == (4 * 18, 9 * 26, 3)
     film_path = artifacts[2].write(tmp_path / artifacts[2].file)
     assert read_video(film_path).shape == (4, 16, 48, 3)  # type: ignore[arg-type]
+
+
+def test_a_pipeline_encodes_and_decodes_from_an_exported_folder(tmp_path: Path) -> None:
+    made = task()
+    CViViTPipeline(made.config, {"cvivit": made.model.float()}).save_pretrained(tmp_path / "hub")
+    tokenizer = CViViTPipeline.from_pretrained(tmp_path / "hub")
+    videos = film(9).float()
+    codes = tokenizer.encode(videos)
+    assert codes.shape == (2, 5, 2, 3)
+    assert torch.equal(codes, made.model.eval().encode(videos))
+    assert tokenizer.decode(codes).shape == videos.shape
+    assert not tokenizer.decode(codes).requires_grad
+    # An item's codes depend neither on its neighbours nor on padding.
+    mask = torch.arange(9) < torch.tensor([[9], [5]])
+    padded = tokenizer.encode(videos, mask)
+    assert torch.equal(padded[0], codes[0])
+    assert torch.equal(padded[1, :3], tokenizer.encode(videos[1:, :, :5])[0])
+    assert (padded[1, 3:] == -1).all()
+    assert torch.equal(tokenizer.encode(videos[:, :, 0]), codes[:, :1])
 
 
 def test_it_is_trained_in_python_on_a_data_set_object(tmp_path: Path) -> None:
@@ -376,7 +397,7 @@ def stripes(batch: int, frames: int) -> Tensor:
 def test_a_fresh_shortcut_is_the_transform_that_its_first_clips_need() -> None:
     """Clips of three directions come through three numbers as they are, and a picture as if it were a still clip."""
     keys = {"model.shortcut": True, "model.quantizer": "vq", "model.dim": 8, "model.codebook_size": 8}
-    made = recipe(**keys)
+    made = task(**keys)
     clips = stripes(64, 9)
     batches = [
         Batch(
@@ -387,8 +408,8 @@ def test_a_fresh_shortcut_is_the_transform_that_its_first_clips_need() -> None:
         )
         for start in range(0, 64, 16)
     ]
-    made.initialise(made.modules, batches, Engine(made.config.engine))
-    model, fresh = made.cvivit, stripes(4, 5)
+    made.init_from_data(made.modules, batches, Engine(made.config.engine))
+    model, fresh = made.model, stripes(4, 5)
     with torch.no_grad():
         latents = model.latents(fresh)
         torch.testing.assert_close(model._pixels(latents)[:, :, 1:], fresh[:, :, 1:], rtol=0, atol=1e-6)
@@ -402,6 +423,6 @@ def test_a_fresh_shortcut_is_the_transform_that_its_first_clips_need() -> None:
 
 def test_codes_of_a_shortcut_begin_as_means_of_many_patches() -> None:
     keys = {"model.shortcut": True, "model.quantizer": "vq", "train.batch_size": 4}
-    steps = recipe(**keys).num_init_batches
+    steps = task(**keys).num_init_batches
     assert steps * 4 * 5 * 6 >= 32 * TINY["codebook_size"] > (steps - 1) * 4 * 5 * 6
-    assert recipe(**{**keys, "model.shortcut": False}).num_init_batches == 1
+    assert task(**{**keys, "model.shortcut": False}).num_init_batches == 1

@@ -30,6 +30,7 @@ from quintet.families.mesh_autoencoder.features import (
 )
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder, blurred_cross_entropy
 from quintet.families.mesh_autoencoder.packed import Meshes, neighbours, pack
+from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline
 from quintet.families.mesh_autoencoder.task import MeshAutoencoderTask
 from quintet.families.mesh_autoencoder.trainer import MeshAutoencoderTrainer
 from quintet.media.mesh import Mesh, canonical, dequantise, quantise, read_mesh
@@ -346,15 +347,15 @@ def test_coordinate_tokenizers_differ_by_what_they_hold() -> None:
     assert states[0] != states[1] != states[2] != states[0]
 
 
-# --- the recipe -----------------------------------------------------------------------------------------------------
+# --- the task -------------------------------------------------------------------------------------------------------
 
 
-def make_recipe(**keys: Any) -> MeshAutoencoderTask:
+def make_task(**keys: Any) -> MeshAutoencoderTask:
     overrides = {**{f"model.{name}": value for name, value in TINY.items()}, "engine.precision": "fp64", **keys}
     torch.manual_seed(0)
-    recipe = MeshAutoencoderTask(build(MeshAutoencoderConfig, overrides=overrides))
-    Engine(recipe.config.engine).place(recipe.modules)
-    return recipe
+    task = MeshAutoencoderTask(build(MeshAutoencoderConfig, overrides=overrides))
+    Engine(task.config.engine).place(task.modules)
+    return task
 
 
 def items(count: int = 3) -> list[Item]:
@@ -364,49 +365,49 @@ def items(count: int = 3) -> list[Item]:
     ]
 
 
-def make_batch(recipe: MeshAutoencoderTask, things: list[Item] | None = None) -> Batch:
+def make_batch(task: MeshAutoencoderTask, things: list[Item] | None = None) -> Batch:
     things = things or items()
     names = tuple(f"mesh {number}" for number in range(len(things)))
     draw = ItemRNG(0, [0] * len(things), range(len(things)))
-    return Batch(recipe.collate(things), names, draw, torch.float64)
+    return Batch(task.collate(things), names, draw, torch.float64)
 
 
 @pytest.mark.parametrize("quantizer", ["lfq", "vq", "fsq"])
 def test_a_step_reaches_every_parameter_and_changes_no_state(quantizer: str) -> None:
-    recipe = make_recipe(**{"model.quantizer": quantizer})
-    before = {name: value.clone() for name, value in recipe.autoencoder.state_dict().items()}
-    report = recipe.backward([make_batch(recipe)], recipe.modules, Engine(recipe.config.engine), 0)
-    assert all(torch.equal(value, before[name]) for name, value in recipe.autoencoder.state_dict().items())
-    assert all(parameter.grad is not None for parameter in recipe.autoencoder.parameters())
+    task = make_task(**{"model.quantizer": quantizer})
+    before = {name: value.clone() for name, value in task.autoencoder.state_dict().items()}
+    report = task.backward([make_batch(task)], task.modules, Engine(task.config.engine), 0)
+    assert all(torch.equal(value, before[name]) for name, value in task.autoencoder.state_dict().items())
+    assert all(parameter.grad is not None for parameter in task.autoencoder.parameters())
     parts = {name.removeprefix("autoencoder/"): value for name, value in report.metrics.items()}
     torch.testing.assert_close(parts["loss"], parts["reconstruction"] + 0.1 * parts["quantizer"])
-    recipe.after_step(report.statistics, 0)
-    changed = [name for name, value in recipe.autoencoder.state_dict().items() if not torch.equal(value, before[name])]
+    task.after_step(report.statistics, 0)
+    changed = [name for name, value in task.autoencoder.state_dict().items() if not torch.equal(value, before[name])]
     assert bool(changed) == (quantizer == "vq")
 
 
 def test_a_codebook_starts_from_the_vertices() -> None:
-    recipe = make_recipe(**{"model.quantizer": "vq", "model.codebook_size": 16})
-    recipe.initialise(recipe.modules, [make_batch(recipe)], Engine(recipe.config.engine))
-    codes = recipe.encode(recipe.modules, make_batch(recipe))
+    task = make_task(**{"model.quantizer": "vq", "model.codebook_size": 16})
+    task.init_from_data(task.modules, [make_batch(task)], Engine(task.config.engine))
+    codes = task.pipeline(task.modules).encode_batch(make_batch(task))
     assert len(codes[codes[..., 0] >= 0][..., 0].unique()) > 4
 
 
 def test_a_number_that_is_none_makes_the_step_a_bad_one_and_its_mesh_a_suspect() -> None:
-    recipe = make_recipe()
+    task = make_task()
     things = items()
     things[1]["vertices"] = things[1]["vertices"].clone()
     things[1]["vertices"][int(things[1]["faces"][0, 0]), 2] = math.nan
-    batch = make_batch(recipe, things)
-    report = recipe.backward([batch], recipe.modules, Engine(recipe.config.engine), 0)
+    batch = make_batch(task, things)
+    report = task.backward([batch], task.modules, Engine(task.config.engine), 0)
     assert report.metrics["autoencoder/loss"].isnan()
     assert batch.suspects() == ("mesh 1",)
 
 
 def test_figures_of_the_exact_tokenizer_are_perfect() -> None:
-    recipe = make_recipe(**{"model.kind": "coordinates", "model.bins": 128})
+    task = make_task(**{"model.kind": "coordinates", "model.bins": 128})
     whole = [item for item in items(4) if len(item["faces"]) == 12]
-    figures = recipe.summarise(recipe.measure(recipe.modules, make_batch(recipe, whole)))
+    figures = task.summarise(task.measure(task.modules, make_batch(task, whole)))
     for name in ("coordinate_accuracy", "coordinate_exact", "valid", "watertight", "watertight_originals"):
         assert figures[name] == 1, name
     assert 0 < figures["chamfer"] < 0.01
@@ -415,42 +416,43 @@ def test_figures_of_the_exact_tokenizer_are_perfect() -> None:
 
 
 def test_figures_of_an_untrained_one_are_not() -> None:
-    recipe = make_recipe()
-    statistics = recipe.measure(recipe.modules, make_batch(recipe))
-    figures = recipe.summarise(statistics + recipe.measure(recipe.modules, make_batch(recipe)))
-    assert figures == pytest.approx(recipe.summarise(statistics))
+    task = make_task()
+    statistics = task.measure(task.modules, make_batch(task))
+    figures = task.summarise(statistics + task.measure(task.modules, make_batch(task)))
+    assert figures == pytest.approx(task.summarise(statistics))
     assert figures["coordinate_accuracy"] < 0.5
     assert figures["chamfer"] > 0.05
     assert figures["watertight_originals"] == pytest.approx(2 / 3)
 
 
 def test_codes_are_padded_and_become_files(tmp_path: Path) -> None:
-    recipe = make_recipe(**{"model.kind": "coordinates"})
-    batch = make_batch(recipe)
-    codes = recipe.encode(recipe.modules, batch)
+    task = make_task(**{"model.kind": "coordinates"})
+    batch = make_batch(task)
+    tokenizer = task.pipeline(task.modules)
+    codes = tokenizer.encode_batch(batch)
     assert codes.shape == (3, 12, 9)
     assert (codes[1, 7:] == -1).all()
     assert (codes[1, :7] >= 0).all()
-    artifacts = recipe.decode(recipe.modules, codes, "made")
+    artifacts = tokenizer.decode_files(codes, "made")
     assert [artifact.file for artifact in artifacts] == ["made-0.glb", "made-1.glb", "made-2.glb"]
     for artifact, faces in zip(artifacts, (12, 7, 12), strict=True):
         artifact.write(tmp_path / artifact.file)
         assert len(read_mesh(tmp_path / artifact.file, bins=32).faces) == faces
-    (alone,) = recipe.decode(recipe.modules, codes[1:2], "alone")
+    (alone,) = tokenizer.decode_files(codes[1:2], "alone")
     assert alone.file == "alone.glb"
 
 
 def test_even_a_heap_without_area_becomes_a_file(tmp_path: Path) -> None:
-    recipe = make_recipe(**{"model.kind": "coordinates"})
-    (artifact,) = recipe.decode(recipe.modules, torch.full((1, 3, 9), 5), "heap")
+    task = make_task(**{"model.kind": "coordinates"})
+    (artifact,) = task.pipeline(task.modules).decode_files(torch.full((1, 3, 9), 5), "heap")
     artifact.write(tmp_path / artifact.file)
     assert (tmp_path / artifact.file).stat().st_size > 0
 
 
 def test_a_sheet_shows_both_and_files_can_be_turned(tmp_path: Path) -> None:
-    recipe = make_recipe(**{"model.kind": "coordinates"})
-    batch = make_batch(recipe)
-    sheet, *meshes = recipe.sample(recipe.modules, batch)
+    task = make_task(**{"model.kind": "coordinates"})
+    batch = make_batch(task)
+    sheet, *meshes = task.sample(task.modules, batch)
     assert sheet.file == "reconstructions.png"
     assert [mesh.file for mesh in meshes[:2]] == ["000-input.glb", "000-reconstruction.glb"]
     assert [mesh.about["item"] for mesh in meshes[::2]] == list(batch.names)
@@ -469,6 +471,36 @@ def test_an_exported_model_gives_the_same_codes(tmp_path: Path) -> None:
     exact = CoordinateTokenizer(bins=16)
     exact.save_pretrained(tmp_path / "exact")
     assert CoordinateTokenizer.from_pretrained(tmp_path / "exact").bins == 16
+
+
+# --- the pipeline ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["coordinates:64", "export"])
+def test_the_pipeline_encodes_and_decodes_in_python(source: str, tmp_path: Path) -> None:
+    if source == "export":
+        small_task = make_task(**{"engine.precision": "fp32"})
+        small_task.pipeline(small_task.modules).save_pretrained(tmp_path / "hub")
+        source = str(tmp_path / "hub")
+    tokenizer = MeshAutoencoderPipeline.from_pretrained(source)
+    (vertices, faces), (others, few) = solid(1), solid(2, 5)
+    codes = tokenizer.encode(vertices, faces)
+    assert codes.shape == (12, tokenizer.autoencoder.tokens_per_face)
+    assert torch.equal(tokenizer.encode(vertices.numpy(), faces.numpy()), codes)
+
+    padded = torch.full((2, 12, 3), -1)
+    padded[0], padded[1, :5] = faces, few
+    both = tokenizer.encode(torch.stack([vertices, others]), padded)
+    assert torch.equal(both[0], codes)
+    assert (both[1, 5:] == -1).all()
+
+    alone, one_of_two = tokenizer.decode(codes)[0], tokenizer.decode(both)[0]
+    assert np.array_equal(alone.vertices, one_of_two.vertices)
+    assert np.array_equal(alone.faces, one_of_two.faces)
+    assert alone.faces.shape[1] == alone.vertices.shape[1] == 3
+    assert np.abs(alone.vertices).max() <= 1
+    if source == "coordinates:64":
+        assert torch.equal(tokenizer.encode(alone.vertices, alone.faces).sort(0)[0], codes.sort(0)[0])
 
 
 # --- the trainer in Python ------------------------------------------------------------------------------------------

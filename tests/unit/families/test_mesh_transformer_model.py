@@ -16,7 +16,8 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates, whole_faces
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
 from quintet.sampling import autoregressive
-from quintet.sampling.autoregressive import Conditioning, Sampling
+from quintet.sampling.autoregressive import Sampling
+from quintet.sampling.guidance import Conditioning
 from text_models import make_folder
 
 KINDS = ["coarse_fine", "flat"]
@@ -179,6 +180,20 @@ def test_a_frozen_encoder_reads_the_text(tmp_path: Path) -> None:
 
 
 # --- generation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("negative", "kept"), [(None, False), ("", False), ("a flat disc", True)])
+def test_an_empty_negative_text_is_none(monkeypatch: pytest.MonkeyPatch, negative: str | None, kept: bool) -> None:
+    model = make().eval()
+    begin, seen = model.begin, []
+
+    def begin_and_note(conditioning: Conditioning, batch: int) -> Any:
+        seen.append(conditioning["text_mask"].any(1).tolist())
+        return begin(conditioning, batch)
+
+    monkeypatch.setattr(model, "begin", begin_and_note)
+    model.generate(["a cup"], items(1), Sampling(guidance=2.0), negative=negative)
+    assert seen == [[True, kept]]
 
 
 class WholeRows:

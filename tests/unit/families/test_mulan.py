@@ -210,7 +210,7 @@ def test_an_exported_model_makes_the_same_vectors(tmp_path: Path) -> None:
 def test_codes_stand_for_vectors() -> None:
     torch.manual_seed(0)
     vectors = F.normalize(torch.randn(64, 8), dim=-1)
-    quantizer = MuLaNEmbedQuantizer(8, levels=4, codebook_size=16, namespaces={"storm": 12, "coarse": 6})
+    quantizer = MuLaNEmbedQuantizer(8, levels=4, codebook_size=16)
     quantizer.quantizer.initialise(vectors, 0)
     codes = quantizer.encode(vectors)
     assert codes.shape == (64, 4)
@@ -218,10 +218,6 @@ def test_codes_stand_for_vectors() -> None:
     fewer = codes.clone()
     fewer[:, 1:] = -1
     assert F.cosine_similarity(quantizer.decode(fewer), vectors).mean() < 0.9
-    assert quantizer.conditioning(vectors, "storm").shape == (64, 4, 12)
-    assert quantizer.conditioning(vectors, "coarse").shape == (64, 4, 6)
-    with pytest.raises(UsageError, match=r"no tables for 'flute'; known: storm, coarse"):
-        quantizer.conditioning(vectors, "flute")
 
 
 # --- finding ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig, MuseOptions
-from quintet.families.muse.judging import judged
 from quintet.families.muse.model import Canvas
 from quintet.families.muse.task import MuseTask
 from quintet.families.muse.trainer import MuseTrainer
@@ -32,8 +31,9 @@ from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_pipeline
 from quintet.registry import read_config
-from quintet.sampling.maskgit import told_both_ways
+from quintet.sampling.guidance import encode_prompts
 from quintet.synthetic.shapes import make_shapes
+from quintet.synthetic.shapes_judge import ShapesJudge
 from text_models import make_folder
 
 TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"
@@ -395,16 +395,16 @@ def test_an_empty_caption_is_no_text_in_training_as_in_drawing(recipe: MuseTask)
     batch = batch_of(recipe, range(2))
     batch.fields["texts"] = ["", "a red circle"]
     trained = recipe._conditioning(batch)["text_mask"].any(1)
-    drawn = told_both_ways(recipe.maskgit, ["", "a red circle"], None)[0]["text_mask"].any(1)
+    drawn = encode_prompts(recipe.maskgit, ["", "a red circle"], None)[0]["text_mask"].any(1)
     assert trained.tolist() == drawn.tolist() == [False, True]
 
 
 def test_a_negative_text_is_led_away_from(recipe: MuseTask) -> None:
-    given, against = told_both_ways(recipe.maskgit, ["a red circle"], "a blue star")
-    assert torch.equal(against["text"], recipe.maskgit.texts(["a red circle", "a blue star"])["text"][1:])
-    assert against["text_mask"].any()
-    assert not torch.equal(given["text"], against["text"])
-    assert not told_both_ways(recipe.maskgit, ["a red circle"], None)[1]["text_mask"].any()
+    cond, uncond = encode_prompts(recipe.maskgit, ["a red circle"], "a blue star")
+    assert torch.equal(uncond["text"], recipe.maskgit.texts(["a red circle", "a blue star"])["text"][1:])
+    assert uncond["text_mask"].any()
+    assert not torch.equal(cond["text"], uncond["text"])
+    assert not encode_prompts(recipe.maskgit, ["a red circle"], None)[1]["text_mask"].any()
 
 
 def test_an_unconditional_model_draws_without_data_or_text(pictures: Path, tmp_path: Path) -> None:
@@ -479,11 +479,10 @@ def test_the_judge_is_asked_of_the_right_objects(tmp_path: Path) -> None:
     for split in ("validation", "withheld"):
         chosen = [row for row in rows if row["split"] == split]
         images = [to_tensor(np.asarray(read_image(tmp_path / row["file_name"]))) for row in chosen]
-        promised = [row["objects"] for row in chosen]
-        for name, values in judged(images, promised, split).items():
+        for name, values in ShapesJudge().metrics(images, chosen, split).items():
             assert values.tolist() == [1.0] * len(chosen), name
-        others = [[{**one, "colour": "no colour"} for one in objects] for objects in promised]
-        wrong = judged(images, others, "validation")
+        others = [{"objects": [{**one, "colour": "no colour"} for one in row["objects"]]} for row in chosen]
+        wrong = ShapesJudge().metrics(images, others, "validation")
         assert (wrong["match_colour"].sum(), wrong["match_shape"].mean()) == (0, 1)
 
 
@@ -558,48 +557,10 @@ def words(data: Path, out: Path, *more: object) -> tuple[object, ...]:
     return ("train", "muse", data, "--out", out, *TINY_MUSE, *more)
 
 
-def test_no_tokenizer(pictures: Path, tmp_path: Path) -> None:
-    outcome = quintet("train", "muse", pictures, "--out", tmp_path / "run", "--preset", "debug")
+def test_only_keys_of_sampling_change_a_sample(finished_muse: Path, tmp_path: Path) -> None:
+    outcome = quintet("sample", finished_muse, "model.dim=3", "--text", "x", "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "--tokenizer" in error_line(outcome.errors)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_tokenizer_of_another_family(pictures: Path, tmp_path: Path) -> None:
-    other = GOLDEN / "muse-format-1" / "hub"
-    outcome = quintet(*words(pictures, tmp_path / "run", "--tokenizer", other))
-    assert outcome.code == 2
-    assert f"{other} is of recipe 'muse'" in error_line(outcome.errors)
-
-
-def test_missing_captions_are_counted_and_can_be_allowed(pictures: Path, tmp_path: Path) -> None:
-    data = shutil.copytree(pictures, tmp_path / "data")
-    rows = [json.loads(line) for line in (data / "metadata.jsonl").read_text().splitlines()]
-    for row in rows[:3]:
-        row["text"] = ""
-    (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    outcome = quintet(*words(data, tmp_path / "run", "data.empty_captions=false"))
-    assert outcome.code == 2
-    assert "pictures have no caption" in error_line(outcome.errors)
-    assert "data.empty_captions=true" in error_line(outcome.errors)
-    succeed(*words(data, tmp_path / "run", "data.empty_captions=true"))
-    succeed(*words(data, tmp_path / "none", "model.text=none"))
-
-
-def test_long_captions_are_cut_and_said_once(pictures: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert succeed(*words(pictures, run, "model.text_length=12")).errors.count("are cut") == 1
-    for text, times in (("a red circle", 1), ("red circle", 0)):
-        outcome = succeed("sample", run, "--text", text, "--num", 2, "--out", tmp_path / "out")
-        assert outcome.errors.count("warning: cut to 10 bytes") == times
-
-
-def test_guidance_without_dropped_texts_is_said(pictures: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    succeed(*words(pictures, run, "loss.drop_text=0"))
-    outcome = succeed("sample", run, "--text", "a red circle", "--num", 1, "--out", tmp_path / "out")
-    assert outcome.errors.count("warning: made without guidance") == 1
-    assert quintet("sample", run, "model.dim=3", "--text", "x", "--out", tmp_path / "out").code == 2
+    assert "model.dim" in error_line(outcome.errors)
 
 
 def test_text_for_a_model_without_text(pictures: Path, tmp_path: Path) -> None:

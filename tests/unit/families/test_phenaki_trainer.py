@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from quintet.pipelines.frozen import FrozenModel
 
 from contract.cases import GOLDEN
-from quintet import compat
+from quintet import CViViT, CViViTPipeline, PhenakiPipeline, compat
 from quintet.common.rng import ItemRNG
 from quintet.compat import phenaki_pytorch
 from quintet.config import build
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
-from quintet.families.phenaki.data import collate
+from quintet.families.phenaki.data import collate_clips
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.python_clips import python_clip_splits
+from quintet.families.phenaki.python_data import python_clip_splits
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.runs import link_to, open_link
-from quintet.sampling.maskgit import told_both_ways
+from quintet.pipelines.base import Tokenizer
+from quintet.sampling.guidance import encode_prompts
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 """32 codes of 2 x 2 places, of 8 pixels and two frames each."""
@@ -83,11 +82,11 @@ EMBEDDED = {"model.text": "vectors", "model.vector_dim": WIDTH}
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> FrozenModel:
-    return open_link(TOKENIZER)
+def tokenizer() -> Tokenizer[Any]:
+    return CViViTPipeline.from_pretrained(TOKENIZER)
 
 
-def trained(form: str, out: Path, tokenizer: FrozenModel | None, **keys: Any) -> PhenakiTrainer:
+def trained(form: str, out: Path, tokenizer: Tokenizer[Any] | None, **keys: Any) -> PhenakiTrainer:
     config = {**QUICK, **keys.pop("config", {})}
     if form == "declared":
         keys["declared"] = DECLARED
@@ -101,7 +100,7 @@ def trained(form: str, out: Path, tokenizer: FrozenModel | None, **keys: Any) ->
 
 
 @pytest.mark.parametrize("form", ["masked", "array", "codes", "flat codes", "declared"])
-def test_a_data_set_of_any_form_trains(form: str, tokenizer: FrozenModel, tmp_path: Path) -> None:
+def test_a_data_set_of_any_form_trains(form: str, tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer)
     assert trainer.step == 3
     record = json.loads((tmp_path / "run" / "data.json").read_text())
@@ -109,11 +108,11 @@ def test_a_data_set_of_any_form_trains(form: str, tokenizer: FrozenModel, tmp_pa
     assert (tmp_path / "run" / "samples" / "step-00000003" / "filmstrips.png").exists()
 
 
-def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: FrozenModel, tmp_path: Path) -> None:
+def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     """The order of moments, the overlap, and the critic that learns to judge a generator that stays as it is."""
     maskgit = MaskGit(grid=(3, 2, 2), num_codes=32, rotary=True, **SMALL)
     before = {name: tensor.clone() for name, tensor in maskgit.state_dict().items()}
-    phenaki = Phenaki(maskgit, tokenizer, critic=TokenCritic(maskgit.config), overlap=3, order="moments")
+    phenaki = Phenaki(maskgit, tokenizer.model, critic=TokenCritic(maskgit.config), overlap=3, order="moments")
     keys = {**QUICK, **{f"model.{key}": value for key, value in maskgit.config.model_dump(mode="json").items()}}
     trainer = PhenakiTrainer(
         phenaki,
@@ -125,9 +124,9 @@ def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: FrozenModel, 
     )
     trainer.train()
     trainer.close()
-    config = trainer.recipe.config
+    config = trainer.task.config
     assert (config.loss.order, config.sample.overlap, config.loss.critic) == ("moments", 3, True)
-    assert [phase.name for phase in trainer.recipe.phases] == ["critic"]
+    assert [phase.name for phase in trainer.task.phases] == ["critic"]
     assert all(torch.equal(before[name], tensor) for name, tensor in maskgit.state_dict().items())
 
 
@@ -144,9 +143,9 @@ def test_a_tokenizer_of_another_kind_is_refused_by_its_type(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("form", ["embedded", "embedded codes"])
-def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: FrozenModel, tmp_path: Path) -> None:
+def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer, config=EMBEDDED)
-    phenaki = trainer.recipe.phenaki(trainer.recipe.modules)
+    phenaki = trainer.task.pipeline(trainer.task.modules).phenaki()
     made = phenaki.sample(text_embeds=torch.randn(2, 3, WIDTH), seed=1)
     assert made.shape == (2, 3, 5, 16, 16)
     with pytest.raises(UsageError, match="reads no text itself"):
@@ -171,14 +170,14 @@ class Four:
         return torch.randint(0, 32, (1 + index % 3, 2, 2), generator=generator), f"clip {'abcd'[index]}"
 
 
-def test_it_learns_which_clip_a_text_stands_for(tokenizer: FrozenModel, tmp_path: Path) -> None:
+def test_it_learns_which_clip_a_text_stands_for(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     quick = {"optim.name": "muon", "optim.lr": 1e-2, "optim.matrix_lr": 0.03, "optim.warmup_steps": 5}
     wide = {"model.dim": 32, "model.depth": 2, "model.rotary": True, "loss.label_smoothing": 0.0, "sample.steps": 4}
     keys = {**quick, **wide, "data.validation_fraction": 0.0, "ema.enabled": False}
     trainer = trained("codes", tmp_path / "run", tokenizer, data=Four(), steps=150, config=keys)
-    phenaki = trainer.recipe.phenaki(trainer.recipe.modules)
+    phenaki = trainer.task.pipeline(trainer.task.modules).phenaki()
     wanted = [Four()[index] for index in range(4)]
-    told = told_both_ways(phenaki.maskgit, [text for _, text in wanted], None)
+    told = encode_prompts(phenaki.maskgit, [text for _, text in wanted], None)
     there = torch.arange(3) < torch.tensor([[len(codes)] for codes, _ in wanted])
     made = phenaki.codes(told, ItemRNG(0, [0] * 4, range(4)), there)
     right = [(one[: len(codes)] == codes).float().mean() for one, (codes, _) in zip(made, wanted, strict=True)]
@@ -193,7 +192,7 @@ def test_codebook_ids_need_no_tokenizer(tmp_path: Path) -> None:
         trained("videos", tmp_path / "other", None, config=codes)
 
 
-def loaded(form: str, tokenizer: FrozenModel, config: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def loaded(form: str, tokenizer: Tokenizer[Any], config: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     trainer_keys = {**QUICK, **(config or {}), "model.num_codes": 32, "model.grid": [3, 2, 2]}
     settings = build(PhenakiConfig, overrides={**trainer_keys, "data.validation_fraction": 0.0})
     declared = DECLARED if form == "declared" else None
@@ -201,7 +200,7 @@ def loaded(form: str, tokenizer: FrozenModel, config: dict[str, Any] | None = No
     return [source.load(item, ItemRNG(0, [0], [item])) for item in range(len(source))]
 
 
-def test_frames_that_a_mask_leaves_out_are_none(tokenizer: FrozenModel) -> None:
+def test_frames_that_a_mask_leaves_out_are_none(tokenizer: Tokenizer[Any]) -> None:
     whole = loaded("videos", tokenizer)
     for form in ("masked", "names", "declared"):
         items = loaded(form, tokenizer)
@@ -229,7 +228,7 @@ def test_codebook_ids_of_another_codebook_are_left_out(changed: dict[str, Any], 
     assert re.search(reason, skipped["item 4"])
 
 
-def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer: FrozenModel) -> None:
+def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer: Tokenizer[Any]) -> None:
     with pytest.raises(UsageError, match=r"model\.text=vectors and model\.vector_dim=6"):
         loaded("embedded", tokenizer)
     with pytest.raises(UsageError, match=r"model\.text=vectors and model\.vector_dim=6"):
@@ -241,19 +240,19 @@ def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer:
     assert len(loaded("untold", tokenizer, {"model.text": "none"})) == 12
 
 
-def test_a_picture_with_a_mask_is_the_picture(tokenizer: FrozenModel) -> None:
+def test_a_picture_with_a_mask_is_the_picture(tokenizer: Tokenizer[Any]) -> None:
     alone, masked = loaded("picture", tokenizer), loaded("masked picture", tokenizer)
     assert all(torch.equal(one["codes"], other["codes"]) for one, other in zip(alone, masked, strict=True))
 
 
-def test_an_item_without_embedding_is_untold_and_the_others_are_not(tokenizer: FrozenModel, tmp_path: Path) -> None:
-    fields = collate(loaded("partly embedded", tokenizer, EMBEDDED)[:3])
+def test_an_item_without_embedding_is_untold_and_the_others_are_not(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+    fields = collate_clips(loaded("partly embedded", tokenizer, EMBEDDED)[:3])
     assert fields["words"].sum(1).tolist() == [2, 0, 4]
     assert trained("partly embedded", tmp_path / "run", tokenizer, config=EMBEDDED).step == 3
 
 
 def test_frames_to_sample_that_no_code_ends_with_are_refused_before_training(
-    tokenizer: FrozenModel, tmp_path: Path
+    tokenizer: Tokenizer[Any], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=r"sample\.frames=4 is not 1 and a multiple of 2.* nearest that are: 3 and 5"):
         trained("videos", tmp_path / "run", tokenizer, config={"sample.frames": 4})
@@ -261,10 +260,8 @@ def test_frames_to_sample_that_no_code_ends_with_are_refused_before_training(
 
 def test_a_model_put_together_is_trained_with_its_critic(tmp_path: Path) -> None:
     maskgit = MaskGit(grid=(3, 2, 2), num_codes=32, **SMALL)
-    cvivit = open_link(TOKENIZER).model
-    with pytest.raises(UsageError, match=r"Phenaki\(maskgit, quintet\.runs\.link_to\(cvivit\)\)"):
-        PhenakiTrainer(Phenaki(maskgit, cvivit), data=Clips("videos"), out=tmp_path / "no")
-    whole = Phenaki(maskgit, link_to(cvivit), TokenCritic(maskgit.config))
+    cvivit = CViViTPipeline.from_pretrained(TOKENIZER).cvivit
+    whole = Phenaki(maskgit, cvivit, TokenCritic(maskgit.config))
     before = whole.critic.to_score.weight.clone()  # type: ignore[union-attr, operator]
     keys = {key: value for key, value in QUICK.items() if not key.startswith("model.")}
     with pytest.warns(compat.CompatibilityNotice, match="train_num_steps -> train.steps"):
@@ -285,9 +282,15 @@ def test_a_model_put_together_is_trained_with_its_critic(tmp_path: Path) -> None
     samples = tmp_path / "run" / "samples" / "step-00000003"
     assert (samples / "000-a-red-ball.mp4").exists()
     # The tokenizer lies with the run.
-    assert (tmp_path / "run" / "tokenizer" / "model.safetensors").exists()
+    kept = PhenakiPipeline.from_pretrained(tmp_path / "run").tokenizer.model
+    assert all(torch.equal(kept.state_dict()[name], value) for name, value in cvivit.state_dict().items())
 
 
-def test_what_is_no_tokenizer_cannot_be_stood_on() -> None:
-    with pytest.raises(UsageError, match="a Linear is no model of quintet"):
-        link_to(torch.nn.Linear(1, 1))
+def test_a_tokenizer_of_ones_own_is_refused(tmp_path: Path) -> None:
+    class Other(CViViT):
+        pass
+
+    tokenizer = Other(CViViT.from_pretrained(TOKENIZER).config)
+    whole = Phenaki(MaskGit(grid=(3, 2, 2), num_codes=32, **SMALL), tokenizer)
+    with pytest.raises(UsageError, match="keeps the tokenizer with the run, and a Other is no model of quintet"):
+        PhenakiTrainer(whole, data=Clips("videos"), out=tmp_path / "run")

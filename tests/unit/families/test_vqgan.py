@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from quintet import VQGanVAE, VQGanVAETrainer, compat, config, runs
+from quintet import VQGanPipeline, VQGanVAE, VQGanVAETrainer, compat, config, runs
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.compat import muse_maskgit_pytorch
@@ -25,12 +25,12 @@ from quintet.training.engine import Engine
 TINY: dict[str, Any] = {"model.image_size": 16, "model.dim": 8, "model.layers": 2, "model.codebook_size": 256}
 
 
-def make_recipe(**keys: Any) -> VQGanTask:
+def make_task(**keys: Any) -> VQGanTask:
     overrides = {**TINY, "engine.precision": "fp64", "loss.discriminator_start": 0, "loss.discriminator_dim": 8, **keys}
-    recipe = runs.make_recipe(config.build(VQGanConfig, overrides=overrides))
-    assert isinstance(recipe, VQGanTask)
-    Engine(recipe.config.engine).place(recipe.modules)
-    return recipe
+    task = runs.make_task(config.build(VQGanConfig, overrides=overrides), {})
+    assert isinstance(task, VQGanTask)
+    Engine(task.config.engine).place(task.modules)
+    return task
 
 
 def make_batch(count: int = 3, size: tuple[int, int] = (16, 16)) -> Batch:
@@ -55,12 +55,12 @@ def test_decode_of_encode_is_what_forward_makes(quantizer: str, levels: int) -> 
 @pytest.mark.parametrize("size", [(32, 32), (16, 40), (64, 8)])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_any_divisible_size_and_channels(size: tuple[int, int], channels: int) -> None:
-    recipe = make_recipe(**{"model.image_size": size, "model.layers": 3, "model.channels": channels})
+    task = make_task(**{"model.image_size": size, "model.layers": 3, "model.channels": channels})
     pictures = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
     batch = Batch({"images": pictures}, ("a", "b"), ItemRNG(0, [0, 0], [0, 1]), torch.float64)
-    report = recipe.backward([batch], recipe.modules, Engine(recipe.config.engine), 0)
+    report = task.backward([batch], task.modules, Engine(task.config.engine), 0)
     assert report.metrics["discriminator/loss"].isfinite()
-    assert recipe.vae.encode(pictures.double() / 255).shape[1:] == (size[0] // 8, size[1] // 8)
+    assert task.model.encode(pictures.double() / 255).shape[1:] == (size[0] // 8, size[1] // 8)
 
 
 def test_a_picture_that_does_not_divide_is_refused() -> None:
@@ -68,29 +68,29 @@ def test_a_picture_that_does_not_divide_is_refused() -> None:
         VQGanVAE(image_size=16, dim=8, layers=2)(torch.rand(1, 3, 18, 16))
 
 
-def plain_generator_gradients(recipe: VQGanTask, batch: Batch) -> dict[str, Tensor]:
+def plain_generator_gradients(task: VQGanTask, batch: Batch) -> dict[str, Tensor]:
     """The textbook way: both norms by autograd at the last layer, one backward pass of the weighted sum."""
-    output = recipe.forward(recipe.modules, batch, 0)
+    output = task.forward(task.modules, batch, 0)
     result = output["result"]
-    reconstruction, _ = recipe.reconstruction_loss(output["images"], result.images)
-    adversarial = hinge_generator_loss(recipe.discriminator(result.images))
-    last = recipe.vae.last_layer.weight
+    reconstruction, _ = task.reconstruction_loss(batch, output)
+    adversarial = hinge_generator_loss(task.discriminator(result.images))
+    last = task.model.last_layer.weight
     slopes = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in (reconstruction, adversarial)]
-    weight = (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * recipe.loss.adversarial * recipe.loss.say(0)
+    weight = (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * task.loss.adversarial * task.loss.say(0)
     total = reconstruction + weight * adversarial + result.loss
-    names = dict(recipe.vae.named_parameters())
+    names = dict(task.model.named_parameters())
     gradients = torch.autograd.grad(total, list(names.values()), allow_unused=True)
     return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
 
 
 @pytest.mark.parametrize("quantizer", ["vq", "lfq", "fsq"])
 def test_the_generator_gets_the_gradient_of_the_whole_loss(quantizer: str) -> None:
-    recipe = make_recipe(**{"model.quantizer": quantizer, "loss.discriminator_ramp": 4})
+    task = make_task(**{"model.quantizer": quantizer, "loss.discriminator_ramp": 4})
     batch = make_batch()
-    expected = plain_generator_gradients(recipe, batch)
-    loss = recipe.generator_loss(recipe.modules, batch, recipe.forward(recipe.modules, batch, 0), 0)
+    expected = plain_generator_gradients(task, batch)
+    loss = task.generator_loss(task.modules, batch, task.forward(task.modules, batch, 0), 0)
     loss.value.backward()
-    for name, parameter in recipe.vae.named_parameters():
+    for name, parameter in task.model.named_parameters():
         if name in expected:
             torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)
     parts = loss.parts
@@ -99,43 +99,43 @@ def test_the_generator_gets_the_gradient_of_the_whole_loss(quantizer: str) -> No
 
 
 def test_no_phase_leaves_a_gradient_in_the_other() -> None:
-    recipe = make_recipe()
+    task = make_task()
     batch = make_batch()
-    output = recipe.forward(recipe.modules, batch, 0)
-    recipe.generator_loss(recipe.modules, batch, output, 0).value.backward()
-    assert all(parameter.grad is None for parameter in recipe.discriminator.parameters())
-    assert all(parameter.requires_grad for parameter in recipe.discriminator.parameters())
+    output = task.forward(task.modules, batch, 0)
+    task.generator_loss(task.modules, batch, output, 0).value.backward()
+    assert all(parameter.grad is None for parameter in task.discriminator.parameters())
+    assert all(parameter.requires_grad for parameter in task.discriminator.parameters())
     before = {
-        name: parameter.grad.clone() for name, parameter in recipe.vae.named_parameters() if parameter.grad is not None
+        name: parameter.grad.clone() for name, parameter in task.model.named_parameters() if parameter.grad is not None
     }
-    recipe.discriminator_loss(recipe.modules, batch, output, 0).value.backward()
-    assert all(torch.equal(dict(recipe.vae.named_parameters())[name].grad, value) for name, value in before.items())
-    assert all(parameter.grad is not None for parameter in recipe.discriminator.parameters())
+    task.discriminator_loss(task.modules, batch, output, 0).value.backward()
+    assert all(torch.equal(dict(task.model.named_parameters())[name].grad, value) for name, value in before.items())
+    assert all(parameter.grad is not None for parameter in task.discriminator.parameters())
 
 
 def test_the_penalty_falls_on_every_nth_step_only() -> None:
-    recipe = make_recipe(**{"loss.penalty_every": 3})
+    task = make_task(**{"loss.penalty_every": 3})
     batch = make_batch()
-    output = recipe.forward(recipe.modules, batch, 0)
-    penalised = ["penalty" in recipe.discriminator_loss(recipe.modules, batch, output, step).parts for step in range(7)]
+    output = task.forward(task.modules, batch, 0)
+    penalised = ["penalty" in task.discriminator_loss(task.modules, batch, output, step).parts for step in range(7)]
     assert penalised == [True, False, False, True, False, False, True]
 
 
 def test_the_discriminator_starts_late_and_its_say_grows() -> None:
-    recipe = make_recipe(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4})
-    assert [recipe.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
-    assert [recipe.loss.say(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
+    task = make_task(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4})
+    assert [task.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
+    assert [task.loss.say(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
     batch = make_batch()
-    output = recipe.forward(recipe.modules, batch, 9)
-    assert "adversarial" not in recipe.generator_loss(recipe.modules, batch, output, 9).parts
+    output = task.forward(task.modules, batch, 9)
+    assert "adversarial" not in task.generator_loss(task.modules, batch, output, 9).parts
 
 
 def test_lecam_means_move_after_the_step_alone() -> None:
-    recipe = make_recipe(**{"loss.lecam": 0.1})
-    report = recipe.backward([make_batch()], recipe.modules, Engine(recipe.config.engine), 0)
-    assert recipe.discriminator.real_mean == 0
-    recipe.after_step(report.statistics, 0)
-    torch.testing.assert_close(recipe.discriminator.real_mean, report.metrics["discriminator/real"] * 0.01)
+    task = make_task(**{"loss.lecam": 0.1})
+    report = task.backward([make_batch()], task.modules, Engine(task.config.engine), 0)
+    assert task.discriminator.real_mean == 0
+    task.after_step(report.statistics, 0)
+    torch.testing.assert_close(task.discriminator.real_mean, report.metrics["discriminator/real"] * 0.01)
 
 
 def test_export_and_from_pretrained_give_the_same_codes(tmp_path: Path) -> None:
@@ -146,6 +146,20 @@ def test_export_and_from_pretrained_give_the_same_codes(tmp_path: Path) -> None:
     assert torch.equal(vae.encode(images), again.encode(images))
     with pytest.raises(UsageError, match="not empty"):
         vae.save_pretrained(tmp_path / "hub")
+
+
+def test_a_pipeline_encodes_and_decodes_from_an_exported_folder(tmp_path: Path) -> None:
+    task = make_task(**{"engine.precision": "fp32"})
+    VQGanPipeline(task.config, task.modules).save_pretrained(tmp_path / "hub")
+    tokenizer = VQGanPipeline.from_pretrained(tmp_path / "hub")
+    images = torch.rand(3, 3, 16, 16)
+    codes = tokenizer.encode(images)
+    assert codes.shape == (3, 4, 4)
+    assert torch.equal(codes, task.model.eval().encode(images))
+    assert tokenizer.decode(codes).shape == images.shape
+    assert not tokenizer.decode(codes).requires_grad
+    # An image's codes do not depend on its neighbours.
+    assert torch.equal(tokenizer.encode(images[1:2]), codes[1:2])
 
 
 # --- the trainer in Python ----------------------------------------------------------------------------------

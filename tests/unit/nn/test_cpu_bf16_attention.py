@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.nn.cpu_bf16_attention import SHORT_ROW, attention_by_products, is_quicker_by_products
+from quintet.nn.cpu_bf16_attention import SHORT_ROW, cpu_bf16_attention, is_cpu_bf16_faster
 
 
 def parts(keys: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,7 +25,7 @@ def test_values_and_gradients_are_those_of_the_kernel(masked: bool) -> None:
     mask = torch.tensor([[True, False, True, True, False], [True] * 5])[:, None, None] if masked else None
     weight = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found, expected = [], []
-    for attend, results in ((attention_by_products, found), (F.scaled_dot_product_attention, expected)):
+    for attend, results in ((cpu_bf16_attention, found), (F.scaled_dot_product_attention, expected)):
         given = parts()
         out = attend(*(part.transpose(1, 2) for part in given), mask)
         (out * weight).sum().backward()
@@ -36,13 +36,13 @@ def test_values_and_gradients_are_those_of_the_kernel(masked: bool) -> None:
 def test_what_is_masked_is_not_seen_even_as_nan() -> None:
     queries, keys, values = (part.detach().transpose(1, 2) for part in parts())
     mask = torch.tensor([True, True, True, True, False]).expand(2, 1, 1, 5)
-    before = attention_by_products(queries, keys, values, mask)
+    before = cpu_bf16_attention(queries, keys, values, mask)
     keys[:, :, 4] = torch.nan
-    assert torch.equal(attention_by_products(queries, keys, values, mask), before)
+    assert torch.equal(cpu_bf16_attention(queries, keys, values, mask), before)
 
 
 def test_it_is_for_short_rows_of_bf16_on_a_cpu() -> None:
     row, long = torch.zeros(1, 1, SHORT_ROW, 2), torch.zeros(1, 1, SHORT_ROW + 1, 2)
-    assert is_quicker_by_products(row.bfloat16(), row.bfloat16())
-    assert not is_quicker_by_products(row, row)
-    assert not is_quicker_by_products(row.bfloat16(), long.bfloat16())
+    assert is_cpu_bf16_faster(row.bfloat16(), row.bfloat16())
+    assert not is_cpu_bf16_faster(row, row)
+    assert not is_cpu_bf16_faster(row.bfloat16(), long.bfloat16())

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quintet.errors import UsageError
 from quintet.nn import kmeans
-from quintet.nn.quantize.clusters import nearest
+from quintet.nn.kmeans import nearest
 
 
 def heaps(count: int = 12, each: int = 40) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def test_centres_are_the_means_of_their_vectors() -> None:
 def test_an_empty_cluster_starts_again_where_vectors_are_badly_served() -> None:
     vectors = torch.tensor([[0.0], [0.1], [0.2], [9.0]])
     centres = torch.tensor([[0.0], [500.0]])
-    means = kmeans._means(vectors, nearest(vectors, centres), centres)
+    means = kmeans._refilled_means(vectors, nearest(vectors, centres), len(centres))
     assert means[1].item() == 9.0
 
 

@@ -9,7 +9,7 @@ import torch
 from vector_quantize_pytorch import FSQ
 
 from quintet.nn.quantize import FiniteScalarQuantizer
-from quintet.nn.quantize.finite_scalar import LEVEL_SIZES
+from quintet.nn.quantize.finite_scalar import LEVEL_SIZES, grid_for
 
 GRIDS = pytest.mark.parametrize("sizes", [(8, 6, 5), (8, 5, 5, 5), (3, 4), (7, 5, 5, 5, 5)])
 
@@ -54,7 +54,7 @@ def test_zero_is_zero(sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("num_codes", "true_number"), [(256, 240), (1024, 1000), (4096, 4375), (16384, 15360)])
 def test_grids_of_the_paper(num_codes: int, true_number: int) -> None:
-    quantizer = FiniteScalarQuantizer.for_codes(32, num_codes)
+    quantizer = FiniteScalarQuantizer(32, grid_for(num_codes))
     assert quantizer.num_codes == true_number == math.prod(quantizer.level_sizes)
     assert quantizer.code_dim == len(LEVEL_SIZES[num_codes])
 

@@ -17,6 +17,7 @@ from quintet.nn.quantize import (
     VectorQuantizer,
     make_quantizer,
 )
+from quintet.nn.quantize.finite_scalar import grid_for
 
 
 def residual_vq(shared: bool = False, levels: int = 4, **options: Any) -> ResidualQuantizer:
@@ -116,7 +117,7 @@ def test_one_level_equals_the_single_quantizer(kind: Any) -> None:
 def _without_projection(kind: str) -> Any:
     if kind == "vq":
         return VectorQuantizer(12, 256)
-    return LookupFreeQuantizer(8, 256) if kind == "lfq" else FiniteScalarQuantizer.for_codes(3, 256)
+    return LookupFreeQuantizer(8, 256) if kind == "lfq" else FiniteScalarQuantizer(3, grid_for(256))
 
 
 def test_items_use_only_their_active_levels() -> None:

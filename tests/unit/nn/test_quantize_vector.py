@@ -8,7 +8,9 @@ from torch import Tensor
 from vector_quantize_pytorch import VectorQuantize
 
 from quintet.common.statistics import Statistics
-from quintet.nn.quantize import VectorQuantizer, clusters
+from quintet.nn import kmeans
+from quintet.nn.quantize import VectorQuantizer
+from quintet.nn.quantize.vector import spread_rows
 
 
 def pair(cosine: bool, code_dim: int) -> tuple[VectorQuantizer, VectorQuantize]:
@@ -76,10 +78,10 @@ def test_equals_the_library_with_a_mask() -> None:
 def test_nearest_in_parts_equals_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, codebook = torch.randn(100, 6).double(), torch.randn(33, 6).double()
     expected = torch.cdist(vectors, codebook).argmin(-1)
-    assert torch.equal(clusters.nearest(vectors, codebook), expected)
+    assert torch.equal(kmeans.nearest(vectors, codebook), expected)
     for limit in (1, 33 * 7):
-        monkeypatch.setattr(clusters, "SCORES_AT_ONCE", limit)
-        assert torch.equal(clusters.nearest(vectors, codebook), expected)
+        monkeypatch.setattr(kmeans, "SCORES_AT_ONCE", limit)
+        assert torch.equal(kmeans.nearest(vectors, codebook), expected)
 
 
 def test_rows_are_spread_over_the_valid_positions() -> None:
@@ -87,7 +89,7 @@ def test_rows_are_spread_over_the_valid_positions() -> None:
     mask = torch.ones(3, 64, dtype=torch.bool)
     mask[1, ::2] = False
     mask[2, 5:] = False
-    rows, real = clusters.spread_rows(latents, mask)
+    rows, real = spread_rows(latents, mask)
     rows, real = rows.view(3, -1), real.view(3, -1)
     assert rows[0].tolist() == list(range(0, 64, 4))
     assert rows[1].tolist() == [64 + 1 + 4 * row for row in range(16)]

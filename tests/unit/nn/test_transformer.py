@@ -12,16 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
+from quintet.nn.attention import Attention, attention_mask
 from quintet.nn.cpu_bf16_attention import SHORT_ROW
-from quintet.nn.transformer import (
-    Attention,
-    Block,
-    FeedForward,
-    LearnedPositions,
-    Rotary,
-    Transformer,
-    attention_mask,
-)
+from quintet.nn.positions import LearnedPositions
+from quintet.nn.rotary import Rotary, apply_rotary
+from quintet.nn.transformer import Block, FeedForward, Transformer
 from quintet.training.engine import _recompute_activations
 from quintet.training.optim import named_parameters
 
@@ -243,11 +238,9 @@ def test_attention_mask_leaves_every_query_a_key() -> None:
     ("shape", "head_dim"), [((9,), 2), ((4, 5), 4), ((4, 5), 32), ((3, 4, 5), 32), ((3, 4, 5), 64)]
 )
 def test_rotary_scores_depend_on_the_distance_alone(shape: tuple[int, ...], head_dim: int) -> None:
-    from quintet.nn.transformer import turn
-
     by = Rotary(shape, head_dim).double()(shape)
     query, key = (random(head_dim, seed=seed).expand(1, math.prod(shape), 1, head_dim) for seed in (0, 1))
-    scores = (turn(query, by)[0, :, 0] @ turn(key, by)[0, :, 0].T).tolist()
+    scores = (apply_rotary(query, by)[0, :, 0] @ apply_rotary(key, by)[0, :, 0].T).tolist()
     by_distance: dict[tuple[int, ...], list[float]] = {}
     places = list(product(*map(range, shape)))
     for one, two in product(range(len(places)), repeat=2):
@@ -364,7 +357,7 @@ def test_a_context_looked_at_once_is_the_context() -> None:
     model = make(context_dim=CONTEXT_DIM)
     x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
     mask = torch.tensor([[True] * 4, [True, False, True, False], [False] * 4])
-    looked = model.look(context, mask)
+    looked = model.precompute_cross_kv(context, mask)
     expected = model(x, context=context, context_mask=mask)
     torch.testing.assert_close(model(x, context=looked), expected, **EXACT)
     rows = torch.tensor([2, 0])
@@ -381,7 +374,7 @@ def test_rows_that_see_nothing_of_a_context_looked_at_once_do_not_ask() -> None:
     for told, rows in (([True] * 3, 3), ([False, True, False], 1), ([False] * 3, 0)):
         mask = torch.tensor(told)[:, None].expand(3, 4)
         expected = model(x, context=context, context_mask=mask)
-        looked = model.look(context, mask)
+        looked = model.precompute_cross_kv(context, mask)
         asking.clear()
         torch.testing.assert_close(model(x, context=looked), expected, **EXACT)
         assert asking == [rows] * (2 if rows else 0)
@@ -491,8 +484,8 @@ def test_the_room_of_a_cache_is_taken_once() -> None:
     places = set()
     for number in range(5):
         model.step(random(2, 1, DIM, seed=number), cache)
-        assert cache.pasts[0].keys.shape == (2, HEADS, 5, HEAD_DIM)
-        places.add(tuple(past.keys.data_ptr() for past in cache.pasts))
+        assert cache.layers[0].keys.shape == (2, HEADS, 5, HEAD_DIM)
+        places.add(tuple(past.keys.data_ptr() for past in cache.layers))
     assert len(places) == 1
 
 
@@ -509,7 +502,7 @@ def test_bf16_autocast_keeps_the_past_in_bf16() -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         cache = model.start(2, 8, context)
         near = torch.cat([model.step(piece, cache) for piece in x.split([2, 1, 3], dim=1)], dim=1)
-        assert cache.pasts[0].keys.dtype == torch.bfloat16
+        assert cache.layers[0].keys.dtype == torch.bfloat16
     assert near.dtype == torch.float32
     assert (near - model(x, None, context)).abs().max() < 0.1
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
-from quintet.sampling.autoregressive import Conditioning, Decoded, Sampling, decode
+from quintet.sampling.autoregressive import Decoded, Sampling, decode
+from quintet.sampling.guidance import Conditioning
 
 CODES = 9
 END = CODES
@@ -76,7 +77,7 @@ def run(prompts: Sequence[Sequence[int]] = ((),) * 4, begin: Any = TableRows, **
         "max_length": 16,
         "draw": items(range(len(prompts))),
         "settings": Sampling(),
-        "conditioning": {"text": torch.arange(len(prompts)) % 5},
+        "cond": {"text": torch.arange(len(prompts)) % 5},
     }
     return decode(begin, tokens, lengths, **{**arguments, **changes})
 
@@ -130,8 +131,8 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, options: dict[st
                 [prompts[number] for number in numbers],
                 draw=items(numbers),
                 settings=settings,
-                conditioning={"text": torch.tensor(numbers) % 5},
-                against={"text": torch.full((len(numbers),), 4)},
+                cond={"text": torch.tensor(numbers) % 5},
+                uncond={"text": torch.full((len(numbers),), 4)},
             )
         )
 
@@ -163,7 +164,7 @@ def test_prompts_that_fill_the_row_are_given_back() -> None:
     assert made.ended.tolist() == [False, False]
     assert rows_of(run([[]], begin, max_length=0)) == [[]]
     tokens, lengths = padded([])
-    empty = decode(begin, tokens, lengths, end_id=END, max_length=4, draw=items([]), settings=GREEDY, conditioning={})
+    empty = decode(begin, tokens, lengths, end_id=END, max_length=4, draw=items([]), settings=GREEDY, cond={})
     assert empty.tokens.shape == (0, 4)
 
 
@@ -181,7 +182,7 @@ def test_what_is_common_to_all_prompts_is_read_at_once() -> None:
 def test_the_prompts_are_not_written_to() -> None:
     tokens, lengths = padded([[1, 2, 3], [4]])
     before = tokens.clone(), lengths.clone()
-    decode(TableRows, tokens, lengths, end_id=END, max_length=9, draw=items(range(2)), settings=GREEDY, conditioning={})
+    decode(TableRows, tokens, lengths, end_id=END, max_length=9, draw=items(range(2)), settings=GREEDY, cond={})
     assert torch.equal(tokens, before[0])
     assert torch.equal(lengths, before[1])
 
@@ -235,15 +236,15 @@ def test_guidance_is_one_pass_of_twice_the_rows() -> None:
     made = run(
         ((),) * 3,
         begin,
-        conditioning=conditioning,
-        against={"text": torch.full((3,), 4)},
+        cond=conditioning,
+        uncond={"text": torch.full((3,), 4)},
         settings=Sampling(guidance=3),
     )
     lengths = made.lengths.tolist()
     asked = [rows for rows, _ in begun[0].asked]
     assert asked == [2 * sum(length >= place for length in lengths) for place in range(len(asked))]
     with pytest.raises(ValueError, match="txt"):
-        run(against={"txt": torch.zeros(4)}, settings=Sampling(guidance=3))
+        run(uncond={"txt": torch.zeros(4)}, settings=Sampling(guidance=3))
 
 
 def test_guidance_leads_away_from_the_negative() -> None:
@@ -260,8 +261,8 @@ def test_guidance_leads_away_from_the_negative() -> None:
             ((),) * 20,
             begin,
             max_length=100,
-            conditioning={"text": torch.zeros(20, dtype=torch.int64)},
-            against={"text": torch.ones(20, dtype=torch.int64)},
+            cond={"text": torch.zeros(20, dtype=torch.int64)},
+            uncond={"text": torch.ones(20, dtype=torch.int64)},
             settings=Sampling(guidance=guidance),
         )
         return [(made.tokens == token).double().mean().item() for token in (0, 1)]
@@ -288,7 +289,7 @@ def test_requests_that_make_no_sense() -> None:
             max_length=4,
             draw=items([0]),
             settings=GREEDY,
-            conditioning={},
+            cond={},
         )
     with pytest.raises(ValueError, match="max_length"):
         run(max_length=-1)

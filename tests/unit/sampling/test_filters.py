@@ -1,4 +1,4 @@
-"""How one code is drawn from scores: filters and guidance, against naive ones."""
+"""How one code is drawn from scores: filters, against naive ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintet.sampling.filters import filter_top_k, filter_top_p, guesses, guided
+from quintet.sampling.filters import filter_top_k, filter_top_p, guesses
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
 """The same examples in every session, however busy the machine."""
@@ -80,17 +80,6 @@ def test_other_precisions_are_filtered_as_well() -> None:
     for narrow in (torch.bfloat16, torch.float16):
         assert torch.equal(filter_top_k(logits.to(narrow), 2), filter_top_k(logits, 2).to(narrow))
         assert torch.equal(filter_top_p(logits.to(narrow), 0.9), filter_top_p(logits, 0.9).to(narrow))
-
-
-# Guidance
-
-
-def test_guidance_goes_from_one_through_the_other() -> None:
-    one, other = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
-    assert torch.equal(guided(one, other, 0.0), other)
-    assert guided(one, other, 1.0) is one
-    assert guided(one, other, 3.0).tolist() == [2.0, 0.0]
-    assert guided(torch.tensor([-math.inf, 1.0]), torch.tensor([-math.inf, 0.0]), 2.0).tolist() == [-math.inf, 2.0]
 
 
 def test_a_chance_falls_on_the_code_in_whose_share_it_lies() -> None:

@@ -210,7 +210,7 @@ def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Te
         "mask_id": MASK,
         "draw": items(count),
         "settings": Sampling(**{"steps": 6, **known}),  # type: ignore[arg-type]
-        "conditioning": text(count),
+        "cond": text(count),
         **changes,
     }
 
@@ -228,13 +228,13 @@ def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Te
 def test_guidance_of_one_is_no_guidance_and_one_pass() -> None:
     plain = run(table_model())
     model, rows = counting(table_model())
-    assert torch.equal(run(model, guidance=1.0, against=text(4, 0)), plain)
+    assert torch.equal(run(model, guidance=1.0, uncond=text(4, 0)), plain)
     assert rows == [4] * 6
 
 
 def test_guidance_is_one_pass_of_twice_the_rows() -> None:
     model, rows = counting(table_model())
-    made = run(model, guidance=3.0, against=text(4, 0))
+    made = run(model, guidance=3.0, uncond=text(4, 0))
     assert rows == [8] * 6
     assert not torch.equal(made, run(table_model()))
 
@@ -245,7 +245,7 @@ def test_guidance_follows_its_schedule() -> None:
     states: list[Tensor] = []
     plain: list[Tensor] = []
     late = Sampling(steps=6, guidance=5.0, guidance_schedule=lambda progress: (progress > 0.5).double())
-    run(model, settings=late, against=text(4, 0), on_step=lambda _, tokens, __: states.append(tokens))
+    run(model, settings=late, uncond=text(4, 0), on_step=lambda _, tokens, __: states.append(tokens))
     run(table_model(), on_step=lambda _, tokens, __: plain.append(tokens))
     assert rows == [4, 4, 4, 8, 8, 8]
     assert torch.equal(states[2], plain[2])
@@ -264,9 +264,7 @@ def test_the_conditional_pass_is_the_first_half() -> None:
         ).double(), None
 
     def shares(guidance: float, negative: int) -> tuple[float, float]:
-        made = run(
-            logits, 8, 200, conditioning=text(8, favoured), against=text(8, negative), guidance=guidance, steps=1
-        )
+        made = run(logits, 8, 200, cond=text(8, favoured), uncond=text(8, negative), guidance=guidance, steps=1)
         return (made == favoured).double().mean().item(), (made == avoided).double().mean().item()
 
     favoured_plain, avoided_plain = shares(1.0, avoided)
@@ -276,7 +274,7 @@ def test_the_conditional_pass_is_the_first_half() -> None:
     assert shares(3.0, 5)[1] > avoided_guided  # the negative prompt is what made it rare
 
 
-def test_against_names_only_what_differs() -> None:
+def test_uncond_names_only_what_differs() -> None:
     seen: list[Conditioning] = []
 
     def logits(tokens: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, None]:
@@ -284,11 +282,11 @@ def test_against_names_only_what_differs() -> None:
         return torch.zeros(*tokens.shape, CODES), None
 
     both = {"text": torch.tensor([1, 2]), "valid": torch.tensor([[True], [False]])}
-    run(logits, 2, 3, conditioning=both, against={"text": torch.tensor([0, 0])}, guidance=2.0, steps=1)
+    run(logits, 2, 3, cond=both, uncond={"text": torch.tensor([0, 0])}, guidance=2.0, steps=1)
     assert seen[0]["text"].tolist() == [1, 2, 0, 0]
     assert seen[0]["valid"].tolist() == [[True], [False]] * 2
     with pytest.raises(ValueError, match="txt"):
-        run(logits, 2, 3, conditioning=both, against={"txt": torch.tensor([0, 0])}, guidance=2.0)
+        run(logits, 2, 3, cond=both, uncond={"txt": torch.tensor([0, 0])}, guidance=2.0)
 
 
 def test_guidance_without_anything_to_guide_away_from_is_refused() -> None:
@@ -305,7 +303,7 @@ def test_what_a_model_carries_comes_back_at_its_next_step() -> None:
         return torch.zeros(*tokens.shape, CODES), 10 * len(given_back) + conditioning["text"]
 
     middle = Sampling(steps=4, guidance=2.0, guidance_schedule=lambda u: ((u > 0.3) & (u < 0.9)).double())
-    run(logits, 2, 8, settings=middle, conditioning=text(2), against=text(2, 4))
+    run(logits, 2, 8, settings=middle, cond=text(2), uncond=text(2, 4))
     assert given_back == [None, [10, 11, 10, 11], [20, 21, 24, 24], [30, 31]]
 
 
@@ -335,7 +333,7 @@ def test_every_step_masks_what_the_schedule_says(name: str, judged: bool) -> Non
         generate=generate,
         valid=valid,
         draw=items(5),
-        conditioning=text(5),
+        cond=text(5),
         settings=Sampling(steps=7, schedule=ANY_SCHEDULE[name]),
         critic=(lambda now, conditioning: now.double()) if judged else None,
         on_step=observe,
@@ -383,8 +381,8 @@ def test_the_given_tokens_are_not_written_to() -> None:
 def test_a_perfect_model_gives_its_target() -> None:
     target = torch.randint(CODES, (4, 30), generator=torch.Generator().manual_seed(1))
     row = {"row": torch.arange(4)}
-    assert torch.equal(run(towards(target), 4, 30, conditioning=row), target)
-    filtered = run(towards(target), 4, 30, conditioning=row, top_k=3, top_p=0.9, temperature=0.5)
+    assert torch.equal(run(towards(target), 4, 30, cond=row), target)
+    filtered = run(towards(target), 4, 30, cond=row, top_k=3, top_p=0.9, temperature=0.5)
     assert torch.equal(filtered, target)
 
 
@@ -405,8 +403,8 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) ->
             generate=torch.ones(len(rows), places + longer, dtype=torch.bool),
             valid=torch.nn.functional.pad(valid[rows], pad),
             draw=ItemRNG(3, [0] * len(rows), rows),
-            conditioning={"text": torch.tensor(rows) % 5},
-            against={"text": torch.zeros(len(rows), dtype=torch.long)},
+            cond={"text": torch.tensor(rows) % 5},
+            uncond={"text": torch.zeros(len(rows), dtype=torch.long)},
             critic=critic,
             **options,
         )
@@ -708,7 +706,7 @@ def test_a_device_decodes_under_deterministic_algorithms() -> None:
             towards(target),
             tokens=torch.zeros_like(target),
             generate=torch.ones_like(target, dtype=torch.bool),
-            conditioning={"row": torch.arange(4).cuda()},
+            cond={"row": torch.arange(4).cuda()},
             top_p=0.9,
         )
     finally:

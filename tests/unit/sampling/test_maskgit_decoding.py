@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from quintet.common.rng import ItemRNG
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.sampling import masked
-from quintet.sampling.masked import Conditioning, Sampling
-from quintet.sampling.maskgit import Told, fill, told_both_ways, told_by_vectors
+from quintet.sampling.guidance import Conditioning, encode_prompts
+from quintet.sampling.masked import Sampling
+from quintet.sampling.maskgit import encode_vectors, fill
 
 SMALL: dict[str, Any] = {
     "grid": (2, 4, 4), "num_codes": 11, "dim": 32, "depth": 2, "heads": 4,
@@ -32,23 +33,25 @@ def make(kind: type[MaskGit] | type[TokenCritic] = MaskGit, **keys: Any) -> Any:
     return model
 
 
-def told(model: MaskGit, negative: str | None = None) -> tuple[Told, Told]:
-    given, against = told_both_ways(model, TEXTS if model.text_encoder is not None else [""] * 3, negative)
+def encoded(model: MaskGit, negative: str | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    cond, uncond = encode_prompts(model, TEXTS if model.text_encoder is not None else [""] * 3, negative)
     if model.low is not None:
-        given["low"] = torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(2))
-    return given, against
+        cond["low"] = torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(2))
+    return cond, uncond
 
 
-def filled(model: MaskGit, both: tuple[Told, Told], guidance: float = 3.0, critic: TokenCritic | None = None) -> Tensor:
+def filled(
+    model: MaskGit, both: tuple[Conditioning, Conditioning], guidance: float = 3.0, critic: TokenCritic | None = None
+) -> Tensor:
     tokens = torch.full((3, model.length), model.mask_id)
     hole = both[0].get("there", torch.ones_like(tokens, dtype=torch.bool))
     return fill(
-        model, tokens, hole, draw=draw(), settings=settings(guidance), given=both[0], against=both[1], critic=critic
+        model, tokens, hole, draw=draw(), settings=settings(guidance), cond=both[0], uncond=both[1], critic=critic
     )
 
 
 def plainly(
-    model: MaskGit, both: tuple[Told, Told], guidance: float = 3.0, critic: TokenCritic | None = None
+    model: MaskGit, both: tuple[Conditioning, Conditioning], guidance: float = 3.0, critic: TokenCritic | None = None
 ) -> Tensor:
     """The same with everything read anew in each step, and logits of all places."""
 
@@ -66,8 +69,8 @@ def plainly(
         mask_id=model.mask_id,
         draw=draw(),
         settings=settings(guidance),
-        conditioning=both[0],
-        against=both[1],
+        cond=both[0],
+        uncond=both[1],
         critic=critic or (model.score if model.to_score is not None else None),
     )
 
@@ -99,15 +102,15 @@ def test_a_decoding_is_that_of_a_model_told_anew_in_every_step(
     keys: dict[str, Any], negative: str | None, judged: bool
 ) -> None:
     model, critic = make(**keys), make(TokenCritic, **keys) if judged else None
-    both = told(model, negative if model.text_encoder is not None else None)
+    both = encoded(model, negative if model.text_encoder is not None else None)
     for guidance in (1.0, 3.0):
         assert torch.equal(filled(model, both, guidance, critic), plainly(model, both, guidance, critic))
 
 
 def test_also_where_rows_end_early() -> None:
     model = make()
-    given, against = told(model)
-    both = {**given, "there": torch.arange(32) < torch.tensor([32, 16, 32])[:, None]}, against
+    cond, uncond = encoded(model)
+    both = {**cond, "there": torch.arange(32) < torch.tensor([32, 16, 32])[:, None]}, uncond
     assert torch.equal(filled(model, both), plainly(model, both))
 
 
@@ -119,7 +122,7 @@ def test_texts_and_low_resolution_codes_are_read_once() -> None:
     for reader in readers:
         reader.register_forward_hook(lambda reader, _, __: read.append(reader))
     model.transformer.register_forward_hook(lambda *_: passes.append(1))
-    filled(model, told(model), critic=critic)
+    filled(model, encoded(model), critic=critic)
     assert len(passes) == 5
     assert sorted(map(id, read)) == sorted(map(id, readers))
 
@@ -127,12 +130,12 @@ def test_texts_and_low_resolution_codes_are_read_once() -> None:
 def test_embeddings_of_texts_lead_as_well() -> None:
     model = make(text="vectors", vector_dim=8)
     vectors = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(4))
-    both = told_by_vectors(model, vectors)
+    both = encode_vectors(model, vectors)
     assert torch.equal(filled(model, both), plainly(model, both))
-    assert not torch.equal(filled(model, both), filled(model, told_by_vectors(model, vectors.flip(1) * -1)))
+    assert not torch.equal(filled(model, both), filled(model, encode_vectors(model, vectors.flip(1) * -1)))
 
 
 def test_no_gradient_is_kept() -> None:
     model = make()
-    once = model.told_once(told(model)[0])
+    once = model.precompute_conditioning(encoded(model)[0])
     assert {name: tensor.requires_grad for name, tensor in once.items()} == dict.fromkeys(once, False)

@@ -83,7 +83,7 @@ def test_an_interrupted_make_is_not_taken_for_a_data_set(tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr("quintet.synthetic.shapes.os.replace", interrupt)
+    monkeypatch.setattr("quintet.common.files.os.replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         make_shapes(tmp_path / "shapes", num=2)
     assert (tmp_path / "shapes" / "images" / "00001.png").exists()

@@ -64,7 +64,7 @@ def test_an_interrupted_make_is_not_taken_for_a_data_set(tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         replace(source, target)
 
-    monkeypatch.setattr("quintet.synthetic.embedded.os.replace", interrupt)
+    monkeypatch.setattr("quintet.common.files.os.replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         make_solids(tmp_path / "solids", num=2)
     assert (tmp_path / "solids" / "meshes" / "00001.obj").exists()

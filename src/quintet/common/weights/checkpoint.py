@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quintet.common.files import one_line, replace_text, sync
+from quintet.common.files import one_line, open_own, replace_text, sync
 from quintet.errors import CheckpointError
 
 FORMAT = 1
@@ -156,13 +156,21 @@ def _write_files(folder: Path, contents: Contents) -> None:
     for name, tensors in contents.tensors.items():
         path = folder / f"{name}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(_apart(tensors), path)
+        _save_tensors(tensors, path)
     for name, value in contents.json.items():
         path = folder / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     for name, text in contents.text.items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """As `save_file`, whose temporary file only its owner may read, with the permissions of any other file."""
+    with open_own(path, "wb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    save_file(_apart(tensors), path)
+    path.chmod(mode)
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,106 +1,51 @@
-"""Owns a folder of captioned media: which files are in it, what they are called in words, which side of the
-validation split each is on, and reading the pictures among them as training items.
+"""A folder of captioned media: its files and their captions.
 
 Scanning opens no media file: a file that turns out unreadable is found when it is read.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import posixpath
 import re
-import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption, read_metadata
+from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption
+from quintet.data.index.entry import Entry, Scan, Stamp, printable
+from quintet.data.index.marker import MARKER, read_marker
 from quintet.data.index.shard_store import is_shard
-from quintet.errors import UnreadableItem, UsageError
-from quintet.media import image as images
-from quintet.media.files import Blob, MediaFile, read_file
-from quintet.media.video_formats import FRAME_EXTENSIONS, folder_pictures, frame_order
+from quintet.data.index.split import TRAIN_SPLIT, VALIDATION_SPLITS
+from quintet.data.index.walk import METADATA_NAMES, Tree, Walk
+from quintet.errors import UsageError
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from quintet.common.rng import ItemRNG
-
-METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
-"""In order of preference."""
-TRAIN_SPLIT = "train"
-VALIDATION_SPLITS = frozenset({"validation", "valid", "val"})
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SPLIT_WORDS = VALIDATION_SPLITS | {TRAIN_SPLIT, "test"}
 
 
-class Stamp(NamedTuple):
-    """Size in bytes and time of the last change: enough to see that a file is not what it was a moment ago."""
-
-    size: int
-    modified: int
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One file of a data set; `file` is its path below the root, with forward slashes."""
-
-    file: str
-    text: str | None = None
-    split: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict, hash=False)
-    stamp: Stamp | None = field(default=None, compare=False)
-    """The file as the scan found it."""
-    stored: Callable[[], Blob] | None = field(default=None, compare=False, repr=False)
-    """How to get at it where it is no file of its own."""
-
-    def media(self, root: str | os.PathLike[str]) -> MediaFile:
-        """What to read; `UnreadableItem` if it is not the file any more that the scan found."""
-        if self.stored is not None:
-            return self.stored()
-        path = os.path.join(root, self.file)
-        now = stamp_of(path)
-        if self.stamp is not None and now is not None and now != self.stamp:
-            raise UnreadableItem(
-                f"changed since the run began ({self.stamp.size} bytes then, {now.size} now, or written anew)"
-            )
-        return path
-
-
-@dataclass(slots=True)
-class Scan:
-    """What a folder holds. `found` counts the media files seen, `skipped` names files and metadata lines left out."""
-
-    entries: Sequence[Entry]
-    skipped: list[tuple[str, str]]
-    captions_from: str
-    columns: list[str]
-    found: int
-    notes: list[str]
-
-
 def scan(
-    root: str | os.PathLike[str], extensions: frozenset[str], *, allow_empty: bool = False, films: bool = False
+    root: str | os.PathLike[str],
+    extensions: frozenset[str],
+    *,
+    allow_empty: bool = False,
+    films: bool = False,
+    tree: Tree | None = None,
 ) -> Scan:
     """List the files below `root` with one of the extensions (lower case, with the dot) and their captions.
 
     With `films`, a folder of numbered pictures is listed like a file, unless captions name single ones. Captions come
     from metadata files if there are any, else from text files beside the media, else from the names of the folders.
-    Nothing but a `split` column divides the data: names mean nothing.
+    Nothing but a `split` column divides the data: names mean nothing. Who scans one folder for several kinds hands over
+    its shared `tree`.
     """
     root = Path(root)
     if not os.path.exists(root):
         raise UsageError(f"folder {root} does not exist; give the path of a folder with your files")
     if not os.path.isdir(root):
         raise UsageError(f"{root} is a file; give the folder that contains your files")
-    walk = _Walk(root, extensions, films)
+    walk = Walk(tree or Tree(root), extensions, films)
     walk.run()
-    result = Scan([], walk.skipped, "none", [], walk.found, [])
-    _caption(root, walk, result)
+    result = Scan([], walk.skipped, "none", [], walk.found, [], read_marker(root / MARKER))
+    _caption(walk, result)
     result.skipped.sort()
     if shards := sorted(file for file in walk.others if is_shard(file)):
         result.notes.append(
@@ -112,283 +57,9 @@ def scan(
     return result
 
 
-def split_entries(
-    entries: Sequence[Entry], fraction: float, seed: int, group: str | None = None
-) -> tuple[list[int], list[int]]:
-    """The places in `entries` of the training items and of the validation items.
-
-    Where a `split` value is given it decides: "train" (or none), "validation"; any other name is in neither. Without
-    validation items, each file's name is hashed with the seed, so adding files never moves the others. `group`
-    is a regular expression searched in the file's path; files with the same first group (or match) stay together.
-    """
-    names = [(entry.split or TRAIN_SPLIT).lower() for entry in entries]
-    train = [index for index, name in enumerate(names) if name == TRAIN_SPLIT]
-    validation = [index for index, name in enumerate(names) if name in VALIDATION_SPLITS]
-    check_split(fraction, len(entries), len(train), names)
-    if validation or not fraction:
-        return train, validation
-    keys = group_keys([entries[index].file for index in train], group)
-    chosen = chosen_groups(set(keys), fraction, seed)
-    sides: tuple[list[int], list[int]] = ([], [])
-    for index, key in zip(train, keys, strict=True):
-        sides[key in chosen].append(index)
-    return sides
-
-
-def check_split(fraction: float, items: int, train: int, names: Iterable[str]) -> None:
-    """Refuse a split that leaves nothing to train on; `names` are those of the splits."""
-    if not 0 <= fraction < 1:
-        raise UsageError(f"the validation fraction must be at least 0 and less than 1, not {fraction:g}")
-    if items and not train:
-        seen = ", ".join(sorted(set(names)))
-        raise UsageError(
-            f"no item is left to train on: the `split` column, or the names of the parquet files, say {seen}, and "
-            f"never '{TRAIN_SPLIT}'"
-        )
-
-
-def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
-    """A hash of names, byte sizes, captions and splits: cheap, and the same for a copy of the folder elsewhere."""
-    digest = hashlib.sha256()
-    for entry in entries:
-        size = entry.stamp.size if entry.stamp else byte_size(os.path.join(root, entry.file))
-        row = [entry.file, size, entry.text, entry.split]
-        digest.update(json.dumps(row).encode() + b"\n")
-    return digest.hexdigest()
-
-
-@dataclass
-class ImageFolder:
-    """Pictures of a scanned folder as training items: bytes, channels x height x width, and their captions.
-
-    With `train` false nothing is drawn: the centre, unflipped.
-    """
-
-    root: str | os.PathLike[str]
-    entries: Sequence[Entry]
-    height: int
-    width: int
-    mode: images.Mode = field(default="RGB", kw_only=True)
-    flip: bool = field(default=False, kw_only=True)
-    random_crop: bool = field(default=False, kw_only=True)
-    truncated: images.Truncated = field(default="skip", kw_only=True)
-    train: bool = field(default=True, kw_only=True)
-    memory: int = field(default=0, kw_only=True)
-    """Bytes of decoded pictures kept by each process; what does not fit is read again."""
-    _kept: dict[int, images.Pixels] = field(default_factory=dict, init=False, repr=False)
-    _used: int = field(default=0, init=False, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def name(self, item: int) -> str:
-        """The file of an item, as logs and summaries call it."""
-        return self.entries[item].file
-
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
-        """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
-        pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
-        if self.train and self.flip and draw.number("flip") < 0.5:
-            pixels = pixels[:, ::-1]
-        return {**self.about(item), "images": images.bytes_tensor(pixels)}
-
-    def about(self, item: int) -> dict[str, Any]:
-        """What is known of an item without opening its file: its caption and, in the embedded data, what is on it."""
-        entry = self.entries[item]
-        known = {"objects": entry.extra["objects"]} if _is_scene(entry.extra.get("objects")) else {}
-        return {"texts": entry.text or "", **known}
-
-    @property
-    def reading(self) -> str:
-        """How files become items: with the files themselves, all that the codes of items depend on."""
-        text = f"{self.height} x {self.width} {self.mode} {self.truncated}"
-        moved = self.train and (self.flip or self.random_crop)
-        return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
-
-    def _moved(self, item: int, draw: ItemRNG) -> images.Pixels:
-        x, y = draw.number("crop-x"), draw.number("crop-y")
-        return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
-
-    def _centred(self, item: int) -> images.Pixels:
-        """Always the same pixels, so they may be kept."""
-        if item in self._kept:
-            return self._kept[item]
-        pixels = images.resize_and_crop(self._read(item), self.height, self.width)
-        if may_keep(self.entries, item, pixels.nbytes, self._used, self.memory):
-            self._kept[item] = pixels
-            self._used += pixels.nbytes
-        return pixels
-
-    def _read(self, item: int) -> Image.Image:
-        file = self.entries[item].media(self.root)
-        side = max(self.height, self.width)
-        return images.read_image(file, mode=self.mode, truncated=self.truncated, side=side)
-
-
-def may_keep(entries: Sequence[Entry], item: int, size: int, used: int, memory: int) -> bool:
-    """Whether what was decoded may stay in memory. Of shards, which may hold millions, not where all of that size would
-    not fit: few would be met again before the end of an epoch, and the memory would grow until then."""
-    return used + size <= memory and (entries[item].stored is None or size * len(entries) <= memory)
-
-
-def _is_scene(objects: Any) -> bool:
-    """Whether this is what the embedded data says of its pictures; other data may have a column of that name."""
-    return (
-        isinstance(objects, list)
-        and 0 < len(objects) <= 2
-        and all(isinstance(one, dict) and {"colour", "shape", "position"} <= one.keys() for one in objects)
-    )
-
-
-# Walking
-
-
-class _Walk:
-    """The files of a tree by kind. Links are followed to files inside the root only; hidden names are passed over."""
-
-    def __init__(self, root: Path, extensions: frozenset[str], films: bool) -> None:
-        self.root = root
-        self.real_root = os.path.realpath(root)
-        self.extensions = extensions
-        self.films = films
-        self.media: list[str] = []
-        self.stamps: dict[str, Stamp] = {}
-        self.texts: dict[str, str] = {}
-        self.metadata: dict[str, set[str]] = {}
-        self.others: set[str] = set()
-        self.skipped: list[tuple[str, str]] = []
-        self.found = 0
-        self._folders = [""]
-        self._pictures: dict[str, str | None] = {}
-        self._named: dict[str, set[str]] = {}
-
-    def run(self) -> None:
-        while self._folders:
-            prefix = self._folders.pop()
-            self._pictures = {}
-            try:
-                with os.scandir(os.path.join(self.root, prefix)) as listing:
-                    for entry in listing:
-                        if not entry.name.startswith("."):
-                            self._visit(prefix, entry)
-            except OSError as error:
-                self.skipped.append((prefix.rstrip("/") or ".", f"cannot be listed: {error.strerror}"))
-            self._add_film(prefix)
-
-    def _add_film(self, prefix: str) -> None:
-        """A folder below the root of nothing but numbered pictures, as far as media go, is a film.
-
-        Not if something is said of single pictures; then, and wherever else they lie, each is an item of its own, if
-        pictures are wanted at all.
-        """
-        if not self._pictures:
-            return
-        alone = not any(posixpath.dirname(file) + "/" == prefix for file in self.media[-1:])
-        numbered = alone and prefix and frame_order(list(self._pictures)) is not None
-        if not numbered or self._told_one_by_one(prefix):
-            self._add_pictures(prefix)
-            return
-        folder = prefix.rstrip("/")
-        self.found += 1
-        problems = [f"{name}: {problem}" for name, problem in sorted(self._pictures.items()) if problem]
-        if problems:
-            self.skipped.append((folder, problems[0]))
-            return
-        self.media.append(folder)
-        self.stamps[folder] = _joined([self.stamps.pop(prefix + name) for name in self._pictures])
-
-    def _add_pictures(self, prefix: str) -> None:
-        for name, problem in self._pictures.items():
-            if os.path.splitext(name)[1].lower() not in self.extensions:
-                continue
-            self.found += 1
-            self.others.discard(prefix + name)
-            if problem:
-                self.skipped.append((printable(prefix + name), problem))
-            else:
-                self.media.append(prefix + name)
-
-    def _told_one_by_one(self, prefix: str) -> bool:
-        """Whether text files lie beside the pictures, or a metadata file here or above names one of them."""
-        files = {prefix + name for name in self._pictures}
-        if any(posixpath.splitext(file)[0] in self.texts for file in files):
-            return True
-        above = [folder for folder in self.metadata if prefix.startswith(folder)]
-        return any(self._named_in(folder) & files for folder in above)
-
-    def _named_in(self, prefix: str) -> set[str]:
-        """The files that the metadata of a folder speaks of."""
-        if prefix not in self._named:
-            name = next(name for name in METADATA_NAMES if name in self.metadata[prefix])
-            rows = read_metadata(self.root / prefix / name).rows
-            self._named[prefix] = {posixpath.normpath(posixpath.join(prefix, row.file)) for row in rows}
-        return self._named[prefix]
-
-    def _visit(self, prefix: str, entry: os.DirEntry[str]) -> None:
-        file = prefix + entry.name
-        if entry.is_dir(follow_symlinks=False):
-            self._folders.append(file + "/")
-            return
-        stem, extension = os.path.splitext(entry.name)
-        extension = extension.lower()
-        is_media = extension in self.extensions
-        is_metadata = entry.name in METADATA_NAMES
-        if self.films and extension in FRAME_EXTENSIONS:
-            self.others.add(file)
-            self._pictures[entry.name] = self._problem(entry, file, is_media=True)
-            return
-        self.found += is_media
-        if problem := self._problem(entry, file, is_media):
-            if is_media or is_metadata or extension == ".txt" or entry.is_symlink():
-                self.skipped.append((printable(file), problem))
-        elif is_media:
-            self.media.append(file)
-        elif is_metadata:
-            self.metadata.setdefault(prefix, set()).add(entry.name)
-        else:
-            self.others.add(file)
-            if extension == ".txt":
-                self.texts[prefix + stem] = min(file, self.texts.get(prefix + stem, file))
-
-    def _problem(self, entry: os.DirEntry[str], file: str, is_media: bool) -> str | None:
-        try:
-            if printable(file) != file:
-                return "its name is not UTF-8 or holds control characters; rename it"
-            if entry.is_symlink() and (problem := self._link_problem(entry)):
-                return problem
-            if not entry.is_file():
-                return "not a regular file"
-            # The size costs a call to the system for each file; only media need it.
-            return self._media_problem(entry, file) if is_media else None
-        except OSError as error:
-            return f"cannot be opened: {error.strerror}"
-
-    def _media_problem(self, entry: os.DirEntry[str], file: str) -> str | None:
-        found = entry.stat()
-        self.stamps[file] = Stamp(found.st_size, found.st_mtime_ns)
-        return None if found.st_size else "empty file"
-
-    def _link_problem(self, entry: os.DirEntry[str]) -> str | None:
-        target = os.path.realpath(entry.path)
-        if not os.path.exists(target):
-            return "a link to nothing"
-        if os.path.commonpath([target, self.real_root]) != self.real_root:
-            return "a link that leads out of the folder; not followed"
-        return "a link to a folder; not followed" if os.path.isdir(target) else None
-
-
-def printable(text: str) -> str:
-    """What others wrote, fit for a terminal and a line of a log: half characters and control characters escaped."""
-    whole = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), whole)
-
-
-# Captions
-
-
-def _caption(root: Path, walk: _Walk, result: Scan) -> None:
+def _caption(walk: Walk, result: Scan) -> None:
     files = sorted(walk.media)
-    rows = _metadata_rows(root, walk, result)
+    rows = _metadata_rows(walk, result)
     if rows is not None:
         result.entries = [_entry(file, rows.get(file), walk.stamps[file]) for file in files]
         _note_uncaptioned(result)
@@ -397,7 +68,7 @@ def _caption(root: Path, walk: _Walk, result: Scan) -> None:
     texts = {file: text for file in files if (text := walk.texts.get(_stem(file, walk.extensions)))}
     if texts:
         result.captions_from = "text files"
-        captions = {file: read_caption(os.path.join(root, text)) for file, text in texts.items()}
+        captions = {file: read_caption(os.path.join(walk.tree.root, text)) for file, text in texts.items()}
         result.entries = [
             _entry(file, Row(0, file, captions.get(file, ()), None, {}), walk.stamps[file]) for file in files
         ]
@@ -423,14 +94,14 @@ def _stem(file: str, extensions: frozenset[str]) -> str:
     return stem if extension.lower() in extensions else file
 
 
-def _metadata_rows(root: Path, walk: _Walk, result: Scan) -> dict[str, Row] | None:
+def _metadata_rows(walk: Walk, result: Scan) -> dict[str, Row] | None:
     """The rows of all metadata files by file; None where there is no usable metadata file."""
     known = {*walk.media, *(file for file, _ in walk.skipped)}
     rows: dict[str, Row] = {}
     repeated: list[str] = []
     # The metadata file nearest to a picture is the one that speaks for it.
     for prefix in sorted(walk.metadata, key=lambda folder: (-folder.count("/"), folder)):
-        name, metadata = _metadata_of(root, prefix, walk.metadata[prefix], result)
+        name, metadata = _metadata_of(walk, prefix, result)
         if metadata.rows and result.captions_from == "none":
             result.captions_from = posixpath.basename(name)
         for row in metadata.rows:
@@ -446,12 +117,13 @@ def _metadata_rows(root: Path, walk: _Walk, result: Scan) -> dict[str, Row] | No
     return None if result.captions_from == "none" else rows
 
 
-def _metadata_of(root: Path, prefix: str, names: set[str], result: Scan) -> tuple[str, Metadata]:
+def _metadata_of(walk: Walk, prefix: str, result: Scan) -> tuple[str, Metadata]:
     """Read the metadata file of one folder and pass on what it says beside its rows."""
+    names = walk.metadata[prefix]
     name = prefix + next(name for name in METADATA_NAMES if name in names)
     if len(names) > 1:
         result.notes.append(f"{prefix}{METADATA_NAMES[1]} is not read, because {METADATA_NAMES[0]} is beside it")
-    metadata = read_metadata(root / name)
+    metadata = walk.tree.metadata(name)
     result.columns.extend(column for column in metadata.columns if column not in result.columns)
     result.notes.extend(f"{name}: {note}" for note in metadata.notes)
     result.skipped.extend((name, f"line {line}: {reason}" if line else reason) for line, reason in metadata.skipped)
@@ -468,7 +140,7 @@ def _resolve(prefix: str, written: str, known: set[str]) -> str:
     return file
 
 
-def _row_problem(file: str, walk: _Walk, known: set[str]) -> str | None:
+def _row_problem(file: str, walk: Walk, known: set[str]) -> str | None:
     if file.startswith("/") or file == ".." or file.startswith("../") or re.match(r"[A-Za-z]:/", file):
         return "leads out of the folder; not read"
     if file in known:
@@ -489,7 +161,7 @@ def _note_uncaptioned(result: Scan) -> None:
         result.notes.append(f"{missing} of {len(result.entries)} files have no caption in the {result.captions_from}")
 
 
-def _nothing_usable(root: Path, extensions: frozenset[str], walk: _Walk) -> str:
+def _nothing_usable(root: Path, extensions: frozenset[str], walk: Walk) -> str:
     accepted = ", ".join(sorted(extensions))
     kinds = Counter(os.path.splitext(file)[1].lower() or "without extension" for file in walk.others)
     seen = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
@@ -499,74 +171,3 @@ def _nothing_usable(root: Path, extensions: frozenset[str], walk: _Walk) -> str:
         skipped = f"{len(walk.skipped)} skipped, the first {file} ({reason})"
     found = "; ".join(filter(None, (seen, skipped))) or "nothing at all"
     return f"no usable file in {root}: looked for {accepted}, found {found}"
-
-
-# Splitting
-
-
-def group_keys(files: Sequence[str], group: str | None) -> list[str]:
-    if group is None:
-        return list(files)
-    try:
-        pattern = re.compile(group)
-    except re.error as error:
-        raise UsageError(f"data.validation_group is not a regular expression: {group!r} ({error})") from error
-    return [_group_key(pattern.search(file), file) for file in files]
-
-
-def _group_key(match: re.Match[str] | None, file: str) -> str:
-    if match is None:
-        return file
-    return (match[1] if match.re.groups else None) or match[0]
-
-
-def chosen_groups(keys: set[str], fraction: float, seed: int) -> set[str]:
-    """The groups of the validation side: by hash, but neither side empty where two groups can be had."""
-    ranks = {key: _hash(seed, key) for key in keys}
-    ordered = sorted(ranks, key=lambda key: (ranks[key], key))
-    if len(ordered) < 2:
-        return set()
-    count = sum(rank < fraction for rank in ranks.values())
-    return set(ordered[: min(max(count, 1), len(ordered) - 1)])
-
-
-def _hash(seed: int, key: str) -> float:
-    """A number in [0, 1) that stays what it is for ever: runs are compared over years."""
-    digest = hashlib.sha256(f"{seed}\n{key}".encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:6], "big") / 2**48
-
-
-def stamp_of(path: str) -> Stamp | None:
-    try:
-        found = os.stat(path)
-        if stat.S_ISDIR(found.st_mode):
-            return _film_stamp(path)
-    except OSError:
-        return None
-    return Stamp(found.st_size, found.st_mtime_ns)
-
-
-def _film_stamp(folder: str) -> Stamp:
-    """Of a folder that is a film: of all its pictures."""
-    with os.scandir(folder) as listing:
-        pictures = [
-            entry.stat()
-            for entry in listing
-            if not entry.name.startswith(".") and os.path.splitext(entry.name)[1].lower() in FRAME_EXTENSIONS
-        ]
-    return _joined([Stamp(found.st_size, found.st_mtime_ns) for found in pictures])
-
-
-def film_in(folder: Path) -> Blob:
-    """A folder of numbered pictures, in memory."""
-    return Blob(folder.name, pictures={name: read_file(folder / name) for name in folder_pictures(folder)})
-
-
-def _joined(stamps: Sequence[Stamp]) -> Stamp:
-    return Stamp(sum(each.size for each in stamps), max((each.modified for each in stamps), default=0))
-
-
-def byte_size(path: str) -> int:
-    """The size of a file, -1 where there is none."""
-    stamp = stamp_of(path)
-    return stamp.size if stamp else -1

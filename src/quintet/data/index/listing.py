@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet.data.index.folder import Entry, Scan, fingerprint, scan, split_entries
+from quintet.data.index.entry import Entry, Scan, fingerprint
+from quintet.data.index.folder import scan
 from quintet.data.index.shard_store import holds_shards, is_address
 from quintet.data.index.shards import ShardEntries, scan_shards
+from quintet.data.index.split import split_entries
+from quintet.data.index.walk import Tree
 
 
 def list_media(
@@ -22,11 +25,15 @@ def list_media(
     allow_empty: bool = False,
     films: bool = False,
     cache: str | None = None,
+    tree: Tree | None = None,
 ) -> Scan:
-    """The files with one of the extensions, and their captions; `cache` is where indexes and copies are kept."""
+    """The files with one of the extensions, and their captions; `cache` is where indexes and copies are kept.
+
+    Who lists several media of one folder hands over its shared `tree`.
+    """
     if is_address(root) or holds_shards(Path(root)):
         return scan_shards(root, extensions, allow_empty=allow_empty, films=films, cache=cache)
-    return scan(root, extensions, allow_empty=allow_empty, films=films)
+    return scan(root, extensions, allow_empty=allow_empty, films=films, tree=tree)
 
 
 def split_items(

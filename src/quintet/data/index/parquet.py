@@ -65,6 +65,9 @@ class UnpackedStore:
     def index(self) -> Path | None:
         return None
 
+    def marker(self) -> Path | None:
+        return None
+
     def file(self, name: str) -> Path:
         source = self.packed.file(name)
         facts = source.stat()
@@ -108,15 +111,9 @@ class _Item(NamedTuple):
 
 
 def _unpack(source: Path, path: Path, shown: str) -> None:
-    temporary = path.with_name(f"{path.name}.writing")
-    try:
-        with temporary.open("wb") as stream:
-            for row in _rows(source, shown):
-                stream.write(row.content)
-        files.sync(temporary)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with files.atomic_write(path) as temporary, temporary.open("wb") as stream:
+        for row in _rows(source, shown):
+            stream.write(row.content)
 
 
 def _rows(path: Path, shown: str) -> Iterator[_Item]:

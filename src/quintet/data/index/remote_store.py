@@ -9,7 +9,6 @@ shorter or longer than the shard is never used.
 from __future__ import annotations
 
 import hashlib
-import os
 import posixpath
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from quintet.common import files
 from quintet.common.caches import only_writer
 from quintet.common.logging import say
+from quintet.data.index.marker import MARKER
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.data.index.shard_store import Found, chosen_shards, is_hidden, is_shard
 from quintet.errors import RunError, UsageError
@@ -61,6 +61,9 @@ class RemoteStore:
     def index(self) -> Path | None:
         return self.file(INDEX_NAME) if INDEX_NAME in self.known else None
 
+    def marker(self) -> Path | None:
+        return self.file(MARKER) if MARKER in self.known else None
+
     def file(self, name: str) -> Path:
         shard = self.known[name]
         key = hashlib.sha256(repr((self.url, shard)).encode()).hexdigest()[:32]
@@ -77,17 +80,12 @@ class RemoteStore:
 
     def _copy(self, shard: Found, path: Path) -> None:
         system, root = self._system()
-        temporary = path.with_name(f"{path.name}.writing")
         remote = root if self.is_file else posixpath.join(root, shard.name)
-        try:
+        with files.atomic_write(path) as temporary:
             system.get_file(remote, str(temporary))
             size = temporary.stat().st_size
             if size != shard.size:
                 raise OSError(f"cut off: {size} of {shard.size} bytes came")
-            files.sync(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _listed(self) -> list[Found]:
         system, root = self._system()
@@ -102,7 +100,7 @@ class RemoteStore:
         if not details:
             raise FileNotFoundError(self.url)
         names = {posixpath.relpath(path, root): path for path in sorted(details)}
-        chosen = {name: path for name, path in names.items() if name == INDEX_NAME or is_shard(name)}
+        chosen = {name: path for name, path in names.items() if name in (INDEX_NAME, MARKER) or is_shard(name)}
         # Listings of web servers are mere names.
         return [
             self._found(name, details[path] if details[path].get("size") is not None else _facts(system, path))

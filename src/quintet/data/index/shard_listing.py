@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from quintet.data.index.captions import captions_of, decoded
-from quintet.data.index.folder import printable
+from quintet.data.index.entry import printable
 from quintet.data.index.parquet import UnpackedStore, add_parquet
 from quintet.data.index.shard_index import FILM, IndexBuilder, Row, Shard, joined_hash
 from quintet.data.index.shard_store import MEDIA, Found, Store

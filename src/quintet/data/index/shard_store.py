@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from quintet.data.index.marker import MARKER
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.errors import UsageError
 from quintet.media import audio as sounds
@@ -40,6 +41,9 @@ class Store(Protocol):
     def index(self) -> Path | None:
         """The index that lies beside them, if there is one."""
 
+    def marker(self) -> Path | None:
+        """The marker of a synthetic data set beside them, if there is one."""
+
     def file(self, name: str) -> Path:
         """A shard as a file on this machine."""
 
@@ -69,6 +73,9 @@ class FolderStore:
     def index(self) -> Path | None:
         path = self.root / INDEX_NAME
         return path if self.only is None and path.is_file() else None
+
+    def marker(self) -> Path | None:
+        return self.root / MARKER
 
     def file(self, name: str) -> Path:
         return self.root / name

@@ -20,7 +20,8 @@ from typing import Any
 
 from quintet.common import files
 from quintet.common.logging import track
-from quintet.data.index.folder import Entry, Scan, film_in
+from quintet.data.index.entry import Entry, Scan, film_in
+from quintet.data.index.marker import write_marker
 from quintet.data.index.shard_index import FILM, INDEX_NAME, IndexBuilder, Row, Shard, joined_hash
 from quintet.data.index.shard_listing import OWN_KEY
 from quintet.data.index.tar_members import TarWriter
@@ -145,6 +146,8 @@ def write_shards(
         if not count:
             raise UsageError(f"no file of {root} can be read, {skipped[0][0]} for one ({skipped[0][1]})")
         writer.index.skipped.extend(skipped)
+        if scanned.marker is not None:
+            write_marker(temporary, scanned.marker)
         shards = writer.close()
         with suppress(OSError):
             out.rmdir()

@@ -23,21 +23,14 @@ import numpy.typing as npt
 
 from quintet.common.caches import default_folder, only_writer
 from quintet.common.logging import say
-from quintet.data.index.folder import (
-    TRAIN_SPLIT,
-    VALIDATION_SPLITS,
-    Entry,
-    Scan,
-    Stamp,
-    check_split,
-    chosen_groups,
-    group_keys,
-)
+from quintet.data.index.entry import Entry, Scan, Stamp
+from quintet.data.index.marker import read_marker
 from quintet.data.index.parquet import UnpackedStore
 from quintet.data.index.remote_store import RemoteStore
 from quintet.data.index.shard_index import FILM, FORMAT, Row, ShardIndex
 from quintet.data.index.shard_listing import build_index
 from quintet.data.index.shard_store import PARQUET, FolderStore, Found, Store, is_address
+from quintet.data.index.split import TRAIN_SPLIT, VALIDATION_SPLITS, check_split, chosen_groups, group_keys
 from quintet.data.index.tar_members import Damaged, TarListing
 from quintet.errors import RunError, UsageError
 from quintet.media.files import Blob
@@ -281,7 +274,8 @@ def scan_shards(
         count = int((index.columns["kind"] == index.kinds.index(FILM)).sum())
         notes.append(f"films of numbered pictures (key.001.png, …), which only recipes of video use: {count}")
     told = "shards" if missing < len(places) else "none"
-    return Scan(ShardEntries(shards, places), [*index.skipped], told, [], len(places), notes)
+    marker = read_marker(shards.store.marker())
+    return Scan(ShardEntries(shards, places), [*index.skipped], told, [], len(places), notes, marker)
 
 
 def _nothing_usable(shards: ShardSet, extensions: frozenset[str]) -> str:

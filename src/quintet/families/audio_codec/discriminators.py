@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from quintet.common.precision import at_least_fp32
 from quintet.families.audio_codec.config import AudioCodecLossConfig
 from quintet.families.audio_codec.measures import mean_in_time
 
@@ -45,7 +46,7 @@ class SpectrumDiscriminator(nn.Module):
 
     def forward(self, waves: Tensor) -> Maps:
         with torch.autocast(waves.device.type, enabled=False):
-            exact = waves if waves.dtype == torch.float64 else waves.float()
+            exact = at_least_fp32(waves)
             size, shape = len(self.window), self.window.to(exact.dtype)
             spectrum = torch.stft(
                 exact, size, self.hop, window=shape, pad_mode="constant", normalized=True, return_complex=True
@@ -130,5 +131,5 @@ def feature_distance(real: Sequence[Maps], fake: Sequence[Maps], lengths: Tensor
 
 def mean_in_clip(values: Tensor, step: int, lengths: Tensor) -> Tensor:
     """The mean of each clip's map over the steps in which there is sound, (batch,)."""
-    exact = values if values.dtype == torch.float64 else values.float()
+    exact = at_least_fp32(values)
     return mean_in_time(exact.mean((1, 3)), (lengths + step - 1) // step)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quintet.common.precision import at_least_fp32
 from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Upsample
 
 QUIET = 0.01
@@ -49,7 +50,8 @@ class ToPolar(Layer):
         return self._polar(self.conv.stream(x, memory, last))
 
     def _polar(self, x: Tensor) -> Tensor:
-        cosine, sine = _wide(x).chunk(2, dim=1)
+        # Phases do not survive half precision.
+        cosine, sine = at_least_fp32(x).chunk(2, dim=1)
         loudness = (cosine.square() + sine.square() + NEGLIGIBLE).sqrt()
         # By the root of the loudness, so that quiet frequencies count as well.
         return torch.cat([(loudness / QUIET).log1p(), cosine / (loudness + QUIET).sqrt()], dim=1)
@@ -79,7 +81,8 @@ class FromPolar(Layer):
         return self.upsample.stream(self._numbers(x), memory, last)
 
     def _numbers(self, x: Tensor) -> Tensor:
-        x = _wide(x)
+        # Phases do not survive half precision.
+        x = at_least_fp32(x)
         logarithm, phase = x.chunk(2, dim=1)
         loudness = QUIET * logarithm.clamp(0, LOUDEST).expm1()
         known = (phase * (loudness + QUIET).sqrt()).clamp(-loudness, loudness)
@@ -115,8 +118,3 @@ def _make_inverse(layer: Upsample, size: int, causal: bool) -> None:
     with torch.no_grad():
         weights = cosines[:, place.clamp(0, 2 * size - 1)] * there
         layer.conv.conv.weight.copy_(weights.transpose(0, 1))
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Phases do not survive half precision."""
-    return x if x.dtype == torch.float64 else x.float()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from quintet.data.python_audio import python_audio_splits
+from quintet.data.audio import python_audio_splits
 from quintet.data.splits import Splits
 from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.model import AudioCodec

@@ -53,6 +53,10 @@ class CViViTModelConfig(Section):
     )
 
     @property
+    def channels(self) -> int:
+        return CHANNELS
+
+    @property
     def size(self) -> tuple[int, int]:
         """(height, width)"""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size

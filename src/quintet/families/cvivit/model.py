@@ -20,8 +20,10 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
 from quintet.families.cvivit.filter import FrameFilter
+from quintet.nn.positions import LearnedPositions
 from quintet.nn.quantize import Quantizer, make_quantizer
-from quintet.nn.transformer import LearnedPositions, Rotary, Transformer
+from quintet.nn.rotary import Rotary
+from quintet.nn.transformer import Transformer
 
 
 @dataclass

@@ -1,15 +1,14 @@
-"""Owns how C-ViViT is trained: two phases on one forward pass, and what is measured and shown.
+"""`CViViTTask`: the two phases of C-ViViT on one forward pass, its validation metrics and samples.
 
-Clips of different lengths are in one batch; frames that are not there count nowhere. The discriminator and the
-perceptual loss look at one frame of each clip, drawn anew each time.
+Clips of different lengths are in one batch; frames that are padding count nowhere. The discriminator and the
+perceptual loss look at one random frame of each clip.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,65 +17,34 @@ from torch import Tensor
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.collectives import mean_over_ranks
-from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
-from quintet.data.video import pad_clips, video_folder_splits
-from quintet.families.cvivit.config import CHANNELS, CViViTConfig
+from quintet.families.cvivit.config import CViViTConfig, CViViTLossConfig
+from quintet.families.cvivit.data import collate_clips, pixels, video_splits
 from quintet.families.cvivit.model import CViViT, Reconstruction
+from quintet.families.cvivit.pipeline import CViViTPipeline
 from quintet.families.cvivit.transform import begin_as_transform, patch_statistics
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip, write_video
-from quintet.nn.adversarial import PatchDiscriminator, hinge_generator_loss, patch_loss
-from quintet.nn.perceptual import PerceptualLoss
-from quintet.nn.quantize import perplexity, usage
 from quintet.nn.similarity import psnr, ssim
 from quintet.training.engine import Engine
-from quintet.training.phase import Loss, Modules, Output, Phase, frozen
-from quintet.training.task import Task
+from quintet.training.gan_task import PIXEL_METRICS, PatchGanTask, codebook_metrics, count_codes, mean_metrics
+from quintet.training.phase import Modules, Output
 
-REVIVE_EVERY = 50
-"""Steps between two looks for dead codes: candidates are gathered only then."""
 PATCHES_OF_A_CODE = 32
 """A code begins as the mean of about so many, where the transform is good from the start."""
 
 
-class CViViTTask(Task[CViViTConfig]):
-    name = "cvivit"
-    best: ClassVar[tuple[str, Literal["max", "min"]]] = ("psnr", "max")
-    exported = "cvivit"
-    uncompiled = frozenset({"discriminator"})  # its gradient penalty is a gradient of a gradient
-
-    def __init__(self, config: CViViTConfig, cvivit: CViViT | None = None) -> None:
-        super().__init__(config)
-        self.loss = config.loss
-        self.cvivit = cvivit or CViViT(config.model)
-        self.modules = {"cvivit": self.cvivit}
-        self.phases = [Phase("generator", ("cvivit",), self.generator_loss, config.optim.for_phase())]
-        if self.loss.discriminator:
-            self.discriminator = PatchDiscriminator(
-                CHANNELS, self.loss.discriminator_dim, self.loss.discriminator_layers, min(config.model.size)
-            )
-            self.modules["discriminator"] = self.discriminator
-            self.phases.append(
-                Phase(
-                    "discriminator",
-                    ("discriminator",),
-                    self.discriminator_loss,
-                    config.optim.for_phase(config.optim.discriminator),
-                    self.loss.is_adversarial,
-                )
-            )
-        self.perceptual = PerceptualLoss(Path(self.loss.perceptual_weights)) if self.loss.perceptual_weights else None
+class CViViTTask(PatchGanTask[CViViTConfig]):
+    pipeline_class = CViViTPipeline
+    loss: CViViTLossConfig
+    model: CViViT
 
     def splits(self) -> Splits:
-        return video_folder_splits(self.config.data, self.config.model.size)
+        return video_splits(self.config)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        """As long as the longest, in whole moments."""
-        model = self.config.model
-        longest = max(item["videos"].shape[1] for item in items)
-        return pad_clips(items, model.frames(model.moments(longest)))
+        return collate_clips(items, self.config.model)
 
     # --- training -------------------------------------------------------------------------------------------
 
@@ -89,40 +57,26 @@ class CViViTTask(Task[CViViTConfig]):
         codes = self.config.train.batch_size * model.moments(data.frames) * model.grid[0] * model.grid[1]
         return -(-PATCHES_OF_A_CODE * model.codebook_size // codes)
 
-    def initialise(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start the transform, if there is a shortcut, and a vector codebook from what comes out of it."""
         first = list(batches)
-        with torch.no_grad():
-            if self.config.model.shortcut:
-                patches = [patch_statistics(self.cvivit, pixels(batch), batch["mask"]) for batch in first]
-                begin_as_transform(self.cvivit, sum(patches, Statistics()).over_ranks())
-            reports = [Statistics(rows={"latents": self._latents(batch)}) for batch in first]
-        latents = sum(reports, Statistics()).over_ranks().rows["latents"]
-        self.cvivit.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
+        if self.config.model.shortcut:
+            with torch.no_grad():
+                patches = [patch_statistics(self.model, pixels(batch), batch["mask"]) for batch in first]
+                begin_as_transform(self.model, sum(patches, Statistics()).over_ranks())
+        super().init_from_data(modules, first, engine)
 
-    def _latents(self, batch: Batch) -> Tensor:
-        """Those of moments that are there, one row each."""
-        latents = self.cvivit.latents(pixels(batch))
-        return latents[self.cvivit.moments_there(batch["mask"])].flatten(0, 1)
+    def latents(self, batch: Batch) -> Tensor:
+        latents = self.model.latents(pixels(batch))
+        return latents[self.model.moments_there(batch["mask"])].flatten(0, 1)
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         videos = pixels(batch)
-        result: Reconstruction = modules["cvivit"](videos, batch["mask"], want_rows=step % REVIVE_EVERY == 0)
+        result: Reconstruction = modules["cvivit"](videos, batch["mask"], want_rows=step % self.revive_every == 0)
         chosen = chosen_frames(batch)
         rows = torch.arange(len(videos), device=videos.device)
-        values = {"videos": videos, "result": result, "frames": videos[rows, :, chosen]}
-        return Output({**values, "made": result.videos[rows, :, chosen]}, result.statistics.named("quantizer"))
-
-    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        result: Reconstruction = output["result"]
-        loss, parts = self.reconstruction_loss(batch, output)
-        loss = loss + result.loss
-        parts["quantizer"] = result.loss
-        if self.loss.is_adversarial(step):
-            with frozen(self.discriminator) as discriminator:
-                parts["adversarial"] = hinge_generator_loss(discriminator(output["made"]))
-            loss = loss + self.loss.adversarial * self.loss.say(step) * parts["adversarial"]
-        return Loss(loss, parts)
+        frames = {"real": videos[rows, :, chosen], "fake": result.videos[rows, :, chosen]}
+        return Output({**frames, "videos": videos, "result": result}, result.statistics.named("quantizer"))
 
     def reconstruction_loss(self, batch: Batch, output: Output) -> tuple[Tensor, dict[str, Tensor]]:
         videos, made = output["videos"], output["result"].videos.to(output["videos"].dtype)
@@ -135,31 +89,17 @@ class CViViTTask(Task[CViViTConfig]):
             changes = distance_of(made.diff(dim=2), videos.diff(dim=2), reduction="none").mean((1, 3, 4))
             parts["motion"] = mean_over_ranks(changes, both)
             loss = loss + self.loss.motion * parts["motion"]
-        if self.perceptual is not None:
-            frames = output["frames"]
-            perceptual = self.perceptual.to(frames.device, frames.dtype)
-            parts["perceptual"] = perceptual(output["made"].to(frames.dtype), frames)
-            loss = loss + self.loss.perceptual * parts["perceptual"]
-        return loss, parts
+        return self.add_perceptual(loss, parts, output["fake"], output["real"]), parts
 
-    def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        penalised = self.loss.is_penalised(step)
-        loss, parts, _ = patch_loss(modules["discriminator"], output["frames"], output["made"], penalised)
-        return Loss(loss + self.loss.penalty * parts["penalty"] if penalised else loss, parts)
-
-    def after_step(self, statistics: Statistics, step: int) -> None:
-        self.cvivit.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
-
-    # --- looking --------------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         videos, mask = pixels(batch), batch["mask"]
-        model = tokenizer(modules)
+        model = self.pipeline(modules).cvivit
         codes = model.encode(videos, mask)
         made = model.decode(codes).to(videos.dtype)
         pairs = [frames_of(clip)[there] for clip, there in zip(made, mask, strict=True)]
         truths = [frames_of(clip)[there] for clip, there in zip(videos, mask, strict=True)]
-        used = codes[model.moments_there(mask)].reshape(-1, model.quantizer.levels)
         return Statistics(
             {
                 "count": torch.tensor(float(len(videos)), device=videos.device),
@@ -167,7 +107,7 @@ class CViViTTask(Task[CViViTConfig]):
                 "psnr": _total(psnr, pairs, truths),
                 "ssim": _total(ssim, pairs, truths),
                 "reconstruction_loss": _total(_distance, pairs, truths),
-                "codes": torch.stack([torch.bincount(level, minlength=model.num_codes) for level in used.T]),
+                "codes": count_codes(codes, model.num_codes, model.quantizer.levels),
                 # Of clips that have a second frame.
                 "moving": (mask.sum(1) > 1).sum(),
                 "temporal_error": _total(temporal_error, pairs, truths),
@@ -176,32 +116,14 @@ class CViViTTask(Task[CViViTConfig]):
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = statistics.sums
-        figures = {name: float(sums[name] / sums["count"]) for name in ("psnr", "ssim", "reconstruction_loss")}
+        metrics = mean_metrics(sums, PIXEL_METRICS)
         if sums["moving"]:
-            figures["temporal_error"] = float(sums["temporal_error"] / sums["moving"])
-        # Of a residual quantizer the means over its levels.
-        figures["codebook_usage"] = float(torch.stack([usage(level) for level in sums["codes"]]).mean())
-        figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
-        return figures
-
-    def encode(self, modules: Modules, batch: Batch) -> Tensor:
-        return tokenizer(modules).encode(pixels(batch), batch["mask"])
-
-    def decode(self, modules: Modules, codes: Tensor, name: str) -> list[Artifact]:
-        videos = tokenizer(modules).decode(codes)
-        there = (codes >= 0).flatten(2).any(2).sum(1)
-        lengths = [self.config.model.frames(int(moments)) for moments in there]
-        return [
-            Artifact(
-                f"{name}.mp4" if len(videos) == 1 else f"{name}-{number}.mp4",
-                partial(write_video, video[:, :length].cpu()),
-            )
-            for number, (video, length) in enumerate(zip(videos, lengths, strict=True))
-        ]
+            metrics["temporal_error"] = float(sums["temporal_error"] / sums["moving"])
+        return {**metrics, **codebook_metrics(sums["codes"])}
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """Two rows for each clip: its frames, and what the tokenizer makes of them; and both side by side, moving."""
-        videos, model = pixels(batch), tokenizer(modules)
+        videos, model = pixels(batch), self.pipeline(modules).cvivit
         made = model.decode(model.encode(videos, batch["mask"])).to(videos.dtype)
         lengths = batch["mask"].sum(1).tolist()
         strips = [
@@ -223,18 +145,6 @@ class CViViTTask(Task[CViViTConfig]):
                 for number, (pair, length, name) in enumerate(zip(pairs, lengths, batch.names, strict=True))
             ),
         ]
-
-
-def tokenizer(modules: Modules) -> CViViT:
-    model = modules["cvivit"]
-    assert isinstance(model, CViViT)
-    return model
-
-
-def pixels(batch: Batch) -> Tensor:
-    """Videos in [0, 1]."""
-    videos: Tensor = batch["videos"]
-    return videos.to(batch.precision) / 255 if videos.dtype == torch.uint8 else videos
 
 
 def chosen_frames(batch: Batch) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from quintet.data.python_videos import python_video_splits
 from quintet.data.splits import Splits
+from quintet.data.video import python_video_splits
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.cvivit.model import CViViT
 from quintet.families.cvivit.task import CViViTTask

@@ -1,4 +1,4 @@
-"""Owns the keys of the recipe `mesh-autoencoder`. Imports no torch, so that help is quick."""
+"""The keys of the recipe `mesh-autoencoder`. Free of torch, so that help is quick."""
 
 from __future__ import annotations
 

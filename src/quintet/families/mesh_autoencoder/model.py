@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
@@ -115,7 +116,7 @@ class MeshAutoencoder(Pretrained, nn.Module):
         levels = (self.quantizer.levels,) if self.quantizer.code_axes else ()
         vectors = self.quantizer.codes_to_vectors(codes.view(len(codes), self.vertices_per_face, *levels))
         logits = self.decoder(vectors.flatten(1), rows)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = at_least_fp32(logits)
         own = codes.view(len(codes) * self.vertices_per_face, -1)
         owners = rows.items.repeat_interleave(self.vertices_per_face)[:, None]
         alike, numbers = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
@@ -281,7 +282,7 @@ def blurred_cross_entropy(logits: Tensor, places: Tensor, blur: float) -> Tensor
     The weights are a Gaussian's over the bins that exist: they sum to one at the edges too. `blur` 0 is the plain
     cross-entropy.
     """
-    exact = logits if logits.dtype == torch.float64 else logits.float()
+    exact = at_least_fp32(logits)
     bins = logits.shape[-1]
     radius = int(2.5 * blur + 0.999)
     offsets = torch.arange(-radius, radius + 1, device=logits.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from quintet.data.python_meshes import python_mesh_splits
+from quintet.data.mesh import python_mesh_splits
 from quintet.data.splits import Splits
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder

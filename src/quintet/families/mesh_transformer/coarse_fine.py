@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
-from quintet.nn.transformer import Cache, LearnedPositions, Rotary, Transformer
+from quintet.nn.kv_cache import KVCache
+from quintet.nn.positions import LearnedPositions
+from quintet.nn.rotary import Rotary
+from quintet.nn.transformer import Transformer
 
 
 class CoarseFine(nn.Module):
@@ -83,7 +86,7 @@ class CoarseFine(nn.Module):
 class CoarseFineRows:
     """Rows in the making: the coarse stage goes on once a face, the fine one at every token and anew in every face."""
 
-    def __init__(self, model: CoarseFine, start: Tensor, told: Tensor, coarse: Cache, fine: Cache) -> None:
+    def __init__(self, model: CoarseFine, start: Tensor, told: Tensor, coarse: KVCache, fine: KVCache) -> None:
         self.model = model
         self.unseen = start
         self.told = told

@@ -1,13 +1,14 @@
-"""Owns the keys of the recipe `mesh-transformer` and of its model. Free of torch, so that help is quick."""
+"""The keys of the recipe `mesh-transformer` and the options of its pipeline. Free of torch, so that help is quick."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import MeshDataConfig, RunConfig, SampleConfig, Section
+from quintet.config import MeshDataConfig, NegativePromptOptions, RunConfig, SampleConfig, Section
 from quintet.config.text import TextConfig
 
 
@@ -90,7 +91,14 @@ class MeshTransformerSampleConfig(SampleConfig):
     )
 
 
+class MeshTransformerOptions(NegativePromptOptions):
+    mesh: Path | None = Field(
+        None, description="A part of a mesh to go on from: its first faces along z, in the box -1 to 1."
+    )
+
+
 class MeshTransformerConfig(RunConfig):
+    OPTIONS = MeshTransformerOptions
     LINKS: ClassVar[tuple[str, ...]] = ("tokenizer",)
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "debug": {

@@ -1,4 +1,4 @@
-"""Owns the transformer's data: the codes of captioned meshes, made once by a frozen tokenizer and kept in the cache."""
+"""The codes of captioned meshes, made once by a frozen tokenizer and kept in the token cache."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from quintet.data.tokenized import tokenized_splits
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.model import PADDING
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Tokenizer
 
 
 @dataclass
-class FaceSource:
+class FaceDataset:
     """The codes of those meshes that are small enough; of larger ones a stretch, where there is a window.
 
     An item holds `codes` (faces, tokens of a face), `faces`, how many the whole mesh has, and whether the codes begin
@@ -72,7 +72,7 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
     return fields
 
 
-def code_splits(config: MeshTransformerConfig, tokenizer: FrozenModel) -> Splits:
+def token_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
     data = config.data
     media = mesh_folder_splits(
@@ -84,16 +84,17 @@ def code_splits(config: MeshTransformerConfig, tokenizer: FrozenModel) -> Splits
         memory_megabytes=data.memory_megabytes,
         corners=tokenizer.model.vertices_per_face,
     )
-    return coded(config, tokenizer, media)
+    return encode_splits(config, tokenizer, media)
 
 
-def coded(config: MeshTransformerConfig, tokenizer: FrozenModel, media: Splits) -> Splits:
-    """The same sources as codes, without the meshes that are too large."""
+def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
+    """The same items as codes, without the meshes that are too large."""
     check_captions(config.model, media, "meshes", config.data.empty_captions)
     variants = config.data.variants if config.data.augment else 1
-    codes = tokenized_splits(tokenizer, media, "meshes", cache=config.data.cache, variants=variants)
+    encoder = tokenizer.token_encoder()
+    codes = tokenized_splits(encoder, media, "meshes encoded", cache=config.data.cache, variants=variants)
 
-    def small_enough(source: Dataset, part: str) -> FaceSource:
+    def small_enough(source: Dataset, part: str) -> FaceDataset:
         assert isinstance(source, TokenDataset)
         return _small_enough(config, source, part, codes.skipped)
 
@@ -105,7 +106,9 @@ def coded(config: MeshTransformerConfig, tokenizer: FrozenModel, media: Splits) 
     )
 
 
-def _small_enough(config: MeshTransformerConfig, codes: TokenDataset, part: str, skipped: dict[str, str]) -> FaceSource:
+def _small_enough(
+    config: MeshTransformerConfig, codes: TokenDataset, part: str, skipped: dict[str, str]
+) -> FaceDataset:
     """Without what could not be read, and without what is too large where nothing is cut; both are in `skipped`."""
     counts, most = codes.lengths(), config.model.max_faces
     limit = most if config.loss.window is None else max(counts, default=0)
@@ -122,4 +125,4 @@ def _small_enough(config: MeshTransformerConfig, codes: TokenDataset, part: str,
         reasons = {skipped[codes.name(item)]: codes.name(item) for item in reversed(range(len(counts)))}
         listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
         raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")
-    return FaceSource(codes, used, [counts[item] for item in used], config.loss.window, part == "train")
+    return FaceDataset(codes, used, [counts[item] for item in used], config.loss.window, part == "train")

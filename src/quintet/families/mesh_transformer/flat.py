@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
-from quintet.nn.transformer import EMBEDDING_SCALE, Cache, Rotary, Transformer
+from quintet.nn.kv_cache import KVCache
+from quintet.nn.positions import EMBEDDING_SCALE
+from quintet.nn.rotary import Rotary
+from quintet.nn.transformer import Transformer
 
 
 class Flat(nn.Module):
@@ -62,7 +65,7 @@ class Flat(nn.Module):
 class FlatRows:
     """Rows in the making."""
 
-    def __init__(self, model: Flat, start: Tensor, told: Tensor, cache: Cache) -> None:
+    def __init__(self, model: Flat, start: Tensor, told: Tensor, cache: KVCache) -> None:
         self.model = model
         self.unseen = start
         self.told = told

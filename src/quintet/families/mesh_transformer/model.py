@@ -1,4 +1,4 @@
-"""Owns `MeshTransformer`: texts and a number of faces to the tokens of meshes, face by face.
+"""`MeshTransformer`: texts and a number of faces to the tokens of meshes, face by face.
 
 A mesh is a row of faces, and a face `tokens_per_face` codes of a tokenizer. After the last face comes the end token,
 `num_codes`; it is a target there alone, and nothing after it is one.
@@ -24,9 +24,10 @@ from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.flat import Flat, FlatRows
 from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.nn.conditioning import Conditioning, FrozenText, TextConditioning, make_text_conditioning
-from quintet.nn.transformer import EMBEDDING_SCALE
+from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling import autoregressive
 from quintet.sampling.autoregressive import Legal, Sampling
+from quintet.sampling.guidance import encode_prompts
 
 PADDING = -1
 """Fills the codes of faces that are not there; what stands there is never looked at."""
@@ -48,6 +49,16 @@ class Generated(NamedTuple):
     codes: Tensor
     lengths: Tensor
     ended: Tensor
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The codes (faces, tokens_per_face) of each mesh."""
+        return unpadded(self.codes, self.lengths)
+
+
+def unpadded(codes: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Of each row of a padded batch its own codes."""
+    return [row[:length] for row, length in zip(codes, lengths.tolist(), strict=True)]
 
 
 class MeshTransformer(Pretrained, nn.Module):
@@ -75,7 +86,7 @@ class MeshTransformer(Pretrained, nn.Module):
         self.stages: CoarseFine | Flat = KINDS[config.kind](config, config.tokens_per_face)
         self.to_logits = nn.Linear(config.dim, config.num_codes + 1)
 
-    # --- what it is told --------------------------------------------------------------------------------------
+    # --- conditioning -----------------------------------------------------------------------------------------
 
     def texts(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         """Texts as conditioning; where `keep` is False the text is dropped, which is not the same as an empty one."""
@@ -132,7 +143,7 @@ class MeshTransformer(Pretrained, nn.Module):
         vectors = self.stages(
             self.embedding(codes),
             self.starts((~begins).long()),
-            self._told(conditioning, batch),
+            self._face_count_vectors(conditioning, batch),
             wanted,
             context,
             context_mask,
@@ -161,11 +172,11 @@ class MeshTransformer(Pretrained, nn.Module):
         `max_faces` faces at the latest.
         """
         tokens, lengths = self._prompts(prompts or [torch.empty(0, dtype=torch.int64)] * len(texts), len(texts))
-        given, against = self._conditioning(texts, negative)
+        cond, uncond = self._encode_prompts(texts, negative)
         if face_counts is not None:
             if self.face_counts is None:
                 raise UsageError("this model knows no numbers of faces (model.face_buckets=0)")
-            given |= self.faces(torch.tensor(face_counts))
+            cond |= self.faces(torch.tensor(face_counts))
         most = self._most(max_faces)
         decoded = autoregressive.decode(
             self.begin,
@@ -175,8 +186,8 @@ class MeshTransformer(Pretrained, nn.Module):
             max_length=most * self.tokens_per_face,
             draw=draw,
             settings=settings or Sampling(),
-            conditioning=given,
-            against=against,
+            cond=cond,
+            uncond=uncond,
             legal=legal or partial(whole_faces, tokens_per_face=self.tokens_per_face, num_codes=self.end_id),
             name=name,
         )
@@ -187,22 +198,19 @@ class MeshTransformer(Pretrained, nn.Module):
         """Rows of tokens, as `sampling/autoregressive.py` grows them."""
         context, context_mask = self._context(conditioning)
         start = self.starts(torch.zeros(batch, dtype=torch.int64, device=self._device))
-        return _Tokens(self, self.stages.begin(start, self._told(conditioning, batch), context, context_mask))
+        return _Tokens(
+            self, self.stages.begin(start, self._face_count_vectors(conditioning, batch), context, context_mask)
+        )
 
-    def _conditioning(
+    def _encode_prompts(
         self, texts: Sequence[str], negative: str | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        """What the texts become, and what guidance leads away from: the negative text, or none at all."""
+        """As `encode_prompts`; nothing to lead away from where the model takes no text."""
         if self.text_encoder is None:
             if any(texts) or negative:
                 raise UsageError("this model takes no text (model.text=none)")
             return {}, None
-        count = len(texts)
-        opposite = list(texts) if negative is None else [negative] * count
-        keep = torch.tensor([bool(text) for text in texts] + [negative is not None] * count, dtype=torch.bool)
-        # In one call, so that both are padded alike.
-        both = self.texts([*texts, *opposite], keep)
-        return {key: value[:count] for key, value in both.items()}, {key: value[count:] for key, value in both.items()}
+        return encode_prompts(self, texts, negative)
 
     def _prompts(self, prompts: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
         """In one tensor, with their lengths in tokens."""
@@ -245,13 +253,13 @@ class MeshTransformer(Pretrained, nn.Module):
         vectors, mask = self.text_encoder(conditioning["text"], conditioning["text_mask"])
         return vectors, mask
 
-    def _told(self, conditioning: Conditioning, batch: int) -> Tensor:
-        """What a row is told of its number of faces, (batch, dim)."""
+    def _face_count_vectors(self, conditioning: Conditioning, batch: int) -> Tensor:
+        """The embedding of each row's number of faces, (batch, dim)."""
         if self.face_counts is None:
             return self.starts.weight.new_zeros(batch, self.config.dim)
         unknown = torch.zeros(batch, dtype=torch.int64, device=self._device)
-        told: Tensor = self.face_counts(conditioning.get("faces", unknown))
-        return told
+        vectors: Tensor = self.face_counts(conditioning.get("faces", unknown))
+        return vectors
 
     def _check(self, codes: Tensor) -> None:
         if codes.dim() != 3 or codes.shape[2] != self.tokens_per_face:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from quintet.data.python_meshes import python_mesh_splits
+from quintet.data.mesh import python_mesh_splits
 from quintet.data.splits import Splits
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
-from quintet.families.mesh_transformer.data import coded
+from quintet.families.mesh_transformer.data import encode_splits
 from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.families.mesh_transformer.task import MeshTransformerTask
-from quintet.pipelines.base import Pipeline
+from quintet.pipelines.base import Pipeline, as_tokenizer
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
@@ -20,11 +20,11 @@ from quintet.training.task import Task
 class MeshTransformerTrainer(PythonTrainer):
     """Train a `MeshTransformer` on the codes of a folder of captioned meshes, or of a data set object.
 
-        tokenizer = open_link("runs/tok")
+        tokenizer = MeshAutoencoderPipeline.from_pretrained("runs/tok")
         model = MeshTransformer(num_codes=tokenizer.model.num_codes, tokens_per_face=tokenizer.model.tokens_per_face)
         MeshTransformerTrainer(model, tokenizer=tokenizer, data="meshes/", out="runs/mesh", steps=10_000).train()
 
-    `open_link` is that of `quintet.runs`. Any configuration key goes through `config={"optim.lr": 1e-4}`.
+    Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = MeshTransformerConfig
@@ -40,7 +40,7 @@ class MeshTransformerTrainer(PythonTrainer):
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: MeshTransformerConfig = task.config
-        tokenizer = task.frozen["tokenizer"]
+        tokenizer = as_tokenizer(task.frozen["tokenizer"])
         corners, bins = tokenizer.model.vertices_per_face, tokenizer.model.bins
         meshes = python_mesh_splits(data, config.data, corners, bins, validation=validation, declared=declared)
-        return coded(config, tokenizer, meshes)
+        return encode_splits(config, tokenizer, meshes)

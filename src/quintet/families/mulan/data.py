@@ -10,8 +10,7 @@ from torch import Tensor
 
 from quintet.common.batch import Dataset, Item
 from quintet.common.logging import say
-from quintet.data.audio import AudioFolder, audio_folder_splits
-from quintet.data.python_audio import PythonAudio
+from quintet.data.audio import AudioFolder, PythonAudio, audio_folder_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
@@ -69,6 +68,6 @@ def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
     # A data set in Python may have to make a whole sound to tell its caption.
     count = len(source) if isinstance(source, AudioFolder) else min(len(source), LOOKED_AT)
     for item in range(count):
-        about = source.about(item)
+        about = source.metadata(item)
         if "texts" in about:
             yield source.name(item), about["texts"]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
@@ -109,7 +110,7 @@ def _projections(dim: int, latent_dim: int, states: int) -> nn.ModuleList:
 def _latents(projections: nn.ModuleList, states: Tensor) -> Tensor:
     """In full precision: autocast has too little for differences of directions."""
     with torch.autocast(states.device.type, enabled=False):
-        exact = states if states.dtype == torch.float64 else states.float()
+        exact = at_least_fp32(states)
         vectors = [project(state) for project, state in zip(projections, exact.unbind(1), strict=True)]
         return F.normalize(torch.stack(vectors, dim=1), dim=-1)
 

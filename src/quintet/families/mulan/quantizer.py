@@ -1,9 +1,7 @@
 """`MuLaNEmbedQuantizer`: vectors of the shared space as codes, for generators that they condition (MusicLM,
-2301.11325): a residual quantizer of moving averages, and for each generator tables of its own."""
+2301.11325): a residual quantizer of moving averages."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,8 +17,7 @@ FEWEST = 0.05
 class MuLaNEmbedQuantizer(nn.Module):
     """Vectors `(batch, latent_dim)` to codes `(batch, levels)`, the coarsest first, and back.
 
-    `positions` is how many vectors a step brings in training. `namespaces` names the generators with the widths of
-    their conditioning vectors; `conditioning` looks codes up in a generator's own tables, which are trained with it.
+    `positions` is how many vectors a step brings in training.
     """
 
     def __init__(
@@ -30,12 +27,10 @@ class MuLaNEmbedQuantizer(nn.Module):
         codebook_size: int = 1024,
         *,
         positions: int = 1024,
-        namespaces: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         if levels < 1:
             raise UsageError(f"MuLaNEmbedQuantizer needs levels of at least 1, not {levels}")
-        self.levels, self.codebook_size = levels, codebook_size
         # Vectors that take part in no gradient: nothing has to commit itself to a code.
         self.quantizer = make_quantizer(
             "vq",
@@ -44,9 +39,6 @@ class MuLaNEmbedQuantizer(nn.Module):
             levels,
             commitment_weight=0.0,
             revive_below=FEWEST * positions / codebook_size,
-        )
-        self.tables = nn.ModuleDict(
-            {name: nn.Embedding(levels * codebook_size, width) for name, width in (namespaces or {}).items()}
         )
 
     def encode(self, vectors: Tensor) -> Tensor:
@@ -57,16 +49,6 @@ class MuLaNEmbedQuantizer(nn.Module):
         """The vectors that codes stand for, of length one."""
         inner = codes if self.quantizer.code_axes else codes[:, 0]
         return F.normalize(self.quantizer.codes_to_vectors(inner[None])[0], dim=-1)
-
-    def conditioning(self, vectors: Tensor, namespace: str) -> Tensor:
-        """The conditioning vectors of a generator, `(batch, levels, width)`."""
-        if namespace not in self.tables:
-            known = ", ".join(self.tables) or "none"
-            raise UsageError(f"there are no tables for {namespace!r}; known: {known}")
-        codes = self.encode(vectors)
-        shift = self.codebook_size * codes.new_tensor(range(self.levels))
-        looked_up: Tensor = self.tables[namespace](codes + shift)
-        return looked_up
 
     def forward(self, views: Tensor, want_rows: bool) -> Statistics:
         """What the views of a batch, `(batch, views, latent_dim)`, add to the codebooks."""

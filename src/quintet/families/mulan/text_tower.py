@@ -15,10 +15,12 @@ from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
 from quintet.families.mulan.config import TOKENS, TextTowerConfig
 from quintet.families.mulan.pooling import pooled_states
+from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.nn.pretrained_text import PretrainedText
+from quintet.nn.rotary import Rotary
 from quintet.nn.text import NUM_SYMBOLS, encode_bytes, padded_length
 from quintet.nn.tokenized_text import TokenizerFolder
-from quintet.nn.transformer import EMBEDDING_SCALE, Rotary, Transformer
+from quintet.nn.transformer import Transformer
 
 Prepared = tuple[Tensor, Tensor]
 """Symbols `(batch, length)`, or a frozen encoder's vectors with a width behind; and which of them are there."""

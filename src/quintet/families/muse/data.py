@@ -30,6 +30,7 @@ def token_splits(config: MuseConfig, tokenizer: Tokenizer[Any], low: Tokenizer[A
         {**own.skipped, **below.skipped},
         own.about,
         {split: _Pairs(source, below.extra_splits[split]) for split, source in own.extra_splits.items()},
+        dataset=own.dataset,
     )
 
 
@@ -57,5 +58,5 @@ def _pictures(config: MuseConfig, tokenizer: Tokenizer[Any]) -> Splits:
 
 def _coded(config: MuseConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
     return tokenized_splits(
-        tokenizer.token_encoder(), media, "pictures", cache=config.data.cache, variants=config.data.variants
+        tokenizer.token_encoder(), media, "pictures encoded", cache=config.data.cache, variants=config.data.variants
     )

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.sampling.guidance import encode_prompts
 from quintet.sampling.masked import Sampling
-from quintet.sampling.maskgit import fill, told_both_ways
+from quintet.sampling.maskgit import fill
 
 __all__ = ["Canvas", "MaskGit", "Muse", "Stage", "TokenCritic"]
 
@@ -80,9 +81,9 @@ class Stage(nn.Module):
     ) -> Tensor:
         """Codes, (batch, *grid). `low` are the codes of the stage below."""
         maskgit, count = self.maskgit, len(texts)
-        given, against = told_both_ways(self.maskgit, texts, negative)
+        cond, uncond = encode_prompts(self.maskgit, texts, negative)
         if low is not None:
-            given["low"] = low.flatten(1)
+            cond["low"] = low.flatten(1)
         tokens = torch.full((count, maskgit.length), maskgit.mask_id, device=maskgit.embedding.weight.device)
         hole = torch.ones_like(tokens, dtype=torch.bool)
         if canvas is not None:
@@ -94,8 +95,8 @@ class Stage(nn.Module):
             hole,
             draw=draw,
             settings=self.settings,
-            given=given,
-            against=against,
+            cond=cond,
+            uncond=uncond,
             critic=self.critic,
             name=name,
         )

@@ -16,11 +16,11 @@ from quintet.data.captioned import found_keys
 from quintet.data.splits import Splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
-from quintet.families.muse.judging import WITHHELD, judged
 from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import EXTENSIONS, image_grid, write_image
 from quintet.nn.codebook_smoothing import check_alike
 from quintet.pipelines.base import Pipeline, as_tokenizer
+from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows
 from quintet.training.phase import Modules
 
@@ -56,16 +56,12 @@ class MuseTask(MaskGitTask[MuseConfig]):
         return conditioning
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of the embedded data finds in pictures drawn from captions, and in reconstructions."""
-        if "objects" not in batch or split not in ("validation", WITHHELD):
+        """What the judge of a synthetic data set finds in images generated from captions, and in reconstructions."""
+        judge = judge_of(batch, split)
+        if judge is None:
             return Statistics()
         made, kept = self._generated(modules, batch), self._reconstructed(batch)
-        rows = {
-            f"{name}{kind}": values
-            for kind, images in (("", made), ("_reconstruction", kept))
-            for name, values in judged(images, batch["objects"], split).items()
-        }
-        return Statistics(rows=rows)
+        return Statistics(rows=judged_rows(judge, batch, split, made, kept))
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A grid of pairs: the image as the tokenizer has it, and what is generated from its caption."""

@@ -1,13 +1,14 @@
-"""Owns the keys of the recipe `phenaki`. Imports no torch, so that help is quick."""
+"""The keys of the recipe `phenaki`, and the options of its pipeline. Free of torch, so that help is quick."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from quintet.config import VideoDataConfig
+from quintet.config import NegativePromptOptions, VideoDataConfig
 from quintet.config.masked import MaskGitLossConfig, MaskGitRunConfig, MaskGitSampleConfig
 
 
@@ -71,7 +72,19 @@ class PhenakiSampleConfig(MaskGitSampleConfig):
         return texts
 
 
+class PhenakiOptions(NegativePromptOptions):
+    prime: Path | None = Field(None, description="A video or an image to continue.")
+    scenes: Path | None = Field(
+        None, description="A file with a text on each line: one video of these scenes, one after another."
+    )
+    frames: int | None = Field(
+        None, ge=1, description="Frames of a video, those of --prime included; with --scenes, frames that each adds."
+    )
+    images: bool = Field(False, description="Images instead of videos.")
+
+
 class PhenakiConfig(MaskGitRunConfig):
+    OPTIONS = PhenakiOptions
     LINKS: ClassVar[tuple[str, ...]] = ("tokenizer",)
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "debug": {

@@ -1,6 +1,9 @@
-"""Owns Phenaki's data: the codes of captioned clips, made once by a frozen tokenizer and kept in the cache.
+"""Phenaki's data: the codes of captioned clips, of a folder or of a data set in Python.
 
-Codes of clips of different lengths are padded with -1 to those of the longest clip of a batch.
+The codes are made once by a frozen tokenizer and kept in the cache. Items of a data set in Python are those that the
+original trainer takes: videos or codebook ids, frame masks, and texts or their embeddings; in dictionaries, in tuples
+with declared names, or in tuples routed by type. Codes of clips of different lengths are padded with -1 to those of the
+longest clip of a batch.
 """
 
 from __future__ import annotations
@@ -17,20 +20,22 @@ from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
 from quintet.data.video import video_folder_splits
 from quintet.families.phenaki.config import PhenakiConfig
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Tokenizer
 
 PADDING = -1
 _OWN_LENGTH = ("codes", "vectors")
 
 
-def clip_splits(config: PhenakiConfig, tokenizer: FrozenModel) -> Splits:
+def clip_splits(config: PhenakiConfig, tokenizer: Tokenizer[Any]) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
     media = video_folder_splits(config.data, tokenizer.model.config.size)
     check_captions(config.model, media, "clips", config.data.empty_captions)
-    return tokenized_splits(tokenizer, media, "clips", cache=config.data.cache, variants=config.data.variants)
+    return tokenized_splits(
+        tokenizer.token_encoder(), media, "clips encoded", cache=config.data.cache, variants=config.data.variants
+    )
 
 
-def collate(items: Sequence[Item]) -> dict[str, Any]:
+def collate_clips(items: Sequence[Item]) -> dict[str, Any]:
     """The codes, (items, moments, …), and `there`, which of them there are, (items, codes); left out where all are.
 
     Embeddings of texts, `vectors` (items, words, width), come with `words`, which of them there are; an item that has

@@ -1,4 +1,4 @@
-"""Owns `Phenaki`: texts to videos and pictures, of any length, from nothing or going on from frames that are given."""
+"""`Phenaki`: texts to videos and pictures, of any length, from nothing or going on from frames that are given."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.frozen import FrozenModel
+from quintet.sampling.guidance import Conditioning, encode_prompts
 from quintet.sampling.masked import Sampling
-from quintet.sampling.maskgit import Told, fill, told_both_ways, told_by_vectors
+from quintet.sampling.maskgit import encode_vectors, fill
 
 __all__ = ["MaskGit", "Phenaki", "TokenCritic"]
 
@@ -29,11 +29,11 @@ class Phenaki(nn.Module):
         videos = phenaki.sample(["a red ball moves right"], num_frames=17, seed=3)
         film = phenaki.make_video(["a red ball moves right", "a red ball moves up"])
 
-    Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`, or what `quintet.runs.open_link`
-    opens. `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses
-    that. Longer videos and later scenes go on from `overlap` frames, by default about a third of what is made at once.
-    `order` is the one that the model was trained in, `loss.order` of its run. In the order of moments `later_steps` are
-    the decoding steps of each moment behind the first, where they are not those of the settings.
+    Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`. `critic` decides what is masked
+    again: a `TokenCritic`, or nothing; a model with a critic of its own uses that. Longer videos and later scenes go on
+    from `overlap` frames, by default about a third of what is made at once. `order` is the one that the model was
+    trained in, `loss.order` of its run. In the order of moments `later_steps` are the decoding steps of each moment
+    behind the first, where they are not those of the settings.
     """
 
     def __init__(
@@ -48,8 +48,7 @@ class Phenaki(nn.Module):
     ) -> None:
         super().__init__()
         self.maskgit = maskgit
-        self.link = cvivit if isinstance(cvivit, FrozenModel) else None
-        self.cvivit = cvivit.model if isinstance(cvivit, FrozenModel) else cvivit
+        self.cvivit = cvivit
         self.critic = critic
         self.settings = settings or Sampling(guidance=3.0)
         self.overlap = overlap
@@ -97,9 +96,9 @@ class Phenaki(nn.Module):
         if not count:
             raise UsageError("give at least one text; an empty one asks for any video")
         if text_embeds is None:
-            told = told_both_ways(self.maskgit, texts, negative)
+            told = encode_prompts(self.maskgit, texts, negative)
         else:
-            told = told_by_vectors(self.maskgit, text_embeds)
+            told = encode_vectors(self.maskgit, text_embeds)
         start = None if prime_frames is None else self.begun(prime_frames, count)
         if start is not None and num_frames is not None and start.shape[2] >= num_frames:
             raise UsageError(f"{start.shape[2]} frames to go on from leave nothing to make of {num_frames}")
@@ -142,7 +141,7 @@ class Phenaki(nn.Module):
             raise UsageError("a video of scenes needs at least one scene")
         made = start
         for number, scene in enumerate(scenes):
-            told = told_both_ways(self.maskgit, [scene] * len(draw), negative)
+            told = encode_prompts(self.maskgit, [scene] * len(draw), negative)
             before = 0 if made is None else made.shape[2]
             shown = 0 if made is None else self.shown_of(before, None if number == 0 else overlap or self.usual_overlap)
             more = frames if frames is not None else self.longest - shown
@@ -152,7 +151,7 @@ class Phenaki(nn.Module):
 
     def film(
         self,
-        told: tuple[Told, Told],
+        told: tuple[Conditioning, Conditioning],
         draw: ItemRNG,
         frames: int,
         start: Tensor | None = None,
@@ -187,7 +186,13 @@ class Phenaki(nn.Module):
         return start.shape[2] + self.longest - self.shown_of(start.shape[2], self.usual_overlap)
 
     def _longer(
-        self, made: Tensor | None, shown: int, told: tuple[Told, Told], draw: ItemRNG, frames: int, name: str
+        self,
+        made: Tensor | None,
+        shown: int,
+        told: tuple[Conditioning, Conditioning],
+        draw: ItemRNG,
+        frames: int,
+        name: str,
     ) -> Tensor:
         config = self.cvivit.config
         before = 0 if made is None else made.shape[2]
@@ -200,7 +205,7 @@ class Phenaki(nn.Module):
 
     def codes(
         self,
-        told: tuple[Told, Told],
+        told: tuple[Conditioning, Conditioning],
         draw: ItemRNG,
         there: Tensor,
         prime: Tensor | None = None,
@@ -232,7 +237,7 @@ class Phenaki(nn.Module):
         tokens: Tensor,
         valid: Tensor,
         known: int,
-        told: tuple[Told, Told],
+        told: tuple[Conditioning, Conditioning],
         draw: ItemRNG,
         settings: Sampling,
         name: str,
@@ -240,17 +245,17 @@ class Phenaki(nn.Module):
         """The tokens behind so many known ones, as far as there are any."""
         hole = valid.clone()
         hole[:, :known] = False
-        given, against = told
+        cond, uncond = told
         if not valid.all():
-            given = {**given, "there": valid}
+            cond = {**cond, "there": valid}
         return fill(
             self.maskgit,
             tokens,
             hole,
             draw=draw,
             settings=settings,
-            given=given,
-            against=against,
+            cond=cond,
+            uncond=uncond,
             critic=self.critic,
             name=name,
         )

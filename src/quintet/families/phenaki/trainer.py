@@ -7,11 +7,13 @@ from typing import Any, Unpack
 
 from torch import nn
 
+from quintet import registry
+from quintet.config import build
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.python_clips import python_clip_splits
+from quintet.families.phenaki.python_data import python_clip_splits
 from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
 from quintet.pipelines.base import Pipeline
@@ -23,13 +25,13 @@ from quintet.training.task import Task
 class PhenakiTrainer(PythonTrainer):
     """Train a `Phenaki`, or its `MaskGit` alone, on the codes of videos and pictures: a folder, or a data set object.
 
-        PhenakiTrainer(tokenizer=open_link("runs/vtok"), data="clips/", out="runs/phenaki", steps=10_000).train()
-        PhenakiTrainer(Phenaki(maskgit, open_link("runs/vtok")), data="clips/", out="runs/phenaki").train()
+        tokenizer = CViViTPipeline.from_pretrained("runs/vtok")
+        PhenakiTrainer(tokenizer=tokenizer, data="clips/", out="runs/phenaki", steps=10_000).train()
+        PhenakiTrainer(Phenaki(maskgit, cvivit), data="clips/", out="runs/phenaki").train()
 
-    `open_link` is that of `quintet.runs`, where `link_to(cvivit)` does the same for a model in memory. Without a model
-    it is made to fit the tokenizer. Items of a data set hold `videos` or `video_codebook_ids`, and perhaps
-    `video_frame_mask`, `texts` or `text_embeds`. A model of codebook ids needs no tokenizer, but without one nothing
-    can be looked at.
+    Without a model it is made to fit the tokenizer. Items of a data set hold `videos` or `video_codebook_ids`, and
+    perhaps `video_frame_mask`, `texts` or `text_embeds`. A model of codebook ids needs no tokenizer, but without one
+    there are no samples.
 
     Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
@@ -52,11 +54,8 @@ class PhenakiTrainer(PythonTrainer):
     def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
         if not isinstance(model, Phenaki):
             return model, {}, {}
-        if model.link is None:
-            raise UsageError(
-                "PhenakiTrainer keeps the tokenizer with the run: Phenaki(maskgit, quintet.runs.link_to(cvivit))"
-            )
-        return model.maskgit, {"tokenizer": model.link}, {} if model.critic is None else {"critic": model.critic}
+        critic: dict[str, nn.Module] = {} if model.critic is None else {"critic": model.critic}
+        return model.maskgit, {"tokenizer": _as_tokenizer(model.cvivit)}, critic
 
     @classmethod
     def keys_of(cls, model: Any) -> dict[str, Any]:
@@ -74,3 +73,14 @@ class PhenakiTrainer(PythonTrainer):
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         assert isinstance(task, PhenakiTask)
         return python_clip_splits(data, task.config, task.tokenizer, validation=validation, declared=declared)
+
+
+def _as_tokenizer(model: Any) -> Pipeline[Any]:
+    """The tokenizer of a `Phenaki` as a pipeline, which the run keeps."""
+    name = type(model).__name__
+    for _, entry in registry.entries():
+        if name in entry.models:
+            pipeline_class = entry.pipeline_class()
+            config = build(entry.config_class(), overrides={"model": model.config.model_dump(mode="json")})
+            return pipeline_class(config, {pipeline_class.exported: model}).freeze()
+    raise UsageError(f"PhenakiTrainer keeps the tokenizer with the run, and a {name} is no model of quintet")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormModelConfig
-from quintet.nn.transformer import EMBEDDING_SCALE
+from quintet.nn.positions import EMBEDDING_SCALE
 
 Conditioning = Mapping[str, Tensor]
 

@@ -23,7 +23,7 @@ from quintet.data.audio import audio_folder_splits, say_resampled
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
 from quintet.data.token_files import SemanticTokens, read_semantic
-from quintet.data.tokenized import encoded_splits
+from quintet.data.tokenized import tokenized_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.conditioning import misfit
 from quintet.families.soundstorm.config import SoundStormConfig
@@ -93,13 +93,13 @@ def coded_splits(
     config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None, media: Splits
 ) -> Splits:
     """The same items as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
-    codes = encoded_splits(
+    codes = tokenized_splits(
         tokenizer.token_encoder(config.model.levels), media, "clips encoded", cache=config.data.cache
     )
     clips = heard = None
     if conditioner is not None:
         encoder = conditioner.token_encoder(tokenizer.model.rate)
-        heard = encoded_splits(encoder, media, "clips heard", cache=config.data.cache)
+        heard = tokenized_splits(encoder, media, "clips heard", cache=config.data.cache)
         clips = {"train": heard.train, "validation": heard.validation, **heard.extra_splits}
     captions = _captions(media.train, conditioner) if config.loss.tell_caption and conditioner is not None else None
     tokens = _semantic(config)
@@ -173,7 +173,7 @@ def _fingerprint(tokens: SemanticTokens) -> str:
 def _captions(source: Dataset, conditioner: MuLaNConditioner) -> dict[str, Tensor]:
     """Of each caption that is trained on its vector. All at once and in order, so that a resumed run has the same."""
     assert isinstance(source, MediaDataset)
-    texts = sorted({source.about(item).get("texts", "") for item in range(len(source))} - {""})
+    texts = sorted({source.metadata(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
         raise UsageError("loss.tell_caption tells captions, and no clip has one; leave it at 0, or add captions")
     return dict(zip(texts, conditioner.embed_texts(texts).cpu(), strict=True))

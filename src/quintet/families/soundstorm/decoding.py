@@ -15,8 +15,8 @@ from torch import Tensor
 
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
-from quintet.families.soundstorm.conditioning import Conditioning
 from quintet.families.soundstorm.model import SoundStorm
+from quintet.sampling.guidance import Conditioning
 from quintet.sampling.masked import Sampling, decode
 
 LevelObserver = Callable[[int, int, Tensor, Tensor], None]
@@ -69,7 +69,7 @@ def generate(
     frames = conditioning["frames"]
     _check(model, canvas, frames, settings)
     codes = canvas.masked_fill(canvas < 0, model.mask_id)
-    against = model.net.conditions.null_conditioning(conditioning) if model.config.conditioned else None
+    uncond = model.net.conditions.null_conditioning(conditioning) if model.config.conditioned else None
 
     for number, own in enumerate(settings):
         level = _Level(model, number, on_step)
@@ -80,8 +80,8 @@ def generate(
             mask_id=model.mask_id,
             draw=draw,
             settings=own,
-            conditioning={**conditioning, "codes": codes},
-            against=against,
+            cond={**conditioning, "codes": codes},
+            uncond=uncond,
             valid=frames,
             critic=level.critic if model.config.self_critic else None,
             on_step=partial(level.watch, codes),

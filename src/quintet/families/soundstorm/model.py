@@ -19,7 +19,7 @@ from quintet.families.soundstorm.conditioning import Conditioner, Conditioning
 from quintet.families.soundstorm.config import SoundStormModelConfig
 from quintet.nn.codebook_start import start_alike
 from quintet.nn.conformer import Conformer
-from quintet.nn.transformer import EMBEDDING_SCALE, LearnedPositions
+from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 
 Wanted = Literal["logits", "scores", "vectors"]
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
-from quintet.families.soundstorm import data, judging
+from quintet.families.soundstorm import data
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.masking import Hidden, hide, hide_level
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
@@ -28,6 +29,7 @@ from quintet.nn.frechet import frechet_distance
 from quintet.pipelines.base import Pipeline
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine
+from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.maskgit_task import refuse_untrained, score_loss, token_loss
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
@@ -158,27 +160,26 @@ class SoundStormTask(Task[SoundStormConfig]):
             hidden = hide_level(
                 codes, frames, nowhere, levels, batch.draw, self.soundstorm.mask_id, schedule, name=name
             )
-            logits = filters.wide(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
+            logits = at_least_fp32(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
             sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
             sums[f"count_{name}"] = hidden.where.sum().double()
         return Statistics(sums)
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of the embedded data hears in clips made from captions, and in reconstructions; and what the
-        MuLaN thinks of them."""
-        records: Any = batch.fields.get("sound")
-        is_judged = judging.are_known(records) and split in ("validation", judging.WITHHELD)
+        """What the judge of a synthetic data set hears in clips generated from captions, and in reconstructions; and
+        what the MuLaN thinks of them."""
+        judge = judge_of(batch, split)
         is_heard = self.conditioner is not None and split == "validation"
-        if "tokenizer" not in self.frozen or not self.config.model.conditioned or not (is_judged or is_heard):
+        if "tokenizer" not in self.frozen or not self.config.model.conditioned or (judge is None and not is_heard):
             return Statistics()
         pipeline: SoundStormPipeline = self.pipeline(modules)
         made = self._generated(pipeline, batch)
         total = Statistics()
-        if is_judged:
+        if judge is not None:
             rate, kept = pipeline.sample_rate, pipeline.decode(batch["codes"], batch["frames"])
-            total = total + Statistics(judging.judged(made.waves, rate, records, split))
-            total = total + Statistics(judging.judged(kept, rate, records, split, "_reconstruction"))
+            made_waves, kept_waves = ([(wave, rate) for wave in waves] for waves in (made.waves, kept))
+            total = total + Statistics(rows=judged_rows(judge, batch, split, made_waves, kept_waves))
         if is_heard:
             total = total + self._heard(batch, made)
         return total
@@ -204,7 +205,7 @@ class SoundStormTask(Task[SoundStormConfig]):
             of_levels = {f"{kind}_{name}": float(sums[f"{kind}_{name}"] / sums[f"count_{name}"]) for name in names}
             figures[kind] = sum(of_levels.values()) / len(of_levels)
             figures |= of_levels
-        figures |= judging.figures(sums)
+        figures |= mean_scores(rows)
         if sums.get("captioned"):
             figures |= {name: float(sums[name] / sums["captioned"]) for name in ("mulan_score", "mulan_score_real")}
         if "made" in rows and len(rows["made"]) > 1:

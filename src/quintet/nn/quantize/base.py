@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 
@@ -140,7 +141,7 @@ class Quantizer(nn.Module, ABC):
             raise UsageError(f"This quantizer takes (batch, positions, {self.dim}), not {tuple(x.shape)}.")
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
-        exact = x if x.dtype == torch.float64 else x.float()
+        exact = at_least_fp32(x)
         latents: Tensor = self.bound(self.project_in(exact))
         return latents
 

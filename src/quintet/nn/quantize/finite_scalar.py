@@ -42,11 +42,6 @@ class FiniteScalarQuantizer(SingleQuantizer):
         self.level_sizes = tuple(level_sizes)
         self.depth = depth
 
-    @classmethod
-    def for_codes(cls, dim: int, num_codes: int, *, depth: int = 0) -> FiniteScalarQuantizer:
-        """The paper's grid for about `num_codes` codes; the result's own `num_codes` is the true number."""
-        return cls(dim, grid_for(num_codes), depth=depth)
-
     def bound(self, latents: Tensor) -> Tensor:
         sizes, widths = self._sizes(latents), self._widths(latents)
         reach = (sizes - 1) * (1 + MARGIN) / 2

@@ -13,10 +13,12 @@ from torch import Tensor
 from quintet.common import collectives, rng
 from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
-from quintet.nn.quantize import clusters
+from quintet.nn import kmeans
 from quintet.nn.quantize.base import SingleQuantizer
 
 SMOOTHING = 1e-5
+ROWS_PER_ITEM = 16
+"""Vectors of each item that may become codes in place of dead ones."""
 
 
 class VectorQuantizer(SingleQuantizer):
@@ -60,7 +62,7 @@ class VectorQuantizer(SingleQuantizer):
         return F.normalize(latents, dim=-1) if self.cosine else latents
 
     def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
-        return clusters.nearest(latents, self.codebook.to(latents.dtype))
+        return kmeans.nearest(latents, self.codebook.to(latents.dtype))
 
     def look_up(self, codes: Tensor) -> Tensor:
         return F.embedding(codes, self.codebook)
@@ -73,10 +75,10 @@ class VectorQuantizer(SingleQuantizer):
 
     def report(self, latents: Tensor, codes: Tensor, mask: Tensor | None, want_rows: bool) -> Statistics:
         statistics = super().report(latents, codes, mask, want_rows)
-        sums = clusters.sums_by_code(latents.flatten(0, 1), self.bins(codes, mask), self.num_codes + 1)
+        sums = kmeans.sums_by_code(latents.flatten(0, 1), self.bins(codes, mask), self.num_codes + 1)
         statistics.sums["vectors"] = sums[: self.num_codes]
         if want_rows:
-            rows, real = clusters.spread_rows(latents, mask)
+            rows, real = spread_rows(latents, mask)
             statistics.rows["vectors"] = rows
             statistics.rows["real"] = real.to(torch.uint8)
         return statistics
@@ -113,7 +115,7 @@ class VectorQuantizer(SingleQuantizer):
         self.vector_sums[places] = self.codebook[places] * size
 
     def start(self, latents: Tensor, seed: int) -> None:
-        means = clusters.kmeans(latents, self.num_codes, seed)
+        means = kmeans.start_codebook(latents, self.num_codes, seed)
         self.codebook.copy_(self.bound(means))
         self.cluster_size.fill_(1)
         self.vector_sums.copy_(self.codebook)
@@ -123,3 +125,22 @@ class VectorQuantizer(SingleQuantizer):
         """What was drawn at random is the first rank's everywhere."""
         for tensor in (self.codebook, self.cluster_size, self.vector_sums):
             collectives.broadcast(tensor)
+
+
+def spread_rows(latents: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`ROWS_PER_ITEM` vectors of each item, evenly spread over its valid positions, and which of them are real.
+
+    An item with fewer positions is filled up with rows that are not real: all ranks must bring as many.
+    """
+    batch, positions, dim = latents.shape
+    if mask is None:
+        mask = torch.ones(batch, positions, dtype=torch.bool, device=latents.device)
+    seen = mask.cumsum(-1)
+    lengths = seen[:, -1:]
+    numbers = torch.arange(ROWS_PER_ITEM, device=latents.device)
+    chosen = torch.where(lengths > ROWS_PER_ITEM, numbers * lengths // ROWS_PER_ITEM, numbers)
+    # The position of the n-th valid vector is the first at which n + 1 have been seen.
+    where = torch.searchsorted(seen, chosen + 1).clamp(max=positions - 1)
+    real = chosen < lengths
+    rows = latents.gather(1, where[..., None].expand(-1, -1, dim)).masked_fill(~real[..., None], 0)
+    return rows.flatten(0, 1), real.flatten()

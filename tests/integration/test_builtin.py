@@ -16,7 +16,7 @@ from helpers import error_line, quintet, succeed, tree
 from quintet import CoordinateTokenizer
 from quintet.media.mesh import Mesh, dequantise, quantise, read_mesh
 from quintet.media.mesh_formats import read_soup
-from quintet.runs import open_trained
+from quintet.pipelines.loading import open_pipeline
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +72,9 @@ def test_it_is_measured_shown_and_exported_like_a_trained_one(meshes: Path) -> N
 
 def test_a_folder_of_that_name_is_another_thing() -> None:
     succeed("export", "coordinates:16", "./coordinates")
-    assert open_trained("coordinates").model.bins == 128
-    assert open_trained("./coordinates").model.bins == 16
-    assert open_trained(Path("coordinates")).model.bins == 16
+    assert open_pipeline("coordinates").model.bins == 128
+    assert open_pipeline("./coordinates").model.bins == 16
+    assert open_pipeline(Path("coordinates")).model.bins == 16
 
 
 def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
@@ -83,16 +83,16 @@ def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
     succeed("train", "mesh-transformer", meshes, *words)
 
     assert yaml.safe_load(Path("run/config.yaml").read_text())["tokenizer"] == "coordinates:24"
-    copy = open_trained("run/tokenizer")
+    copy = open_pipeline("run/tokenizer")
     assert isinstance(copy.model, CoordinateTokenizer)
     assert copy.model.bins == 24
     # What is gone on with, sampled and exported is the copy.
-    link = open_trained("run").recipe.links["tokenizer"]
-    assert link.reference == str(Path("run/tokenizer"))
-    assert torch.equal(link.model.centres, copy.model.centres)
+    frozen = open_pipeline("run").frozen["tokenizer"]
+    assert frozen.reference == str(Path("run/tokenizer"))
+    assert torch.equal(frozen.model.centres, copy.model.centres)
     succeed("resume", "run", "train.steps=3")
     succeed("export", "run", "hub")
-    assert open_trained("hub").recipe.links["tokenizer"].digest == link.digest
+    assert open_pipeline("hub").frozen["tokenizer"].digest == frozen.digest
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,12 @@ def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
         ("resume coordinates", ("coordinates does not exist",)),
         ("train mesh-autoencoder {meshes} --init coordinates", ("--init coordinates", "nothing learned")),
         ("train mesh-autoencoder {meshes} model.kind=coordinates", ("nothing to train", "--tokenizer coordinates")),
+        ("train mesh-transformer {meshes} --preset debug", ("--tokenizer coordinates",)),
         ("train muse {meshes} --tokenizer coordinates", ("tokenizer of pictures", "mesh-autoencoder")),
     ],
 )
 def test_mistakes(words: str, mentions: tuple[str, ...], meshes: Path, here: Path) -> None:
-    tiny = TINY_MESH_AUTOENCODER if "train mesh" in words else ()
+    tiny = TINY_MESH_AUTOENCODER if "train mesh-autoencoder" in words else ()
     outcome = quintet(*words.replace("{meshes}", str(meshes)).split(), *tiny)
 
     sentence = error_line(outcome.errors)

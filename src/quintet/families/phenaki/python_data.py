@@ -1,10 +1,11 @@
-"""Owns clips that a data set in Python hands over, as the original trainer takes them: videos or codebook ids, frame
+"""Datasets of clips handed over in Python, as the original trainer takes them: videos or codebook ids, frame
 masks, and texts or their embeddings; in dictionaries, in tuples with declared names, or in tuples routed by type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,14 +15,14 @@ from torch import Tensor
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
 from quintet.data.fields import Field, route
-from quintet.data.python_sets import Indexable, split_object
-from quintet.data.python_videos import FIELDS as MEDIA
-from quintet.data.python_videos import PythonVideos
+from quintet.data.python_dataset import Indexable, PythonDataset, caption_of, split_object
 from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
+from quintet.data.video import FIELDS as MEDIA
+from quintet.data.video import PythonVideos
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.phenaki.config import PhenakiConfig
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Tokenizer
 
 
 def _is(value: Any, kinds: tuple[str, ...], axes: tuple[int, ...]) -> bool:
@@ -57,33 +58,26 @@ VECTORS = Field(
 FIELDS = (VIDEOS, TEXTS, CODES, MASK, VECTORS)
 
 
-@dataclass
-class Routed:
-    """A data set whose items have found their places; of a video the frames that there are."""
-
-    dataset: Indexable
-    declared: Sequence[str] | None
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        item = route(self.dataset[index], FIELDS, self.declared)
-        if ("videos" in item) == ("codes" in item):
-            both = "both a video and codebook ids" if "videos" in item else "neither a video nor codebook ids"
-            raise UsageError(f"an item of the data set holds {both}; expected one of them")
-        return item
+def _one_of_both(routed: dict[str, Any]) -> dict[str, Any]:
+    """An item as it is, if it holds a video or codebook ids."""
+    if ("videos" in routed) == ("codes" in routed):
+        both = "both a video and codebook ids" if "videos" in routed else "neither a video nor codebook ids"
+        raise UsageError(f"an item of the data set holds {both}; expected one of them")
+    return routed
 
 
 @dataclass
 class PythonClips(PythonVideos):
     """Videos of a person's own data set; an item may come with the embedding of its text."""
 
-    def about(self, item: int) -> Item:
-        return {**super().about(item), **_embedding(self._routed(item))}
+    fields = FIELDS
 
-    def _routed(self, item: int) -> dict[str, Any]:
-        routed: dict[str, Any] = self.dataset[self.places[item]]
+    def metadata(self, item: int) -> Item:
+        return {**super().metadata(item), **_embedding(self.routed(item))}
+
+    def routed(self, item: int) -> dict[str, Any]:
+        """With the frames that there are."""
+        routed = _one_of_both(super().routed(item))
         mask, video = routed.get("mask"), routed["videos"]
         if mask is None:
             return routed
@@ -96,28 +90,21 @@ class PythonClips(PythonVideos):
 
 
 @dataclass
-class PythonCodes:
+class PythonCodes(PythonDataset):
     """Codebook ids of a person's own data set. What does not fit the model makes an item unreadable."""
 
-    dataset: Indexable
-    places: Sequence[int]
+    fields = FIELDS
+
     config: PhenakiConfig
     temporal_patch: int | None
     """Frames that one code stands for; none where no tokenizer tells, and a mask is then of moments."""
 
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def name(self, item: int) -> str:
-        return f"item {self.places[item]}"
-
     def load(self, item: int, draw: ItemRNG) -> Item:
-        routed: dict[str, Any] = self.dataset[self.places[item]]
+        routed = _one_of_both(self.routed(item))
         codes = self._codes(routed["codes"])
         if routed.get("mask") is not None:
             codes = codes[: self._moments(routed["mask"], len(codes))]
-        text = routed.get("texts")
-        return {"codes": codes, "texts": "" if text is None else str(text), **_embedding(routed)}
+        return {"codes": codes, "texts": caption_of(routed), **_embedding(routed)}
 
     def _codes(self, value: Any) -> Tensor:
         model = self.config.model
@@ -180,32 +167,26 @@ def _embedding(routed: Mapping[str, Any]) -> Item:
 def python_clip_splits(
     dataset: Indexable,
     config: PhenakiConfig,
-    tokenizer: FrozenModel | None,
+    tokenizer: Tokenizer[Any] | None,
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
 ) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it."""
-    first = Routed(dataset, declared or getattr(dataset, "data_kwargs", None))[0]
+    first = _one_of_both(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
     _check_told(first, config)
-
-    def codes(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonCodes:
-        step = None if tokenizer is None else tokenizer.model.config.temporal_patch
-        return PythonCodes(Routed(items, names), places, config, step)
-
     if "codes" in first:
+        step = None if tokenizer is None else tokenizer.model.config.temporal_patch
+        codes = partial(PythonCodes, config=config, temporal_patch=step)
         return split_object(dataset, config.data, codes, validation, declared)
     if tokenizer is None:
         raise UsageError("videos need a tokenizer to become codes: hand one over, or a data set of codebook ids")
     if config.data.fps is not None:
         raise UsageError("data.fps goes by time stamps, which clips of a data set in Python do not have")
     height, width = tokenizer.model.config.size
-
-    def clips(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonClips:
-        return PythonClips(Routed(items, names), places, height, width, config.data, train)
-
+    clips = partial(PythonClips, height=height, width=width, config=config.data)
     media = split_object(dataset, config.data, clips, validation, declared)
-    return tokenized_splits(tokenizer, media, "clips", variants=config.data.variants)
+    return tokenized_splits(tokenizer.token_encoder(), media, "clips encoded", variants=config.data.variants)
 
 
 def _check_told(first: Mapping[str, Any], config: PhenakiConfig) -> None:

@@ -1,4 +1,4 @@
-"""Owns what is found in generated meshes: whether they are sound, and what the judge of the embedded data says."""
+"""Metrics of generated meshes: whether each is valid, and how their set compares with a set of real ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from quintet.media.mesh import Mesh
 from quintet.media.mesh_measures import cloud, compare_sets, is_valid, is_watertight
-from quintet.synthetic.solids_judge import judge, match
 
 CLOUDS = ("made", "real")
 """The points of generated meshes and of those that they are compared with."""
@@ -24,20 +23,6 @@ def soundness(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Tensor
         "ended": list(ended),
     }
     return {name: torch.tensor(float(sum(values)), dtype=torch.float64) for name, values in found.items()}
-
-
-def judged(
-    meshes: Sequence[Mesh], kinds: Sequence[str], promised: Sequence[Mapping[str, str]], suffix: str = ""
-) -> dict[str, Tensor]:
-    """How many meshes are of the class of their caption, how many proportions are as it says, and how many it names."""
-    rights, asked = 0, 0
-    of_class = 0
-    for mesh, kind, proportions in zip(meshes, kinds, promised, strict=True):
-        found = match(kind, proportions, judge(mesh))
-        of_class += found.pop("class")
-        rights, asked = rights + sum(found.values()), asked + len(found)
-    counts = {f"match_class{suffix}": of_class, f"match_proportions{suffix}": rights, f"proportions{suffix}": asked}
-    return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in counts.items()}
 
 
 def clouds(meshes: Sequence[Mesh]) -> Tensor:

@@ -1,10 +1,11 @@
-"""Owns token ids that a data set in Python hands over, as the original trainer takes them: (semantic, acoustic) pairs,
+"""Datasets of token ids handed over in Python, as the original trainer takes them: (semantic, acoustic) pairs,
 dictionaries of them, or acoustic ones alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
 from quintet.data.fields import Field, route
-from quintet.data.python_sets import Indexable, split_object
+from quintet.data.python_dataset import Indexable, PythonDataset, split_object
 from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
 from quintet.families.soundstorm.conditioning import misfit
@@ -51,25 +52,17 @@ def hold_tokens(dataset: Indexable, declared: Sequence[str] | None) -> bool:
 
 
 @dataclass
-class PythonTokens:
+class PythonTokens(PythonDataset):
     """Items of a person's own data set. What does not fit the model makes an item unreadable; frames of -1 at the end
     are padding."""
 
-    dataset: Indexable
-    places: Sequence[int]
+    fields = (ACOUSTIC, SEMANTIC)
+
     model: SoundStormModelConfig
-    declared: Sequence[str] | None = None
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def name(self, item: int) -> str:
-        return f"item {self.places[item]}"
 
     def load(self, item: int, draw: ItemRNG) -> Item:
         model = self.model
-        fields = (ACOUSTIC,) if model.semantic_codes is None else (ACOUSTIC, SEMANTIC)
-        routed = route(self.dataset[self.places[item]], fields, self.declared)
+        routed = self.routed(item)
         codes = _ids(routed["codes"], 2, "acoustic tokens", model.num_codes)
         if codes.shape[1] != model.levels:
             raise UnreadableItem(f"has {codes.shape[1]} levels of acoustic tokens; model.levels={model.levels}")
@@ -81,6 +74,10 @@ class PythonTokens:
         if reason := misfit(model, len(semantic), len(codes)):
             raise UnreadableItem(reason)
         return {"codes": codes, "semantic": semantic}
+
+    def routed(self, item: int) -> dict[str, Any]:
+        fields = self.fields[:1] if self.model.semantic_codes is None else self.fields
+        return route(self.dataset[self.positions[item]], fields, self.declared)
 
 
 def _ids(value: Any, axes: int, what: str, vocabulary: int | None) -> Tensor:
@@ -108,8 +105,4 @@ def python_token_splits(
     declared: Sequence[str] | None = None,
 ) -> Splits:
     """A data set of token ids, split by fraction and seed unless a validation set comes with it."""
-
-    def tokens(items: Indexable, places: Sequence[int], names: Sequence[str] | None, train: bool) -> PythonTokens:
-        return PythonTokens(items, places, config.model, names)
-
-    return split_object(dataset, config.data, tokens, validation, declared)
+    return split_object(dataset, config.data, partial(PythonTokens, model=config.model), validation, declared)

@@ -1,22 +1,28 @@
-"""Owns what embedded data sets have in common: which requests are refused, which split words belong to, the files."""
+"""Folders of synthetic data sets: refused requests, the split that a caption belongs to, the files about all items."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.common import files
+from quintet.data.index.marker import write_marker
 from quintet.errors import UsageError
 
+MINIMUM_SIZE = 32
+"""Pixels of a side, of images and video."""
 
-def refuse_bad_request(folder: Path, num: int, seed: int, item: str) -> None:
+
+def refuse_bad_request(folder: Path, num: int, seed: int, item: str, size: int | None = None) -> None:
     """`item` is what one of them is called."""
     if num <= 0:
         raise UsageError(f"--num is {num}; ask for at least one {item}.")
+    if size is not None and size < MINIMUM_SIZE:
+        raise UsageError(f"--size is {size}; choose {MINIMUM_SIZE} or more, smaller shapes cannot be told apart.")
     if seed < 0:
         raise UsageError(f"--seed is {seed}; choose 0 or more.")
     if folder.exists() and not folder.is_dir():
@@ -32,13 +38,7 @@ def split_by_words(caption: str, validation_share: float) -> str:
     return "validation" if share < validation_share else "train"
 
 
-def write_records(folder: Path, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """`dataset.json` (what it is) and, because all is there, `metadata.jsonl`."""
-    _write_at_once(folder / "dataset.json", json.dumps(about) + "\n")
-    _write_at_once(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _write_at_once(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+def write_records(folder: Path, about: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """The marker, `dataset.json` (what it is), and, because all is there, `metadata.jsonl`."""
+    write_marker(folder, about)
+    files.replace_text(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,34 @@
+"""The marker of a synthetic data set: `dataset.json`, in its folder or beside its shards, says which one it is.
+
+Data without a marker is a person's own, whatever its files and columns are called.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quintet.common import files
+from quintet.registry import JUDGES
+
+MARKER = "dataset.json"
+_LARGEST = 2**16
+
+
+def read_marker(path: Path | None) -> dict[str, Any] | None:
+    """What a marker says: `name`, `version` and how the set was made; none of a broken one or another program's."""
+    try:
+        if path is None or not path.is_file() or path.stat().st_size > _LARGEST:
+            return None
+        marker = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(marker, dict) or not isinstance(marker.get("version"), int):
+        return None
+    name = marker.get("name")
+    return marker if isinstance(name, str) and name in JUDGES else None
+
+
+def write_marker(folder: Path, marker: dict[str, Any]) -> None:
+    files.replace_text(folder / MARKER, json.dumps(marker) + "\n")

@@ -1,0 +1,78 @@
+"""`CViViTPipeline`: videos and images to grids of codes, one for each latent frame, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.common.artifact import Artifact
+from quintet.common.batch import Batch, Item
+from quintet.data.splits import Splits
+from quintet.families.cvivit.config import CViViTConfig
+from quintet.families.cvivit.data import collate_clips, pixels, video_splits
+from quintet.families.cvivit.model import CViViT
+from quintet.media.video_writing import write_video
+from quintet.pipelines.base import Pipeline, Tokenizer
+
+
+class CViViTPipeline(Tokenizer[CViViTConfig]):
+    """A video tokenizer.
+
+    tokenizer = CViViTPipeline.from_pretrained("runs/vtok")
+    videos = tokenizer.decode(tokenizer.encode(videos))
+    """
+
+    recipe = "cvivit"
+    exported = "cvivit"
+
+    @classmethod
+    def build_modules(cls, config: CViViTConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+        return {"cvivit": CViViT(config.model)}
+
+    @property
+    def cvivit(self) -> CViViT:
+        cvivit = self.modules["cvivit"]
+        assert isinstance(cvivit, CViViT)
+        return cvivit
+
+    def encode(self, videos: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Codes (batch, latent frames, rows, columns[, levels]) of videos (batch, 3, frames, height, width) in [0, 1],
+        or of images (batch, 3, height, width).
+
+        `mask` (batch, frames) is true where a video has a frame; the codes of latent frames without any are -1.
+        """
+        with self.inference():
+            mask = None if mask is None else mask.to(self.device)
+            return self.cvivit.encode(videos.to(self.device, self.dtype), mask)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Videos (batch, 3, frames, height, width) in [0, 1] of codes (batch, latent frames, rows, columns[, levels]).
+
+        Where the codes of a latent frame are -1 its frames have no meaning.
+        """
+        with self.inference():
+            return self.cvivit.decode(codes.to(self.device))
+
+    def splits(self) -> Splits:
+        return video_splits(self.config)
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return collate_clips(items, self.config.model)
+
+    def encode_batch(self, batch: Batch) -> Tensor:
+        return self.cvivit.encode(pixels(batch), batch["mask"])
+
+    def decode_files(self, codes: Tensor, name: str) -> list[Artifact]:
+        videos = self.cvivit.decode(codes)
+        latent_frames = (codes >= 0).flatten(2).any(2).sum(1)
+        lengths = [self.config.model.frames(int(count)) for count in latent_frames]
+        return [
+            Artifact(
+                f"{name}.mp4" if len(videos) == 1 else f"{name}-{number}.mp4",
+                partial(write_video, video[:, :length].cpu()),
+            )
+            for number, (video, length) in enumerate(zip(videos, lengths, strict=True))
+        ]

@@ -1,0 +1,102 @@
+"""`MeshAutoencoderPipeline`: meshes to codes, the same number for each face, and back; learned, or by coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quintet.common.artifact import Artifact
+from quintet.common.batch import Batch, Item
+from quintet.data.splits import Splits
+from quintet.errors import UsageError
+from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
+from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
+from quintet.families.mesh_autoencoder.data import collate, mesh_splits, meshes_of
+from quintet.families.mesh_autoencoder.model import MeshAutoencoder
+from quintet.media.mesh import Mesh, canonical, clean, write_mesh
+from quintet.media.mesh_measures import as_triangles, merged
+from quintet.nn.graph import Packing
+from quintet.pipelines.base import Pipeline, Tokenizer
+
+
+class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
+    """A mesh tokenizer.
+
+    tokenizer = MeshAutoencoderPipeline.from_pretrained("runs/tok")  # or "coordinates", which needs no training
+    mesh = read_mesh("table.obj", bins=tokenizer.autoencoder.bins)
+    (again,) = tokenizer.decode(tokenizer.encode(mesh.vertices, mesh.faces))
+    """
+
+    recipe = "mesh-autoencoder"
+    exported = "autoencoder"
+
+    @classmethod
+    def build_modules(cls, config: MeshAutoencoderConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+        kind = CoordinateTokenizer if config.model.kind == "coordinates" else MeshAutoencoder
+        return {"autoencoder": kind(config.model)}
+
+    @property
+    def autoencoder(self) -> MeshAutoencoder | CoordinateTokenizer:
+        model = self.modules["autoencoder"]
+        assert isinstance(model, MeshAutoencoder | CoordinateTokenizer)
+        return model
+
+    def encode(self, vertices: Tensor | np.ndarray, faces: Tensor | np.ndarray) -> Tensor:
+        """Codes (faces, tokens of a face) of a mesh: vertices (n, 3) in [-1, 1] and faces (m, vertices of a face).
+
+        Of a padded batch, with one axis more, where -1 marks the faces, and then the codes, that are not there. Codes
+        depend on the order of the faces: `read_mesh` gives the canonical one that the model was trained on.
+        """
+        with self.inference():
+            vertices = torch.as_tensor(vertices).to(self.device, self.dtype)
+            return self.autoencoder.tokenize(vertices, torch.as_tensor(faces).to(self.device))
+
+    def decode(self, codes: Tensor) -> list[Mesh]:
+        """Meshes of triangles in canonical order, of codes (faces, tokens of a face) or (meshes, faces, tokens of a
+        face), padded with -1."""
+        with self.inference():
+            return self._decode(codes.to(self.device)[None] if codes.ndim == 2 else codes.to(self.device))
+
+    def splits(self) -> Splits:
+        return mesh_splits(self.config)
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return collate(items)
+
+    def encode_batch(self, batch: Batch) -> Tensor:
+        """`(items, faces of the largest, tokens of a face)`; behind the last face of the others stands -1."""
+        meshes = meshes_of(batch)
+        return meshes.by_face.pad(self.autoencoder.encode(meshes), -1)
+
+    def decode_files(self, codes: Tensor, name: str) -> list[Artifact]:
+        return [
+            Artifact(f"{name}.glb" if len(codes) == 1 else f"{name}-{number}.glb", partial(write_mesh, mesh))
+            for number, mesh in enumerate(self._decode(codes))
+        ]
+
+    def reconstruct(self, batch: Batch) -> list[Mesh]:
+        """What it makes of the meshes of a batch."""
+        return self._decode(self.encode_batch(batch))
+
+    def _decode(self, codes: Tensor) -> list[Mesh]:
+        """The meshes of padded codes."""
+        if codes.ndim != 3:
+            raise UsageError(
+                f"codes of meshes have the axes meshes, faces and tokens, not the shape {tuple(codes.shape)}"
+            )
+        model, present = self.autoencoder, (codes >= 0).all(-1)
+        rows = Packing(tuple(present.sum(1).tolist()), codes.device)
+        corners = model.decode_from_codes(codes[present], rows.lengths)
+        return [_tidy(merged(each.cpu().numpy(), model.bins), model.bins) for each in rows.split(corners)]
+
+
+def _tidy(mesh: Mesh, bins: int) -> Mesh:
+    """Clean and in canonical order; as it is where no face has an area, so that there is something to look at."""
+    triangles = Mesh(mesh.vertices, as_triangles(mesh.faces))
+    cleaned = clean(triangles, bins)
+    return canonical(cleaned, bins) if len(cleaned.faces) else triangles

@@ -1,0 +1,192 @@
+"""`MeshTransformerPipeline`: texts to meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quintet.common.artifact import Artifact
+from quintet.common.rng import ItemRNG
+from quintet.config.text import possible_guidance
+from quintet.errors import UnreadableItem, UsageError
+from quintet.families.mesh_transformer.config import MeshTransformerConfig, MeshTransformerOptions
+from quintet.families.mesh_transformer.grammar import CanonicalCoordinates
+from quintet.families.mesh_transformer.model import Generated, MeshTransformer
+from quintet.media.image import write_image
+from quintet.media.mesh import Mesh, canonical, clean, write_mesh
+from quintet.media.mesh_formats import read_soup
+from quintet.media.mesh_measures import as_triangles, merged
+from quintet.media.mesh_render import contact_sheet
+from quintet.pipelines.base import Generator, Pipeline, Tokenizer
+from quintet.pipelines.prompts import Prompts, check_prompts, sample_record
+from quintet.sampling.autoregressive import Legal, Sampling
+
+MESHES_AT_ONCE = 32
+RENDERED = 192
+"""Pixels of one mesh in a sheet."""
+
+
+class MeshTransformerPipeline(Generator[MeshTransformerConfig]):
+    """Text to mesh, perhaps from a part of the mesh on.
+
+    (mesh,) = MeshTransformerPipeline.from_pretrained("runs/mesh")(["a tall table"], seed=0)
+    write_mesh(mesh, "table.glb")
+    """
+
+    recipe = "mesh-transformer"
+    exported = "transformer"
+
+    @classmethod
+    def build_modules(cls, config: MeshTransformerConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+        return {"transformer": MeshTransformer(config.model)}
+
+    @classmethod
+    def fit(cls, config: MeshTransformerConfig, frozen: Mapping[str, Pipeline[Any]]) -> MeshTransformerConfig:
+        tokenizer = frozen.get("tokenizer")
+        if tokenizer is None:
+            raise UsageError(
+                "mesh-transformer makes the codes of a tokenizer: name one with --tokenizer RUN, or take "
+                "--tokenizer coordinates"
+            )
+        model = tokenizer.model
+        if not isinstance(tokenizer, Tokenizer) or not hasattr(model, "tokens_per_face"):
+            raise UsageError(
+                f"mesh-transformer needs a tokenizer of meshes; {tokenizer.reference} is of recipe '{tokenizer.recipe}'"
+            )
+        found = {"model.num_codes": model.num_codes, "model.tokens_per_face": model.tokens_per_face}
+        return super().fit(config.adopt(f"the tokenizer {tokenizer.reference}", found), frozen)
+
+    @property
+    def transformer(self) -> MeshTransformer:
+        transformer = self.modules["transformer"]
+        assert isinstance(transformer, MeshTransformer)
+        return transformer
+
+    @property
+    def unconditional(self) -> bool:
+        return self.config.model.text == "none"
+
+    @property
+    def guidance(self) -> float:
+        """The guidance scale that the model can be sampled with."""
+        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
+
+    def __call__(
+        self,
+        prompts: str | Sequence[str] = (),
+        *,
+        negative_prompt: str | None = None,
+        num: int = 1,
+        seed: int = 0,
+        mesh: str | Path | None = None,
+    ) -> list[Mesh]:
+        """Meshes, `num` of each prompt, with `vertices` in [-1, 1] and triangles as `faces`; nothing is mended.
+
+        `mesh` is a file with the first faces of all of them, where they stand in the box from -1 to 1.
+        """
+        return self._run(Prompts.of(prompts, num, seed), negative_prompt, mesh)[0]
+
+    def files(self, prompts: Sequence[str], options: MeshTransformerOptions) -> list[Artifact]:
+        """Each mesh in two formats, and a sheet of all of them."""
+        asked = Prompts.of(prompts, options.num, options.seed)
+        meshes, ended = self._run(asked, options.negative_prompt, options.mesh)
+        common = sample_record(self.config.sample, options.seed, negative=options.negative_prompt, mesh=options.mesh)
+        sheet = contact_sheet(meshes, columns=min(8, len(meshes)), size=RENDERED)
+        artifacts = [Artifact("sheet.png", partial(write_image, sheet), {"texts": asked.items, **common})]
+        for number, (mesh, text) in enumerate(zip(meshes, asked.items, strict=True)):
+            about = {"text": text, "number": number, "faces": len(mesh.faces), "ended": ended[number], **common}
+            artifacts += [
+                Artifact(f"{number:03d}.{suffix}", partial(write_mesh, mesh), about) for suffix in ("glb", "obj")
+            ]
+        return artifacts
+
+    def _run(self, asked: Prompts, negative: str | None, mesh: str | Path | None) -> tuple[list[Mesh], list[bool]]:
+        """The meshes, and which of them ended by themselves."""
+        check_prompts(self.config.model, asked.texts, negative, self.config.sample.guidance, self.guidance)
+        meshes: list[Mesh] = []
+        ended: list[bool] = []
+        with self.inference():
+            part = None if mesh is None else self._encode_part(Path(mesh))
+            for texts, rng in asked.batches(MESHES_AT_ONCE):
+                made = self.generate(texts, rng, negative, part, self.grammar())
+                meshes += self.decode(made.rows)
+                ended += made.ended.tolist()
+        return meshes, ended
+
+    def generate(
+        self,
+        texts: Sequence[str],
+        rng: ItemRNG,
+        negative: str | None = None,
+        part: Tensor | None = None,
+        legal: Legal | None = None,
+    ) -> Generated:
+        """Codes of one batch of texts, by the random numbers of its items; `part` are the codes that all begin with."""
+        config = self.config.sample
+        return self.transformer.generate(
+            [""] * len(texts) if self.unconditional else texts,
+            rng,
+            Sampling(config.temperature, config.top_k, config.top_p, self.guidance),
+            negative=negative,
+            face_counts=[config.faces] * len(texts) if config.faces else None,
+            prompts=None if part is None else [part] * len(texts),
+            max_faces=config.max_faces,
+            legal=legal,
+        )
+
+    def decode(self, rows: Sequence[Tensor]) -> list[Mesh]:
+        """The meshes of codes (faces, tokens of a face), as they are, nothing left out and nothing mended."""
+        model = self.frozen["tokenizer"].model
+        faces = [len(row) for row in rows]
+        corners = model.decode_from_codes(torch.cat([*rows]), faces).cpu()
+        soups = [merged(part.double().numpy(), model.bins) for part in torch.split(corners, faces)]
+        return [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in soups]
+
+    def grammar(self) -> Legal | None:
+        """Which codes may come next by `sample.grammar`; None: the end after whole faces alone."""
+        if self.config.sample.grammar == "none":
+            return None
+        keys = self.frozen["tokenizer"].model.config
+        if keys.kind != "coordinates" or keys.vertices_per_face != 3:
+            raise UsageError("sample.grammar=strict needs a model over the tokenizer `coordinates` of triangles")
+        return CanonicalCoordinates(keys.bins)
+
+    def _encode_part(self, path: Path) -> Tensor:
+        """The codes of the part of a mesh to go on from."""
+        tokenizer, sample = self.frozen["tokenizer"].model, self.config.sample
+        try:
+            part = _read_part(path, tokenizer.bins)
+        except UnreadableItem as problem:
+            raise UsageError(f"--mesh {path}: {problem}") from None
+        most = sample.max_faces or self.config.model.max_faces
+        if len(part.faces) > most:
+            key = "sample.max_faces" if sample.max_faces else "model.max_faces"
+            raise UsageError(f"--mesh {path} has {len(part.faces)} faces, more than {key}={most}")
+        vertices, faces = torch.from_numpy(part.vertices).float(), torch.from_numpy(part.faces)
+        codes: Tensor = tokenizer.tokenize(vertices.to(self.device), faces.to(self.device))
+        return codes
+
+
+def _read_part(path: Path, bins: int) -> Mesh:
+    """The faces of a file in canonical order, clean at the size of a bin.
+
+    A whole mesh is scaled to the unit box when it is read; a part says by its coordinates where in the box it belongs.
+    """
+    soup = read_soup(path)
+    used = soup.vertices[np.unique(soup.faces)]
+    if np.abs(used).max() > 1:
+        low, high = used.min(), used.max()
+        raise UnreadableItem(
+            f"a part stands where the whole mesh will have it, in the box from -1 to 1; its coordinates go from "
+            f"{low:.3g} to {high:.3g}"
+        )
+    part = clean(Mesh(soup.vertices, soup.faces), bins)
+    if not len(part.faces):
+        raise UnreadableItem(f"no face of it has an area at {bins} bins a side")
+    return canonical(part, bins)

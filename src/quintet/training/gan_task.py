@@ -1,0 +1,178 @@
+"""`GanTokenizerTask`: how a tokenizer is trained against a discriminator, whatever it encodes.
+
+Two phases on one forward pass, a codebook that starts from data and whose dead codes are revived, and metrics of how
+much of it is used. `PatchGanTask` is the same for images and frames, with their losses.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from quintet.common.batch import Batch
+from quintet.common.rng import seed_from
+from quintet.common.statistics import Statistics
+from quintet.config import RunConfig
+from quintet.config.adversarial import AdversarialLossConfig, PictureLossConfig
+from quintet.nn.adversarial import PatchDiscriminator, hinge_generator_loss, patch_loss
+from quintet.nn.perceptual import PerceptualLoss
+from quintet.nn.quantize import perplexity, usage
+from quintet.pipelines.base import Pipeline
+from quintet.training.engine import Engine
+from quintet.training.phase import Loss, Modules, Output, Phase, frozen
+from quintet.training.task import Task, Traits
+
+PIXEL_METRICS = ("psnr", "ssim", "reconstruction_loss")
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+
+class GanTokenizerTask(Task[ConfigT]):
+    """A tokenizer with a `quantizer`, and a discriminator where `loss.discriminator` asks for one."""
+
+    revive_every: ClassVar[int] = 50
+    """Steps between two revivals of dead codes: candidates are gathered only then."""
+
+    loss: AdversarialLossConfig
+    model: Any
+    """The tokenizer that is trained."""
+
+    def __init__(
+        self,
+        config: ConfigT,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__(config, frozen)
+        keys: Any = self.config
+        self.loss = keys.loss
+        self.modules = dict(modules or self.pipeline_class.build_modules(self.config, self.frozen))
+        name = self.pipeline_class.exported
+        self.model = self.modules[name]
+        self.phases = [Phase("generator", (name,), self.generator_loss, keys.optim.for_phase())]
+        if self.loss.discriminator:
+            self.modules["discriminator"] = self.make_discriminator()
+            optim = keys.optim.for_phase(keys.optim.discriminator)
+            names = ("discriminator",)
+            self.phases.append(Phase("discriminator", names, self.discriminator_loss, optim, self.loss.is_adversarial))
+
+    @property
+    def discriminator(self) -> Any:
+        return self.modules["discriminator"]
+
+    @abstractmethod
+    def make_discriminator(self) -> nn.Module:
+        """A new one, which says of media whether they are real."""
+
+    @abstractmethod
+    def latents(self, batch: Batch) -> Tensor:
+        """What the quantizer sees of a batch, (vectors, dim) or with more axes before; padding left out."""
+
+    @abstractmethod
+    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
+        """Of the tokenizer; where it needs the discriminator, the raw module, frozen."""
+
+    @abstractmethod
+    def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
+        """Of the discriminator, on media and detached reconstructions."""
+
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+        """Start a vector codebook from the latents of the first batches."""
+        with torch.no_grad():
+            reports = [Statistics(rows={"latents": self.latents(batch)}) for batch in batches]
+        latents = sum(reports, Statistics()).over_ranks().rows["latents"]
+        self.model.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
+
+    def after_step(self, statistics: Statistics, step: int) -> None:
+        self.model.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
+
+
+class PatchGanTask(GanTokenizerTask[ConfigT]):
+    """Images or frames against a `PatchDiscriminator`.
+
+    The output of `forward` holds the images that the discriminator looks at, `real` and `fake` (batch, channels,
+    height, width), and as `result` the tokenizer's own, which has the `loss` of the quantizer.
+    """
+
+    # The gradient penalty of the discriminator is a gradient of a gradient.
+    traits = Traits(best=("psnr", "max"), uncompiled=frozenset({"discriminator"}))
+    loss: PictureLossConfig
+
+    def __init__(
+        self,
+        config: ConfigT,
+        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__(config, frozen, modules)
+        weights = self.loss.perceptual_weights
+        self.perceptual = PerceptualLoss(Path(weights)) if weights else None
+
+    def make_discriminator(self) -> nn.Module:
+        loss, shape = self.loss, self.model.config
+        return PatchDiscriminator(shape.channels, loss.discriminator_dim, loss.discriminator_layers, min(shape.size))
+
+    @abstractmethod
+    def reconstruction_loss(self, batch: Batch, output: Output) -> tuple[Tensor, dict[str, Tensor]]:
+        """The distance of reconstructions, and its parts."""
+
+    def add_perceptual(self, loss: Tensor, parts: dict[str, Tensor], fake: Tensor, real: Tensor) -> Tensor:
+        """The loss with the perceptual distance of images, where there is one; then it is among the parts too."""
+        if self.perceptual is None:
+            return loss
+        parts["perceptual"] = self.perceptual.to(real.device, real.dtype)(fake.to(real.dtype), real)
+        return loss + self.loss.perceptual * parts["perceptual"]
+
+    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
+        reconstruction, parts = self.reconstruction_loss(batch, output)
+        parts["quantizer"] = output["result"].loss
+        if self.loss.is_adversarial(step):
+            loss, adversarial = self.adversarial_loss(reconstruction, output, step)
+            return Loss(loss, {**parts, **adversarial})
+        return Loss(reconstruction + parts["quantizer"], parts)
+
+    def adversarial_loss(self, reconstruction: Tensor, output: Output, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The whole loss of the tokenizer, and the parts that the discriminator adds to it."""
+        adversarial = self.hinge_loss(output["fake"])
+        weight = self.loss.adversarial * self.loss.say(step)
+        return reconstruction + output["result"].loss + weight * adversarial, {"adversarial": adversarial}
+
+    def hinge_loss(self, fake: Tensor) -> Tensor:
+        with frozen(self.discriminator) as discriminator:
+            return hinge_generator_loss(discriminator(fake))
+
+    def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
+        penalised = self.loss.is_penalised(step)
+        loss, parts, logits = patch_loss(modules["discriminator"], output["real"], output["fake"], penalised)
+        loss, statistics = self.regularise(loss, parts, *logits)
+        return Loss(loss + self.loss.penalty * parts["penalty"] if penalised else loss, parts, statistics)
+
+    def regularise(
+        self, loss: Tensor, parts: dict[str, Tensor], real_logits: Tensor, fake_logits: Tensor
+    ) -> tuple[Tensor, Statistics]:
+        """The discriminator's loss with what a family adds to it and to its parts, and statistics for `after_step`."""
+        return loss, Statistics()
+
+
+def mean_metrics(sums: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, float]:
+    """Means over the items of a validation set, of sums that `measure` returned with their `count`."""
+    return {name: float(sums[name] / sums["count"]) for name in names}
+
+
+def count_codes(codes: Tensor, num_codes: int, levels: int) -> Tensor:
+    """How often each code occurs at each level, (levels, num_codes); padding, which is negative, does not count."""
+    each = codes.reshape(-1, levels).T
+    return torch.stack([torch.bincount(level[level >= 0], minlength=num_codes) for level in each])
+
+
+def codebook_metrics(counts: Tensor) -> dict[str, float]:
+    """Usage and perplexity of counts (levels, num_codes), of a residual quantizer the means over its levels."""
+    return {
+        "codebook_usage": float(torch.stack([usage(level) for level in counts]).mean()),
+        "codebook_perplexity": float(torch.stack([perplexity(level) for level in counts]).mean()),
+    }

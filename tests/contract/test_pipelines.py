@@ -1,0 +1,106 @@
+"""The pipeline of every recipe, from an exported folder: used without the code that trains, and refused where it is
+not what it should be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.cases import GOLDEN
+from helpers import copied, executed, python
+from quintet import registry
+from quintet.errors import CheckpointError, QuintetError, UsageError
+from quintet.pipelines.base import Pipeline
+
+HERE = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def golden(recipe: str) -> Path:
+    return GOLDEN / f"{recipe}-format-1"
+
+
+@pytest.fixture
+def pipeline_class(recipe: str) -> type[Pipeline[Any]]:
+    return registry.find(recipe).pipeline_class()
+
+
+def test_an_export_is_used_where_nothing_of_training_can_be_imported(recipe: str, golden: Path, tmp_path: Path) -> None:
+    words = python("-m", "contract.use_pipeline", recipe, golden / "hub", golden / "data", tmp_path)
+    with executed(words, tmp_path / "said.txt", cwd=HERE) as process:
+        assert process.end() == 0, process.seen
+
+
+def test_a_process_without_training_is_one(tmp_path: Path) -> None:
+    words = python("-c", "import contract.without_training, quintet.training.trainer")
+    with executed(words, tmp_path / "said.txt", cwd=HERE) as process:
+        assert process.end() == 1
+    assert process.seen.endswith("ImportError: quintet.training is not there in this process\n")
+
+
+# --- what cannot be opened ----------------------------------------------------------------------------------------
+
+
+def refusal(kind: type[QuintetError], open_it: Callable[[], object]) -> str:
+    with pytest.raises(kind) as raised:
+        open_it()
+    sentence = str(raised.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_a_folder_that_is_not_there(pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:
+    sentence = refusal(UsageError, lambda: pipeline_class.from_pretrained(tmp_path / "none"))
+    assert sentence == f"{tmp_path / 'none'} does not exist; give the folder of a run"
+
+
+def test_a_folder_that_is_none_of_ours(pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing here")
+    sentence = refusal(UsageError, lambda: pipeline_class.from_pretrained(tmp_path))
+    assert sentence == f"{tmp_path} is not a run: it has no config.yaml"
+
+
+def test_an_export_of_another_family(recipe: str, golden: Path, pipeline_class: type[Pipeline[Any]]) -> None:
+    others = [entry.pipeline_class() for name, entry in registry.RECIPES.items() if name != recipe]
+    for other in others:
+        sentence = refusal(UsageError, lambda other=other: other.from_pretrained(golden / "hub"))  # type: ignore[misc]
+        assert sentence == f"{golden / 'hub'} is of recipe '{recipe}', which is no {other.__name__}"
+    assert isinstance(Pipeline.from_pretrained(golden / "hub"), pipeline_class)
+
+
+@pytest.mark.parametrize("damage", ["bit of the header", "cut", "empty", "gone"])
+def test_weights_that_are_damaged(
+    damage: str, golden: Path, pipeline_class: type[Pipeline[Any]], tmp_path: Path
+) -> None:
+    hub = copied(golden / "hub", tmp_path / "hub")
+    weights = hub / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    if damage == "bit of the header":
+        content[8] ^= 1
+    elif damage == "cut":
+        content = content[: len(content) // 2]
+    weights.write_bytes(b"" if damage == "empty" else content)
+    if damage == "gone":
+        weights.unlink()
+    assert str(weights) in refusal(CheckpointError, lambda: pipeline_class.from_pretrained(hub))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {}}'])
+def test_settings_that_are_damaged(
+    content: str, golden: Path, pipeline_class: type[Pipeline[Any]], tmp_path: Path
+) -> None:
+    hub = copied(golden / "hub", tmp_path / "hub")
+    (hub / "config.json").write_text(content)
+    assert str(hub) in refusal(QuintetError, lambda: pipeline_class.from_pretrained(hub))
+
+
+def test_a_run_without_a_checkpoint(golden: Path, pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(golden / "run" / "config.yaml", run)
+    sentence = refusal(UsageError, lambda: pipeline_class.from_pretrained(run))
+    assert sentence == f"{run} has no checkpoint yet; train it first"

@@ -1,0 +1,114 @@
+"""Only a marker makes data synthetic: its name and metadata travel with items, whatever columns are called."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.common.batch import collate
+from quintet.common.rng import ItemRNG
+from quintet.config import PictureDataConfig
+from quintet.data.check import scan_medium
+from quintet.data.image import folder_splits
+from quintet.data.index.marker import MARKER, read_marker
+from quintet.data.index.shard_writer import write_shards
+from quintet.data.splits import Splits
+from quintet.synthetic.shapes import make_shapes
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_shapes(tmp_path / "shapes", 12, 32)
+    return tmp_path / "shapes"
+
+
+def splits(folder: Path | str, **keys: Any) -> Splits:
+    return folder_splits(PictureDataConfig(path=str(folder), **keys), (16, 16), 3)
+
+
+def items(made: Splits) -> list[dict[str, Any]]:
+    sources = (made.train, made.validation, *made.extra_splits.values())
+    return [source.load(item, ItemRNG(0, [0], [item])) for source in sources for item in range(len(source))]
+
+
+def test_items_of_a_marked_folder_carry_its_name_and_their_columns(folder: Path) -> None:
+    made = splits(folder)
+    assert made.dataset == "shapes"
+    rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
+    loaded = items(made)
+    assert sorted(item["texts"] for item in loaded) == sorted(row["text"] for row in rows)
+    columns = {row["text"]: {"objects": row["objects"]} for row in rows}
+    assert all(item["metadata"] == columns[item["texts"]] for item in loaded)
+    batch = collate(loaded)
+    assert batch["dataset"] == ["shapes"] * len(loaded)
+    assert batch["metadata"] == [item["metadata"] for item in loaded]
+
+
+def test_without_a_marker_columns_decide_nothing(folder: Path) -> None:
+    (folder / MARKER).unlink()
+    made = splits(folder)
+    assert made.dataset is None
+    assert all(item.keys() == {"texts", "images"} for item in items(made))
+
+
+def test_a_validation_folder_has_a_marker_of_its_own(folder: Path, tmp_path: Path) -> None:
+    make_shapes(tmp_path / "other", 4, 32, 1)
+    (folder / MARKER).unlink()
+    made = splits(folder, validation_path=str(tmp_path / "other"))
+    assert made.dataset is None
+    assert "metadata" not in made.train.load(0, ItemRNG(0, [0], [0]))
+    assert "metadata" in made.validation.load(0, ItemRNG(0, [0], [0]))
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_shards_keep_the_marker(index: bool, folder: Path, tmp_path: Path) -> None:
+    write_shards(folder, scan_medium(folder, "image")[1], tmp_path / "shards")
+    assert (tmp_path / "shards" / MARKER).read_bytes() == (folder / MARKER).read_bytes()
+    if not index:
+        (tmp_path / "shards" / "index.safetensors").unlink()
+    there = {"cache": str(tmp_path / "cache")}
+    for place in (tmp_path / "shards", tmp_path / "shards" / "shard-00000.tar", f"file://{tmp_path}/shards"):
+        made = splits(place, **there)
+        assert made.dataset == "shapes", place
+        assert [item["metadata"] for item in items(made)] == [item["metadata"] for item in items(splits(folder))]
+    (folder / MARKER).unlink()
+    write_shards(folder, scan_medium(folder, "image")[1], tmp_path / "unmarked")
+    assert splits(tmp_path / "unmarked", **there).dataset is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 10_000,
+        b"[1]",
+        b'{"version": 1}',
+        b'{"name": "shapes"}',
+        b'{"name": "my photos", "version": 1}',
+        b'{"name": ["shapes"], "version": 1}',
+        b'{"name": "shapes", "version": "new"}',
+        b'{"name": "shapes", "version": 1, "more": "' + b"x" * 2**16 + b'"}',
+    ],
+)
+def test_a_broken_or_foreign_marker_is_none(content: bytes, folder: Path) -> None:
+    (folder / MARKER).write_bytes(content)
+    made = splits(folder)
+    assert made.dataset is None
+    assert all("metadata" not in item for item in items(made))
+
+
+def test_what_is_no_file_is_no_marker(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    assert [read_marker(tmp_path / name) for name in ("folder", "pipe", "nothing")] == [None] * 3
+    assert read_marker(None) is None
+
+
+def test_a_marker_says_how_its_set_was_made(folder: Path) -> None:
+    assert read_marker(folder / MARKER) == {"name": "shapes", "version": 1, "num": 12, "size": 32, "seed": 0}
