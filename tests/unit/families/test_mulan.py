@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet import MuLaN, MuLaNEmbedQuantizer
-from quintet.common.batch import Batch, collate
+from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config import build
 from quintet.data.audio import pad_windows
-from quintet.data.splits import Splits
 from quintet.embeddings import embed_media
 from quintet.errors import UsageError
 from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer
@@ -25,7 +24,7 @@ from quintet.families.mulan.retrieval import caption_number, first_of_each, labe
 from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.text_tower import TextTransformer
 from quintet.media.audio import read_audio, write_audio
-from quintet.training.prepare import check_sizes
+from quintet.training.prepare import check_processes
 from quintet.training.task import Task
 from text_models import make_folder
 
@@ -328,26 +327,14 @@ class HalfHearted(MuLaNTask):
     backward = Task.backward
 
 
-class Numbers:
-    def __len__(self) -> int:
-        return 64
-
-    def name(self, item: int) -> str:
-        return str(item)
-
-    def load(self, item: int, draw: ItemRNG) -> dict[str, object]:
-        return collate([{"number": item}])
-
-
 def test_accumulation_that_would_compare_less_is_refused() -> None:
-    splits = Splits(Numbers(), Numbers(), "")
     config = small_task(**{"train.batch_size": 8, "train.accumulate": 4}).config
-    check_sizes(MuLaNTask(config), splits, 1)
+    check_processes(MuLaNTask(config), 1)
     with pytest.raises(UsageError, match=r"train.accumulate=4 would leave only 2 at a time to compare with"):
-        check_sizes(HalfHearted(config), splits, 1)
+        check_processes(HalfHearted(config), 1)
     alone = config.changed({"train.batch_size": 1, "train.accumulate": 1})
     with pytest.raises(UsageError, match=r"at least 2 \(got 1\): it compares the items"):
-        check_sizes(MuLaNTask(alone), splits, 1)
+        check_processes(MuLaNTask(alone), 1)
 
 
 def test_captions_lose_words_and_never_all() -> None:
