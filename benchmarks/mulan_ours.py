@@ -25,8 +25,7 @@ from quintet.families.mulan.task import MuLaNTask
 from quintet.training.engine import Engine
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.state import TrainingState
-from quintet.training.task import count_parameters
-from worker import TimedTraining, serve
+from worker import TimedTraining, count_parameters, serve
 
 TOWER = {"dim": task.DIM, "depth": task.DEPTH, "heads": task.HEADS, "head_dim": task.HEAD_DIM}
 HOP = 168

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet import MuLaN, MuLaNEmbedQuantizer
-from quintet.common.batch import Batch, collate
+from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.config import build
@@ -325,17 +325,6 @@ class HalfHearted(MuLaNTask):
     """A contrastive task that leaves its gradients to micro-batches."""
 
     backward = Task.backward
-
-
-class Numbers:
-    def __len__(self) -> int:
-        return 64
-
-    def name(self, item: int) -> str:
-        return str(item)
-
-    def load(self, item: int, draw: ItemRNG) -> dict[str, object]:
-        return collate([{"number": item}])
 
 
 def test_accumulation_that_would_compare_less_is_refused() -> None:

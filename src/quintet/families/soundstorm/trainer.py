@@ -26,10 +26,10 @@ class SoundStormTrainer(PythonTrainer):
         codec = AudioCodecPipeline.from_pretrained("runs/codec")
         SoundStormTrainer(tokenizer=codec, data="sounds/", out="runs/storm", steps=10_000).train()
 
-    Without a model it is made to fit the tokenizer. With a `condition`, a
-    trained mulan, it learns to make what a text says. Items of a data set hold `wavs`, samples at the codec's rate, and
-    perhaps `texts`; or they are token ids, `semantic_token_ids` (tokens) and `acoustic_token_ids` (frames, levels), or
-    the latter alone. A model of token ids needs no tokenizer, but without one nothing can be listened to.
+    Without a model it is made to fit the tokenizer. With a `condition`, a trained mulan, it learns to make what a text
+    says. Items of a data set hold `wavs`, samples at the codec's rate, and perhaps `texts`; or they are token ids,
+    `semantic_token_ids` (tokens) and `acoustic_token_ids` (frames, levels), or the latter alone. A model of token ids
+    needs no tokenizer, but without one nothing can be listened to.
 
     Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
