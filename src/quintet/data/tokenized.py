@@ -90,7 +90,8 @@ def _made(
     key = CacheKey(maker.digest, f"{part} {data}", reading, variants)
 
     def tell(count: int, total: int) -> None:
-        say(f"{done}: {count} of {total}")
+        # Whichever process comes first encodes for all; codes that are not kept every process makes itself.
+        say(f"{done}: {count} of {total}", any_rank=known)
 
     made = TokenCache(folder, key, source, maker.collate, maker.encode, tell, maker.kept_as).open()
     if not known:
