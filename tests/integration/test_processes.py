@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from contract.cases import TINY_MUSE
 from helpers import (
     TINY,
     accelerate_launch,
@@ -74,6 +75,24 @@ def test_a_launcher_runs_the_command_unchanged(
         for name in ours.keys() - {"time"}:
             if not name.startswith(("train/time", "train/rate")):
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-6, abs=1e-6), name
+
+
+def test_what_all_processes_find_is_said_once(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ("train", "muse", pictures, "--out", tmp_path / "run", *TINY_MUSE, "train.steps=2", "model.text_length=12")
+    with executed(torchrun(2, "-m", "quintet", *words), tmp_path / "said") as process:
+        assert process.end() == 0, process.seen
+    assert process.seen.count("are cut (model.text_length)") == 1
+    # Whichever process encodes for all tells how far it is.
+    progress = [line for line in process.seen.splitlines() if line.startswith("pictures encoded: ")]
+    assert len(progress) == len(set(progress)) == 6, process.seen
+
+
+def test_an_error_is_said_by_every_process(pictures: Path, tmp_path: Path) -> None:
+    words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "train.batch_size=5")
+    with two_ranks(words, tmp_path) as ranks:
+        assert [rank.end() for rank in ranks] == [2, 2]
+    assert all("train.batch_size=5" in error_line(rank.seen) for rank in ranks)
 
 
 def test_tasks_of_slurm_are_processes_of_one_run(pictures: Path, tmp_path: Path) -> None:

@@ -87,9 +87,9 @@ def _guarded(words: Sequence[str], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         elif type(error).__name__ == "NoArgsIsHelpError":
-            say(_mistake(error))
+            say(_mistake(error), any_rank=True)
         else:
-            say(f"error: {_one_sentence(error)}")
+            say(f"error: {_one_sentence(error)}", any_rank=True)
         return 2 if _is_misuse(error) else error.exit_code if isinstance(error, QuintetError) else 1
 
 

@@ -7,11 +7,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from quintet.common import rank
+
 ItemT = TypeVar("ItemT")
 
 
-def say(text: str) -> None:
-    """A line for the person, outside of any progress."""
+def say(text: str, *, any_rank: bool = False) -> None:
+    """A line for the person, outside of any progress.
+
+    What all processes of a launcher find alike, the first of them says. `any_rank` is for what one of them alone does
+    or meets, errors among it.
+    """
+    if not (any_rank or rank.is_first()):
+        return
     with suppress(OSError):  # nobody may be listening any more, or the disk may be full that the words are kept on
         sys.stderr.write(text.rstrip() + "\n")
         sys.stderr.flush()

@@ -29,5 +29,12 @@ class RankInfo:
         return cls(0, 0, 1)
 
 
+def is_first(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is rank 0, or the only process; also where the others cannot be reached."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return int(environment["RANK"]) == 0
+    return _slurm_tasks(environment) <= 1 or int(environment["SLURM_PROCID"]) == 0
+
+
 def _slurm_tasks(environment: Mapping[str, str]) -> int:
     return int(environment.get("SLURM_STEP_NUM_TASKS", "1"))

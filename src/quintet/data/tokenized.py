@@ -83,7 +83,8 @@ def _made(
     key = CacheKey(encoder.digest, f"{part} {data}", transform, variants)
 
     def tell(count: int, total: int) -> None:
-        say(f"{done}: {count} of {total}")
+        # Whichever process comes first encodes for all; codes that are not kept every process makes itself.
+        say(f"{done}: {count} of {total}", any_rank=known)
 
     made = TokenCache(folder, key, source, encoder.collate, encoder.encode, tell, encoder.field).open()
     if not known:

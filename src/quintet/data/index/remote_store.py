@@ -145,7 +145,8 @@ class RemoteStore:
                 if type(error).__name__ in _HOPELESS:
                     raise UsageError(f"{what} may not be read: {problem}") from None
             if attempt < self.patience.attempts:
-                say(f"{what}: {problem}; attempt {attempt + 1} of {self.patience.attempts} in {pause:g} s")
+                again = f"attempt {attempt + 1} of {self.patience.attempts} in {pause:g} s"
+                say(f"{what}: {problem}; {again}", any_rank=True)
                 time.sleep(pause)
                 pause *= 2
         raise RunError(

@@ -245,7 +245,7 @@ def _kept_index(store: Store, found: Sequence[Found], folder: Path) -> ShardInde
     folder.mkdir(parents=True, exist_ok=True)
     with only_writer(folder / f"{key}.lock"):
         if not path.exists():
-            say(f"{store.shown} has no index: its {len(found)} shards are listed, once")
+            say(f"{store.shown} has no index: its {len(found)} shards are listed, once", any_rank=True)
             build_index(store, found).write(path)
     return ShardIndex.open(path)
 

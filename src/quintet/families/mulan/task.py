@@ -151,7 +151,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         if sums.get("labelled"):
             figures["zero_shot_accuracy"] = float(sums["told_right"] / sums["labelled"])
             figures["zero_shot_clips"] = float(sums["labelled"])
-        elif "labelled" in sums and collectives.rank() == 0:
+        elif "labelled" in sums:
             say("warning: no caption names just one of eval.labels, so nothing can be told of them")
         return figures
 
@@ -189,7 +189,7 @@ def _loss_of_all(audio: Tensor, text: Tensor, scale: Tensor) -> float:
     """The softmax loss over all that is compared; guessing gives the logarithm of their number."""
     loss = float(contrastive_loss("softmax", audio, text, scale.to(audio), torch.zeros_like(scale)))
     guessing = math.log(len(audio))
-    if len(audio) > 1 and abs(loss - guessing) < NOTHING_LEARNED and collectives.rank() == 0:
+    if len(audio) > 1 and abs(loss - guessing) < NOTHING_LEARNED:
         say(
             f"warning: the loss {loss:.3f} is that of guessing among {len(audio)}, ln({len(audio)}) = "
             f"{guessing:.3f}: the vectors tell nothing apart; lower optim.lr, or look at the captions"

@@ -1,0 +1,48 @@
+"""What is said to the person at the console: once, by the first process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from helpers import LAUNCHER_VARIABLES
+from quintet.common.logging import say
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2"}
+SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}  # without an address: the others cannot be reached
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*LAUNCHER_VARIABLES, *SRUN):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
+def test_only_the_first_process_speaks(
+    launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    say("what all find")
+    say("what one meets", any_rank=True)
+    assert capsys.readouterr().err == "what one meets\n"
+    for name in launcher.keys() & {"RANK", "SLURM_PROCID"}:
+        monkeypatch.setenv(name, "0")
+    say("what all find")
+    assert capsys.readouterr().err == "what all find\n"
+
+
+def test_a_process_alone_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    say("a line \n")
+    monkeypatch.setenv("RANK", "1")  # somebody else's variable: a launcher sets the world's size too
+    monkeypatch.setenv("SLURM_PROCID", "1")  # a batch job of one task
+    say("another")
+    assert capsys.readouterr().err == "a line\nanother\n"
+
+
+def test_speaking_needs_no_torch() -> None:
+    code = "import sys, quintet.common.logging; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
