@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from quintet.common import files
 
@@ -22,3 +23,20 @@ def only_writer(path: Path) -> Iterator[None]:
     with files.open_own(path, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def part_writer(lock: IO[bytes], part: int, wait: bool) -> Iterator[bool]:
+    """Let one process at a time make one part of a cache, whose lock file is open; a dead one does not keep the lock.
+
+    Yields whether this process is the one; False only where it does not `wait` for another.
+    """
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB, 1, part)
+    except (BlockingIOError, PermissionError):  # both mean that another process has it
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.lockf(lock, fcntl.LOCK_UN, 1, part)

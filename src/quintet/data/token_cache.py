@@ -27,7 +27,8 @@ from torch import Tensor
 
 from quintet.common import files
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.caches import only_writer
+from quintet.common.caches import part_writer
+from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
 from quintet.errors import UnreadableItem
@@ -85,14 +86,24 @@ class TokenCache:
     """The field of items."""
 
     def open(self) -> TokenDataset:
-        """The codes as a source of items. One process makes them while the others wait."""
+        """The codes as a dataset. Processes that open it together share the encoding, a shard at a time."""
         place = self.folder / f"codes-{self.key.name}"
         place.mkdir(parents=True, exist_ok=True)
-        starts = range(0, len(self.media), SHARD)
-        with only_writer(place / "lock"):
-            shards = [_sound_shard(place, number) or self._make(place, number) for number in range(len(starts))]
-        skipped = {item: reason for shard in shards for item, reason in shard.skipped.items()}
-        return TokenDataset(self.media, [shard.path for shard in shards], self.key.variants, skipped, self.field)
+        numbers = range(-(-len(self.media) // SHARD))
+        # Without a lock: each process checks the hashes of what it will read.
+        shards = {number: shard for number in numbers if (shard := _sound_shard(place, number)) is not None}
+        missing = _from_own_share([number for number in numbers if number not in shards])
+        if missing:
+            with files.open_own(place / "lock", "ab") as lock:
+                # What nobody is at first; then what the others have made since.
+                for wait in (False, True):
+                    for number in [number for number in missing if number not in shards]:
+                        with part_writer(lock, number, wait) as writes:
+                            if writes:
+                                shards[number] = _sound_shard(place, number) or self._make(place, number)
+        skipped = {item: reason for number in numbers for item, reason in shards[number].skipped.items()}
+        paths = [shards[number].path for number in numbers]
+        return TokenDataset(self.media, paths, self.key.variants, skipped, self.field)
 
     def _make(self, place: Path, number: int) -> _Shard:
         items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
@@ -102,8 +113,10 @@ class TokenCache:
         rows: list[list[Codes]] = []
         for start in range(items.start, items.stop, BATCH):
             rows += self._encoded(range(start, min(start + BATCH, items.stop)), skipped)
-        self.tell(items.stop, len(self.media))
-        return _write_shard(place, number, rows, skipped)
+        shard = _write_shard(place, number, rows, skipped)
+        done = sum(1 for _ in place.glob("shard-*.json"))
+        self.tell(min(done * SHARD, len(self.media)), len(self.media))
+        return shard
 
     def _encoded(self, items: range, skipped: dict[int, str]) -> list[list[Codes]]:
         """Of each readable item its variants."""
@@ -186,6 +199,13 @@ def length(codes: Codes) -> int:
 
 def _is_vector(codes: Codes) -> bool:
     return bool(np.issubdtype(codes.dtype, np.floating))
+
+
+def _from_own_share(numbers: list[int]) -> list[int]:
+    """In an order in which the processes of a launcher begin at different shards."""
+    own = RankInfo.from_environment()
+    start = own.rank * len(numbers) // own.world_size
+    return numbers[start:] + numbers[:start]
 
 
 # --- shards on disk -----------------------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
+import os
 import pickle
 from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
@@ -215,7 +218,7 @@ def _encode_and_note(folder: Path, number: int) -> None:
     (folder / f"noted-{number}").write_text(f"{len(encoder.encoded)} {everything(source)}")
 
 
-def test_of_several_processes_one_makes_the_codes(tmp_path: Path) -> None:
+def test_several_processes_make_each_code_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_encode_and_note, args=(tmp_path, number)) for number in range(3)]
     for process in processes:
@@ -224,5 +227,56 @@ def test_of_several_processes_one_makes_the_codes(tmp_path: Path) -> None:
         process.join()
         assert process.exitcode == 0
     noted = [(tmp_path / f"noted-{number}").read_text().split(" ", 1) for number in range(3)]
-    assert sorted(int(count) for count, _ in noted) == [0, 0, 10]
+    assert sum(int(count) for count, _ in noted) == 10
     assert {codes for _, codes in noted} == {str([2 * item for item in range(10)])}
+
+
+def test_processes_share_the_encoding_and_begin_at_different_shards(tmp_path: Path) -> None:
+    """The two meet inside of the encoder: each is at a shard of its own at the same time."""
+    context = multiprocessing.get_context("fork")
+    met = context.Barrier(2, timeout=60)
+    processes = [context.Process(target=_encode_together, args=(tmp_path, rank, met)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    encoded = [(tmp_path / f"rank-{rank}").read_text().split() for rank in range(2)]
+    assert all(encoded)
+    assert sorted([*encoded[0], *encoded[1]]) == sorted(f"item-{item}" for item in range(16))
+
+
+def _encode_together(folder: Path, rank: int, met: Barrier) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    encoder = Encoder()
+
+    def encode(batch: Batch) -> Tensor:
+        if not encoder.encoded:
+            met.wait()
+        return encoder(batch)
+
+    opened = TokenCache(folder, KEY, Media(16), collate, encode).open()
+    assert [opened.load(item, ItemRNG(0, [0], [item]))["texts"] for item in (0, 15)] == ["caption 0", "caption 15"]
+    (folder / f"rank-{rank}").write_text(" ".join(encoder.encoded))
+
+
+def test_codes_that_are_there_are_checked_without_a_lock(tmp_path: Path) -> None:
+    """Another process may be writing elsewhere, or hold the lock for hours."""
+    cache(tmp_path, Encoder()).open()
+    (lock,) = tmp_path.glob("codes-*/lock")
+    context = multiprocessing.get_context("fork")
+    holding, done = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(lock, holding, done))
+    holder.start()
+    assert holding.wait(60)
+    opened = cache(tmp_path, Encoder(fail_after=0)).open()
+    done.set()
+    holder.join()
+    assert len(opened) == 10
+
+
+def _hold(lock: Path, holding: Event, done: Event) -> None:
+    with lock.open("ab") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        holding.set()
+        done.wait(60)
