@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
-from quintet.compat.tables.dictionaries import PARTS
-from quintet.compat.tables.shared import OWN
+from quintet.compat.tables.shared import OWN, PARTS
 
 INTRODUCTION = """\
 # Moving to quintet
