@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quintet.compat import kinds
-from quintet.compat.rules import (
-    FP16_NOTICE,
-    REQUIRED,
-    OriginalTrainer,
-    Rule,
-    if_true,
-    no_effect,
-    to_argument,
-    to_key,
-    to_parts,
-)
+from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule, if_true, no_effect, to_argument, to_key, to_parts
 from quintet.compat.tables import shared
 from quintet.training.options import CONTRASTIVE, FEW, FLAG, STEPS
 
@@ -110,7 +100,7 @@ PHENAKI: tuple[Rule, ...] = (
     to_key("num_samples", 25, "sample.num", FEW, "Any number, not only squares."),
     shared.out("results_folder", "./results"),
     to_key("amp", False, "engine.precision", FLAG, "Autocast to bf16.", if_true("bf16")),
-    to_key("fp16", False, "engine.precision", FLAG, "Becomes bf16.", if_true("bf16", FP16_NOTICE)),
+    to_key("fp16", False, "engine.precision", FLAG, "Becomes bf16.", if_true("bf16", shared.FP16_NOTICE)),
     no_effect("split_batches", True, (True,), shared.GLOBAL_BATCH),
     no_effect("convert_image_to", None, (), "files are converted to the tokenizer's channels: 1 is L, 3 RGB, 4 RGBA"),
     to_key("sample_texts_file_path", None, "sample.texts", kinds.TEXTS_FILE, "Captions to sample, a line each."),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintet.compat import kinds
-from quintet.compat.rules import REQUIRED, Rule, if_true, is_inductor, no_effect, precision, refuse, to_argument, to_key
+from quintet.compat.rules import REQUIRED, Noted, Rule, if_true, no_effect, refuse, to_argument, to_key
 from quintet.training.options import FEW, FLAG, FUNCTION, RATE, SEED, STEPS, WORKERS, Kind
 
 OWN: tuple[Rule, ...] = (
@@ -117,6 +117,17 @@ CLEAR = refuse(
 )
 
 # --- entries of dictionaries ---------------------------------------------------------------------------------
+
+FP16_NOTICE = "fp16 is not offered: bf16 needs no loss scaling and is used instead"
+
+
+def precision(name: str) -> Any:
+    return {"no": "fp32", "bf16": "bf16", "fp16": Noted("bf16", FP16_NOTICE)}[name]
+
+
+def is_inductor(name: str) -> bool:
+    return name == "inductor"
+
 
 FLAGS = (True, False)
 EMPTY: tuple[Any, ...] = ((), [], set())
