@@ -107,16 +107,12 @@ def _death(state: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     beat = _number(state.get("heartbeat")) or 0.0
     if state.get("host") == socket.gethostname() and process is not None:
         gone = "its process is gone without a word; `quintet resume` goes on from the last checkpoint"
-        return "" if _gave_heartbeat(process, beat) else gone
+        # After a restart its number may be that of a younger process, which did not give the heartbeat.
+        return "" if is_alive(process) and _began(process) <= beat + CLOCK_SECONDS else gone
     between = [after["time"] - before["time"] for before, after in pairwise(rows)]
     patience = max(SILENT_SECONDS, 10 * max(between, default=0.0))
     silent = time.time() - beat
     return f"no sign of life for {silent / 3600:.1f} hours" if silent > patience else ""
-
-
-def _gave_heartbeat(process: int, beat: float) -> bool:
-    """Whether the process lives that gave the heartbeat: after a restart its number may be that of a younger one."""
-    return is_alive(process) and _began(process) <= beat + CLOCK_SECONDS
 
 
 def _began(process: int) -> float:
