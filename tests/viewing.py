@@ -24,9 +24,9 @@ from quintet import config as configs
 from quintet import registry
 from quintet.media.audio import write_audio
 from quintet.media.mesh import Mesh, write_mesh
+from quintet.web.app import Site
 from quintet.web.folders import Folders
-from quintet.web.server import LOOPBACK, listen
-from quintet.web.serving import make_server
+from quintet.web.server import LOOPBACK, PageServer, listen
 
 DEADLINE = 120
 """Seconds after which something that should be told is said not to be."""
@@ -188,7 +188,7 @@ def viewing(*words: object, within: Sequence[str] = (), browser: Path | None = N
 def serving(*folders: Path, token: str | None = None, read_only: bool = False) -> Iterator[Address]:
     """The server of `quintet view` in a thread."""
     listener = listen(LOOPBACK, 0)
-    server = make_server(Folders(folders), token, read_only)
+    server = PageServer(Site(Folders(folders), read_only), token)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -6,15 +6,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from helpers import error_line, quintet, succeed
 from quintet import demos
-from quintet.demos.demo import Demo, Length, Stage
-from quintet.demos.table import Figure, Row, lines, row_of
+from quintet.demos.demo import Demo, Figure, Length, Row, Stage, lines, row_of
 
 STEPS = 6
 
@@ -34,14 +32,12 @@ def _light(stage: Stage) -> Callable[[int, int], Sequence[str]]:
 
 @pytest.fixture(autouse=True)
 def _tiny_demos(monkeypatch: pytest.MonkeyPatch) -> None:
-    for medium in demos.MEDIA:
-        module = import_module(f"quintet.demos.{medium}")
-        monkeypatch.setattr(module, "DEMO", tiny(module.DEMO))
+    monkeypatch.setattr(demos, "DEMOS", {medium: tiny(demo) for medium, demo in demos.DEMOS.items()})
 
 
-@pytest.mark.parametrize("medium", demos.MEDIA)
+@pytest.mark.parametrize("medium", demos.DEMOS)
 def test_a_demo_goes_from_data_to_the_page_and_is_not_done_twice(medium: str, tmp_path: Path) -> None:
-    out, demo = tmp_path / "demo", demos.find(medium)
+    out, demo = tmp_path / "demo", demos.DEMOS[medium]
     said = succeed("demo", medium, "--out", out).output
     order = [line.split()[2] for line in said.splitlines() if line.startswith("$ quintet")]
     assert [order.index(verb) for verb in ("data", "train", "sample", "eval", "view")] == sorted(
@@ -75,7 +71,7 @@ def test_minutes_are_shared_by_the_stages_and_what_they_did_not_suffice_for_is_s
     tokenizer, muse = plans["tokenizer"], plans["muse"]
     assert tokenizer["seconds"] == pytest.approx(0.3 * 12)
     assert 0 < muse["seconds"] < 12
-    assert tokenizer["steps"] == int(3.6 * demos.find("image").stages[0].pace)
+    assert tokenizer["steps"] == int(3.6 * demos.DEMOS["image"].stages[0].pace)
     for name, plan in plans.items():
         config = (out / name / "config.yaml").read_text("utf-8")
         assert f"horizon: {plan['steps']}\n" in config

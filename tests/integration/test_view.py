@@ -252,7 +252,7 @@ def test_what_is_no_folder_is_named(tmp_path: Path, words: list[str]) -> None:
 
 def test_what_needs_the_server_but_is_not_installed_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "quintet.web.serving", raising=False)
+    monkeypatch.delitem(sys.modules, "quintet.web.server", raising=False)
     outcome = quintet("view", runs)
     assert "pip install starlette uvicorn" in error_line(outcome.errors)
 

@@ -20,8 +20,7 @@ from quintet.compat import CompatibilityNotice, announce, translate
 from quintet.compat.migration_page import METHODS, page
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
-from quintet.compat.tables.dictionaries import PARTS
-from quintet.compat.tables.shared import OWN
+from quintet.compat.tables.shared import OWN, PARTS
 from quintet.config import RunConfig, build, keys
 from quintet.errors import UsageError
 from quintet.training.options import KEYS, TrainerOptions

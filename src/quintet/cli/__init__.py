@@ -98,17 +98,14 @@ def _is_misuse(error: Exception) -> bool:
     return hasattr(error, "format_message")
 
 
-def _command(error: Any) -> str:
-    return str(getattr(getattr(error, "ctx", None), "command_path", ""))
-
-
 def _mistake(error: Any) -> str:
     return str(error.format_message())
 
 
 def _one_sentence(error: Exception) -> str:
     if _is_misuse(error):
-        if type(error).__name__ == "NoSuchOption" and "quintet train" in _command(error):
+        command = str(getattr(getattr(error, "ctx", None), "command_path", ""))
+        if type(error).__name__ == "NoSuchOption" and "quintet train" in command:
             mistake = _mistake(error).partition(" (")[0].rstrip(".")
             return f"{mistake}; keys are written key=value, such as train.steps=1000"
         where = getattr(getattr(error, "param", None), "opts", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,25 +24,13 @@ def make(
     seed: Annotated[int, typer.Option(help="Another seed, other items.")] = 0,
 ) -> None:
     """Write a synthetic data set, drawn by code, with captions."""
-    if name == "shapes":
-        from quintet.synthetic.shapes import make_shapes
-
-        make_shapes(folder, num, 64 if size is None else size, seed)
-    elif name == "motions":
-        from quintet.synthetic.motions import make_motions
-
-        make_motions(folder, num, 64 if size is None else size, seed)
+    make_items = getattr(import_module(f"quintet.synthetic.{name}"), f"make_{name}")
+    if name in ("shapes", "motions"):
+        make_items(folder, num, 64 if size is None else size, seed)
+    elif size is not None:
+        raise UsageError(f"--size is for pictures and video; {name} have none")
     else:
-        if size is not None:
-            raise UsageError(f"--size is for pictures and video; {name} have none")
-        if name == "solids":
-            from quintet.synthetic.solids import make_solids
-
-            make_solids(folder, num, seed)
-        else:
-            from quintet.synthetic.sounds import make_sounds
-
-            make_sounds(folder, num, seed)
+        make_items(folder, num, seed)
     print_line(f"{num} items written: {folder}")
     recipe = {"shapes": "vqgan", "solids": "mesh-autoencoder", "sounds": "mulan", "motions": "cvivit"}[name]
     print_next(("data", "check", folder), ("train", recipe, folder))

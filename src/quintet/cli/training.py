@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,11 +45,13 @@ def train(
     words = [word for word in (data, *(overrides or [])) if word is not None]
     folder, changes = _data_and_overrides(words)
     schema = registry.find(recipe).config_class()
-    links = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
-    for name in ("tokenizer", "base", "condition"):
-        if links[name] is not None and name not in schema.LINKS:
+    named = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
+    links = {name: reference for name, reference in named.items() if reference is not None}
+    for name in links:
+        if name not in ("init", *schema.LINKS):
             raise UsageError(f"recipe {recipe} stands on no {name}: leave --{name} out")
-    settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **_links(folder, links)})
+    where = {} if folder is None else {"data.path": configs.data_path(folder)}
+    settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **links, **where})
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
     if settings.data.path is None:
@@ -112,13 +114,6 @@ def _data_and_overrides(words: Sequence[str]) -> tuple[str | None, dict[str, Any
     )
     folder = words[0] if named else None
     return folder, configs.parse_overrides(words[1:] if folder is not None else words)
-
-
-def _links(folder: str | None, named: Mapping[str, str | None]) -> dict[str, Any]:
-    links: dict[str, Any] = {name: reference for name, reference in named.items() if reference is not None}
-    if folder is not None:
-        links["data.path"] = configs.data_path(folder)
-    return links
 
 
 def verify(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
-from quintet.compat.tables.dictionaries import PARTS
-from quintet.compat.tables.shared import OWN
+from quintet.compat.tables.shared import OWN, PARTS
 
 INTRODUCTION = """\
 # Moving to quintet
@@ -126,34 +125,19 @@ FILES: tuple[tuple[str, str], ...] = (
     ("model configuration inside the pickle, or nowhere", "`config.yaml`, in the run and in each checkpoint"),
 )
 
-OLD_WEIGHTS: tuple[tuple[str, str], ...] = (
-    (
-        "`VQGanVAE`",
-        "Pixels enter and leave as 2 x 2 blocks, and residual blocks and quantizers are others; the discriminator is a "
-        "module of its own.",
-    ),
-    (
-        "`MuLaN`",
-        "The audio tower hears log-mel spectrograms where the original heard raw power: its weights do not fit.",
-    ),
-    (
-        "`SoundStorm`",
-        "Masking, embedding of levels and heads differ, and the codes are those of the codec it was trained with.",
-    ),
-    (
-        "`Phenaki`, `CViViT`",
-        "The original's tokenizer is not causal in time, by a defect of its position module; one that is cannot use "
-        "its weights, and a generator is of use with its own tokenizer only.",
-    ),
-    (
-        "`MeshAutoencoder`",
-        "Angles and areas of faces are measured and binned in another way, so the embeddings mean other things.",
-    ),
-    (
-        "`MeshTransformer`",
-        "It speaks the codes of one `MeshAutoencoder`; with another tokenizer its vocabulary has another meaning.",
-    ),
-)
+OLD_WEIGHTS = {
+    "`VQGanVAE`": "Pixels enter and leave as 2 x 2 blocks, and residual blocks and quantizers are others; the "
+    "discriminator is a module of its own.",
+    "`MuLaN`": "The audio tower hears log-mel spectrograms where the original heard raw power: its weights do not fit.",
+    "`SoundStorm`": "Masking, embedding of levels and heads differ, and the codes are those of the codec it was "
+    "trained with.",
+    "`Phenaki`, `CViViT`": "The original's tokenizer is not causal in time, by a defect of its position module; one "
+    "that is cannot use its weights, and a generator is of use with its own tokenizer only.",
+    "`MeshAutoencoder`": "Angles and areas of faces are measured and binned in another way, so the embeddings mean "
+    "other things.",
+    "`MeshTransformer`": "It speaks the codes of one `MeshAutoencoder`; with another tokenizer its vocabulary has "
+    "another meaning.",
+}
 
 
 def page() -> str:
@@ -170,7 +154,7 @@ def page() -> str:
             ),
             *(_trainer_section(trainer) for trainer in TRAINERS.values()),
             "### Entries of dictionaries\n",
-            *(_parts_section(name, rules) for name, rules in PARTS.items()),
+            *(f"`{name}`:\n\n{_rules_table(rules)}" for name, rules in PARTS.items()),
             "## Methods and attributes\n",
             _table(("original", "quintet", "to know"), METHODS),
             "## File names\n",
@@ -178,7 +162,7 @@ def page() -> str:
             "numbers have eight digits.\n",
             _table(("original", "quintet"), FILES),
             OLD_WEIGHTS_HEAD,
-            _table(("class", "why its weights do not fit"), OLD_WEIGHTS),
+            _table(("class", "why its weights do not fit"), OLD_WEIGHTS.items()),
             OLD_WEIGHTS_TAIL,
         ]
     )
@@ -188,10 +172,6 @@ def _trainer_section(trainer: OriginalTrainer) -> str:
     module = f"quintet.compat.{trainer.package.replace('-', '_')}"
     facts = f"Of {trainer.package} {trainer.version}, in `{module}`; trains recipe `{trainer.recipe}`."
     return f"### {trainer.name}\n\n{facts}\n\n{_rules_table(trainer.rules)}"
-
-
-def _parts_section(name: str, rules: Sequence[Rule]) -> str:
-    return f"`{name}`:\n\n{_rules_table(rules)}"
 
 
 def _rules_table(rules: Sequence[Rule]) -> str:
@@ -218,10 +198,5 @@ def _goes_to(rule: Rule) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def lines() -> Iterator[str]:
-        yield f"| {' | '.join(head)} |"
-        yield "|" + "---|" * len(head)
-        for row in rows:
-            yield f"| {' | '.join(row)} |"
-
-    return "\n".join(lines()) + "\n"
+    line, *lines = (f"| {' | '.join(row)} |\n" for row in (head, *rows))
+    return "".join([line, "|" + "---|" * len(head) + "\n", *lines])

@@ -87,17 +87,6 @@ def if_true(wanted: Any, notice: str = "") -> Callable[[bool], Any]:
     return convert
 
 
-FP16_NOTICE = "fp16 is not offered: bf16 needs no loss scaling and is used instead"
-
-
-def precision(name: str) -> Any:
-    return {"no": "fp32", "bf16": "bf16", "fp16": Noted("bf16", FP16_NOTICE)}[name]
-
-
-def is_inductor(name: str) -> bool:
-    return name == "inductor"
-
-
 # --- the ways a rule can go ---------------------------------------------------------------------------------
 
 

@@ -1,45 +1,33 @@
-"""`quintet demo`: the whole way on embedded data, one file a medium."""
+"""`quintet demo`: the whole way on embedded data."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
-from quintet.demos.demo import Demo, Form
+from quintet.demos.demo import Demo, Form, Row, lines
+from quintet.demos.media import DEMOS
 from quintet.demos.script import Script, Show
-from quintet.demos.table import Row, lines
-
-MEDIA = ("image", "video", "audio", "mesh")
-
-
-def find(medium: str) -> Demo:
-    demo: Demo = import_module(f"quintet.demos.{medium}").DEMO
-    return demo
 
 
 def show(medium: str, out: Path, form: Form, script: Script) -> None:
     """One medium, with its summary."""
-    rows = _run(find(medium), out, form, script)
+    rows = Show(DEMOS[medium], out, form, script).run()
     _say_summary(rows, form, script)
-    _say_what_is_there(find(medium), out, script)
+    _say_what_is_there(DEMOS[medium], out, script)
 
 
 def show_all(out: Path, form: Form, script: Script) -> None:
     """All media, one after the other in folders of their own, with one summary. They share given minutes evenly."""
-    each = form if form.minutes is None else replace(form, minutes=form.minutes / len(MEDIA))
+    each = form if form.minutes is None else replace(form, minutes=form.minutes / len(DEMOS))
     rows = []
-    for medium in MEDIA:
+    for medium, demo in DEMOS.items():
         script.say(f"\n=== {medium} ===")
-        found = _run(find(medium), out / medium, each, script)
+        found = Show(demo, out / medium, each, script).run()
         rows += [replace(row, stage=f"{medium}: {row.stage}") if row.stage else row for row in found]
     _say_summary(rows, form, script)
-    for medium in MEDIA:
-        _say_what_is_there(find(medium), out / medium, script)
-
-
-def _run(demo: Demo, out: Path, form: Form, script: Script) -> list[Row]:
-    return Show(demo, out, form, script).run()
+    for medium, demo in DEMOS.items():
+        _say_what_is_there(demo, out / medium, script)
 
 
 def _say_summary(rows: list[Row], form: Form, script: Script) -> None:

@@ -110,13 +110,9 @@ class Loader:
 
     def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[list[Loaded]]:
         """The micro-batches of each step in turn."""
-        shares = (
-            tuple(order.share(step, micro, accumulate, self.engine.rank, self.engine.world_size))
-            for step in range(first_step, last_step)
-            for micro in range(accumulate)
-        )
-        stream = self._stream(shares, self.workers)
-        for _ in range(first_step, last_step):
+        steps = range(first_step, last_step)
+        stream = self._stream(self._shares(order, steps, accumulate), self.workers)
+        for _ in steps:
             yield [next(stream) for _ in range(accumulate)]
 
     def validation(self, batch_size: int, batches: int | None) -> Iterator[tuple[Loaded, bool]]:
@@ -144,11 +140,11 @@ class Loader:
 
     def opening(self, order: Order, accumulate: int, steps: int = 1) -> Iterator[Loaded]:
         """The micro-batches of the first steps, read in this process and consumed by nobody."""
+        return self._stream(self._shares(order, range(steps), accumulate), workers=0)
+
+    def _shares(self, order: Order, steps: range, accumulate: int) -> Iterator[tuple[Slot, ...]]:
         place = (self.engine.rank, self.engine.world_size)
-        shares = (
-            tuple(order.share(step, micro, accumulate, *place)) for step in range(steps) for micro in range(accumulate)
-        )
-        return self._stream(shares, workers=0)
+        return (tuple(order.share(step, micro, accumulate, *place)) for step in steps for micro in range(accumulate))
 
     def first(self, count: int) -> Loaded:
         """The first items as one batch, the same on every rank."""

@@ -131,9 +131,7 @@ class HostedTracker:
         try:
             module: Any = __import__(kind)
         except ImportError:
-            raise UsageError(
-                f"log.trackers names {kind}, which is not installed: pip install 'quintet[{kind}]'"
-            ) from None
+            raise _missing(kind) from None
         settings: dict[str, Any] = {"dir": str(folder)} if kind == "wandb" else {}
         self._run = module.init(
             project=config.log.project,
@@ -153,7 +151,11 @@ class HostedTracker:
 def check_trackers(kinds: Iterable[str]) -> None:
     for kind in kinds:
         if kind != "tensorboard" and find_spec(kind) is None:
-            raise UsageError(f"log.trackers names {kind}, which is not installed: pip install 'quintet[{kind}]'")
+            raise _missing(kind)
+
+
+def _missing(kind: str) -> UsageError:
+    return UsageError(f"log.trackers names {kind}, which is not installed: pip install 'quintet[{kind}]'")
 
 
 def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:

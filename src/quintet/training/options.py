@@ -90,16 +90,13 @@ def number(phrase: str, example: str, test: Callable[[float], bool]) -> Kind:
     return Kind(phrase, example, accept)
 
 
-def _accept_flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
+def such(phrase: str, example: str, test: Callable[[Any], bool]) -> Kind:
+    def accept(value: Any) -> Any:
+        if not test(value):
+            raise TypeError
+        return value
 
-
-def _accept_function(value: Any) -> Any:
-    if not callable(value):
-        raise TypeError
-    return value
+    return Kind(phrase, example, accept)
 
 
 STEPS = whole(1, 10_000)
@@ -108,8 +105,8 @@ CONTRASTIVE = whole(2, 64, " (a contrastive loss compares items with each other)
 SEED = whole(0, 42)
 WORKERS = whole(0, 2)
 RATE = number("a number above 0", "3e-4", lambda value: value > 0)
-FLAG = Kind("True or False", "True", _accept_flag)
-FUNCTION = Kind("a function", "lambda step: 3e-4", _accept_function)
+FLAG = such("True or False", "True", lambda value: isinstance(value, bool))
+FUNCTION = such("a function", "lambda step: 3e-4", callable)
 
 KEYS: Mapping[str, tuple[str, Kind]] = {
     "steps": ("train.steps", STEPS),
@@ -148,12 +145,9 @@ def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = FEW) -> 
     """The dotted keys that options set; UsageError where a value is impossible, or a key is set to two values.
 
     `batch_size` says which batch sizes are possible."""
-    for name, value, kind in (
-        ("resume", options.get("resume"), FLAG),
-        ("lr_schedule", options.get("lr_schedule"), FUNCTION),
-    ):
-        if value is not None:
-            check_value(trainer, name, value, kind, f"the argument {name}")
+    for name, kind in (("resume", FLAG), ("lr_schedule", FUNCTION)):
+        if options.get(name) is not None:
+            check_value(trainer, name, options.get(name), kind, f"the argument {name}")
     keys: dict[str, Any] = {}
     for name, (key, kind) in {**KEYS, "batch_size": ("train.batch_size", batch_size)}.items():
         if options.get(name) is not None:
@@ -171,23 +165,17 @@ def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = FEW) -> 
 
 def written_out(constructor: Callable[..., None]) -> inspect.Signature:
     """The signature of a trainer, with each of its `**options` by name."""
+
+    def default(name: str) -> Any:
+        return inspect.Parameter.empty if name in TrainerOptions.__required_keys__ else None
+
     parameters: list[inspect.Parameter] = []
     for parameter in list(inspect.signature(constructor).parameters.values())[1:]:
         if parameter.kind is parameter.VAR_KEYWORD and parameter.name == "options":
-            parameters += _option_parameters()
+            parameters += [
+                inspect.Parameter(name, parameter.KEYWORD_ONLY, default=default(name), annotation=annotation)
+                for name, annotation in get_type_hints(TrainerOptions).items()
+            ]
         else:
             parameters.append(parameter)
     return inspect.Signature(parameters)
-
-
-def _option_parameters() -> list[inspect.Parameter]:
-    required = TrainerOptions.__required_keys__
-    return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if name in required else None,
-            annotation=annotation,
-        )
-        for name, annotation in get_type_hints(TrainerOptions).items()
-    ]

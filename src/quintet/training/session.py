@@ -19,25 +19,15 @@ from quintet.common.weights.loading import copy_tensors
 from quintet.config import RunConfig
 from quintet.data.splits import Splits
 from quintet.errors import RunError, UsageError
+from quintet.training import prepare
 from quintet.training.display import Display
 from quintet.training.engine import Engine
-from quintet.training.guard import NonFiniteGuard
+from quintet.training.guard import NonFiniteGuard, Saver
 from quintet.training.loader import Loaded, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker, check_trackers
 from quintet.training.optim import Schedule, learning_rate
 from quintet.training.order import Order
-from quintet.training.prepare import (
-    changed_data,
-    check_data,
-    check_processes,
-    check_sharding,
-    data_record,
-    place_frozen,
-    refuse_other_version,
-    resolve,
-)
 from quintet.training.run_folder import Run
-from quintet.training.saver import Saver
 from quintet.training.signals import StopRequest
 from quintet.training.state import TrainingState, environment
 from quintet.training.task import Task
@@ -67,17 +57,17 @@ class TrainingSession:
         # Before the processes join: what all of them refuse must not look like the death of one of them. And before the
         # data: encoding it can take hours.
         check_trackers(config.log.trackers)
-        check_sharding(task)
-        check_processes(task, max(RankInfo.from_environment().world_size, collectives.world_size()))
-        place_frozen(task)  # also where the splits are handed over: samples are decoded by the tokenizer
+        prepare.check_sharding(task)
+        prepare.check_processes(task, max(RankInfo.from_environment().world_size, collectives.world_size()))
+        prepare.place_frozen(task)  # also where the splits are handed over: samples are decoded by the tokenizer
         self.splits = splits or task.splits()
-        check_data(task, self.splits)
+        prepare.check_data(task, self.splits)
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.tell = self.display.note
         if self.engine.watch is not None:
             self.engine.watch.tell = run.write_log_once_begun
-        self.config = task.config = config if resume else resolve(config, len(self.splits.train))
+        self.config = task.config = config if resume else prepare.resolve(config, len(self.splits.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.place(task.modules)
         self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
@@ -99,7 +89,7 @@ class TrainingSession:
         self._set_out(init)
         # The folder appears only now: whatever does not fit has been found out by the line above.
         if self.engine.is_main:
-            self.run.begin(self.config, data_record(self.splits), self._frozen_contents())
+            self.run.begin(self.config, prepare.data_record(self.splits), self._frozen_contents())
 
     def _set_out(self, init: Weights | None) -> None:
         """The state before the first step."""
@@ -144,7 +134,7 @@ class TrainingSession:
             self._keep_to_data(force)
         self._set_out(init)
         if self.engine.is_main:
-            self.run.write_first(self.config, data_record(self.splits), self._frozen_contents())
+            self.run.write_first(self.config, prepare.data_record(self.splits), self._frozen_contents())
             self.run.drop_metrics_after(0)
         self.print("there is no checkpoint yet: the run begins again")
 
@@ -153,13 +143,13 @@ class TrainingSession:
         self._make_state()
         meta = self.state.restore(folder)
         if not force:
-            refuse_other_version(folder, meta)
+            prepare.refuse_other_version(folder, meta)
         self.saver.saved_step = self.step
         for problem in problems:
             self.print(f"damaged checkpoint passed over: {problem}")
         if self.engine.is_main:
             self.saver.set_newer_aside("damaged")
-            self.run.write_first(self.config, data_record(self.splits), self._frozen_contents())
+            self.run.write_first(self.config, prepare.data_record(self.splits), self._frozen_contents())
             self.run.drop_metrics_after(self.step)
             self.saver.point("latest", self.step)
             # The file may be damaged or behind; without it the best checkpoint would be deleted as an old one.
@@ -170,7 +160,7 @@ class TrainingSession:
                 self.print(f"warning: {name} was {meta.get(name)} and is {now}: results agree, but not to the last bit")
 
     def _keep_to_data(self, force: bool) -> None:
-        difference = changed_data(self.run, self.splits)
+        difference = prepare.changed_data(self.run, self.splits)
         if difference and not force:
             raise UsageError(
                 f"the data changed since the run started ({difference}); put it back, go on with what is there "
@@ -183,16 +173,8 @@ class TrainingSession:
         return {name: pipeline.contents() for name, pipeline in self.task.frozen.items()}
 
     def _loader(self, source: Any) -> Loader:
-        config = self.config
-        return Loader(
-            source,
-            config.train.seed,
-            self.task.collate,
-            self.engine,
-            config.data.workers,
-            self._skipped,
-            self.print,
-        )
+        seed, workers = self.config.train.seed, self.config.data.workers
+        return Loader(source, seed, self.task.collate, self.engine, workers, self._skipped, self.print)
 
     def _order(self) -> Order:
         train = self.splits.train

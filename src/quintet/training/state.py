@@ -5,8 +5,9 @@ There is no random state here: every random number is a function of (seed, step)
 
 from __future__ import annotations
 
+import copy
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,18 +20,10 @@ import quintet
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
 from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
-from quintet.config import RunConfig
+from quintet.config import EMAConfig, RunConfig
 from quintet.errors import CheckpointError
+from quintet.training import optim
 from quintet.training.distributed import sharding
-from quintet.training.ema import Average
-from quintet.training.optim import (
-    Parameters,
-    load_optimizer_tensors,
-    make_optimizer,
-    named_parameters,
-    optimizer_tensors,
-    room_for_state,
-)
 from quintet.training.phase import Phase
 from quintet.training.task import Task
 
@@ -43,7 +36,7 @@ class PhaseState:
     """A phase with the parameters it moves and the optimizer that moves them."""
 
     phase: Phase
-    parameters: Parameters
+    parameters: optim.Parameters
     optimizer: Optimizer
 
 
@@ -58,6 +51,37 @@ class Progress:
     rollbacks: int = 0
     best_value: float | None = None
     best_step: int | None = None
+
+
+class Average:
+    """The moving average of the weights: copies of some modules, always in eval mode and without gradients.
+
+    Parameters are averaged; buffers are copied, because they are counts or averages already.
+    """
+
+    def __init__(self, config: EMAConfig, modules: Mapping[str, nn.Module], names: Iterable[str]) -> None:
+        self.config = config
+        self.live = {name: modules[name] for name in names}
+        self.modules = {name: copy.deepcopy(module).eval().requires_grad_(False) for name, module in self.live.items()}
+
+    def decay(self, step: int) -> float:
+        """Ramped, so that the average of a short run does not consist of its first weights."""
+        if step < self.config.start:
+            return 0.0
+        updates = (step - self.config.start) // self.config.every
+        return min(self.config.decay, (1 + updates) / (10 + updates))
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        if step >= self.config.start and (step - self.config.start) % self.config.every:
+            return
+        weight = 1 - self.decay(step)
+        for name, live in self.live.items():
+            average = self.modules[name]
+            torch._foreach_lerp_(list(average.parameters()), list(live.parameters()), weight)
+            buffers = list(average.buffers())
+            if buffers:
+                torch._foreach_copy_(buffers, list(live.buffers()))
 
 
 class TrainingState:
@@ -75,8 +99,8 @@ class TrainingState:
         self.phases = [self._phase_state(phase) for phase in task.phases]
 
     def _phase_state(self, phase: Phase) -> PhaseState:
-        parameters = named_parameters(self.task.modules, phase.modules)
-        return PhaseState(phase, parameters, make_optimizer(phase.optim, parameters))
+        parameters = optim.named_parameters(self.task.modules, phase.modules)
+        return PhaseState(phase, parameters, optim.make_optimizer(phase.optim, parameters))
 
     def averaged_modules(self) -> dict[str, nn.Module]:
         """The modules to look at: the averaged ones where there are any."""
@@ -88,7 +112,7 @@ class TrainingState:
         for name, module in self.average.modules.items() if self.average else ():
             tensors[f"ema/{name}"] = dict(module.state_dict())
         for state in self.phases:
-            tensors[f"optim/{state.phase.name}"] = optimizer_tensors(state.optimizer, state.parameters)
+            tensors[f"optim/{state.phase.name}"] = optim.optimizer_tensors(state.optimizer, state.parameters)
         return tensors
 
     def contents(self, world_size: int, fingerprint: str) -> Contents:
@@ -128,11 +152,11 @@ class TrainingState:
     def _restore_optimizer(self, state: PhaseState, folder: Path) -> None:
         origin = f"optim/{state.phase.name}"
         if _can_be_read_in_parts(state.parameters, folder, origin):
-            tensors = room_for_state(state.parameters, checkpoint.shapes_of_parts(folder, origin))
+            tensors = optim.room_for_state(state.parameters, checkpoint.shapes_of_parts(folder, origin))
             sharding.read(folder, origin, tensors)
         else:
             tensors = checkpoint.read_tensors(folder, origin)
-        load_optimizer_tensors(state.optimizer, state.parameters, tensors, f"{folder / origin}.safetensors")
+        optim.load_optimizer_tensors(state.optimizer, state.parameters, tensors, f"{folder / origin}.safetensors")
 
 
 def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:

@@ -36,7 +36,7 @@ from quintet.common.weights import checkpoint
 from quintet.common.weights.pretrained import pickle_hint
 from quintet.errors import RunError, UsageError
 from quintet.training.evaluate import evaluate, make_artifacts
-from quintet.training.finite import largest_moment
+from quintet.training.guard import largest_moment
 from quintet.training.loader import Loaded
 from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
@@ -116,8 +116,10 @@ class Trainer(TrainingSession):
         if not bad:
             self._apply(norms, report.statistics, step)
         computed = time.perf_counter()
-        self._clear_gradients()
-        self._advance()
+        for state in self.state.phases:
+            state.optimizer.zero_grad(set_to_none=True)
+        self.state.progress.step += 1
+        self.state.progress.items_seen += self.config.train.batch_size
         if bad:
             self.guard.note_bad_step(batches)
         else:
@@ -159,14 +161,6 @@ class Trainer(TrainingSession):
         if self.state.average is not None:
             self.state.average.update(step)
 
-    def _clear_gradients(self) -> None:
-        for state in self.state.phases:
-            state.optimizer.zero_grad(set_to_none=True)
-
-    def _advance(self) -> None:
-        self.state.progress.step += 1
-        self.state.progress.items_seen += self.config.train.batch_size
-
     # --- what happens every n steps ---------------------------------------------------------------------------
 
     def _due_work(self, final: bool) -> Logs:
@@ -184,8 +178,7 @@ class Trainer(TrainingSession):
         saves = final or (due and not self._save_postponed)
         with self.stopwatch.paused():
             # A broken tensor that no loss has met yet, a code that nobody uses for one.
-            looks = validates or samples or saves
-            if looks:
+            if validates or samples or saves:
                 self.guard.check(may_roll_back=not final)
             if validates:
                 logs.update(self._validate())
@@ -282,18 +275,14 @@ class Trainer(TrainingSession):
 
     def _write_state(self, status: Any, **more: Any) -> None:
         if self.engine.is_main:
-            progress = self.state.progress
-            best = (
-                None
-                if progress.best_value is None
-                else {"metric": self.task.traits.best[0], "value": progress.best_value, "step": progress.best_step}
-            )
+            progress, metric = self.state.progress, self.task.traits.best[0]
+            best = {"metric": metric, "value": progress.best_value, "step": progress.best_step}
             self.run.write_state(
                 status,
                 recipe=self.task.name,
                 step=self.step,
                 steps=self.config.train.steps,
-                best=best,
+                best=None if progress.best_value is None else best,
                 device=self.engine.device_name,
                 **more,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ from quintet import registry
 from quintet.config import RunConfig
 from quintet.errors import QuintetError, UsageError
 from quintet.web.folders import Missing, Place
-from quintet.web.summary import read_json, text, whole
+from quintet.web.summary import text, whole
 
 MOST_SKIPPED = 1_000
 CONSOLE_BYTES = 2**16
@@ -43,11 +42,7 @@ def configuration(place: Place) -> dict[str, Any]:
 
 def data(place: Place) -> dict[str, Any]:
     """How many items there are, and which were passed over, each with the reason."""
-    try:
-        found = json.loads(place.read("data.json", most=LARGEST_DATA))
-    except (OSError, ValueError, RecursionError, Missing):
-        return {"counts": {}, "skipped": [], "skipped_count": 0, "notes": []}
-    found = found if isinstance(found, dict) else {}
+    found = place.json("data.json", most=LARGEST_DATA)
     skipped = found.get("skipped")
     skipped = skipped if isinstance(skipped, dict) else {}
     notes = found.get("notes")
@@ -65,7 +60,7 @@ def data(place: Place) -> dict[str, Any]:
 
 
 def checkpoints(place: Place) -> list[dict[str, Any]]:
-    pointed = {name: _pointed(place, name) for name in ("best", "latest")}
+    pointed = {name: place.text("checkpoints", name, most=200).strip() for name in ("best", "latest")}
     found = []
     for name in place.names("checkpoints"):
         matched = STEP_FOLDER.fullmatch(name)
@@ -86,13 +81,6 @@ def _files(place: Place, name: str) -> list[tuple[str, ...]]:
     return top + deeper
 
 
-def _pointed(place: Place, name: str) -> str:
-    try:
-        return place.read("checkpoints", name, most=200).decode("ascii", errors="replace").strip()
-    except (OSError, Missing):
-        return ""
-
-
 def console(place: Place) -> str:
     try:
         content = place.tail("log.txt", most=CONSOLE_BYTES)
@@ -103,7 +91,7 @@ def console(place: Place) -> str:
 
 
 def evaluated(place: Place) -> dict[str, float]:
-    found = read_json(place, "eval.json")
+    found = place.json("eval.json")
     return {name: value for name, value in found.items() if isinstance(value, float) and math.isfinite(value)}
 
 

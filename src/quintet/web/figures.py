@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quintet.web.folders import Missing, Place
+from quintet.web.folders import Missing, Place, parsed
 
 Row = dict[str, Any]
 
@@ -164,17 +164,10 @@ def _rows(lines: bytes) -> list[Row]:
     try:
         found = json.loads(f"[{text.replace(chr(10), ',')}]")
     except (ValueError, RecursionError):
-        found = [_parsed(line) for line in text.split("\n")]
+        found = [parsed(line) for line in text.split("\n")]
     if {*map(type, found)} == {dict} and _all_finite([row.get("step") for row in found]):
         return list(found)
     return [row for row in found if isinstance(row, dict) and _finite(row.get("step")) is not None]
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _all_finite(values: list[Any]) -> bool:

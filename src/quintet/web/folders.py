@@ -6,12 +6,13 @@ can make; a link that leads out of them is as good as missing.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from quintet.errors import UsageError
 
@@ -24,6 +25,14 @@ PASSED_OVER = frozenset({"checkpoints", "samples", "tensorboard", "wandb", "node
 
 class Missing(Exception):
     """A file or run that is not there, or not there for this page; the message says which."""
+
+
+def parsed(text: str | bytes) -> Any:
+    """What JSON says; none where it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 class Place:
@@ -59,6 +68,21 @@ class Place:
         if len(content) > most:
             raise Missing(f"{parts[-1]} is too large to show")
         return content
+
+    def text(self, *parts: str, most: int = 2**22) -> str:
+        """A small file of text; nothing where it cannot be read."""
+        try:
+            return self.read(*parts, most=most).decode("utf-8", errors="replace")
+        except (OSError, Missing):
+            return ""
+
+    def json(self, *parts: str, most: int = 2**22) -> dict[str, Any]:
+        """A file of ours; anything else is as good as empty."""
+        try:
+            found = parsed(self.read(*parts, most=most))
+        except (OSError, Missing):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def tail(self, *parts: str, most: int) -> bytes:
         with self.open(*parts) as file:

@@ -155,15 +155,11 @@ class Live:
 
 
 def _news(changes: Changes) -> dict[str, Any]:
-    news: dict[str, Any] = {}
-    if changes.anew:
-        news["anew"] = {}
-    elif changes.rows:
-        news["rows"] = changes.rows
-    if changes.summary is not None:
-        news["summary"] = changes.summary
-    if changes.steps is not None:
-        news["samples"] = changes.steps
-    if changes.console is not None:
-        news["console"] = changes.console[-8_000:]
-    return news
+    news = {
+        "anew": {} if changes.anew else None,
+        "rows": changes.rows if changes.rows and not changes.anew else None,
+        "summary": changes.summary,
+        "samples": changes.steps,
+        "console": None if changes.console is None else changes.console[-8_000:],
+    }
+    return {name: content for name, content in news.items() if content is not None}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection
 from typing import Any
 
 from quintet.web.detail import STEP_FOLDER
-from quintet.web.folders import Missing, Place
+from quintet.web.folders import Missing, Place, parsed
 
 KINDS = {
     ".png": ("image", "image/png"),
@@ -60,19 +59,8 @@ def _is_double(file: str, found: Collection[str]) -> bool:
 
 
 def _about(place: Place, *folder: str) -> list[dict[str, Any]]:
-    try:
-        lines = place.read(*folder, "samples.jsonl", most=LARGEST_LIST).decode("utf-8", errors="replace").split("\n")
-    except (OSError, Missing):
-        return []
-    found = []
-    for line in lines:
-        try:
-            about = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(about, dict):
-            found.append(about)
-    return found
+    lines = place.text(*folder, "samples.jsonl", most=LARGEST_LIST).split("\n")
+    return [about for about in map(parsed, lines) if isinstance(about, dict)]
 
 
 def _entry(file: str, about: dict[str, Any], missing: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Owns starting the page: where it listens, which address a person opens, and how it ends."""
+"""The server of the page: where it listens, which address a person opens, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,27 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import uvicorn
+
 from quintet.errors import UsageError
+from quintet.web.app import Site
+from quintet.web.folders import Folders
 
 LOOPBACK = "127.0.0.1"
 SHORTEST_TOKEN = 16
+
+
+class PageServer(uvicorn.Server):
+    """uvicorn, with an end that does not wait for viewers who wait for news."""
+
+    def __init__(self, site: Site, token: str | None) -> None:
+        super().__init__(uvicorn.Config(site.app(token), log_level="warning", access_log=False))
+        self._site = site
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Viewers who wait are let go first: their connections would never end by themselves."""
+        self._site.live.close()
+        await super().shutdown(sockets)
 
 
 def serve(
@@ -27,9 +44,6 @@ def serve(
     browser: bool = True,
 ) -> None:
     """Show the runs below the given folders until Ctrl-C. Beyond this machine only with a token."""
-    from quintet.web.folders import Folders
-    from quintet.web.serving import make_server
-
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isalnum()):
         raise UsageError(f"--token: at least {SHORTEST_TOKEN} letters and digits; without it a good one is made")
     if host is not None and token is None:
@@ -43,7 +57,7 @@ def serve(
     if browser and _has_screen():
         webbrowser.open(address)
     with listener:
-        make_server(folders, token, read_only).run(sockets=[listener])
+        PageServer(Site(folders, read_only), token).run(sockets=[listener])
 
 
 def listen(host: str, port: int) -> socket.socket:

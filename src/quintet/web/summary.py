@@ -5,7 +5,6 @@ Made from `state.json` and the end of `metrics.jsonl`, so that a thousand runs a
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any
 
 from quintet.common.processes import is_alive
 from quintet.web.figures import tail_rows
-from quintet.web.folders import Missing, Place
+from quintet.web.folders import Place
 
 SILENT_SECONDS = 900.0
 """Without a sign of life for so long, and for ten times as long as between two rows, a process of another machine is
@@ -28,7 +27,7 @@ STATES = ("running", "finished", "stopped", "failed")
 
 
 def summarise(place: Place, label: str) -> dict[str, Any]:
-    state = read_json(place, "state.json")
+    state = place.json("state.json")
     rows = [row for row in tail_rows(place) if isinstance(row.get("time"), (int, float))]
     pace = [row for row in rows if any(name.startswith("train/") for name in row)]
     rate = _rate(pace)
@@ -52,15 +51,6 @@ def summarise(place: Place, label: str) -> dict[str, Any]:
         "host": text(state.get("host")) or "",
         "heartbeat": _number(state.get("heartbeat")) or (_number(rows[-1]["time"]) if rows else None),
     }
-
-
-def read_json(place: Place, *parts: str) -> dict[str, Any]:
-    """A file of ours; anything else is as good as empty."""
-    try:
-        found = json.loads(place.read(*parts))
-    except (OSError, ValueError, RecursionError, Missing):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def whole(value: Any) -> int | None:
@@ -117,16 +107,12 @@ def _death(state: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     beat = _number(state.get("heartbeat")) or 0.0
     if state.get("host") == socket.gethostname() and process is not None:
         gone = "its process is gone without a word; `quintet resume` goes on from the last checkpoint"
-        return "" if _gave_heartbeat(process, beat) else gone
+        # After a restart its number may be that of a younger process, which did not give the heartbeat.
+        return "" if is_alive(process) and _began(process) <= beat + CLOCK_SECONDS else gone
     between = [after["time"] - before["time"] for before, after in pairwise(rows)]
     patience = max(SILENT_SECONDS, 10 * max(between, default=0.0))
     silent = time.time() - beat
     return f"no sign of life for {silent / 3600:.1f} hours" if silent > patience else ""
-
-
-def _gave_heartbeat(process: int, beat: float) -> bool:
-    """Whether the process lives that gave the heartbeat: after a restart its number may be that of a younger one."""
-    return is_alive(process) and _began(process) <= beat + CLOCK_SECONDS
 
 
 def _began(process: int) -> float:
@@ -141,8 +127,5 @@ def _began(process: int) -> float:
 
 def _recipe(place: Place) -> str:
     """From the configuration of a run that has not begun, without the time that reading YAML takes."""
-    try:
-        found = re.search(rb"^recipe: *([\w-]{1,40})", place.read("config.yaml", most=2**20), re.MULTILINE)
-    except (OSError, Missing):
-        return ""
-    return found[1].decode() if found else ""
+    found = re.search(r"^recipe: *([\w-]{1,40})", place.text("config.yaml", most=2**20), re.MULTILINE | re.ASCII)
+    return found[1] if found else ""

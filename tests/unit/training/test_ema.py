@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EMAConfig
-from quintet.training.ema import Average
+from quintet.training.state import Average
 
 
 def module() -> nn.Module:

@@ -20,8 +20,7 @@ class AudioCodecTrainer(PythonTrainer):
 
         AudioCodecTrainer(AudioCodec(dim=32, rate=16_000), data="sounds/", out="runs/codec", steps=10_000).train()
 
-    Items of a data set are waves at the model's rate, alone or under the name `wavs`; captions are not looked at. Any
-    configuration key goes through `config={"optim.lr": 1e-4}`.
+    Items of a data set are waves at the model's rate, alone or under the name `wavs`; captions are not looked at.
     """
 
     config_class = AudioCodecConfig

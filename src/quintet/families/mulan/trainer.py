@@ -21,8 +21,7 @@ class MuLaNTrainer(PythonTrainer):
 
         MuLaNTrainer(MuLaN(latent_dim=128), data="sounds/", out="runs/mulan", steps=10_000, batch_size=64).train()
 
-    Items of a data set hold `wavs`, samples at the model's rate, and `texts`, a caption or ids of a vocabulary. Any
-    configuration key goes through `config={"optim.lr": 1e-4}`.
+    Items of a data set hold `wavs`, samples at the model's rate, and `texts`, a caption or ids of a vocabulary.
     """
 
     config_class = MuLaNConfig

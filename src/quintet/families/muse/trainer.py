@@ -18,7 +18,7 @@ class MuseTrainer(PythonTrainer):
         MuseTrainer(tokenizer=open_link("runs/tok"), data="photos/", out="runs/muse", steps=10_000).train()
 
     `open_link` is that of `quintet.runs`. Without a model it is made to fit the tokenizer. With a `base`, a trained
-    muse, it learns to draw the base's pictures larger. Any configuration key goes through `config={"optim.lr": 1e-4}`.
+    muse, it learns to draw the base's pictures larger.
     """
 
     config_class = MuseConfig

@@ -32,8 +32,6 @@ class PhenakiTrainer(PythonTrainer):
     Without a model it is made to fit the tokenizer. Items of a data set hold `videos` or `video_codebook_ids`, and
     perhaps `video_frame_mask`, `texts` or `text_embeds`. A model of codebook ids needs no tokenizer, but without one
     there are no samples.
-
-    Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = PhenakiConfig

@@ -30,8 +30,6 @@ class SoundStormTrainer(PythonTrainer):
     says. Items of a data set hold `wavs`, samples at the codec's rate, and perhaps `texts`; or they are token ids,
     `semantic_token_ids` (tokens) and `acoustic_token_ids` (frames, levels), or the latter alone. A model of token ids
     needs no tokenizer, but without one nothing can be listened to.
-
-    Any configuration key goes through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = SoundStormConfig
