@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
 from quintet.config.masked import MaskGitRunConfig
 from quintet.config.text import possible_guidance
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.base import Generator, Pipeline
+from quintet.pipelines.base import Frozen, Generator
 from quintet.sampling import masked
 
 ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
@@ -21,7 +20,7 @@ class MaskGitPipeline(Generator[ConfigT]):
     auxiliary_modules = ("critic",)
 
     @classmethod
-    def build_modules(cls, config: ConfigT, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+    def build_modules(cls, config: ConfigT, frozen: Frozen) -> dict[str, nn.Module]:
         modules: dict[str, nn.Module] = {"maskgit": MaskGit(config.model)}
         if config.loss.critic:
             modules["critic"] = TokenCritic(config.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from quintet.families.audio_codec.config import AudioCodecConfig
 from quintet.families.audio_codec.data import clip_splits
 from quintet.families.audio_codec.model import AudioCodec, PretrainedCodec
 from quintet.media.audio import write_audio
-from quintet.pipelines.base import Origin, Pipeline, Tokenizer
+from quintet.pipelines.base import Frozen, Origin, Tokenizer
 
 Codec = AudioCodec | PretrainedCodec
 
@@ -38,7 +38,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
     exported = "codec"
 
     @classmethod
-    def build_modules(cls, config: AudioCodecConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+    def build_modules(cls, config: AudioCodecConfig, frozen: Frozen) -> dict[str, nn.Module]:
         return {"codec": (AudioCodec if config.model.transformers is None else PretrainedCodec)(config.model)}
 
     @classmethod

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
@@ -15,7 +15,7 @@ from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.cvivit.data import collate_clips, pixels, video_splits
 from quintet.families.cvivit.model import CViViT
 from quintet.media.video_writing import write_video
-from quintet.pipelines.base import Pipeline, Tokenizer
+from quintet.pipelines.base import Tokenizer
 
 
 class CViViTPipeline(Tokenizer[CViViTConfig]):
@@ -27,10 +27,7 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
 
     recipe = "cvivit"
     exported = "cvivit"
-
-    @classmethod
-    def build_modules(cls, config: CViViTConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
-        return {"cvivit": CViViT(config.model)}
+    model_class = CViViT
 
     @property
     def cvivit(self) -> CViViT:

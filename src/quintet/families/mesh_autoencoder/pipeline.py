@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from quintet.families.mesh_autoencoder.model import MeshAutoencoder
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_measures import as_triangles, merged
 from quintet.nn.graph import Packing
-from quintet.pipelines.base import Pipeline, Tokenizer
+from quintet.pipelines.base import Frozen, Tokenizer
 
 
 class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
@@ -36,7 +36,7 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
     exported = "autoencoder"
 
     @classmethod
-    def build_modules(cls, config: MeshAutoencoderConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+    def build_modules(cls, config: MeshAutoencoderConfig, frozen: Frozen) -> dict[str, nn.Module]:
         kind = CoordinateTokenizer if config.model.kind == "coordinates" else MeshAutoencoder
         return {"autoencoder": kind(config.model)}
 

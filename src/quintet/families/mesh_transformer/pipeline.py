@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.rng import ItemRNG
@@ -23,7 +22,7 @@ from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_formats import read_soup
 from quintet.media.mesh_measures import as_triangles, merged
 from quintet.media.mesh_render import contact_sheet
-from quintet.pipelines.base import Generator, Pipeline, Tokenizer
+from quintet.pipelines.base import Frozen, Generator, Tokenizer
 from quintet.pipelines.prompts import Prompts, check_prompts, sample_record
 from quintet.sampling.autoregressive import Legal, Sampling
 
@@ -41,13 +40,10 @@ class MeshTransformerPipeline(Generator[MeshTransformerConfig]):
 
     recipe = "mesh-transformer"
     exported = "transformer"
+    model_class = MeshTransformer
 
     @classmethod
-    def build_modules(cls, config: MeshTransformerConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
-        return {"transformer": MeshTransformer(config.model)}
-
-    @classmethod
-    def fit(cls, config: MeshTransformerConfig, frozen: Mapping[str, Pipeline[Any]]) -> MeshTransformerConfig:
+    def fit(cls, config: MeshTransformerConfig, frozen: Frozen) -> MeshTransformerConfig:
         tokenizer = frozen.get("tokenizer")
         if tokenizer is None:
             raise UsageError(

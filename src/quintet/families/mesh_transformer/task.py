@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
@@ -26,7 +26,7 @@ from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformer
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
 from quintet.media.mesh_render import contact_sheet
-from quintet.pipelines.base import Pipeline, as_tokenizer
+from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
@@ -40,10 +40,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
     pipeline_class = MeshTransformerPipeline
 
     def __init__(
-        self,
-        config: MeshTransformerConfig,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
+        self, config: MeshTransformerConfig, frozen: Frozen | None = None, modules: Modules | None = None
     ) -> None:
         super().__init__(config, frozen)
         self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))

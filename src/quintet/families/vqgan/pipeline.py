@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
@@ -15,7 +13,7 @@ from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.data import image_splits, pixels
 from quintet.families.vqgan.model import VQGanVAE
 from quintet.media.image import write_image
-from quintet.pipelines.base import Pipeline, Tokenizer
+from quintet.pipelines.base import Tokenizer
 
 
 class VQGanPipeline(Tokenizer[VQGanConfig]):
@@ -27,10 +25,7 @@ class VQGanPipeline(Tokenizer[VQGanConfig]):
 
     recipe = "vqgan"
     exported = "vae"
-
-    @classmethod
-    def build_modules(cls, config: VQGanConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
-        return {"vae": VQGanVAE(config.model)}
+    model_class = VQGanVAE
 
     @property
     def vae(self) -> VQGanVAE:
