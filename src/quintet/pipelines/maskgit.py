@@ -7,15 +7,15 @@ from typing import TypeVar
 from torch import nn
 
 from quintet.config.masked import MaskGitRunConfig
-from quintet.config.text import possible_guidance
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.base import Frozen, Generator
+from quintet.pipelines.base import Frozen
+from quintet.pipelines.prompts import TextGenerator
 from quintet.sampling import masked
 
 ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
 
 
-class MaskGitPipeline(Generator[ConfigT]):
+class MaskGitPipeline(TextGenerator[ConfigT]):
     exported = "maskgit"
     auxiliary_modules = ("critic",)
 
@@ -37,15 +37,6 @@ class MaskGitPipeline(Generator[ConfigT]):
         critic = self.modules.get("critic")
         assert critic is None or isinstance(critic, TokenCritic)
         return critic
-
-    @property
-    def unconditional(self) -> bool:
-        return self.config.model.text == "none"
-
-    @property
-    def guidance(self) -> float:
-        """The guidance scale that the model can be sampled with."""
-        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
 
     def sampling(self) -> masked.Sampling:
         """How `sample.*` says that tokens are filled in."""

@@ -14,15 +14,16 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig
 from quintet.config.adversarial import AdversarialLossConfig, PictureLossConfig
+from quintet.data.splits import Splits
 from quintet.nn.adversarial import PatchDiscriminator, hinge_generator_loss, patch_loss
 from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
-from quintet.pipelines.base import Frozen
+from quintet.pipelines.base import Frozen, Tokenizer, as_tokenizer
 from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase, frozen
 from quintet.training.task import Task, Traits
@@ -51,6 +52,16 @@ class TokenizerTask(Task[ConfigT]):
     def trainable(self) -> bool:
         """Whether there is anything to train."""
         return True
+
+    def splits(self) -> Splits:
+        return self._own.splits()
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return self._own.collate(items)
+
+    @property
+    def _own(self) -> Tokenizer[ConfigT]:
+        return as_tokenizer(self.pipeline(self.modules))
 
     @abstractmethod
     def make_phases(self) -> list[Phase]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
-from quintet.data.audio import pad_windows
-from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecLossConfig
-from quintet.families.audio_codec.data import clip_splits
 from quintet.families.audio_codec.discriminators import (
     CodecDiscriminator,
     Maps,
@@ -72,12 +68,6 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
 
     def make_discriminator(self) -> CodecDiscriminator:
         return CodecDiscriminator(self.loss)
-
-    def splits(self) -> Splits:
-        return clip_splits(self.config)
-
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return pad_windows(items)
 
     # --- training -------------------------------------------------------------------------------------------
 

@@ -1,16 +1,18 @@
-"""`Meshes`: a batch of meshes laid one after another, and making it of single meshes or of padded tensors."""
+"""`Meshes`: a batch of meshes laid one after another, and making it of items, of single meshes or of padded tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet.common.batch import Batch, Item
 from quintet.errors import UsageError
 from quintet.media.mesh import face_adjacency
 from quintet.nn.graph import Packing
@@ -100,3 +102,25 @@ def encode_padded(encode: Callable[[Meshes], Tensor], vertices: Tensor, faces: T
 def check_codes(codes: Tensor, faces: int, tokens_per_face: int) -> None:
     if codes.ndim != 2 or codes.shape != (faces, tokens_per_face):
         raise UsageError(f"the codes of {faces} faces are {faces} x {tokens_per_face}, not {tuple(codes.shape)}")
+
+
+def collate(items: Sequence[Item]) -> dict[str, Any]:
+    """The fields of a batch. `reach`, one row an item, is where the loop finds the item with a non-finite number.
+
+    Packed, so meshes of all sizes share a batch without waste; batches of similar length would gain nothing.
+    """
+    meshes = pack([item["vertices"] for item in items], [item["faces"] for item in items])
+    fields: dict[str, Any] = {
+        "vertices": meshes.vertices,
+        "faces": meshes.faces,
+        "edges": meshes.edges,
+        "vertex_counts": meshes.vertex_counts,
+        "face_counts": meshes.face_counts,
+        "reach": torch.stack([item["vertices"].abs().amax(0) for item in items]),
+    }
+    others = [name for name in items[0] if name not in ("vertices", "faces")]
+    return {**fields, **{name: [item[name] for item in items] for name in others}}
+
+
+def meshes_of(batch: Batch) -> Meshes:
+    return Meshes(batch["vertices"], batch["faces"], batch["edges"], batch["vertex_counts"], batch["face_counts"])

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
-from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
-from quintet.families.mesh_autoencoder.data import collate, mesh_splits, meshes_of
 from quintet.families.mesh_autoencoder.features import coordinate_bins
 from quintet.families.mesh_autoencoder.model import Reconstruction, blurred_cross_entropy
-from quintet.families.mesh_autoencoder.packed import Meshes
+from quintet.families.mesh_autoencoder.packed import Meshes, meshes_of
 from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, write_mesh
@@ -47,12 +43,6 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
 
     def make_phases(self) -> list[Phase]:
         return [Phase("autoencoder", ("autoencoder",), self.reconstruction_loss, self.config.optim.for_phase())]
-
-    def splits(self) -> Splits:
-        return mesh_splits(self.config)
-
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return collate(items)
 
     # --- training -------------------------------------------------------------------------------------------
 

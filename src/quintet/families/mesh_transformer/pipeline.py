@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.rng import ItemRNG
-from quintet.config.text import possible_guidance
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig, MeshTransformerOptions
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates
@@ -22,8 +21,8 @@ from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_formats import read_soup
 from quintet.media.mesh_measures import as_triangles, merged
 from quintet.media.mesh_render import contact_sheet
-from quintet.pipelines.base import Frozen, Generator, Tokenizer
-from quintet.pipelines.prompts import Prompts, check_prompts, sample_record
+from quintet.pipelines.base import Frozen, Tokenizer
+from quintet.pipelines.prompts import Prompts, TextGenerator, check_prompts, sample_record
 from quintet.sampling.autoregressive import Legal, Sampling
 
 MESHES_AT_ONCE = 32
@@ -31,7 +30,7 @@ RENDERED = 192
 """Pixels of one mesh in a sheet."""
 
 
-class MeshTransformerPipeline(Generator[MeshTransformerConfig]):
+class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
     """Text to mesh, perhaps from a part of the mesh on.
 
     (mesh,) = MeshTransformerPipeline.from_pretrained("runs/mesh")(["a tall table"], seed=0)
@@ -63,15 +62,6 @@ class MeshTransformerPipeline(Generator[MeshTransformerConfig]):
         transformer = self.modules["transformer"]
         assert isinstance(transformer, MeshTransformer)
         return transformer
-
-    @property
-    def unconditional(self) -> bool:
-        return self.config.model.text == "none"
-
-    @property
-    def guidance(self) -> float:
-        """The guidance scale that the model can be sampled with."""
-        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
 
     def __call__(
         self,

@@ -14,10 +14,9 @@ from quintet.common.precision import at_least_fp32
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
-from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer, Hiding
 from quintet.families.mulan.config import MuLaNModelConfig
 from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
-from quintet.families.mulan.text_tower import Prepared, TextTransformer
+from quintet.families.mulan.towers import AudioSpectrogramTransformer, Hiding, Prepared, TextTransformer
 
 __all__ = ["AudioSpectrogramTransformer", "MuLaN", "MuLaNEmbedQuantizer", "TextTransformer", "Vectors"]
 

@@ -26,7 +26,7 @@ from quintet.families.mulan.data import mulan_splits
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
-from quintet.families.mulan.text_tower import Prepared
+from quintet.families.mulan.towers import Prepared
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
 from quintet.nn.contrastive import contrastive_loss, similarities
