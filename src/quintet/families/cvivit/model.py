@@ -22,7 +22,7 @@ from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
 from quintet.nn.convolution import ResidualBlock
 from quintet.nn.positions import LearnedPositions
-from quintet.nn.quantize import Quantizer, make_quantizer
+from quintet.nn.quantize import configured_quantizer
 from quintet.nn.rotary import Rotary
 from quintet.nn.transformer import Transformer
 
@@ -55,7 +55,7 @@ class CViViT(Pretrained, nn.Module):
         self.first_in = nn.Linear(pixels, self.config.dim)
         self.tubes_in = nn.Linear(pixels * self.config.temporal_patch, self.config.dim)
         self.encode_space, self.encode_time = _space(self.config), _time(self.config)
-        self.quantizer = _quantizer(self.config)
+        self.quantizer = configured_quantizer(self.config, self.config.dim, self.config.quantizer_levels)
         self.decode_time, self.decode_space = _time(self.config), _space(self.config)
         self.first_out = nn.Linear(self.config.dim, pixels)
         self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch)
@@ -199,15 +199,6 @@ def _nothing(dim: int) -> nn.Linear:
 
 def _filter(config: CViViTModelConfig) -> nn.Module:
     return nn.Identity() if config.filter_dim is None else FrameFilter(config.filter_dim, config.filter_blocks)
-
-
-def _quantizer(config: CViViTModelConfig) -> Quantizer:
-    try:
-        return make_quantizer(config.quantizer, config.dim, config.codebook_size, levels=config.quantizer_levels)
-    except UsageError as error:
-        raise UsageError(
-            f"model.codebook_size={config.codebook_size}, model.quantizer={config.quantizer}: {error}"
-        ) from None
 
 
 class FrameFilter(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quintet.common.batch import Batch, Item
 from quintet.errors import UsageError
+from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.media.mesh import face_adjacency
 from quintet.nn.graph import Packing
 
@@ -89,14 +90,32 @@ def unpadded(vertices: Tensor, faces: Tensor) -> Meshes:
     return pack(used, kept)
 
 
-def encode_padded(encode: Callable[[Meshes], Tensor], vertices: Tensor, faces: Tensor) -> Tensor:
-    """What `encode` makes of `unpadded`, padded as the faces were, with -1."""
-    meshes = unpadded(vertices, faces)
-    codes = encode(meshes)
-    if faces.ndim == 2:
-        return codes
-    padded = meshes.by_face.pad(codes, -1)
-    return F.pad(padded, (0, 0, 0, faces.shape[1] - padded.shape[1]), value=-1)
+class FaceTokenizer:
+    """What a tokenizer of faces has beside its codes, whether it learns or not."""
+
+    config: MeshAutoencoderModelConfig
+
+    @property
+    def vertices_per_face(self) -> int:
+        return self.config.vertices_per_face
+
+    @property
+    def bins(self) -> int:
+        return self.config.bins
+
+    def encode(self, meshes: Meshes) -> Tensor:
+        """The codes of all faces, `(faces, tokens of a face)`."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def tokenize(self, vertices: Tensor, faces: Tensor) -> Tensor:
+        """Codes of one mesh, `(n, 3)` and `(m, k)`; or of a padded batch, in which padding faces and codes are -1."""
+        meshes = unpadded(vertices, faces)
+        codes = self.encode(meshes)
+        if faces.ndim == 2:
+            return codes
+        padded = meshes.by_face.pad(codes, -1)
+        return F.pad(padded, (0, 0, 0, faces.shape[1] - padded.shape[1]), value=-1)
 
 
 def check_codes(codes: Tensor, faces: int, tokens_per_face: int) -> None:
