@@ -22,8 +22,7 @@ from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Residual, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
-from quintet.families.audio_codec.pretrained import PretrainedCodec
-from quintet.families.audio_codec.rates import Rates
+from quintet.families.audio_codec.pretrained import PretrainedCodec, Rates
 from quintet.nn.quantize import PartedQuantizer, Quantized, Quantizer, ResidualQuantizer, configured_quantizer
 
 __all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]

@@ -1,7 +1,8 @@
 """SoundStorm's data: the codes of clips, made once by a frozen codec, and the conditioning of each.
 
 A clip is used from its start, as far as `data.seconds`. Codes, and the vectors that a MuLaN makes of clips, are kept in
-the cache. Semantic tokens come from a folder of their own, by the names of the files.
+the cache. Semantic tokens come from a folder of their own, by the names of the files. Data sets in Python may hold
+token ids, as the original trainer takes them: (semantic, acoustic) pairs, dictionaries of them, or acoustic ones alone.
 """
 
 from __future__ import annotations
