@@ -42,7 +42,6 @@ FAMILY_PARTS = {
     "pipeline": "families pipeline",
     "data": "families pipeline",
     "mulan_conditioner": "families pipeline",
-    "python_data": "families pipeline",
 }
 """Of a family's modules; any other is a part of its model."""
 

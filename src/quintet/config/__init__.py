@@ -11,11 +11,9 @@ from quintet.config.data import (
 from quintet.config.options import GenerateOptions, NegativePromptOptions
 from quintet.config.run import (
     RESUMABLE,
-    CheckpointConfig,
     EMAConfig,
     EngineConfig,
     EvalConfig,
-    LogConfig,
     OptimConfig,
     OptimizerConfig,
     PhaseOptimConfig,
@@ -27,28 +25,17 @@ from quintet.config.run import (
     differences,
     refuse_changes,
 )
-from quintet.config.section import Section, keys, unknown_key, validate
-from quintet.config.tree import (
-    Tree,
-    data_path,
-    expand,
-    flatten,
-    merge_into,
-    parse_overrides,
-    parse_value,
-    read_yaml,
-)
+from quintet.config.section import Section, keys, validate
+from quintet.config.tree import data_path, expand, flatten, parse_overrides, read_yaml
 
 __all__ = [
     "RESUMABLE",
     "AudioDataConfig",
-    "CheckpointConfig",
     "DataConfig",
     "EMAConfig",
     "EngineConfig",
     "EvalConfig",
     "GenerateOptions",
-    "LogConfig",
     "MeshDataConfig",
     "NegativePromptOptions",
     "OptimConfig",
@@ -60,7 +47,6 @@ __all__ = [
     "Section",
     "SoundDataConfig",
     "TrainConfig",
-    "Tree",
     "VideoDataConfig",
     "build",
     "data_path",
@@ -69,11 +55,8 @@ __all__ = [
     "expand",
     "flatten",
     "keys",
-    "merge_into",
     "parse_overrides",
-    "parse_value",
     "read_yaml",
     "refuse_changes",
-    "unknown_key",
     "validate",
 ]

@@ -65,8 +65,3 @@ class TextConfig(Section):
         if (self.vector_dim is None) == (self.text == "vectors"):
             raise ValueError("model.text=vectors and model.vector_dim belong together")
         return self
-
-
-def possible_guidance(model: TextConfig, drop_text: float, asked: float) -> float:
-    """None, which is 1, for a model that knows no difference between a text and none."""
-    return asked if model.text != "none" and drop_text > 0 else 1.0

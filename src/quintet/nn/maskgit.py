@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
-from quintet.config.maskgit import MaskGitConfig
+from quintet.config.masked import MaskGitConfig
 from quintet.errors import UsageError
 from quintet.nn.attention import CrossKV
 from quintet.nn.codebook_start import start_alike

@@ -37,6 +37,8 @@ from quintet.data.tokenized import TokenEncoder
 from quintet.errors import UsageError
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
+Frozen = Mapping[str, "Pipeline[Any]"]
+"""The pipelines that another one builds on, by the key that names them."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Pipeline(ABC, Generic[ConfigT]):
     """The name of the recipe that trains it."""
     exported: ClassVar[str]
     """The module that `quintet export` writes as `model.safetensors`."""
+    model_class: ClassVar[type[nn.Module]]
+    """What that module is, made of `config.model`, unless `build_modules` says otherwise."""
     auxiliary_modules: ClassVar[tuple[str, ...]] = ()
     """Modules that it is better with, such as a critic; there where the configuration has them."""
 
@@ -76,24 +80,24 @@ class Pipeline(ABC, Generic[ConfigT]):
         self,
         config: ConfigT,
         modules: Mapping[str, nn.Module],
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
+        frozen: Frozen | None = None,
         origin: Origin | None = None,
     ) -> None:
         self.config = config
         used = (self.exported, *self.auxiliary_modules)
         self.modules: dict[str, nn.Module] = {name: modules[name] for name in used if name in modules}
-        self.frozen: Mapping[str, Pipeline[Any]] = dict(frozen or {})
+        self.frozen: Frozen = dict(frozen or {})
         self.origin = origin
         self.reference = f"a {type(self.model).__name__} in Python" if origin is None else str(origin.folder)
         """What the person called it."""
 
     @classmethod
-    @abstractmethod
-    def build_modules(cls, config: ConfigT, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+    def build_modules(cls, config: ConfigT, frozen: Frozen) -> dict[str, nn.Module]:
         """Its modules with fresh weights, which loading replaces."""
+        return {cls.exported: cls.model_class(config.model)}
 
     @classmethod
-    def fit(cls, config: ConfigT, frozen: Mapping[str, Pipeline[Any]]) -> ConfigT:
+    def fit(cls, config: ConfigT, frozen: Frozen) -> ConfigT:
         """The configuration with the keys that follow from frozen pipelines; `UsageError` where they contradict it."""
         for name, pipeline in frozen.items():
             config = config.adopt(f"the {name} {pipeline.reference}", {f"{name}_hash": pipeline.digest})

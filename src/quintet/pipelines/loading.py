@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
 from quintet.nn import transformers_folder
 from quintet.nn.pretrained_hearing import is_hearing
-from quintet.pipelines.base import Origin, Pipeline
+from quintet.pipelines.base import Frozen, Origin, Pipeline
 
 AVERAGED = "ema/"
 """Where a checkpoint holds the moving averages of modules."""
@@ -53,7 +52,7 @@ def _open(reference: str | Path) -> Pipeline[Any]:
     return _open_run(folder, which)
 
 
-def _build(config: RunConfig, frozen: Mapping[str, Pipeline[Any]], origin: Origin) -> Pipeline[Any]:
+def _build(config: RunConfig, frozen: Frozen, origin: Origin) -> Pipeline[Any]:
     pipeline_class = registry.find(config.recipe).pipeline_class()
     config = pipeline_class.fit(config, frozen)
     return pipeline_class(config, pipeline_class.build_modules(config, frozen), frozen, origin)

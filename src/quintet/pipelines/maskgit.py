@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
 from quintet.config.masked import MaskGitRunConfig
-from quintet.config.text import possible_guidance
 from quintet.nn.maskgit import MaskGit, TokenCritic
-from quintet.pipelines.base import Generator, Pipeline
+from quintet.pipelines.base import Frozen
+from quintet.pipelines.prompts import TextGenerator
 from quintet.sampling import masked
 
 ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
 
 
-class MaskGitPipeline(Generator[ConfigT]):
+class MaskGitPipeline(TextGenerator[ConfigT]):
     exported = "maskgit"
     auxiliary_modules = ("critic",)
 
     @classmethod
-    def build_modules(cls, config: ConfigT, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+    def build_modules(cls, config: ConfigT, frozen: Frozen) -> dict[str, nn.Module]:
         modules: dict[str, nn.Module] = {"maskgit": MaskGit(config.model)}
         if config.loss.critic:
             modules["critic"] = TokenCritic(config.model)
@@ -38,15 +37,6 @@ class MaskGitPipeline(Generator[ConfigT]):
         critic = self.modules.get("critic")
         assert critic is None or isinstance(critic, TokenCritic)
         return critic
-
-    @property
-    def unconditional(self) -> bool:
-        return self.config.model.text == "none"
-
-    @property
-    def guidance(self) -> float:
-        """The guidance scale that the model can be sampled with."""
-        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
 
     def sampling(self) -> masked.Sampling:
         """How `sample.*` says that tokens are filled in."""

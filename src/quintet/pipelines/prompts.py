@@ -13,6 +13,7 @@ from quintet.config import SampleConfig
 from quintet.config.text import TextConfig
 from quintet.data.captioned import most_symbols, too_long
 from quintet.errors import UsageError
+from quintet.pipelines.base import ConfigT, Generator
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,19 @@ def sample_record(settings: SampleConfig, seed: int, **given: str | Path | None)
     own = settings.model_dump(mode="json", exclude=set(SampleConfig.model_fields))
     known = {name: str(value) for name, value in given.items() if value is not None}
     return {"seed": seed, "settings": own, **known}
+
+
+class TextGenerator(Generator[ConfigT]):
+    """A generator with the keys of `TextConfig`, perhaps guided by texts."""
+
+    @property
+    def unconditional(self) -> bool:
+        keys: Any = self.config
+        return bool(keys.model.text == "none")
+
+    @property
+    def guidance(self) -> float:
+        """The guidance scale that the model can be sampled with; 1, which is none, where no text was ever dropped."""
+        keys: Any = self.config
+        possible = not self.unconditional and keys.loss.drop_text > 0
+        return float(keys.sample.guidance) if possible else 1.0

@@ -1,7 +1,7 @@
-"""`GanTokenizerTask`: how a tokenizer is trained against a discriminator, whatever it encodes.
+"""`TokenizerTask`: how a tokenizer is trained, whatever it encodes, and metrics of how much of its codebook is used.
 
-Two phases on one forward pass, a codebook that starts from data and whose dead codes are revived, and metrics of how
-much of it is used. `PatchGanTask` is the same for images and frames, with their losses.
+`GanTokenizerTask` trains it against a discriminator: two phases on one forward pass. `PatchGanTask` is the same for
+images and frames, with their losses.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig
 from quintet.config.adversarial import AdversarialLossConfig, PictureLossConfig
+from quintet.data.splits import Splits
 from quintet.nn.adversarial import PatchDiscriminator, hinge_generator_loss, patch_loss
 from quintet.nn.perceptual import PerceptualLoss
 from quintet.nn.quantize import perplexity, usage
-from quintet.pipelines.base import Pipeline
+from quintet.pipelines.base import Frozen, Tokenizer, as_tokenizer
 from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase, frozen
 from quintet.training.task import Task, Traits
@@ -32,54 +33,43 @@ PIXEL_METRICS = ("psnr", "ssim", "reconstruction_loss")
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 
-class GanTokenizerTask(Task[ConfigT]):
-    """A tokenizer with a `quantizer`, and a discriminator where `loss.discriminator` asks for one."""
+class TokenizerTask(Task[ConfigT]):
+    """A tokenizer with a `quantizer`: its codebook starts from data, and its dead codes are revived."""
 
     revive_every: ClassVar[int] = 50
     """Steps between two revivals of dead codes: candidates are gathered only then."""
 
-    loss: AdversarialLossConfig
     model: Any
     """The tokenizer that is trained."""
 
-    def __init__(
-        self,
-        config: ConfigT,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
-        keys: Any = self.config
-        self.loss = keys.loss
         self.modules = dict(modules or self.pipeline_class.build_modules(self.config, self.frozen))
-        name = self.pipeline_class.exported
-        self.model = self.modules[name]
-        self.phases = [Phase("generator", (name,), self.generator_loss, keys.optim.for_phase())]
-        if self.loss.discriminator:
-            self.modules["discriminator"] = self.make_discriminator()
-            optim = keys.optim.for_phase(keys.optim.discriminator)
-            names = ("discriminator",)
-            self.phases.append(Phase("discriminator", names, self.discriminator_loss, optim, self.loss.is_adversarial))
+        self.model = self.modules[self.pipeline_class.exported]
+        self.phases = self.make_phases() if self.trainable else []
 
     @property
-    def discriminator(self) -> Any:
-        return self.modules["discriminator"]
+    def trainable(self) -> bool:
+        """Whether there is anything to train."""
+        return True
+
+    def splits(self) -> Splits:
+        return self._own.splits()
+
+    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return self._own.collate(items)
+
+    @property
+    def _own(self) -> Tokenizer[ConfigT]:
+        return as_tokenizer(self.pipeline(self.modules))
 
     @abstractmethod
-    def make_discriminator(self) -> nn.Module:
-        """A new one, which says of media whether they are real."""
+    def make_phases(self) -> list[Phase]:
+        """Those of the tokenizer, and of what else is trained, which is added to the modules."""
 
     @abstractmethod
     def latents(self, batch: Batch) -> Tensor:
         """What the quantizer sees of a batch, (vectors, dim) or with more axes before; padding left out."""
-
-    @abstractmethod
-    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        """Of the tokenizer; where it needs the discriminator, the raw module, frozen."""
-
-    @abstractmethod
-    def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        """Of the discriminator, on media and detached reconstructions."""
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Start a vector codebook from the latents of the first batches."""
@@ -90,6 +80,39 @@ class GanTokenizerTask(Task[ConfigT]):
 
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.model.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
+
+
+class GanTokenizerTask(TokenizerTask[ConfigT]):
+    """A tokenizer, and a discriminator where `loss.discriminator` asks for one."""
+
+    loss: AdversarialLossConfig
+
+    def make_phases(self) -> list[Phase]:
+        keys: Any = self.config
+        self.loss = keys.loss
+        phases = [Phase("generator", (self.pipeline_class.exported,), self.generator_loss, keys.optim.for_phase())]
+        if self.loss.discriminator:
+            self.modules["discriminator"] = self.make_discriminator()
+            optim = keys.optim.for_phase(keys.optim.discriminator)
+            names = ("discriminator",)
+            phases.append(Phase("discriminator", names, self.discriminator_loss, optim, self.loss.is_adversarial))
+        return phases
+
+    @property
+    def discriminator(self) -> Any:
+        return self.modules["discriminator"]
+
+    @abstractmethod
+    def make_discriminator(self) -> nn.Module:
+        """A new one, which says of media whether they are real."""
+
+    @abstractmethod
+    def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
+        """Of the tokenizer; where it needs the discriminator, the raw module, frozen."""
+
+    @abstractmethod
+    def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
+        """Of the discriminator, on media and detached reconstructions."""
 
 
 class PatchGanTask(GanTokenizerTask[ConfigT]):
@@ -103,12 +126,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
     traits = Traits(best=("psnr", "max"), uncompiled=frozenset({"discriminator"}))
     loss: PictureLossConfig
 
-    def __init__(
-        self,
-        config: ConfigT,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
+    def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen, modules)
         weights = self.loss.perceptual_weights
         self.perceptual = PerceptualLoss(Path(weights)) if weights else None

@@ -7,7 +7,7 @@ here: see `pipelines/base.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -19,7 +19,7 @@ from quintet.common.batch import collate as collate_equal
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig
 from quintet.data.splits import Splits
-from quintet.pipelines.base import Pipeline
+from quintet.pipelines.base import Frozen, Pipeline
 from quintet.training.phase import Modules, Output, Phase
 
 if TYPE_CHECKING:
@@ -67,13 +67,8 @@ class Task(ABC, Generic[ConfigT]):
     """Everything that is trained or saved, by name. Frozen models do not belong here."""
     phases: Sequence[Phase]
 
-    def __init__(
-        self,
-        config: ConfigT,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
-        self.frozen: Mapping[str, Pipeline[Any]] = dict(frozen or {})
+    def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
+        self.frozen: Frozen = dict(frozen or {})
         """The pretrained models that this one builds on, by their key, such as `tokenizer`."""
         self.config: ConfigT = self.pipeline_class.fit(config, self.frozen)
 
@@ -85,7 +80,7 @@ class Task(ABC, Generic[ConfigT]):
     @property
     def averaged(self) -> tuple[str, ...]:
         """The modules that get a moving average: those of the first phase, unless the family says otherwise."""
-        return self.phases[0].modules
+        return self.phases[0].modules if self.phases else ()
 
     def pipeline(self, modules: Modules) -> Any:
         """The modules as they are used once trained; for samples and for judging what is generated."""

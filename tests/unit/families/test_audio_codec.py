@@ -332,10 +332,10 @@ def test_no_phase_leaves_a_gradient_in_the_other() -> None:
     task.generator_loss(task.modules, batch, output, 0).value.backward()
     assert all(parameter.grad is None for parameter in task.discriminator.parameters())
     assert all(parameter.requires_grad for parameter in task.discriminator.parameters())
-    assert all(parameter.grad is not None for parameter in task.codec.parameters())
-    before = {name: parameter.grad.clone() for name, parameter in task.codec.named_parameters()}  # type: ignore[union-attr]
+    assert all(parameter.grad is not None for parameter in task.model.parameters())
+    before = {name: parameter.grad.clone() for name, parameter in task.model.named_parameters()}  # type: ignore[union-attr]
     task.discriminator_loss(task.modules, batch, output, 0).value.backward()
-    for name, parameter in task.codec.named_parameters():
+    for name, parameter in task.model.named_parameters():
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, before[name])
     assert all(parameter.grad is not None for parameter in task.discriminator.parameters())
@@ -489,9 +489,9 @@ def test_dead_codes_are_revived_and_the_codebook_starts_from_sound() -> None:
     task = make_task(**{"loss.level_dropout": 0.0})
     batch = make_batch(800, 800, 300)
     task.init_from_data(task.modules, [batch], Engine(task.config.engine))
-    used = task.codec.encode(*task.window(batch))
+    used = task.model.encode(*task.window(batch))
     assert len(used[used[..., 0] >= 0][:, 0].unique()) > 8
-    first = task.codec.quantizer.quantizers[0]  # type: ignore[union-attr, index]
+    first = task.model.quantizer.quantizers[0]  # type: ignore[union-attr, index]
     first.cluster_size[3] = 0.0
     before = first.codebook[3].clone()
     report = task.backward([batch], task.modules, Engine(task.config.engine), 0)

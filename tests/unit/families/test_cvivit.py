@@ -15,8 +15,7 @@ from quintet.common.rng import ItemRNG
 from quintet.config import build, validate
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
-from quintet.families.cvivit.filter import FrameFilter
-from quintet.families.cvivit.model import CViViT
+from quintet.families.cvivit.model import CViViT, FrameFilter
 from quintet.families.cvivit.pipeline import CViViTPipeline
 from quintet.families.cvivit.task import CViViTTask, chosen_frames, temporal_error
 from quintet.families.cvivit.trainer import CViViTTrainer

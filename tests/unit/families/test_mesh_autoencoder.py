@@ -375,14 +375,14 @@ def make_batch(task: MeshAutoencoderTask, things: list[Item] | None = None) -> B
 @pytest.mark.parametrize("quantizer", ["lfq", "vq", "fsq"])
 def test_a_step_reaches_every_parameter_and_changes_no_state(quantizer: str) -> None:
     task = make_task(**{"model.quantizer": quantizer})
-    before = {name: value.clone() for name, value in task.autoencoder.state_dict().items()}
+    before = {name: value.clone() for name, value in task.model.state_dict().items()}
     report = task.backward([make_batch(task)], task.modules, Engine(task.config.engine), 0)
-    assert all(torch.equal(value, before[name]) for name, value in task.autoencoder.state_dict().items())
-    assert all(parameter.grad is not None for parameter in task.autoencoder.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
+    assert all(parameter.grad is not None for parameter in task.model.parameters())
     parts = {name.removeprefix("autoencoder/"): value for name, value in report.metrics.items()}
     torch.testing.assert_close(parts["loss"], parts["reconstruction"] + 0.1 * parts["quantizer"])
     task.after_step(report.statistics, 0)
-    changed = [name for name, value in task.autoencoder.state_dict().items() if not torch.equal(value, before[name])]
+    changed = [name for name, value in task.model.state_dict().items() if not torch.equal(value, before[name])]
     assert bool(changed) == (quantizer == "vq")
 
 

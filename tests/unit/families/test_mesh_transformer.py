@@ -24,10 +24,9 @@ from quintet.common.statistics import Statistics
 from quintet.data.index.marker import write_marker
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer import pipeline
-from quintet.families.mesh_transformer.metrics import clouds, soundness
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
 from quintet.families.mesh_transformer.pipeline import MeshTransformerPipeline
-from quintet.families.mesh_transformer.task import MeshTransformerTask
+from quintet.families.mesh_transformer.task import MeshTransformerTask, clouds, soundness
 from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer
 from quintet.media.mesh import Mesh, canonical, clean, quantise, read_mesh, write_mesh
 from quintet.media.mesh_measures import is_valid

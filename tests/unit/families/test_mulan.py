@@ -16,13 +16,12 @@ from quintet.config import build
 from quintet.data.audio import pad_windows
 from quintet.embeddings import embed_media
 from quintet.errors import UsageError
-from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer
 from quintet.families.mulan.augment import hide, keep_patches, without_words
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_figures
 from quintet.families.mulan.task import MuLaNTask
-from quintet.families.mulan.text_tower import TextTransformer
+from quintet.families.mulan.towers import AudioSpectrogramTransformer, TextTransformer
 from quintet.media.audio import read_audio, write_audio
 from quintet.training.prepare import check_processes
 from quintet.training.task import Task

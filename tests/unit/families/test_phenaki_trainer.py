@@ -17,9 +17,8 @@ from quintet.compat import phenaki_pytorch
 from quintet.config import build
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
-from quintet.families.phenaki.data import collate_clips
+from quintet.families.phenaki.data import collate_clips, python_clip_splits
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.python_data import python_clip_splits
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.base import Tokenizer

@@ -11,7 +11,7 @@ import torch
 from test_pretrained_text import no_network  # noqa: F401
 
 from quintet.config import validate
-from quintet.config.maskgit import MaskGitConfig
+from quintet.config.masked import MaskGitConfig
 from quintet.errors import UsageError
 from quintet.nn.conditioning import ClassTable, FrozenText, make_text_conditioning
 from quintet.nn.maskgit import MaskGit, TokenCritic

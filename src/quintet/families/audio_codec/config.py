@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from quintet.config import EvalConfig, RunConfig, Section, SoundDataConfig
 from quintet.config.adversarial import AdversarialLossConfig, AdversarialOptimConfig
+from quintet.config.presets import BASE, DEBUG, SMALL, discriminator, preset
 
 LONGEST_HOP = 2**16
 Stride = Annotated[int, Field(ge=1, le=64)]
@@ -158,75 +158,38 @@ class AudioCodecEvalConfig(EvalConfig):
 
 
 class AudioCodecConfig(RunConfig):
-    TRANSFORMERS: ClassVar[tuple[str, ...]] = ("encodec", "dac", "mimi")
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "debug": {
-            "model.dim": 8,
-            "model.units": 1,
-            "model.latent_dim": 16,
-            "model.codebook_size": 256,
-            "model.levels": 4,
-            "data.seconds": 0.5,
-            "train.steps": 20,
-            "train.batch_size": 8,
-            "loss.discriminator_start": 10,
-            "loss.discriminator_ramp": 5,
-            "loss.discriminator_dim": 4,
-            "loss.stft_windows": [256],
-            "loss.periods": [3],
-            "eval.every": 10,
-            "sample.every": 10,
-            "sample.num": 4,
-            "checkpoint.every": 10,
-            "log.every": 5,
-            "data.workers": 0,
-        },
+    TRANSFORMERS = ("encodec", "dac", "mimi")
+    PRESETS: ClassVar = {
+        "debug": preset(
+            DEBUG,
+            discriminator(10, ramp=5, dim=4),
+            model={"dim": 8, "units": 1, "latent_dim": 16, "codebook_size": 256, "levels": 4},
+            data={"seconds": 0.5},
+            loss={"stft_windows": [256], "periods": [3]},
+            sample={"num": 4},
+        ),
         # Two CPU cores, within half an hour: 25 frames a second of 24 codes, 6 kbit/s.
-        "small": {
-            "model.transform": 640,
-            "model.strides": [],
-            "model.dim": 192,
-            "model.levels": 24,
-            "data.seconds": 1.0,
-            "train.steps": 300,
-            "train.batch_size": 16,
-            "optim.lr": 5e-5,
-            "optim.warmup_steps": 20,
-            "optim.clip": 1.0,
-            "loss.mel": 2.0,
-            "loss.discriminator_start": 260,
-            "loss.discriminator_ramp": 30,
-            "loss.discriminator_dim": 8,
-            "loss.stft_windows": [512],
-            "loss.periods": [3],
-            "eval.every": 100,
-            "sample.every": 250,
-            "sample.num": 8,
-            "checkpoint.every": 100,
-            "data.workers": 0,
-        },
-        "base": {
-            "model.strides": [2, 4, 5, 8],
-            "model.dim": 64,
-            "model.latent_dim": 128,
-            "data.seconds": 2.0,
-            "train.steps": 400_000,
-            "train.batch_size": 64,
-            "optim.lr": 1e-4,
-            "optim.betas": [0.8, 0.99],
-            "optim.warmup_steps": 1000,
-            "optim.clip": 1.0,
-            "ema.decay": 0.9995,
-            "loss.discriminator_start": 10_000,
-            "loss.discriminator_ramp": 5000,
-            "loss.discriminator_dim": 32,
-            "loss.stft_windows": [2048, 1024, 512, 256],
-            "eval.every": 5000,
-            "sample.every": 5000,
-            "checkpoint.every": 5000,
-            "engine.precision": "bf16",
-            "data.workers": 8,
-        },
+        "small": preset(
+            SMALL,
+            discriminator(260, ramp=30, dim=8),
+            model={"transform": 640, "strides": [], "dim": 192, "levels": 24},
+            data={"seconds": 1.0},
+            train={"steps": 300},
+            optim={"lr": 5e-5, "warmup_steps": 20, "clip": 1.0},
+            loss={"mel": 2.0, "stft_windows": [512], "periods": [3]},
+            eval={"every": 100},
+            sample={"every": 250, "num": 8},
+            checkpoint={"every": 100},
+        ),
+        "base": preset(
+            BASE,
+            discriminator(10_000, ramp=5000, dim=32),
+            model={"strides": [2, 4, 5, 8], "dim": 64, "latent_dim": 128},
+            data={"seconds": 2.0},
+            train={"steps": 400_000},
+            optim={"lr": 1e-4, "betas": [0.8, 0.99], "warmup_steps": 1000, "clip": 1.0},
+            loss={"stft_windows": [2048, 1024, 512, 256]},
+        ),
     }
 
     recipe: Literal["audio-codec"] = Field("audio-codec", description="What is trained.")

@@ -22,15 +22,8 @@ from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Residual, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
-from quintet.families.audio_codec.pretrained import PretrainedCodec
-from quintet.families.audio_codec.rates import Rates
-from quintet.nn.quantize import (
-    PartedQuantizer,
-    Quantized,
-    Quantizer,
-    ResidualQuantizer,
-    make_quantizer,
-)
+from quintet.families.audio_codec.pretrained import PretrainedCodec, Rates
+from quintet.nn.quantize import PartedQuantizer, Quantized, Quantizer, ResidualQuantizer, configured_quantizer
 
 __all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]
 
@@ -250,12 +243,7 @@ def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
 def _quantizer(config: AudioCodecModelConfig) -> Quantizer:
     loud = config.levels_of_loudness
     levels = config.levels if config.transform is None else (loud, config.levels - loud)
-    try:
-        return make_quantizer(config.quantizer, config.width, config.codebook_size, levels=levels)
-    except UsageError as error:
-        raise UsageError(
-            f"model.codebook_size={config.codebook_size}, model.quantizer={config.quantizer}: {error}"
-        ) from None
+    return configured_quantizer(config, config.width, levels)
 
 
 def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:

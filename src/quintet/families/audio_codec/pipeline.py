@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,14 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.inference import inference_mode
 from quintet.config import validate
-from quintet.data.audio import pad_windows
+from quintet.data.audio import audio_folder_splits, pad_windows, say_resampled
 from quintet.data.splits import Splits
 from quintet.data.tokenized import TokenEncoder
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig
-from quintet.families.audio_codec.data import clip_splits
 from quintet.families.audio_codec.model import AudioCodec, PretrainedCodec
 from quintet.media.audio import write_audio
-from quintet.pipelines.base import Origin, Pipeline, Tokenizer
+from quintet.pipelines.base import Frozen, Origin, Tokenizer
 
 Codec = AudioCodec | PretrainedCodec
 
@@ -38,7 +37,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
     exported = "codec"
 
     @classmethod
-    def build_modules(cls, config: AudioCodecConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+    def build_modules(cls, config: AudioCodecConfig, frozen: Frozen) -> dict[str, nn.Module]:
         return {"codec": (AudioCodec if config.model.transformers is None else PretrainedCodec)(config.model)}
 
     @classmethod
@@ -74,7 +73,10 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
             return self.codec.decode(codes.to(self.device))
 
     def splits(self) -> Splits:
-        return clip_splits(self.config)
+        rate = self.config.model.rate
+        splits = audio_folder_splits(self.config.data, rate)
+        say_resampled(splits.train, rate, "the model (model.rate)")
+        return splits
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return pad_windows(items)

@@ -1,4 +1,5 @@
-"""`PretrainedCodec`: EnCodec, DAC and Mimi of `transformers` behind the interface of `AudioCodec`, frozen.
+"""`PretrainedCodec`: EnCodec, DAC and Mimi of `transformers` behind the interface of `AudioCodec`, frozen; and `Rates`,
+which any codec has.
 
 Clips go through one by one, or together with others of their length: such a codec knows nothing of padding.
 """
@@ -22,8 +23,44 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecModelConfig
-from quintet.families.audio_codec.rates import Rates
 from quintet.nn.transformers_folder import frozen, load_model, load_transformers, loading
+
+
+class Rates:
+    """What follows from a codec's configuration and from how many samples a frame has."""
+
+    config: AudioCodecModelConfig
+    hop: int
+    """Samples of a frame."""
+
+    @property
+    def num_codes(self) -> int:
+        """The vocabulary of each level."""
+        return self.config.codebook_size
+
+    @property
+    def levels(self) -> int:
+        return self.config.levels
+
+    @property
+    def rate(self) -> int:
+        """Samples a second."""
+        return self.config.rate
+
+    @property
+    def frame_rate(self) -> float:
+        """Frames a second."""
+        return self.rate / self.hop
+
+    @property
+    def bitrate(self) -> float:
+        """Bits a second of codes of all levels."""
+        return self.frame_rate * self.levels * math.log2(self.num_codes)
+
+    def frames(self, samples: Tensor) -> Tensor:
+        """Frames of clips of so many samples."""
+        return (samples + self.hop - 1) // self.hop
+
 
 WHAT = "codec of sound"
 FOLDERS_OWN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
-from quintet.common.rng import seed_from
+from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
-from quintet.data.audio import pad_windows
-from quintet.data.splits import Splits
 from quintet.errors import UsageError
-from quintet.families.audio_codec.config import AudioCodecConfig
-from quintet.families.audio_codec.data import clip_splits
+from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecLossConfig
 from quintet.families.audio_codec.discriminators import (
     CodecDiscriminator,
     Maps,
@@ -41,13 +36,11 @@ from quintet.media.audio import write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.quantize import perplexity, usage
-from quintet.pipelines.base import Pipeline
-from quintet.training.engine import Engine
-from quintet.training.phase import Loss, Modules, Output, Phase, frozen
-from quintet.training.task import Task, Traits
+from quintet.pipelines.base import Frozen
+from quintet.training.gan_task import GanTokenizerTask, count_codes, mean_metrics
+from quintet.training.phase import Loss, Modules, Output, frozen
+from quintet.training.task import Traits
 
-REVIVE_EVERY = 25
-"""Steps between two looks for dead codes: candidates are gathered only then."""
 FRAMES_OF_A_CODE = 16
 """From so many frames a code each of the codebooks starts."""
 PER_CLIP = ("mel_distance", "stft_distance")
@@ -57,56 +50,24 @@ SHOWN = 320
 """Pixels of the time axis of a spectrogram."""
 
 
-class AudioCodecTask(Task[AudioCodecConfig]):
+class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
     traits = Traits(best=("mel_distance", "min"))
     pipeline_class = AudioCodecPipeline
+    revive_every = 25
+    loss: AudioCodecLossConfig
+    model: Codec
 
-    def __init__(
-        self,
-        config: AudioCodecConfig,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
-        super().__init__(config, frozen)
-        self.loss = config.loss
-        self.modules = dict(modules or AudioCodecPipeline.build_modules(config, self.frozen))
-        self.codec = self.pipeline(self.modules).codec
-        self.phases = []
-        if isinstance(self.codec, AudioCodec):
-            self.phases = [Phase("generator", ("codec",), self.generator_loss, config.optim.for_phase())]
-        if self.phases and self.loss.discriminator:
-            self.discriminator = CodecDiscriminator(self.loss)
-            self.modules["discriminator"] = self.discriminator
-            self.phases.append(
-                Phase(
-                    "discriminator",
-                    ("discriminator",),
-                    self.discriminator_loss,
-                    config.optim.for_phase(config.optim.discriminator),
-                    self.loss.is_adversarial,
-                )
-            )
-        self.mel = MelDistance(config.model.rate, self.loss.mel_windows)
+    def __init__(self, config: AudioCodecConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
+        super().__init__(config, frozen, modules)
+        self.mel = MelDistance(config.model.rate, config.loss.mel_windows)
         self.measured_mel = measured_mel(config.model.rate)
 
     @property
-    def averaged(self) -> tuple[str, ...]:
-        return ("codec",) if self.phases else ()
+    def trainable(self) -> bool:
+        return isinstance(self.model, AudioCodec)
 
-    @property
-    def trainable_codec(self) -> AudioCodec:
-        if not isinstance(self.codec, AudioCodec):
-            raise UsageError(
-                "a codec of transformers is used as it is, and not trained: `quintet train soundstorm DATA --tokenizer "
-                "FOLDER`"
-            )
-        return self.codec
-
-    def splits(self) -> Splits:
-        return clip_splits(self.config)
-
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return pad_windows(items)
+    def make_discriminator(self) -> CodecDiscriminator:
+        return CodecDiscriminator(self.loss)
 
     # --- training -------------------------------------------------------------------------------------------
 
@@ -117,18 +78,18 @@ class AudioCodecTask(Task[AudioCodecConfig]):
         frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.rate / model.hop))
         return -(-FRAMES_OF_A_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
 
-    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        """Start a vector codebook from the first clips' latents."""
-        codec = self.trainable_codec
-        with torch.no_grad():
-            reports = [Statistics(rows={"latents": codec.latents(*self.window(batch))}) for batch in batches]
-        latents = sum(reports, Statistics()).over_ranks().rows["latents"]
-        codec.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
+    def latents(self, batch: Batch) -> Tensor:
+        if not isinstance(self.model, AudioCodec):
+            raise UsageError(
+                "a codec of transformers is used as it is, and not trained: `quintet train soundstorm DATA --tokenizer "
+                "FOLDER`"
+            )
+        return self.model.latents(*self.window(batch))
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         waves, lengths = self.window(batch)
         levels = self.active_levels(batch).to(waves.device)
-        result: Reconstruction = modules["codec"](waves, lengths, levels, want_rows=step % REVIVE_EVERY == 0)
+        result: Reconstruction = modules["codec"](waves, lengths, levels, want_rows=step % self.revive_every == 0)
         values = {"waves": waves, "lengths": lengths, "made": result.waves.to(waves.dtype), "quantizer": result.loss}
         return Output(values, result.statistics.named("quantizer"))
 
@@ -173,11 +134,6 @@ class AudioCodecTask(Task[AudioCodecConfig]):
         parts = {name: judged(maps, lengths, torch.Tensor.detach).mean() for name, maps in judgements.items()}
         return Loss(loss.mean(), parts)
 
-    def after_step(self, statistics: Statistics, step: int) -> None:
-        self.trainable_codec.quantizer.update(
-            statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival")
-        )
-
     # --- validation -----------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
@@ -192,25 +148,20 @@ class AudioCodecTask(Task[AudioCodecConfig]):
             # Of silence there is no such ratio.
             "heard": heard.sum().double(),
             "si_sdr": si_sdr(made, waves)[heard].double().sum(),
-            "codes": torch.stack(
-                [
-                    torch.bincount(level[level >= 0], minlength=self.codec.num_codes)
-                    for level in codes.flatten(0, 1).unbind(-1)
-                ]
-            ),
+            "codes": count_codes(codes, self.model.num_codes, self.model.levels),
         }
         return Statistics(sums)
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = statistics.sums
-        figures = {name: float(sums[name] / sums["count"]) for name in PER_CLIP}
+        figures = mean_metrics(sums, PER_CLIP)
         if sums["heard"]:
             figures["si_sdr"] = float(sums["si_sdr"] / sums["heard"])
         for name, of_level in (("codebook_usage", usage), ("codebook_perplexity", perplexity)):
             levels = of_level(sums["codes"])
             figures[name] = float(levels.mean())
             figures |= {f"{name}_level_{number}": float(level) for number, level in enumerate(levels, start=1)}
-        figures["bitrate_kbps"] = self.codec.bitrate / 1000
+        figures["bitrate_kbps"] = self.model.bitrate / 1000
         return figures
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from quintet.config import RunConfig, Section, VideoDataConfig
 from quintet.config.adversarial import AdversarialOptimConfig, PictureLossConfig
+from quintet.config.presets import BASE, DEBUG_GAN, MUON, SMALL, discriminator, preset
 
 CHANNELS = 3
 
@@ -102,77 +102,37 @@ class CViViTLossConfig(PictureLossConfig):
 
 
 class CViViTConfig(RunConfig):
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "debug": {
-            "model.image_size": 32,
-            "model.dim": 32,
-            "model.spatial_depth": 1,
-            "model.temporal_depth": 1,
-            "model.heads": 2,
-            "model.head_dim": 16,
-            "model.codebook_size": 256,
-            "data.frames": 5,
-            "data.workers": 0,
-            "train.steps": 20,
-            "train.batch_size": 4,
-            "loss.discriminator_start": 10,
-            "loss.discriminator_ramp": 5,
-            "loss.discriminator_dim": 16,
-            "eval.every": 10,
-            "sample.every": 10,
-            "sample.num": 4,
-            "checkpoint.every": 10,
-            "log.every": 5,
-        },
+    PRESETS: ClassVar = {
+        "debug": preset(
+            DEBUG_GAN,
+            model={"image_size": 32, "dim": 32, "spatial_depth": 1, "temporal_depth": 1, "heads": 2, "head_dim": 16}
+            | {"codebook_size": 256},
+            data={"frames": 5},
+            train={"batch_size": 4},
+            sample={"num": 4},
+        ),
         # One CPU core, a quarter of an hour: it begins as a transform, and shallow blocks improve on it.
-        "small": {
-            "model.image_size": 32,
-            "model.patch": 4,
-            "model.temporal_patch": 4,
-            "model.dim": 128,
-            "model.spatial_depth": 1,
-            "model.temporal_depth": 2,
-            "model.shortcut": True,
-            "model.filter_dim": 32,
-            "model.head_dim": 32,
-            "train.steps": 2000,
-            "train.batch_size": 4,
-            "optim.name": "muon",
-            "optim.lr": 1e-3,
-            "optim.matrix_lr": 0.01,
-            "optim.warmup_steps": 50,
-            "optim.clip": 1.0,
-            "loss.discriminator": False,
-            "loss.motion": 1.0,
-            "eval.every": 1000,
-            "sample.every": 1000,
-            "checkpoint.every": 1000,
-            "data.workers": 0,  # the clips are soon in memory, and workers would take turns with the computation
-        },
-        "base": {
-            "model.image_size": 128,
-            "model.dim": 512,
-            "model.spatial_depth": 4,
-            "model.temporal_depth": 4,
-            "model.heads": 8,
-            "model.codebook_size": 65536,
-            "model.quantizer": "lfq",
-            "train.steps": 500_000,
-            "train.batch_size": 64,
-            "optim.lr": 1e-4,
-            "optim.warmup_steps": 5000,
-            "optim.clip": 1.0,
-            "ema.decay": 0.9995,
-            "loss.discriminator_start": 50_000,
-            "loss.discriminator_ramp": 5000,
-            "loss.discriminator_dim": 64,
-            "eval.every": 5000,
-            "sample.every": 5000,
-            "checkpoint.every": 5000,
-            "engine.precision": "bf16",
-            "data.workers": 8,
-            "data.random_crop": True,
-        },
+        "small": preset(
+            SMALL,
+            MUON,
+            model={"image_size": 32, "patch": 4, "temporal_patch": 4, "dim": 128, "head_dim": 32, "spatial_depth": 1}
+            | {"temporal_depth": 2, "shortcut": True, "filter_dim": 32},
+            train={"steps": 2000, "batch_size": 4},
+            optim={"lr": 1e-3, "warmup_steps": 50},
+            loss={"discriminator": False, "motion": 1.0},
+            eval={"every": 1000},
+            sample={"every": 1000},
+            checkpoint={"every": 1000},
+        ),
+        "base": preset(
+            BASE,
+            discriminator(50_000, ramp=5000, dim=64),
+            model={"image_size": 128, "dim": 512, "spatial_depth": 4, "temporal_depth": 4, "heads": 8}
+            | {"codebook_size": 65536, "quantizer": "lfq"},
+            train={"steps": 500_000},
+            optim={"lr": 1e-4, "warmup_steps": 5000, "clip": 1.0},
+            data={"random_crop": True},
+        ),
     }
 
     recipe: Literal["cvivit"] = Field("cvivit", description="What is trained.")

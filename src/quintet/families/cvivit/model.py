@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
@@ -19,11 +20,14 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
-from quintet.families.cvivit.filter import FrameFilter
+from quintet.nn.convolution import ResidualBlock
 from quintet.nn.positions import LearnedPositions
-from quintet.nn.quantize import Quantizer, make_quantizer
+from quintet.nn.quantize import configured_quantizer
 from quintet.nn.rotary import Rotary
 from quintet.nn.transformer import Transformer
+
+BLOCK = 2
+"""Pixels enter and leave a `FrameFilter` as blocks of 2 x 2: width at full resolution costs most and says least."""
 
 
 @dataclass
@@ -51,7 +55,7 @@ class CViViT(Pretrained, nn.Module):
         self.first_in = nn.Linear(pixels, self.config.dim)
         self.tubes_in = nn.Linear(pixels * self.config.temporal_patch, self.config.dim)
         self.encode_space, self.encode_time = _space(self.config), _time(self.config)
-        self.quantizer = _quantizer(self.config)
+        self.quantizer = configured_quantizer(self.config, self.config.dim, self.config.quantizer_levels)
         self.decode_time, self.decode_space = _time(self.config), _space(self.config)
         self.first_out = nn.Linear(self.config.dim, pixels)
         self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch)
@@ -197,10 +201,27 @@ def _filter(config: CViViTModelConfig) -> nn.Module:
     return nn.Identity() if config.filter_dim is None else FrameFilter(config.filter_dim, config.filter_blocks)
 
 
-def _quantizer(config: CViViTModelConfig) -> Quantizer:
-    try:
-        return make_quantizer(config.quantizer, config.dim, config.codebook_size, levels=config.quantizer_levels)
-    except UsageError as error:
-        raise UsageError(
-            f"model.codebook_size={config.codebook_size}, model.quantizer={config.quantizer}: {error}"
-        ) from None
+class FrameFilter(nn.Module):
+    """Videos (batch, 3, frames, height, width) to videos like them, by convolutions over whole pictures, where patches
+    know only themselves.
+
+    Before the encoder it lets a patch see what lies around it; behind the decoder it takes away the edges of patches,
+    in space and, since a frame sees the one before, where one tube ends and the next begins. It begins as doing
+    nothing, and never looks ahead.
+    """
+
+    def __init__(self, dim: int, blocks: int) -> None:
+        super().__init__()
+        numbers = CHANNELS * BLOCK**2
+        self.enter = nn.Conv2d(2 * numbers, dim, 3, padding=1)
+        self.blocks = nn.Sequential(*(ResidualBlock(dim) for _ in range(blocks)))
+        self.leave = nn.Conv2d(dim, numbers, 3, padding=1)
+        for parameter in self.leave.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, videos: Tensor) -> Tensor:
+        small = F.pixel_unshuffle(rearrange(videos, "b c f h w -> b f c h w"), BLOCK)
+        before = torch.cat([small[:, :1], small[:, :-1]], dim=1)
+        both = rearrange(torch.cat([small, before], dim=2), "b f c h w -> (b f) c h w")
+        change = F.pixel_shuffle(self.leave(F.silu(self.blocks(self.enter(both)))), BLOCK)
+        return videos + rearrange(change, "(b f) c h w -> b c f h w", b=len(videos))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.data.splits import Splits
+from quintet.data.video import pad_clips, video_folder_splits
 from quintet.families.cvivit.config import CViViTConfig
-from quintet.families.cvivit.data import collate_clips, pixels, video_splits
 from quintet.families.cvivit.model import CViViT
 from quintet.media.video_writing import write_video
-from quintet.pipelines.base import Pipeline, Tokenizer
+from quintet.pipelines.base import Tokenizer
 
 
 class CViViTPipeline(Tokenizer[CViViTConfig]):
@@ -27,10 +28,7 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
 
     recipe = "cvivit"
     exported = "cvivit"
-
-    @classmethod
-    def build_modules(cls, config: CViViTConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
-        return {"cvivit": CViViT(config.model)}
+    model_class = CViViT
 
     @property
     def cvivit(self) -> CViViT:
@@ -57,10 +55,12 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
             return self.cvivit.decode(codes.to(self.device))
 
     def splits(self) -> Splits:
-        return video_splits(self.config)
+        return video_folder_splits(self.config.data, self.config.model.size)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return collate_clips(items, self.config.model)
+        """Padded to the longest, in whole latent frames."""
+        model, longest = self.config.model, max(item["videos"].shape[1] for item in items)
+        return pad_clips(items, model.frames(model.moments(longest)))
 
     def encode_batch(self, batch: Batch) -> Tensor:
         return self.cvivit.encode(pixels(batch), batch["mask"])
@@ -76,3 +76,9 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
             )
             for number, (video, length) in enumerate(zip(videos, lengths, strict=True))
         ]
+
+
+def pixels(batch: Batch) -> Tensor:
+    """Videos (batch, 3, frames, height, width) in [0, 1]."""
+    videos: Tensor = batch["videos"]
+    return videos.to(batch.precision) / 255 if videos.dtype == torch.uint8 else videos

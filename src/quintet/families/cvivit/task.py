@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch
 from quintet.common.collectives import mean_over_ranks
 from quintet.common.statistics import Statistics
-from quintet.data.splits import Splits
 from quintet.families.cvivit.config import CViViTConfig, CViViTLossConfig
-from quintet.families.cvivit.data import collate_clips, pixels, video_splits
 from quintet.families.cvivit.model import CViViT, Reconstruction
-from quintet.families.cvivit.pipeline import CViViTPipeline
+from quintet.families.cvivit.pipeline import CViViTPipeline, pixels
 from quintet.families.cvivit.transform import begin_as_transform, patch_statistics
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip, write_video
@@ -39,12 +36,6 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
     pipeline_class = CViViTPipeline
     loss: CViViTLossConfig
     model: CViViT
-
-    def splits(self) -> Splits:
-        return video_splits(self.config)
-
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return collate_clips(items, self.config.model)
 
     # --- training -------------------------------------------------------------------------------------------
 

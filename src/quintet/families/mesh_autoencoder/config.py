@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from quintet.config import MeshDataConfig, RunConfig, Section
+from quintet.config.presets import BASE, DEBUG, SMALL, preset
 
 Width = Annotated[int, Field(ge=8, multiple_of=8)]
 
@@ -68,55 +68,23 @@ class MeshAutoencoderLossConfig(Section):
 
 
 class MeshAutoencoderConfig(RunConfig):
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "debug": {
-            "model.coordinate_dim": 16,
-            "model.normal_dim": 16,
-            "model.encoder": [32, 64],
-            "model.code_dim": 32,
-            "model.codebook_size": 1024,
-            "model.decoder": [64, 64],
-            "train.steps": 20,
-            "train.batch_size": 8,
-            "eval.every": 10,
-            "eval.batches": 2,
-            "sample.every": 10,
-            "sample.num": 4,
-            "checkpoint.every": 10,
-            "log.every": 5,
-            "data.workers": 0,
-        },
+    PRESETS: ClassVar = {
+        "debug": preset(
+            DEBUG,
+            model={"coordinate_dim": 16, "normal_dim": 16, "encoder": [32, 64], "code_dim": 32, "decoder": [64, 64]}
+            | {"codebook_size": 1024},
+            eval={"batches": 2},
+            sample={"num": 4},
+        ),
         # Two CPU cores, minutes.
-        "small": {
-            "model.coordinate_dim": 32,
-            "model.normal_dim": 32,
-            "model.encoder": [64, 128, 256],
-            "model.code_dim": 96,
-            "model.codebook_size": 4096,
-            "model.decoder": [128, 128, 128, 128, 192, 192, 192, 192],
-            "train.steps": 4000,
-            "train.batch_size": 16,
-            "optim.lr": 3e-3,
-            "optim.warmup_steps": 100,
-            "optim.clip": 1.0,
-            "eval.every": 500,
-            "sample.every": 500,
-            "checkpoint.every": 500,
-            "data.workers": 0,
-        },
-        "base": {
-            "train.steps": 200_000,
-            "train.batch_size": 64,
-            "optim.lr": 3e-4,
-            "optim.warmup_steps": 2000,
-            "optim.clip": 1.0,
-            "ema.decay": 0.9995,
-            "eval.every": 5000,
-            "sample.every": 5000,
-            "checkpoint.every": 5000,
-            "engine.precision": "bf16",
-            "data.workers": 8,
-        },
+        "small": preset(
+            SMALL,
+            model={"coordinate_dim": 32, "normal_dim": 32, "encoder": [64, 128, 256], "code_dim": 96}
+            | {"codebook_size": 4096, "decoder": [128] * 4 + [192] * 4},
+            train={"steps": 4000},
+            optim={"lr": 3e-3, "warmup_steps": 100, "clip": 1.0},
+        ),
+        "base": preset(BASE, train={"steps": 200_000}, optim={"lr": 3e-4, "warmup_steps": 2000, "clip": 1.0}),
     }
 
     recipe: Literal["mesh-autoencoder"] = Field("mesh-autoencoder", description="What is trained.")

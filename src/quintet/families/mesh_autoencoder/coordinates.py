@@ -17,10 +17,10 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.families.mesh_autoencoder.features import bin_centres, coordinate_bins
-from quintet.families.mesh_autoencoder.packed import Meshes, check_codes, encode_padded
+from quintet.families.mesh_autoencoder.packed import FaceTokenizer, Meshes, check_codes
 
 
-class CoordinateTokenizer(Pretrained, nn.Module):
+class CoordinateTokenizer(FaceTokenizer, Pretrained, nn.Module):
     """Meshes with coordinates in [-1, 1] to codes `(faces, 3 * vertices of a face)` and back."""
 
     centres: Tensor
@@ -37,10 +37,6 @@ class CoordinateTokenizer(Pretrained, nn.Module):
         return self.config.bins
 
     @property
-    def vertices_per_face(self) -> int:
-        return self.config.vertices_per_face
-
-    @property
     def tokens_per_face(self) -> int:
         return 3 * self.config.vertices_per_face
 
@@ -48,17 +44,9 @@ class CoordinateTokenizer(Pretrained, nn.Module):
     def levels(self) -> int:
         return 1
 
-    @property
-    def bins(self) -> int:
-        return self.config.bins
-
     def encode(self, meshes: Meshes) -> Tensor:
         """The codes of all faces, `(faces, tokens of a face)`."""
         return coordinate_bins(meshes.corners.flip(-1).flatten(1), self.bins)
-
-    def tokenize(self, vertices: Tensor, faces: Tensor) -> Tensor:
-        """Codes of one mesh, `(n, 3)` and `(m, k)`; or of a padded batch, in which padding faces and codes are -1."""
-        return encode_padded(self.encode, vertices, faces)
 
     def decode_from_codes(self, codes: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
         """The corners `(faces, vertices of a face, 3)` of packed codes; `lengths` are the meshes' numbers of faces."""

@@ -26,9 +26,9 @@ from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
 from quintet.families.mesh_autoencoder.features import FaceFeatures, bin_centres, waves
-from quintet.families.mesh_autoencoder.packed import Meshes, check_codes, encode_padded
+from quintet.families.mesh_autoencoder.packed import FaceTokenizer, Meshes, check_codes
 from quintet.nn.graph import GraphConvolution, Packing, RowConvolution, counts_at, means_at, packing
-from quintet.nn.quantize import Quantizer, make_quantizer
+from quintet.nn.quantize import Quantizer, configured_quantizer
 from quintet.nn.transformer import Block
 
 WAVES = 32
@@ -49,7 +49,7 @@ class Reconstruction:
     statistics: Statistics
 
 
-class MeshAutoencoder(Pretrained, nn.Module):
+class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
     """Meshes with coordinates in [-1, 1] to codes `(faces, vertices of a face * levels)` and back.
 
     The codes of a face are those of its vertices in turn, coarsest level first. Keyword arguments are the keys of
@@ -71,10 +71,6 @@ class MeshAutoencoder(Pretrained, nn.Module):
         return self.quantizer.num_codes
 
     @property
-    def vertices_per_face(self) -> int:
-        return self.config.vertices_per_face
-
-    @property
     def tokens_per_face(self) -> int:
         return self.config.vertices_per_face * self.quantizer.levels
 
@@ -82,10 +78,6 @@ class MeshAutoencoder(Pretrained, nn.Module):
     def levels(self) -> int:
         """Codes of a vertex, each of a vocabulary of its own."""
         return self.quantizer.levels
-
-    @property
-    def bins(self) -> int:
-        return self.config.bins
 
     def forward(self, meshes: Meshes, want_rows: bool = False) -> Reconstruction:
         """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
@@ -98,11 +90,6 @@ class MeshAutoencoder(Pretrained, nn.Module):
     def encode(self, meshes: Meshes) -> Tensor:
         """The codes of all faces, `(faces, tokens of a face)`."""
         return self._face_codes(meshes, self.quantizer.encode(*self._vertex_vectors(meshes)))
-
-    @torch.no_grad()
-    def tokenize(self, vertices: Tensor, faces: Tensor) -> Tensor:
-        """Codes of one mesh, `(n, 3)` and `(m, k)`; or of a padded batch, in which padding faces and codes are -1."""
-        return encode_padded(self.encode, vertices, faces)
 
     @torch.no_grad()
     def decode_from_codes(self, codes: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
@@ -266,14 +253,7 @@ class LocalAttention(nn.Module):
 def _quantizer(config: MeshAutoencoderModelConfig) -> Quantizer:
     # One unit of commitment: its weight is `loss.quantizer`, for all of the quantizer's loss.
     options = {} if config.quantizer == "fsq" else {"commitment_weight": 1.0}
-    try:
-        return make_quantizer(
-            config.quantizer, config.code_dim, config.codebook_size, levels=config.quantizer_levels, **options
-        )
-    except UsageError as error:
-        raise UsageError(
-            f"model.codebook_size={config.codebook_size}, model.quantizer={config.quantizer}: {error}"
-        ) from None
+    return configured_quantizer(config, config.code_dim, config.quantizer_levels, **options)
 
 
 def blurred_cross_entropy(logits: Tensor, places: Tensor, blur: float) -> Tensor:

@@ -1,17 +1,20 @@
-"""`Meshes`: a batch of meshes laid one after another, and making it of single meshes or of padded tensors."""
+"""`Meshes`: a batch of meshes laid one after another, and making it of items, of single meshes or of padded tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet.common.batch import Batch, Item
 from quintet.errors import UsageError
+from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.media.mesh import face_adjacency
 from quintet.nn.graph import Packing
 
@@ -87,16 +90,56 @@ def unpadded(vertices: Tensor, faces: Tensor) -> Meshes:
     return pack(used, kept)
 
 
-def encode_padded(encode: Callable[[Meshes], Tensor], vertices: Tensor, faces: Tensor) -> Tensor:
-    """What `encode` makes of `unpadded`, padded as the faces were, with -1."""
-    meshes = unpadded(vertices, faces)
-    codes = encode(meshes)
-    if faces.ndim == 2:
-        return codes
-    padded = meshes.by_face.pad(codes, -1)
-    return F.pad(padded, (0, 0, 0, faces.shape[1] - padded.shape[1]), value=-1)
+class FaceTokenizer:
+    """What a tokenizer of faces has beside its codes, whether it learns or not."""
+
+    config: MeshAutoencoderModelConfig
+
+    @property
+    def vertices_per_face(self) -> int:
+        return self.config.vertices_per_face
+
+    @property
+    def bins(self) -> int:
+        return self.config.bins
+
+    def encode(self, meshes: Meshes) -> Tensor:
+        """The codes of all faces, `(faces, tokens of a face)`."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def tokenize(self, vertices: Tensor, faces: Tensor) -> Tensor:
+        """Codes of one mesh, `(n, 3)` and `(m, k)`; or of a padded batch, in which padding faces and codes are -1."""
+        meshes = unpadded(vertices, faces)
+        codes = self.encode(meshes)
+        if faces.ndim == 2:
+            return codes
+        padded = meshes.by_face.pad(codes, -1)
+        return F.pad(padded, (0, 0, 0, faces.shape[1] - padded.shape[1]), value=-1)
 
 
 def check_codes(codes: Tensor, faces: int, tokens_per_face: int) -> None:
     if codes.ndim != 2 or codes.shape != (faces, tokens_per_face):
         raise UsageError(f"the codes of {faces} faces are {faces} x {tokens_per_face}, not {tuple(codes.shape)}")
+
+
+def collate(items: Sequence[Item]) -> dict[str, Any]:
+    """The fields of a batch. `reach`, one row an item, is where the loop finds the item with a non-finite number.
+
+    Packed, so meshes of all sizes share a batch without waste; batches of similar length would gain nothing.
+    """
+    meshes = pack([item["vertices"] for item in items], [item["faces"] for item in items])
+    fields: dict[str, Any] = {
+        "vertices": meshes.vertices,
+        "faces": meshes.faces,
+        "edges": meshes.edges,
+        "vertex_counts": meshes.vertex_counts,
+        "face_counts": meshes.face_counts,
+        "reach": torch.stack([item["vertices"].abs().amax(0) for item in items]),
+    }
+    others = [name for name in items[0] if name not in ("vertices", "faces")]
+    return {**fields, **{name: [item[name] for item in items] for name in others}}
+
+
+def meshes_of(batch: Batch) -> Meshes:
+    return Meshes(batch["vertices"], batch["faces"], batch["edges"], batch["vertex_counts"], batch["face_counts"])

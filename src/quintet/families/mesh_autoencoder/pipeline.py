@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
+from quintet.data.mesh import mesh_folder_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
-from quintet.families.mesh_autoencoder.data import collate, mesh_splits, meshes_of
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
+from quintet.families.mesh_autoencoder.packed import collate, meshes_of
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_measures import as_triangles, merged
 from quintet.nn.graph import Packing
-from quintet.pipelines.base import Pipeline, Tokenizer
+from quintet.pipelines.base import Frozen, Tokenizer
 
 
 class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
@@ -36,7 +37,7 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
     exported = "autoencoder"
 
     @classmethod
-    def build_modules(cls, config: MeshAutoencoderConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
+    def build_modules(cls, config: MeshAutoencoderConfig, frozen: Frozen) -> dict[str, nn.Module]:
         kind = CoordinateTokenizer if config.model.kind == "coordinates" else MeshAutoencoder
         return {"autoencoder": kind(config.model)}
 
@@ -63,7 +64,16 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
             return self._decode(codes.to(self.device)[None] if codes.ndim == 2 else codes.to(self.device))
 
     def splits(self) -> Splits:
-        return mesh_splits(self.config)
+        data, model = self.config.data, self.config.model
+        return mesh_folder_splits(
+            data,
+            model.bins,
+            data.max_faces,
+            decimate=data.decimate,
+            augment=data.augment,
+            corners=model.vertices_per_face,
+            memory_megabytes=data.memory_megabytes,
+        )
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return collate(items)

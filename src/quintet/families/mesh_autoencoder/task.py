@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
-from quintet.common.rng import seed_from
+from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
-from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
-from quintet.families.mesh_autoencoder.data import collate, mesh_splits, meshes_of
 from quintet.families.mesh_autoencoder.features import coordinate_bins
-from quintet.families.mesh_autoencoder.model import MeshAutoencoder, Reconstruction, blurred_cross_entropy
-from quintet.families.mesh_autoencoder.packed import Meshes
+from quintet.families.mesh_autoencoder.model import Reconstruction, blurred_cross_entropy
+from quintet.families.mesh_autoencoder.packed import Meshes, meshes_of
 from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, write_mesh
 from quintet.media.mesh_measures import as_triangles, compare, is_valid, is_watertight, merged
 from quintet.media.mesh_render import contact_sheet
-from quintet.nn.quantize import perplexity, usage
-from quintet.pipelines.base import Pipeline
-from quintet.training.engine import Engine
+from quintet.training.gan_task import TokenizerTask, codebook_metrics, count_codes, mean_metrics
 from quintet.training.phase import Loss, Modules, Output, Phase
-from quintet.training.task import Task, Traits
+from quintet.training.task import Traits
 
-REVIVE_EVERY = 50
-"""Steps between two looks for dead codes: candidates are gathered only then."""
 RENDERED = 192
 """Pixels of one mesh in a sheet."""
 TURNED = 8
@@ -42,51 +33,30 @@ TURNED = 8
 PER_MESH = ("chamfer", "normal_consistency", "valid", "watertight", "watertight_originals")
 
 
-class MeshAutoencoderTask(Task[MeshAutoencoderConfig]):
+class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
     traits = Traits(best=("coordinate_accuracy", "max"))
     pipeline_class = MeshAutoencoderPipeline
 
-    def __init__(
-        self,
-        config: MeshAutoencoderConfig,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
-        super().__init__(config, frozen)
-        self.modules = dict(modules or MeshAutoencoderPipeline.build_modules(config, self.frozen))
-        self.phases = []
-        if config.model.kind == "learned":
-            autoencoder = self.modules["autoencoder"]
-            assert isinstance(autoencoder, MeshAutoencoder)
-            self.autoencoder = autoencoder
-            self.phases = [Phase("autoencoder", ("autoencoder",), self.reconstruction_loss, config.optim.for_phase())]
-
     @property
-    def averaged(self) -> tuple[str, ...]:
-        return ("autoencoder",) if self.phases else ()
+    def trainable(self) -> bool:
+        return self.config.model.kind == "learned"
 
-    def splits(self) -> Splits:
-        return mesh_splits(self.config)
-
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return collate(items)
+    def make_phases(self) -> list[Phase]:
+        return [Phase("autoencoder", ("autoencoder",), self.reconstruction_loss, self.config.optim.for_phase())]
 
     # --- training -------------------------------------------------------------------------------------------
 
-    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        """Start a vector codebook from the first batch's latents."""
-        if not self.phases:
+    def latents(self, batch: Batch) -> Tensor:
+        if not self.trainable:
             raise UsageError(
                 "model.kind=coordinates has nothing to train; use it as it is: "
                 "`quintet train mesh-transformer DATA --tokenizer coordinates`"
             )
-        with torch.no_grad():
-            reports = [Statistics(rows={"latents": self.autoencoder.latents(meshes_of(batch))}) for batch in batches]
-        latents = sum(reports, Statistics()).over_ranks().rows["latents"]
-        self.autoencoder.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
+        latents: Tensor = self.model.latents(meshes_of(batch))
+        return latents
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        result: Reconstruction = modules["autoencoder"](meshes_of(batch), want_rows=step % REVIVE_EVERY == 0)
+        result: Reconstruction = modules["autoencoder"](meshes_of(batch), want_rows=step % self.revive_every == 0)
         return Output({"result": result}, result.statistics.named("quantizer"))
 
     def reconstruction_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
@@ -99,10 +69,6 @@ class MeshAutoencoderTask(Task[MeshAutoencoderConfig]):
         reconstruction = collectives.mean_over_ranks(losses, torch.ones_like(losses))
         total = reconstruction + self.config.loss.quantizer * result.loss
         return Loss(total, {"reconstruction": reconstruction, "quantizer": result.loss})
-
-    def after_step(self, statistics: Statistics, step: int) -> None:
-        seed = seed_from(self.config.train.seed, step, "revival")
-        self.autoencoder.quantizer.update(statistics.of("quantizer"), seed)
 
     # --- validation -----------------------------------------------------------------------------------------
 
@@ -128,12 +94,7 @@ class MeshAutoencoderTask(Task[MeshAutoencoderConfig]):
                 "coordinates": torch.tensor(float(away.numel())),
                 "coordinate_accuracy": (away <= 1).sum().double(),
                 "coordinate_exact": (away == 0).sum().double(),
-                "codes": torch.stack(
-                    [
-                        torch.bincount(level, minlength=model.num_codes)
-                        for level in codes.reshape(-1, model.levels).T.cpu()
-                    ]
-                ),
+                "codes": count_codes(codes.cpu(), model.num_codes, model.levels),
             }
         )
 
@@ -142,11 +103,7 @@ class MeshAutoencoderTask(Task[MeshAutoencoderConfig]):
         figures = {
             name: float(sums[name] / sums["coordinates"]) for name in ("coordinate_accuracy", "coordinate_exact")
         }
-        figures.update({name: float(sums[name] / sums["count"]) for name in PER_MESH})
-        # Of a residual quantizer the means over its levels.
-        figures["codebook_usage"] = float(torch.stack([usage(level) for level in sums["codes"]]).mean())
-        figures["codebook_perplexity"] = float(torch.stack([perplexity(level) for level in sums["codes"]]).mean())
-        return figures
+        return {**figures, **mean_metrics(sums, PER_MESH), **codebook_metrics(sums["codes"])}
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A sheet of pairs: the mesh, and what the tokenizer makes of it; the first of them also as files to turn."""

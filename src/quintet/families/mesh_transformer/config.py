@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from quintet.config import MeshDataConfig, NegativePromptOptions, RunConfig, SampleConfig, Section
+from quintet.config.presets import BASE, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
 from quintet.config.text import TextConfig
 
 
@@ -99,73 +99,27 @@ class MeshTransformerOptions(NegativePromptOptions):
 
 class MeshTransformerConfig(RunConfig):
     OPTIONS = MeshTransformerOptions
-    LINKS: ClassVar[tuple[str, ...]] = ("tokenizer",)
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "debug": {
-            "model.dim": 32,
-            "model.depth": 2,
-            "model.fine_depth": 1,
-            "model.heads": 2,
-            "model.text_dim": 32,
-            "model.text_depth": 1,
-            "model.text_heads": 2,
-            "data.variants": 1,
-            "data.workers": 0,
-            "train.steps": 20,
-            "train.batch_size": 8,
-            "sample.max_faces": 16,
-            "eval.every": 10,
-            "eval.generated": 8,
-            "sample.every": 10,
-            "sample.num": 4,
-            "checkpoint.every": 10,
-            "log.every": 5,
-        },
+    LINKS = ("tokenizer",)
+    PRESETS: ClassVar = {
+        "debug": preset(
+            DEBUG_GENERATOR, DEBUG_TEXT, model={"fine_depth": 1}, data={"variants": 1}, sample={"max_faces": 16}
+        ),
         # Two CPU cores, minutes.
-        "small": {
-            "model.dim": 128,
-            "model.depth": 6,
-            "model.fine_depth": 2,
-            "model.heads": 4,
-            "model.text_dim": 96,
-            "train.steps": 3600,
-            "train.batch_size": 16,
-            "optim.name": "muon",
-            "optim.lr": 3e-3,
-            "optim.matrix_lr": 0.01,
-            "optim.warmup_steps": 150,
-            "optim.clip": 1.0,
-            "eval.every": 500,
-            "eval.generated": 200,
-            "sample.every": 1000,
-            "checkpoint.every": 500,
-            "data.workers": 0,
-        },
-        "base": {
-            "model.dim": 768,
-            "model.depth": 24,
-            "model.fine_depth": 4,
-            "model.heads": 12,
-            "model.text_dim": 512,
-            "model.text_depth": 6,
-            "model.max_faces": 800,
-            "data.variants": 32,
-            "data.workers": 4,
-            "train.steps": 200_000,
-            "train.batch_size": 64,
-            "optim.lr": 1e-4,
-            "optim.final_lr": 6e-5,
-            "optim.warmup_steps": 2000,
-            "optim.weight_decay": 0.1,
-            "optim.clip": 1.0,
-            "ema.decay": 0.9995,
-            "sample.temperature": 0.8,
-            "sample.top_p": 0.9,
-            "eval.every": 5000,
-            "sample.every": 5000,
-            "checkpoint.every": 5000,
-            "engine.precision": "bf16",
-        },
+        "small": preset(
+            SMALL_GENERATOR,
+            model={"fine_depth": 2, "text_dim": 96},
+            train={"steps": 3600},
+            eval={"every": 500, "generated": 200},
+        ),
+        "base": preset(
+            BASE,
+            BASE_TEXT,
+            model={"dim": 768, "depth": 24, "fine_depth": 4, "heads": 12, "max_faces": 800},
+            data={"variants": 32, "workers": 4},
+            train={"steps": 200_000},
+            optim={"lr": 1e-4, "final_lr": 6e-5, "warmup_steps": 2000, "weight_decay": 0.1, "clip": 1.0},
+            sample={"temperature": 0.8, "top_p": 0.9},
+        ),
     }
 
     recipe: Literal["mesh-transformer"] = Field("mesh-transformer", description="What is trained.")

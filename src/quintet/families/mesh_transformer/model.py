@@ -19,10 +19,9 @@ from quintet.common.rng import ItemRNG
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
-from quintet.families.mesh_transformer.coarse_fine import CoarseFine, CoarseFineRows
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
-from quintet.families.mesh_transformer.flat import Flat, FlatRows
 from quintet.families.mesh_transformer.grammar import whole_faces
+from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineRows, Flat, FlatRows
 from quintet.nn.conditioning import Conditioning, FrozenText, TextConditioning, make_text_conditioning
 from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling import autoregressive

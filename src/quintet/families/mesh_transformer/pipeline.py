@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.rng import ItemRNG
-from quintet.config.text import possible_guidance
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig, MeshTransformerOptions
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates
@@ -23,8 +21,8 @@ from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_formats import read_soup
 from quintet.media.mesh_measures import as_triangles, merged
 from quintet.media.mesh_render import contact_sheet
-from quintet.pipelines.base import Generator, Pipeline, Tokenizer
-from quintet.pipelines.prompts import Prompts, check_prompts, sample_record
+from quintet.pipelines.base import Frozen, Tokenizer
+from quintet.pipelines.prompts import Prompts, TextGenerator, check_prompts, sample_record
 from quintet.sampling.autoregressive import Legal, Sampling
 
 MESHES_AT_ONCE = 32
@@ -32,7 +30,7 @@ RENDERED = 192
 """Pixels of one mesh in a sheet."""
 
 
-class MeshTransformerPipeline(Generator[MeshTransformerConfig]):
+class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
     """Text to mesh, perhaps from a part of the mesh on.
 
     (mesh,) = MeshTransformerPipeline.from_pretrained("runs/mesh")(["a tall table"], seed=0)
@@ -41,13 +39,10 @@ class MeshTransformerPipeline(Generator[MeshTransformerConfig]):
 
     recipe = "mesh-transformer"
     exported = "transformer"
+    model_class = MeshTransformer
 
     @classmethod
-    def build_modules(cls, config: MeshTransformerConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
-        return {"transformer": MeshTransformer(config.model)}
-
-    @classmethod
-    def fit(cls, config: MeshTransformerConfig, frozen: Mapping[str, Pipeline[Any]]) -> MeshTransformerConfig:
+    def fit(cls, config: MeshTransformerConfig, frozen: Frozen) -> MeshTransformerConfig:
         tokenizer = frozen.get("tokenizer")
         if tokenizer is None:
             raise UsageError(
@@ -67,15 +62,6 @@ class MeshTransformerPipeline(Generator[MeshTransformerConfig]):
         transformer = self.modules["transformer"]
         assert isinstance(transformer, MeshTransformer)
         return transformer
-
-    @property
-    def unconditional(self) -> bool:
-        return self.config.model.text == "none"
-
-    @property
-    def guidance(self) -> float:
-        """The guidance scale that the model can be sampled with."""
-        return possible_guidance(self.config.model, self.config.loss.drop_text, self.config.sample.guidance)
 
     def __call__(
         self,

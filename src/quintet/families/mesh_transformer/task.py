@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
@@ -20,13 +21,13 @@ from quintet.data.captioned import found_keys
 from quintet.data.splits import Splits
 from quintet.families.mesh_transformer import data
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
-from quintet.families.mesh_transformer.metrics import clouds, set_figures, soundness
 from quintet.families.mesh_transformer.model import MeshTransformer, unpadded
 from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformerPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
+from quintet.media.mesh_measures import cloud, compare_sets, is_valid, is_watertight
 from quintet.media.mesh_render import contact_sheet
-from quintet.pipelines.base import Pipeline, as_tokenizer
+from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
@@ -40,10 +41,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
     pipeline_class = MeshTransformerPipeline
 
     def __init__(
-        self,
-        config: MeshTransformerConfig,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
+        self, config: MeshTransformerConfig, frozen: Frozen | None = None, modules: Modules | None = None
     ) -> None:
         super().__init__(config, frozen)
         self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
@@ -152,3 +150,24 @@ def _reconstruct(pipeline: MeshTransformerPipeline, batch: Batch) -> list[Mesh]:
     device = batch["codes"].device
     whole = batch["whole"] if "whole" in batch else unpadded(batch["codes"], batch["lengths"])
     return pipeline.decode([codes.to(device) for codes in whole])
+
+
+def soundness(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Tensor]:
+    """Sums over meshes as they were generated, nothing mended; one that had to be cut off is not sound."""
+    found = {
+        "valid": [end and is_valid(mesh) for mesh, end in zip(meshes, ended, strict=True)],
+        "watertight": [end and is_watertight(mesh) for mesh, end in zip(meshes, ended, strict=True)],
+        "ended": list(ended),
+    }
+    return {name: torch.tensor(float(sum(values)), dtype=torch.float64) for name, values in found.items()}
+
+
+def clouds(meshes: Sequence[Mesh]) -> Tensor:
+    """Points (meshes, points, 3), the same for the same mesh."""
+    return torch.from_numpy(np.stack([cloud(mesh) for mesh in meshes]).astype(np.float32))
+
+
+def set_figures(rows: Mapping[str, Tensor]) -> dict[str, float]:
+    """How the points of generated meshes compare with those of real ones."""
+    made, real = (rows[name].cpu().numpy() for name in ("made", "real"))
+    return compare_sets(made, real)._asdict()

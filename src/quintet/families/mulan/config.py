@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from quintet.config import AudioDataConfig, EvalConfig, RunConfig, Section
+from quintet.config.presets import BASE, DEBUG, SMALL, preset
 from quintet.config.text import PRETRAINED
 
 TOKENS = "tokens:"
@@ -140,69 +140,35 @@ class MuLaNEvalConfig(EvalConfig):
 
 
 class MuLaNConfig(RunConfig):
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "debug": {
-            "model.audio.dim": 32,
-            "model.audio.depth": 2,
-            "model.audio.heads": 2,
-            "model.audio.head_dim": 16,
-            "model.text.dim": 32,
-            "model.text.depth": 2,
-            "model.text.heads": 2,
-            "model.text.head_dim": 16,
-            "model.latent_dim": 16,
-            "data.seconds": 1.0,
-            "train.steps": 20,
-            "train.batch_size": 8,
-            "eval.every": 10,
-            "sample.every": 10,
-            "sample.num": 8,
-            "checkpoint.every": 10,
-            "log.every": 5,
-            "data.workers": 0,
-        },
+    PRESETS: ClassVar = {
+        "debug": preset(
+            DEBUG,
+            model={tower: {"dim": 32, "depth": 2, "heads": 2, "head_dim": 16} for tower in ("audio", "text")}
+            | {"latent_dim": 16},
+            data={"seconds": 1.0},
+            sample={"num": 8},
+        ),
         # Two CPU cores, minutes.
-        "small": {
-            "model.audio.dim": 128,
-            "model.audio.depth": 4,
-            "model.audio.head_dim": 32,
-            "model.text.dim": 128,
-            "model.text.depth": 3,
-            "model.text.head_dim": 32,
-            "data.seconds": 4.0,
-            "train.steps": 4000,
-            "train.batch_size": 64,
-            "optim.lr": 1e-3,
-            "optim.warmup_steps": 200,
-            "optim.clip": 1.0,
-            "eval.every": 500,
-            "sample.every": 500,
-            "checkpoint.every": 500,
-            "data.workers": 0,
-        },
-        "base": {
-            "model.audio.dim": 768,
-            "model.audio.depth": 12,
-            "model.audio.heads": 12,
-            "model.audio.mels": 128,
-            "model.text.dim": 768,
-            "model.text.depth": 12,
-            "model.text.heads": 12,
-            "model.text.max_length": 512,
-            "data.seconds": 10.0,
-            "train.steps": 200_000,
-            "train.batch_size": 2048,
-            "optim.lr": 5e-4,
-            "optim.warmup_steps": 2000,
-            "optim.weight_decay": 0.1,
-            "optim.clip": 1.0,
-            "ema.decay": 0.9995,
-            "eval.every": 5000,
-            "sample.every": 5000,
-            "checkpoint.every": 5000,
-            "engine.precision": "bf16",
-            "data.workers": 8,
-        },
+        "small": preset(
+            SMALL,
+            model={
+                "audio": {"dim": 128, "depth": 4, "head_dim": 32},
+                "text": {"dim": 128, "depth": 3, "head_dim": 32},
+            },
+            data={"seconds": 4.0},
+            train={"steps": 4000, "batch_size": 64},
+            optim={"lr": 1e-3, "warmup_steps": 200, "clip": 1.0},
+        ),
+        "base": preset(
+            BASE,
+            model={
+                "audio": {"dim": 768, "depth": 12, "heads": 12, "mels": 128},
+                "text": {"dim": 768, "depth": 12, "heads": 12, "max_length": 512},
+            },
+            data={"seconds": 10.0},
+            train={"steps": 200_000, "batch_size": 2048},
+            optim={"lr": 5e-4, "warmup_steps": 2000, "weight_decay": 0.1, "clip": 1.0},
+        ),
     }
 
     recipe: Literal["mulan"] = Field("mulan", description="What is trained.")

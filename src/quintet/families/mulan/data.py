@@ -14,7 +14,7 @@ from quintet.data.audio import AudioFolder, PythonAudio, audio_folder_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
-from quintet.families.mulan.text_tower import TextTransformer
+from quintet.families.mulan.towers import TextTransformer
 from quintet.media.audio import resample, window_starts
 from quintet.media.loudness import to_loudness
 

@@ -11,18 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.common.precision import at_least_fp32
+from quintet.common.statistics import Statistics
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
-from quintet.families.mulan.audio_tower import AudioSpectrogramTransformer, Hiding
 from quintet.families.mulan.config import MuLaNModelConfig
-from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
-from quintet.families.mulan.text_tower import Prepared, TextTransformer
+from quintet.families.mulan.towers import AudioSpectrogramTransformer, Hiding, Prepared, TextTransformer
+from quintet.nn.quantize import make_quantizer
 
 __all__ = ["AudioSpectrogramTransformer", "MuLaN", "MuLaNEmbedQuantizer", "TextTransformer", "Vectors"]
 
 FIRST_BIAS = -10.0
 """Of the sigmoid loss, where nearly all pairs are wrong ones (2303.15343)."""
+FEWEST = 0.05
+"""A code that is used less often than this share of the mean is dead."""
 
 
 class Vectors(NamedTuple):
@@ -118,3 +120,46 @@ def _latents(projections: nn.ModuleList, states: Tensor) -> Tensor:
 def _evenly(depth: int, count: int) -> tuple[int, ...]:
     """The numbers of so many blocks, evenly spaced, the last one not among them."""
     return tuple(depth * number // (count + 1) - 1 for number in range(1, count + 1))
+
+
+class MuLaNEmbedQuantizer(nn.Module):
+    """Vectors `(batch, latent_dim)` to codes `(batch, levels)`, the coarsest first, and back, for generators that they
+    condition (MusicLM, 2301.11325): a residual quantizer of moving averages.
+
+    `positions` is how many vectors a step brings in training.
+    """
+
+    def __init__(
+        self,
+        latent_dim: int,
+        levels: int = 8,
+        codebook_size: int = 1024,
+        *,
+        positions: int = 1024,
+    ) -> None:
+        super().__init__()
+        if levels < 1:
+            raise UsageError(f"MuLaNEmbedQuantizer needs levels of at least 1, not {levels}")
+        # Vectors that take part in no gradient: nothing has to commit itself to a code.
+        self.quantizer = make_quantizer(
+            "vq",
+            latent_dim,
+            codebook_size,
+            levels,
+            commitment_weight=0.0,
+            revive_below=FEWEST * positions / codebook_size,
+        )
+
+    def encode(self, vectors: Tensor) -> Tensor:
+        codes: Tensor = self.quantizer.encode(vectors[None])[0]
+        return codes if self.quantizer.code_axes else codes[:, None]
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """The vectors that codes stand for, of length one."""
+        inner = codes if self.quantizer.code_axes else codes[:, 0]
+        return F.normalize(self.quantizer.codes_to_vectors(inner[None])[0], dim=-1)
+
+    def forward(self, views: Tensor, want_rows: bool) -> Statistics:
+        """What the views of a batch, `(batch, views, latent_dim)`, add to the codebooks."""
+        statistics: Statistics = self.quantizer(views, want_rows=want_rows).statistics
+        return statistics

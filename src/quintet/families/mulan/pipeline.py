@@ -21,11 +21,10 @@ from quintet.errors import UsageError
 from quintet.families.mulan.config import TOKENS, MuLaNConfig
 from quintet.families.mulan.data import clip_windows, mulan_splits
 from quintet.families.mulan.features import MuLaNFeatures
-from quintet.families.mulan.model import MuLaN
-from quintet.families.mulan.quantizer import MuLaNEmbedQuantizer
+from quintet.families.mulan.model import MuLaN, MuLaNEmbedQuantizer
 from quintet.nn.tokenized_text import TokenizerFolder
 from quintet.pipelines.audio_features import AudioFeatureExtractor
-from quintet.pipelines.base import Embedder, Pipeline
+from quintet.pipelines.base import Embedder, Frozen
 
 TEXTS_AT_ONCE = 64
 
@@ -48,7 +47,7 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
     def build_modules(
         cls,
         config: MuLaNConfig,
-        frozen: Mapping[str, Pipeline[Any]],
+        frozen: Frozen,
         given: Mapping[str, nn.Module] | None = None,
     ) -> dict[str, nn.Module]:
         """`given` are modules that exist already; the others are made."""
@@ -62,7 +61,7 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
         return modules
 
     @classmethod
-    def fit(cls, config: MuLaNConfig, frozen: Mapping[str, Pipeline[Any]]) -> MuLaNConfig:
+    def fit(cls, config: MuLaNConfig, frozen: Frozen) -> MuLaNConfig:
         """With the folder of the text encoder or tokenizer, where there is one, and its vocabulary."""
         config = config.changed(_text_keys(config))
         if config.data.seconds > config.model.audio.max_seconds:

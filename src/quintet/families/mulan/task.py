@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
@@ -26,11 +26,11 @@ from quintet.families.mulan.data import mulan_splits
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
-from quintet.families.mulan.text_tower import Prepared
+from quintet.families.mulan.towers import Prepared
 from quintet.media.image import write_image
 from quintet.media.matrix import draw_matrix
 from quintet.nn.contrastive import contrastive_loss, similarities
-from quintet.pipelines.base import Pipeline
+from quintet.pipelines.base import Frozen
 from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Report, Task, Traits
@@ -46,12 +46,7 @@ class MuLaNTask(Task[MuLaNConfig]):
     traits = Traits(best=("text_to_audio_mrr", "max"), minimum_batch=2)
     pipeline_class = MuLaNPipeline
 
-    def __init__(
-        self,
-        config: MuLaNConfig,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
+    def __init__(self, config: MuLaNConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
         config = self.config
         self.modules = MuLaNPipeline.build_modules(config, self.frozen, modules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from quintet.errors import UnreadableItem, UsageError
 from quintet.families.muse.config import MuseConfig, MuseOptions
 from quintet.families.muse.model import Canvas, Muse, Stage
 from quintet.media.image import image_grid, read_image, resize_and_crop, to_tensor, write_image
-from quintet.pipelines.base import Pipeline, Tokenizer
+from quintet.pipelines.base import Frozen, Pipeline, Tokenizer
 from quintet.pipelines.maskgit import MaskGitPipeline
 from quintet.pipelines.prompts import Prompts, check_prompts, sample_record
 
@@ -33,7 +33,7 @@ class MusePipeline(MaskGitPipeline[MuseConfig]):
     recipe = "muse"
 
     @classmethod
-    def fit(cls, config: MuseConfig, frozen: Mapping[str, Pipeline[Any]]) -> MuseConfig:
+    def fit(cls, config: MuseConfig, frozen: Frozen) -> MuseConfig:
         tokenizer, base = frozen.get("tokenizer"), frozen.get("base")
         if tokenizer is None:
             raise UsageError("muse draws with the codes of a tokenizer: name one with --tokenizer RUN")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
@@ -19,7 +17,7 @@ from quintet.families.muse.data import token_splits
 from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import EXTENSIONS, image_grid, write_image
 from quintet.nn.codebook_smoothing import check_alike
-from quintet.pipelines.base import Pipeline, as_tokenizer
+from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows
 from quintet.training.phase import Modules
@@ -28,12 +26,7 @@ from quintet.training.phase import Modules
 class MuseTask(MaskGitTask[MuseConfig]):
     pipeline_class = MusePipeline
 
-    def __init__(
-        self,
-        config: MuseConfig,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
+    def __init__(self, config: MuseConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
         self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
         self.tokenizer, self.base = as_tokenizer(self.frozen["tokenizer"]), self.frozen.get("base")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from quintet.config import NegativePromptOptions, VideoDataConfig
 from quintet.config.masked import MaskGitLossConfig, MaskGitRunConfig, MaskGitSampleConfig
+from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
 
 
 class PhenakiDataConfig(VideoDataConfig):
@@ -85,78 +85,21 @@ class PhenakiOptions(NegativePromptOptions):
 
 class PhenakiConfig(MaskGitRunConfig):
     OPTIONS = PhenakiOptions
-    LINKS: ClassVar[tuple[str, ...]] = ("tokenizer",)
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "debug": {
-            "model.dim": 32,
-            "model.depth": 2,
-            "model.heads": 2,
-            "model.rotary": True,
-            "model.text_dim": 32,
-            "model.text_depth": 1,
-            "model.text_heads": 2,
-            "data.frames": 5,
-            "data.workers": 0,
-            "train.steps": 20,
-            "train.batch_size": 8,
-            "sample.steps": 4,
-            "eval.every": 10,
-            "eval.generated": 8,
-            "sample.every": 10,
-            "sample.num": 4,
-            "checkpoint.every": 10,
-            "log.every": 5,
-        },
+    LINKS = ("tokenizer",)
+    PRESETS: ClassVar = {
+        "debug": preset(DEBUG_GENERATOR, DEBUG_TEXT, model={"rotary": True}, data={"frames": 5}, sample={"steps": 4}),
         # Two CPU cores, within an hour.
-        "small": {
-            "model.dim": 128,
-            "model.depth": 6,
-            "model.heads": 4,
-            "model.rotary": True,
-            "model.text": "words",
-            "model.text_dim": 96,
-            "loss.order": "moments",
-            "loss.alike": 0.5,
-            "loss.label_smoothing": 0.0,
-            "loss.first_moment": 0.88,  # the picture is the hard part
-            "train.steps": 14_000,
-            "train.batch_size": 16,
-            "optim.name": "muon",
-            "optim.lr": 3e-3,
-            "optim.matrix_lr": 0.01,
-            "optim.warmup_steps": 150,
-            "optim.clip": 1.0,
-            "sample.steps": 18,
-            "sample.later_steps": 6,
-            "sample.overlap": 5,
-            "sample.temperature": 0.4,
-            "sample.choice_noise": 4.5,
-            "sample.num": 8,
-            "eval.every": 1000,
-            "eval.generated": 200,
-            "sample.every": 2000,
-            "checkpoint.every": 500,
-            "data.workers": 0,
-        },
-        "base": {
-            "model.dim": 1024,
-            "model.depth": 24,
-            "model.heads": 16,
-            "model.rotary": True,
-            "model.text_dim": 512,
-            "model.text_depth": 6,
-            "train.steps": 500_000,
-            "train.batch_size": 256,
-            "optim.lr": 1e-4,
-            "optim.warmup_steps": 5000,
-            "optim.clip": 1.0,
-            "ema.decay": 0.9999,
-            "eval.every": 5000,
-            "sample.every": 5000,
-            "checkpoint.every": 5000,
-            "engine.precision": "bf16",
-            "data.workers": 4,
-        },
+        "small": preset(
+            SMALL_GENERATOR,
+            model={"rotary": True, "text": "words", "text_dim": 96},
+            # The picture is the hard part, and it is the first moment.
+            loss={"order": "moments", "alike": 0.5, "label_smoothing": 0.0, "first_moment": 0.88},
+            train={"steps": 14_000},
+            sample={"steps": 18, "later_steps": 6, "overlap": 5, "temperature": 0.4, "choice_noise": 4.5}
+            | {"num": 8, "every": 2000},
+            eval={"generated": 200},
+        ),
+        "base": preset(BASE_GENERATOR, BASE_TEXT, model={"rotary": True}),
     }
 
     recipe: Literal["phenaki"] = Field("phenaki", description="What is trained.")

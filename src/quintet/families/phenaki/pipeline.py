@@ -21,7 +21,7 @@ from quintet.media.image import image_grid, write_image
 from quintet.media.names import caption_name
 from quintet.media.video import Fit, clip_frames, clip_tensor, read_header, read_video
 from quintet.media.video_writing import filmstrip, write_video
-from quintet.pipelines.base import Pipeline, Tokenizer, as_tokenizer
+from quintet.pipelines.base import Frozen, Pipeline, Tokenizer, as_tokenizer
 from quintet.pipelines.maskgit import MaskGitPipeline
 from quintet.pipelines.prompts import Prompts, check_prompts, sample_record
 from quintet.sampling.guidance import encode_prompts
@@ -44,7 +44,7 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
     recipe = "phenaki"
 
     @classmethod
-    def fit(cls, config: PhenakiConfig, frozen: Mapping[str, Pipeline[Any]]) -> PhenakiConfig:
+    def fit(cls, config: PhenakiConfig, frozen: Frozen) -> PhenakiConfig:
         if "tokenizer" in frozen:
             config = _fit_to_tokenizer(config, frozen["tokenizer"])
         elif config.model.grid is None or config.model.num_codes is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
@@ -25,7 +25,7 @@ from quintet.media.image import image_grid, write_image
 from quintet.media.video import EXTENSIONS
 from quintet.media.video_writing import filmstrip
 from quintet.nn.codebook_smoothing import check_alike
-from quintet.pipelines.base import Pipeline, as_tokenizer
+from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows
 from quintet.training.phase import Modules
@@ -34,12 +34,7 @@ from quintet.training.phase import Modules
 class PhenakiTask(MaskGitTask[PhenakiConfig]):
     pipeline_class = PhenakiPipeline
 
-    def __init__(
-        self,
-        config: PhenakiConfig,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
+    def __init__(self, config: PhenakiConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
         self.config = _with_texts(self.config)
         self.tokenizer = as_tokenizer(self.frozen["tokenizer"]) if "tokenizer" in self.frozen else None

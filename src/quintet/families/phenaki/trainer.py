@@ -12,8 +12,8 @@ from quintet.config import build
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.phenaki.config import PhenakiConfig
+from quintet.families.phenaki.data import python_clip_splits
 from quintet.families.phenaki.model import Phenaki
-from quintet.families.phenaki.python_data import python_clip_splits
 from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
 from quintet.pipelines.base import Pipeline

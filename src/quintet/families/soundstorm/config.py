@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from quintet.config import GenerateOptions, RunConfig, Section, SoundDataConfig
 from quintet.config.masked import MaskedSampleConfig
+from quintet.config.presets import BASE_GENERATOR, DEBUG_GENERATOR, SMALL_GENERATOR, preset
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
 
@@ -124,67 +124,19 @@ class SoundStormOptions(GenerateOptions):
 
 class SoundStormConfig(RunConfig):
     OPTIONS = SoundStormOptions
-    LINKS: ClassVar[tuple[str, ...]] = ("tokenizer", "condition")
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "debug": {
-            "model.dim": 32,
-            "model.depth": 2,
-            "model.heads": 2,
-            "model.head_dim": 16,
-            "data.seconds": 1.0,
-            "train.steps": 20,
-            "train.batch_size": 8,
-            "sample.steps": [4, 1],
-            "eval.every": 10,
-            "eval.generated": 8,
-            "sample.every": 10,
-            "sample.num": 4,
-            "checkpoint.every": 10,
-            "log.every": 5,
-            "data.workers": 0,
-        },
+    LINKS = ("tokenizer", "condition")
+    PRESETS: ClassVar = {
+        "debug": preset(DEBUG_GENERATOR, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}),
         # Two CPU cores, within an hour.
-        "small": {
-            "model.levels": 4,
-            "model.dim": 128,
-            "model.depth": 6,
-            "model.heads": 4,
-            "model.head_dim": 32,
-            "loss.coarse_first": 2.0,
-            "train.steps": 3200,
-            "train.batch_size": 16,
-            "optim.name": "muon",
-            "optim.lr": 3e-3,
-            "optim.matrix_lr": 0.01,
-            "optim.warmup_steps": 150,
-            "optim.clip": 1.0,
-            "sample.steps": [16, 4, 2, 1],
-            "sample.guidance": 2.0,
-            "sample.temperature": 0.7,
-            "sample.num": 8,
-            "eval.every": 1000,
-            "eval.generated": 64,
-            "sample.every": 1000,
-            "checkpoint.every": 500,
-            "data.workers": 0,
-        },
-        "base": {
-            "model.dim": 1024,
-            "model.depth": 12,
-            "model.heads": 16,
-            "data.seconds": 30.0,
-            "train.steps": 500_000,
-            "train.batch_size": 256,
-            "optim.lr": 2e-4,
-            "optim.warmup_steps": 5000,
-            "optim.clip": 1.0,
-            "ema.decay": 0.9999,
-            "eval.every": 5000,
-            "sample.every": 5000,
-            "checkpoint.every": 5000,
-            "engine.precision": "bf16",
-            "data.workers": 4,
-        },
+        "small": preset(
+            SMALL_GENERATOR,
+            model={"levels": 4, "head_dim": 32},
+            loss={"coarse_first": 2.0},
+            train={"steps": 3200},
+            sample={"steps": [16, 4, 2, 1], "guidance": 2.0, "temperature": 0.7, "num": 8},
+            eval={"generated": 64},
+        ),
+        "base": preset(BASE_GENERATOR, model={"depth": 12}, data={"seconds": 30.0}, optim={"lr": 2e-4}),
     }
 
     recipe: Literal["soundstorm"] = Field("soundstorm", description="What is trained.")

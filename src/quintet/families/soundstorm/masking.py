@@ -50,11 +50,10 @@ def hide(
 
     `coarse_first` above 1 asks for coarse levels more often: the lowest of so many even draws, if it is a whole number.
     """
-    _check(codes, frames, mask_id)
     lengths = frames.sum(1)
     prompts = (draw.uniform(f"{name}-prompt").to(codes.device) * lengths).long().minimum(lengths - 1)
-    levels = _levels(draw, codes.shape[2], coarse_first, f"{name}-level").to(codes.device)
-    return _hidden(codes, frames, prompts, levels, draw, mask_id, schedule, span, name)
+    levels = _levels(draw, codes.shape[-1], coarse_first, f"{name}-level").to(codes.device)
+    return hide_level(codes, frames, prompts, levels, draw, mask_id, schedule, span, name)
 
 
 def hide_level(
@@ -70,20 +69,6 @@ def hide_level(
 ) -> Hidden:
     """The same for prompts (batch,) of so many frames and levels (batch,) that are given, as validation does."""
     _check(codes, frames, mask_id)
-    return _hidden(codes, frames, prompts, levels, draw, mask_id, schedule, span, name)
-
-
-def _hidden(
-    codes: Tensor,
-    frames: Tensor,
-    prompts: Tensor,
-    levels: Tensor,
-    draw: ItemRNG,
-    mask_id: int,
-    schedule: Schedule,
-    span: int,
-    name: str,
-) -> Hidden:
     behind = frames & (torch.arange(codes.shape[1], device=codes.device) >= prompts[:, None])
     where = training_mask(draw, behind, schedule, name, span)
     numbers = torch.arange(codes.shape[2], device=codes.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from quintet.common.batch import Batch
 from quintet.data.audio import pad_windows
 from quintet.data.tokenized import TokenEncoder
 from quintet.errors import UsageError
-from quintet.pipelines.base import Embedder, Pipeline
+from quintet.pipelines.base import Embedder, Frozen, Pipeline
 
 
 class MuLaNConditioner:
@@ -32,7 +32,7 @@ class MuLaNConditioner:
         self.quantized = form == "quantized"
 
     @classmethod
-    def of(cls, frozen: Mapping[str, Pipeline[Any]], form: str) -> MuLaNConditioner | None:
+    def of(cls, frozen: Frozen, form: str) -> MuLaNConditioner | None:
         return cls(frozen["condition"], form) if "condition" in frozen else None
 
     @property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.logging import say
@@ -25,7 +25,7 @@ from quintet.media.audio import read_audio, read_header, write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.loudness import to_loudness
 from quintet.media.spectrogram import spectrogram
-from quintet.pipelines.base import Generator, Pipeline
+from quintet.pipelines.base import Frozen, Generator, Pipeline
 from quintet.pipelines.prompts import Prompts, sample_record
 from quintet.sampling import masked
 
@@ -54,13 +54,10 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
 
     recipe = "soundstorm"
     exported = "soundstorm"
+    model_class = SoundStorm
 
     @classmethod
-    def build_modules(cls, config: SoundStormConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
-        return {"soundstorm": SoundStorm(config.model)}
-
-    @classmethod
-    def fit(cls, config: SoundStormConfig, frozen: Mapping[str, Pipeline[Any]]) -> SoundStormConfig:
+    def fit(cls, config: SoundStormConfig, frozen: Frozen) -> SoundStormConfig:
         conditioner = MuLaNConditioner.of(frozen, config.data.clip)
         if "tokenizer" in frozen:
             config = _fit_to_codec(config, frozen["tokenizer"])
@@ -248,7 +245,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         return codes[..., : self.soundstorm.levels]
 
 
-def codec_of(frozen: Mapping[str, Pipeline[Any]]) -> Any:
+def codec_of(frozen: Frozen) -> Any:
     """The pipeline that sounds are encoded and decoded by; a model that is trained on token ids may have none."""
     if "tokenizer" not in frozen:
         raise UsageError("this model knows no codec, only token ids: there are no sounds to read or to make")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
@@ -26,7 +26,7 @@ from quintet.media.audio import write_audio
 from quintet.media.image import image_grid, write_image
 from quintet.media.spectrogram import spectrogram
 from quintet.nn.frechet import frechet_distance
-from quintet.pipelines.base import Pipeline
+from quintet.pipelines.base import Frozen
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine
 from quintet.training.judge import judge_of, judged_rows, mean_scores
@@ -42,12 +42,7 @@ class SoundStormTask(Task[SoundStormConfig]):
     traits = Traits(best=("loss", "min"), shardable=True)
     pipeline_class = SoundStormPipeline
 
-    def __init__(
-        self,
-        config: SoundStormConfig,
-        frozen: Mapping[str, Pipeline[Any]] | None = None,
-        modules: Mapping[str, nn.Module] | None = None,
-    ) -> None:
+    def __init__(self, config: SoundStormConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
         tokenizer = self.frozen.get("tokenizer")
         if tokenizer is not None:

@@ -9,10 +9,9 @@ from quintet.data.audio import python_audio_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.data import coded_splits
+from quintet.families.soundstorm.data import coded_splits, hold_tokens, python_token_splits
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.pipeline import codec_of
-from quintet.families.soundstorm.python_data import hold_tokens, python_token_splits
 from quintet.families.soundstorm.task import SoundStormTask
 from quintet.pipelines.base import Pipeline
 from quintet.training.options import TrainerOptions

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from quintet.config import PictureDataConfig, RunConfig, Section
 from quintet.config.adversarial import AdversarialOptimConfig, PictureLossConfig
+from quintet.config.presets import BASE, DEBUG_GAN, SMALL, discriminator, preset
 
 
 class VQGanModelConfig(Section):
@@ -69,62 +69,26 @@ class VQGanLossConfig(PictureLossConfig):
 
 
 class VQGanConfig(RunConfig):
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "debug": {
-            "model.image_size": 32,
-            "model.dim": 16,
-            "model.layers": 2,
-            "model.codebook_size": 256,
-            "train.steps": 20,
-            "train.batch_size": 8,
-            "loss.discriminator_start": 10,
-            "loss.discriminator_ramp": 5,
-            "loss.discriminator_dim": 16,
-            "eval.every": 10,
-            "sample.every": 10,
-            "checkpoint.every": 10,
-            "log.every": 5,
-            "data.workers": 0,
-        },
+    PRESETS: ClassVar = {
+        "debug": preset(DEBUG_GAN, model={"image_size": 32, "dim": 16, "layers": 2, "codebook_size": 256}),
         # Two CPU cores, minutes: narrow, many steps, a high rate.
-        "small": {
-            "model.dim": 16,
-            "train.steps": 5000,
-            "train.batch_size": 16,
-            "optim.lr": 3e-3,
-            "optim.warmup_steps": 50,
-            "loss.reconstruction": "l2",
-            "loss.discriminator_start": 3333,
-            "loss.discriminator_ramp": 300,
-            "loss.discriminator_dim": 16,
-            "eval.every": 500,
-            "sample.every": 500,
-            "checkpoint.every": 500,
-            "data.workers": 0,  # the pictures are soon in memory, and workers would take turns with the computation
-        },
-        "base": {
-            "model.image_size": 256,
-            "model.dim": 128,
-            "model.layers": 4,
-            "model.blocks": 2,
-            "model.codebook_size": 16384,
-            "model.quantizer": "fsq",
-            "train.steps": 300_000,
-            "train.batch_size": 64,
-            "optim.lr": 1e-4,
-            "optim.warmup_steps": 5000,
-            "ema.decay": 0.9995,
-            "loss.discriminator_start": 20_000,
-            "loss.discriminator_ramp": 5000,
-            "loss.discriminator_dim": 64,
-            "loss.lecam": 0.001,
-            "eval.every": 5000,
-            "sample.every": 5000,
-            "checkpoint.every": 5000,
-            "engine.precision": "bf16",
-            "data.workers": 8,
-            "data.random_crop": True,
-        },
+        "small": preset(
+            SMALL,
+            discriminator(3333, ramp=300, dim=16),
+            model={"dim": 16},
+            train={"steps": 5000},
+            optim={"lr": 3e-3, "warmup_steps": 50},
+            loss={"reconstruction": "l2"},
+        ),
+        "base": preset(
+            BASE,
+            discriminator(20_000, ramp=5000, dim=64),
+            model={"image_size": 256, "dim": 128, "layers": 4, "blocks": 2, "codebook_size": 16384, "quantizer": "fsq"},
+            train={"steps": 300_000},
+            optim={"lr": 1e-4, "warmup_steps": 5000},
+            loss={"lecam": 0.001},
+            data={"random_crop": True},
+        ),
     }
 
     recipe: Literal["vqgan"] = Field("vqgan", description="What is trained.")

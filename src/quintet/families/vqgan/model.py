@@ -21,7 +21,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanModelConfig
 from quintet.nn.convolution import GROUP, ResidualBlock
-from quintet.nn.quantize import Quantizer, make_quantizer
+from quintet.nn.quantize import configured_quantizer
 
 
 @dataclass
@@ -46,7 +46,7 @@ class VQGanVAE(Pretrained, nn.Module):
         self.config = config or validate(VQGanModelConfig, keywords)
         widths = [self.config.dim * min(2**number, 8) for number in range(self.config.layers)]
         self.encoder = _encoder(self.config, widths)
-        self.quantizer = _quantizer(self.config, widths[-1])
+        self.quantizer = configured_quantizer(self.config, widths[-1], self.config.quantizer_levels)
         self.decoder = _decoder(self.config, widths)
         self.last_layer = nn.Conv2d(widths[0], self.config.channels * 4, 3, padding=1)
 
@@ -99,15 +99,6 @@ class VQGanVAE(Pretrained, nn.Module):
 
     def _pixels(self, features: Tensor) -> Tensor:
         return (F.pixel_shuffle(self.last_layer(features), 2) + 1) / 2
-
-
-def _quantizer(config: VQGanModelConfig, dim: int) -> Quantizer:
-    try:
-        return make_quantizer(config.quantizer, dim, config.codebook_size, levels=config.quantizer_levels)
-    except UsageError as error:
-        raise UsageError(
-            f"model.codebook_size={config.codebook_size}, model.quantizer={config.quantizer}: {error}"
-        ) from None
 
 
 def _encoder(config: VQGanModelConfig, widths: list[int]) -> nn.Sequential:

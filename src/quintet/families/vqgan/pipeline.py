@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
+from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.families.vqgan.data import image_splits, pixels
 from quintet.families.vqgan.model import VQGanVAE
 from quintet.media.image import write_image
-from quintet.pipelines.base import Pipeline, Tokenizer
+from quintet.pipelines.base import Tokenizer
 
 
 class VQGanPipeline(Tokenizer[VQGanConfig]):
@@ -27,10 +26,7 @@ class VQGanPipeline(Tokenizer[VQGanConfig]):
 
     recipe = "vqgan"
     exported = "vae"
-
-    @classmethod
-    def build_modules(cls, config: VQGanConfig, frozen: Mapping[str, Pipeline[Any]]) -> dict[str, nn.Module]:
-        return {"vae": VQGanVAE(config.model)}
+    model_class = VQGanVAE
 
     @property
     def vae(self) -> VQGanVAE:
@@ -49,7 +45,7 @@ class VQGanPipeline(Tokenizer[VQGanConfig]):
             return self.vae.decode(codes.to(self.device))
 
     def splits(self) -> Splits:
-        return image_splits(self.config)
+        return folder_splits(self.config.data, self.config.model.size, self.config.model.channels)
 
     def encode_batch(self, batch: Batch) -> Tensor:
         return self.vae.encode(pixels(batch))
@@ -60,3 +56,11 @@ class VQGanPipeline(Tokenizer[VQGanConfig]):
             Artifact(f"{name}.png" if len(images) == 1 else f"{name}-{number}.png", partial(write_image, image))
             for number, image in enumerate(images)
         ]
+
+
+def pixels(batch: Batch) -> Tensor:
+    """Images (batch, channels, height, width) in [0, 1], in the memory format convolutions like best."""
+    images: Tensor = batch["images"]
+    if images.dtype == torch.uint8:
+        images = images.to(batch.precision) / 255
+    return images.contiguous(memory_format=torch.channels_last)

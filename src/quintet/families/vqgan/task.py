@@ -9,11 +9,9 @@ from torch import Tensor
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
-from quintet.data.splits import Splits
 from quintet.families.vqgan.config import VQGanConfig, VQGanLossConfig
-from quintet.families.vqgan.data import image_splits, pixels
 from quintet.families.vqgan.model import Reconstruction, VQGanVAE
-from quintet.families.vqgan.pipeline import VQGanPipeline
+from quintet.families.vqgan.pipeline import VQGanPipeline, pixels
 from quintet.media.image import image_grid, write_image
 from quintet.nn.adversarial import adaptive_weight, lecam_penalty
 from quintet.nn.similarity import psnr, ssim
@@ -25,9 +23,6 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
     pipeline_class = VQGanPipeline
     loss: VQGanLossConfig
     model: VQGanVAE
-
-    def splits(self) -> Splits:
-        return image_splits(self.config)
 
     # --- training -------------------------------------------------------------------------------------------
 

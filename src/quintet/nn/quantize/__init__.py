@@ -1,7 +1,7 @@
 """Quantizers: vectors to codes and back. VQ, LFQ and FSQ, each of one level or residual, with one interface."""
 
 from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer, perplexity, usage
-from quintet.nn.quantize.factory import Kind, make_quantizer
+from quintet.nn.quantize.factory import Kind, configured_quantizer, make_quantizer
 from quintet.nn.quantize.finite_scalar import FiniteScalarQuantizer
 from quintet.nn.quantize.lookup_free import LookupFreeQuantizer
 from quintet.nn.quantize.parted import PartedQuantizer
@@ -18,6 +18,7 @@ __all__ = [
     "ResidualQuantizer",
     "SingleQuantizer",
     "VectorQuantizer",
+    "configured_quantizer",
     "make_quantizer",
     "perplexity",
     "usage",

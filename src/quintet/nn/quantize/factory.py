@@ -52,6 +52,16 @@ def make_quantizer(kind: Kind, dim: int, num_codes: int, levels: int | Sequence[
     return PartedQuantizer([_residual(kind, own, num_codes, each, dict(options), shared) for each in levels])
 
 
+def configured_quantizer(keys: Any, dim: int, levels: int | Sequence[int], **options: Any) -> Quantizer:
+    """The quantizer that the keys `model.quantizer` and `model.codebook_size` ask for; an error names them."""
+    try:
+        return make_quantizer(keys.quantizer, dim, keys.codebook_size, levels, **options)
+    except UsageError as error:
+        raise UsageError(
+            f"model.codebook_size={keys.codebook_size}, model.quantizer={keys.quantizer}: {error}"
+        ) from None
+
+
 def _residual(
     kind: Kind, dim: int, num_codes: int, levels: int, options: dict[str, Any], shared: bool
 ) -> ResidualQuantizer:
