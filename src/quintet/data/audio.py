@@ -22,16 +22,14 @@ from quintet.common.batch import Dataset, Item, collate
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.data.fields import Field
-from quintet.data.folder_dataset import FolderDataset, HeaderCache
 from quintet.data.index.entry import Entry
-from quintet.data.python_dataset import Indexable, PythonDataset, split_object
-from quintet.data.splits import Splits, split_folder
+from quintet.data.python_dataset import Field, Indexable, PythonDataset, split_object
+from quintet.data.splits import FolderDataset, HeaderCache, Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
-from quintet.media.audio import AudioHeader, Samples
+from quintet.media.audio import to_loudness
+from quintet.media.audio_formats import AudioHeader, Samples, read_header
 from quintet.media.files import MediaFile
-from quintet.media.loudness import to_loudness
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
@@ -110,7 +108,7 @@ class AudioFolder(FolderDataset[Samples]):
             return self._headers[item]
         file = self._file(item)
         if item not in self._headers:
-            self._headers[item] = sounds.read_header(file)
+            self._headers[item] = read_header(file)
         return self._headers[item]
 
     def _file(self, item: int) -> MediaFile:

@@ -20,16 +20,14 @@ from torch import Tensor
 from quintet.common.batch import Item, collate
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
-from quintet.data.fields import Field
-from quintet.data.folder_dataset import FolderDataset, HeaderCache
 from quintet.data.index.entry import Entry
-from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
-from quintet.data.splits import Splits, split_folder
+from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
+from quintet.data.splits import FolderDataset, HeaderCache, Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
 from quintet.media import video as films
 from quintet.media.files import MediaFile
-from quintet.media.video import Clip, Fit, VideoHeader
+from quintet.media.video_header import Clip, Fit, VideoHeader
 from quintet.media.video_writing import as_clip
 
 WHOLE = 4

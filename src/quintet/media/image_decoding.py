@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError, features
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Place, check_file, open_file
+from quintet.media.files import Place, check_file, decoding, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,7 @@ class Request:
 
 
 def read(place: Place, request: Request) -> tuple[Image.Image, ImageFacts]:
-    try:
+    with decoding(_reason):
         check_file(place)
         with pillow_silent(), open_file(place) as stream:
             try:
@@ -93,10 +93,6 @@ def read(place: Place, request: Request) -> tuple[Image.Image, ImageFacts]:
                     raise
                 # libjpeg shows what it has of a file, progressive ones included, once it meets an end marker.
                 return _decode(io.BytesIO(_whole(stream) + _JPEG_END), request)
-    except UnreadableItem:
-        raise
-    except Exception as error:  # Damaged files make decoders raise nearly anything; none of it may end a run.
-        raise UnreadableItem(_reason(error)) from error
 
 
 def _decode(stream: IO[bytes], request: Request) -> tuple[Image.Image, ImageFacts]:
@@ -229,18 +225,14 @@ def _whole(stream: IO[bytes]) -> bytes:
     return stream.read()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception) -> str | None:
     if isinstance(error, UnidentifiedImageError):
         return "not a picture: the content is of no known image format"
     if isinstance(error, Image.DecompressionBombError):
         return "far too many pixels; make the picture smaller"
-    if isinstance(error, MemoryError):
-        return "not enough memory to decode it"
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be opened: {error.strerror}"
-    if "truncated" in str(error):
+    if "truncated" in str(error) and not getattr(error, "strerror", None):  # which would be said of a file's name
         return "truncated: the file ends too early (data.truncated=use takes what is there)"
-    return f"damaged: {error or type(error).__name__}"
+    return None
 
 
 class _Silence:

@@ -20,9 +20,8 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
 from quintet.families.cvivit.filter import FrameFilter
-from quintet.nn.positions import LearnedPositions
+from quintet.nn.positions import LearnedPositions, Rotary
 from quintet.nn.quantize import Quantizer, make_quantizer
-from quintet.nn.rotary import Rotary
 from quintet.nn.transformer import Transformer
 
 

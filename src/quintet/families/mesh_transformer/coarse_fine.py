@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
-from quintet.nn.kv_cache import KVCache
-from quintet.nn.positions import LearnedPositions
-from quintet.nn.rotary import Rotary
+from quintet.nn.attention import KVCache
+from quintet.nn.positions import LearnedPositions, Rotary
 from quintet.nn.transformer import Transformer
 
 

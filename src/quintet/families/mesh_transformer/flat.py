@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
-from quintet.nn.kv_cache import KVCache
-from quintet.nn.positions import EMBEDDING_SCALE
-from quintet.nn.rotary import Rotary
+from quintet.nn.attention import KVCache
+from quintet.nn.positions import EMBEDDING_SCALE, Rotary
 from quintet.nn.transformer import Transformer
 
 

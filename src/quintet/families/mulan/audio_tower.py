@@ -21,8 +21,7 @@ from quintet.families.mulan.augment import draw_masks, hide, keep_patches
 from quintet.families.mulan.config import AudioTowerConfig
 from quintet.families.mulan.pooling import pooled_states
 from quintet.media.mel import LogMel
-from quintet.nn.positions import LearnedPositions
-from quintet.nn.rotary import Rotary
+from quintet.nn.positions import LearnedPositions, Rotary
 from quintet.nn.transformer import Transformer
 
 

@@ -15,11 +15,9 @@ from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
 from quintet.families.mulan.config import TOKENS, TextTowerConfig
 from quintet.families.mulan.pooling import pooled_states
-from quintet.nn.positions import EMBEDDING_SCALE
+from quintet.nn.positions import EMBEDDING_SCALE, Rotary
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.rotary import Rotary
-from quintet.nn.text import NUM_SYMBOLS, encode_bytes, padded_length
-from quintet.nn.tokenized_text import TokenizerFolder
+from quintet.nn.text import NUM_SYMBOLS, TokenizerFolder, encode_bytes, padded_length
 from quintet.nn.transformer import Transformer
 
 Prepared = tuple[Tensor, Tensor]

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
-from quintet.data.fields import Field, route
-from quintet.data.python_dataset import Indexable, PythonDataset, caption_of, split_object
+from quintet.data.python_dataset import Field, Indexable, PythonDataset, caption_of, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
 from quintet.data.video import FIELDS as MEDIA

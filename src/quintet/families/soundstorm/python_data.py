@@ -14,8 +14,7 @@ from torch import Tensor
 
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
-from quintet.data.fields import Field, route
-from quintet.data.python_dataset import Indexable, PythonDataset, split_object
+from quintet.data.python_dataset import Field, Indexable, PythonDataset, route, split_object
 from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
 from quintet.families.soundstorm.conditioning import misfit
