@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -116,8 +116,8 @@ class Splits:
     """The synthetic data set that the data is, by its marker; none for a person's own."""
 
 
-MakeDataset = Callable[[str, Sequence[Entry], bool], FolderDataset[Any]]
-"""Files below a root as items; whether to train on them says whether they are augmented."""
+MakeDataset = Callable[..., FolderDataset[Any]]
+"""Files below a root as items; takes what every `FolderDataset` does."""
 
 
 def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDataset, *, films: bool = False) -> Splits:
@@ -138,16 +138,16 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDatas
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
         prints += fingerprint_of(held_root, held_out)
     about = {"path": root, "captions_from": found.captions_from, "notes": found.notes}
-    extra_splits = {split: replace(make(root, entries, False), dataset=dataset) for split, entries in aside.items()}
+    extra_splits = {split: make(root, entries, train=False, dataset=dataset) for split, entries in aside.items()}
     # Without a validation set the training items are looked at, unaugmented.
-    looked_at = replace(make(held_root, held_out if len(held_out) else train, False), dataset=held_dataset)
+    looked_at = make(held_root, held_out if len(held_out) else train, train=False, dataset=held_dataset)
     sharded = isinstance(train, ShardEntries)
     portions = None
     if config.shuffle_shards is not None:
         if not isinstance(train, ShardEntries):
             raise UsageError(f"data.shuffle_shards={config.shuffle_shards} is for shards, and {root} holds none")
         portions = Portions(train.shard_numbers, config.shuffle_shards)
-    trained_on = replace(make(root, train, True), dataset=dataset)
+    trained_on = make(root, train, train=True, dataset=dataset)
     return Splits(trained_on, looked_at, prints, skipped, about, extra_splits, portions, not sharded, dataset)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quintet.common.files import atomic_write
 from quintet.media.audio_formats import Samples
-from quintet.media.image import Pixels
+from quintet.media.image_decoding import Pixels
 from quintet.media.mel import LogMel
 
 PANEL = (300, 180)

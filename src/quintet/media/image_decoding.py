@@ -9,7 +9,7 @@ import io
 import logging
 import threading
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -21,16 +21,12 @@ from quintet.errors import UnreadableItem
 from quintet.media.files import Place, check_file, decoding, open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
 Truncated: TypeAlias = Literal["skip", "use"]
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
-EXTENSIONS = frozenset(
-    {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-    | ({".avif"} if features.check("avif") else set())
-)
 CHANNELS: dict[Mode, int] = {"L": 1, "RGB": 3, "RGBA": 4}
 MAX_PIXELS = 100_000_000
 """Decoded pixels: about 400 MB of memory and a second or two of one core."""
@@ -85,7 +81,7 @@ class Request:
 def read(place: Place, request: Request) -> tuple[Image.Image, ImageFacts]:
     with decoding(_reason):
         check_file(place)
-        with pillow_silent(), open_file(place) as stream:
+        with pillow_silent, open_file(place) as stream:
             try:
                 return _decode(stream, request)
             except (OSError, SyntaxError):
@@ -236,15 +232,18 @@ def _reason(error: Exception) -> str | None:
 
 
 class _Silence:
-    """Filters Pillow's warnings while anyone reads. The filters belong to the process, so the first reader of
-    several threads sets them and the last one puts them back."""
+    """Around whatever has Pillow read a file: what it warns of comes back as an error or does not matter.
+
+    The filters of warnings belong to the process, so the first reader of several threads sets them and the last one
+    puts them back.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.readers = 0
         self.saved = warnings.catch_warnings()
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         with self.lock:
             if not self.readers:
                 self.saved = warnings.catch_warnings()
@@ -252,24 +251,14 @@ class _Silence:
                 warnings.filterwarnings("ignore", module=r"PIL\.")
             self.readers += 1
 
-    def leave(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         with self.lock:
             self.readers -= 1
             if not self.readers:
                 self.saved.__exit__(None, None, None)
 
 
-_silence = _Silence()
-
-
-@contextmanager
-def pillow_silent() -> Iterator[None]:
-    """Around whatever has Pillow read a file: what it warns of comes back as an error or does not matter."""
-    _silence.enter()
-    try:
-        yield
-    finally:
-        _silence.leave()
+pillow_silent = _Silence()
 
 
 def floats_to_bytes(values: npt.NDArray[np.floating[Any]]) -> Pixels:

@@ -32,7 +32,6 @@ Faces = npt.NDArray[np.int64]
 Polygons = Iterable[npt.ArrayLike]
 """Faces as a file has them: arrays (count, corners), one for each number of corners."""
 
-EXTENSIONS = frozenset({".obj", ".ply", ".stl", ".off", ".glb", ".gltf"})
 MAX_BYTES = 2**29
 """About five million faces in the most wordy format; more takes minutes and gigabytes to read."""
 MAX_FACES = 5_000_000

@@ -146,7 +146,7 @@ _PICTURE = "picture"
 
 
 def _pillow_frames(file: Place, _: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour) -> Frames:
-    with pillow_silent(), open_file(file) as stream, Image.open(stream, formats=_PILLOW) as picture:
+    with pillow_silent, open_file(file) as stream, Image.open(stream, formats=_PILLOW) as picture:
         check_pixels(*picture.size)
         for place in wanted:
             picture.seek(place)

@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.common import files
 from quintet.common.rng import seed_from
 from quintet.errors import UsageError
 from quintet.nn.positions import EMBEDDING_SCALE, Rotary
 from quintet.nn.transformer import Transformer
-from quintet.nn.transformers_folder import load_transformers
+from quintet.nn.transformers_folder import load_part, load_transformers
 
 START, END, PADDING = 256, 257, 258
 NUM_SYMBOLS = 259
@@ -218,10 +217,5 @@ class TokenizerFolder:
     def _tokenizer(self) -> Any:
         if not self.folder.is_dir():
             raise UsageError(f"text: there is no folder {self.folder} with a tokenizer")
-        try:
-            return load_transformers("text: tokens:…").AutoTokenizer.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
-            reason = files.one_line(error)
-            raise UsageError(f"{self.folder} is not a tokenizer that `transformers` can load ({reason})") from None
+        load_transformers("text: tokens:…")
+        return load_part(self.folder, "tokenizer", "AutoTokenizer")

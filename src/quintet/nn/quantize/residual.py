@@ -17,7 +17,23 @@ from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer
 from quintet.nn.quantize.vector import VectorQuantizer
 
 
-class ResidualQuantizer(Quantizer):
+class LevelledQuantizer(Quantizer):
+    """A quantizer whose codes have several levels; they may lack the last ones, or have -1 there."""
+
+    code_axes = 1
+
+    def check_levels(self, codes: Tensor) -> None:
+        if codes.shape[-1] > self.levels:
+            raise UsageError(f"These codes have {codes.shape[-1]} levels, but the quantizer has {self.levels}.")
+
+    def values_of(self, codes: Tensor) -> Tensor:
+        return self.look_up(codes)
+
+    def absent(self, codes: Tensor) -> Tensor:
+        return (codes < 0).all(-1)
+
+
+class ResidualQuantizer(LevelledQuantizer):
     """`levels` quantizers in a row in one code space; their values add up, their losses are averaged.
 
     `build(level)` makes the quantizer of a level, without projections of its own. `shared` (VQ): one codebook
@@ -26,8 +42,6 @@ class ResidualQuantizer(Quantizer):
     Straight-through is applied once, to the sum: applied at each level, as is often done, it would multiply
     the gradient of the input by the number of levels. Statistics stand under the number of their level.
     """
-
-    code_axes = 1
 
     def __init__(self, dim: int, levels: int, build: Callable[[int], SingleQuantizer], shared: bool = False) -> None:
         if levels < 1:
@@ -93,16 +107,8 @@ class ResidualQuantizer(Quantizer):
         return torch.stack(codes, -1)
 
     def look_up(self, codes: Tensor) -> Tensor:
-        """Codes may lack the last levels, or have -1 there."""
-        if codes.shape[-1] > self.levels:
-            raise UsageError(f"These codes have {codes.shape[-1]} levels, but the quantizer has {self.levels}.")
+        self.check_levels(codes)
         return total([self.level(i).values_of(part) for i, part in enumerate(codes.unbind(-1))])
-
-    def values_of(self, codes: Tensor) -> Tensor:
-        return self.look_up(codes)
-
-    def absent(self, codes: Tensor) -> Tensor:
-        return (codes < 0).all(-1)
 
     def update(self, statistics: Statistics, seed: int) -> None:
         parts = [statistics.of(str(level)) for level in range(self.levels)]
@@ -135,13 +141,11 @@ def total(parts: list[Tensor]) -> Tensor:
     return functools.reduce(torch.add, parts)
 
 
-class PartedQuantizer(Quantizer):
+class PartedQuantizer(LevelledQuantizer):
     """The levels of the first part of a vector, then those of the next; to others they are levels of one quantizer.
 
     So the first few levels are all about the first part.
     """
-
-    code_axes = 1
 
     def __init__(self, parts: Sequence[ResidualQuantizer]) -> None:
         dim = sum(part.dim for part in parts)
@@ -184,21 +188,13 @@ class PartedQuantizer(Quantizer):
         return torch.cat(codes, -1)
 
     def look_up(self, codes: Tensor) -> Tensor:
-        """Codes may lack the last levels, or have -1 there."""
-        if codes.shape[-1] > self.levels:
-            raise UsageError(f"These codes have {codes.shape[-1]} levels, but the quantizer has {self.levels}.")
+        self.check_levels(codes)
         vectors = []
         for part in self._parts():
             own, codes = codes[..., : part.levels], codes[..., part.levels :]
             known = own.shape[-1] > 0
             vectors.append(part.codes_to_vectors(own) if known else self.placement.new_zeros(len(own), part.dim))
         return torch.cat(vectors, -1)
-
-    def values_of(self, codes: Tensor) -> Tensor:
-        return self.look_up(codes)
-
-    def absent(self, codes: Tensor) -> Tensor:
-        return (codes < 0).all(-1)
 
     def update(self, statistics: Statistics, seed: int) -> None:
         for number, part in enumerate(self._parts()):
