@@ -24,8 +24,7 @@ from quintet.families.soundstorm.model import SoundStorm
 from quintet.sampling import masked
 from quintet.training.engine import Engine
 from quintet.training.optim import clip_gradients, gradient_norm, make_optimizer
-from quintet.training.task import count_parameters
-from worker import serve
+from worker import count_parameters, serve
 
 CONVOLUTION: Mapping[str, dict[str, Any]] = {
     "alike": {"kernel": task.KERNEL, "expansion": task.EXPANSION},
