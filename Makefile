@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser results clean
+.PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures results clean
 
 help:
 	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-view   the run page: 200 runs of 100,000 rows, and 50 viewers of a live run (about 4 minutes)"
 	@echo "make bench-shards a million items in shards beside webdataset (about ten minutes; WEBDATASET=folder of that package)"
 	@echo "make browser      Debian's Chromium for the page's tests, where this may install it"
+	@echo "make figures      the figure of the layers in docs/architecture.md, from the imports in the source"
 	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
 
 setup: $(SETUP)
@@ -116,6 +117,10 @@ bench-view: setup
 
 bench-shards: setup
 	$(BIN)/python benchmarks/shards.py runs/bench-shards
+
+# A test compares it with the source.
+figures: setup
+	PYTHONPATH=src:tests $(BIN)/python docs/draw_layers.py
 
 results: setup
 	$(BIN)/quintet demo image --full --out runs/full

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.nn.cpu_bf16_attention import cpu_bf16_attention
+from quintet.nn.attention import cpu_bf16_attention
 
 SIZES = ((16, 4, 80, 80, 32), (4, 4, 320, 32, 64), (4, 4, 250, 250, 64), (4, 4, 320, 320, 64), (4, 4, 1024, 1024, 64))
 """(batch, heads, queries, keys, width of a head)"""

@@ -19,7 +19,8 @@ import torch
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig
 from quintet.data.audio import audio_folder_splits
-from quintet.media.audio import Samples, resample, write_audio
+from quintet.media.audio import resample, write_audio
+from quintet.media.audio_formats import Samples
 from quintet.synthetic.sounds import RATE, draw_item
 from side_by_side import HERE, write_facts
 

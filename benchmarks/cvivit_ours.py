@@ -49,12 +49,12 @@ def main(kind: str, precision: str) -> None:
         keys["loss.penalty_every"] = 1
     settings = config.build(CViViTConfig, overrides=keys)
     torch.manual_seed(0)
-    recipe = runs.make_task(settings, {})
+    ours = runs.make_task(settings, {})
     engine = Engine(settings.engine)
-    engine.place(recipe.modules)
-    state = TrainingState(recipe)
+    engine.place(ours.modules)
+    state = TrainingState(ours)
     clips = (task.videos(count) * 255).to(torch.uint8)
-    fields = recipe.collate([{"videos": clip} for clip in clips])
+    fields = ours.collate([{"videos": clip} for clip in clips])
     number = STARTED
 
     def batch() -> Batch:
@@ -62,25 +62,25 @@ def main(kind: str, precision: str) -> None:
 
     def together() -> None:
         nonlocal number
-        report = recipe.backward([batch()], recipe.modules, engine, number)
+        report = ours.backward([batch()], ours.modules, engine, number)
         for phase in state.phases:
             phase.optimizer.step()
             phase.optimizer.zero_grad()
-        recipe.after_step(report.statistics, number)
+        ours.after_step(report.statistics, number)
         number += 1
 
     def apart() -> None:
         nonlocal number
         for phase in state.phases:
             with engine.autocast():
-                output = recipe.forward(recipe.modules, batch(), STARTED)
-                loss = phase.phase.loss(recipe.modules, batch(), output, STARTED)
+                output = ours.forward(ours.modules, batch(), STARTED)
+                loss = phase.phase.loss(ours.modules, batch(), output, STARTED)
             loss.value.backward()  # type: ignore[no-untyped-call]
             phase.optimizer.step()
             phase.optimizer.zero_grad()
         number += 1
 
-    parameters = {name: count_parameters(module) for name, module in recipe.modules.items()}
+    parameters = {name: count_parameters(module) for name, module in ours.modules.items()}
     serve(apart if kind == "same" else together, {"parameters": parameters}, ("quintet",))
 
 

@@ -10,9 +10,10 @@ import json
 from pathlib import Path
 
 from baselines import baselines, load
-from quintet import cli, config, runs
+from quintet import cli, config
 from quintet.data.image import folder_splits
 from quintet.families.vqgan.config import VQGanConfig
+from quintet.registry import read_config
 
 KEYS = (
     "data.validation_group=^(.*)--",
@@ -45,7 +46,7 @@ def main() -> None:
     print("$ quintet", *words)
     cli.call(words)
     cli.call(["eval", str(arguments.out)])
-    settings = runs.read_config(arguments.out / "config.yaml")
+    settings = read_config(arguments.out / "config.yaml")
     print_baselines(settings, arguments.out)
 
 

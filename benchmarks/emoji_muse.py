@@ -25,14 +25,15 @@ from torch import Tensor
 
 from baselines import load
 from nearest import Nearest, code_figures, distance_figures, nearest_codes, nearest_pictures
-from quintet import cli, config, runs
+from quintet import cli, config
 from quintet.common.inference import inference_mode
 from quintet.data.image import folder_splits
 from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
+from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import image_grid, write_image
-from quintet.training.task import Request, count_parameters
 from style_classifier import shares_right, train_classifier
+from worker import count_parameters
 
 STYLES = ("Noto", "Twemoji")
 """The last word of every caption: "broken heart, Noto"."""
@@ -136,13 +137,11 @@ def train(folder: str, tokenizer: str, out: Path, preset: str, minutes: float, k
 
 def measure(reference: str, folder: str, sheets: Path, least: int, keys: Sequence[str] = ()) -> dict[str, Any]:
     """All figures of a trained run, whose sheets go into a folder of their own."""
-    trained = runs.open_trained(reference)
-    settings = _with_sample_keys(trained.recipe.config, config.parse_overrides(keys))
-    trained.recipe.config = settings
-    tokenizer = trained.recipe.links["tokenizer"].model
+    pipeline = MusePipeline.from_pretrained(reference).with_keys(_sample_keys(keys))
+    settings, tokenizer = pipeline.config, pipeline.frozen["tokenizer"].model
     training, held_out = real_pictures(settings, folder, tokenizer)
     began = time.monotonic()
-    samples = draw(trained, held_out.texts, least)
+    samples = generate(pipeline, held_out.texts, least)
     seconds = (time.monotonic() - began) / len(samples.texts)
     style = measure_style(training, held_out, samples)
     seen = training.with_mirrored(tokenizer) if settings.data.flip else training
@@ -152,8 +151,8 @@ def measure(reference: str, folder: str, sheets: Path, least: int, keys: Sequenc
     return {
         **_circumstances(),
         "run": {
-            "step": trained.step,
-            "parameters": count_parameters(trained.model),
+            "step": pipeline.origin.step if pipeline.origin else None,
+            "parameters": count_parameters(pipeline.model),
             "seconds_per_sample": seconds,
             **{
                 name: getattr(settings, name).model_dump(mode="json")
@@ -188,21 +187,23 @@ def real_pictures(settings: MuseConfig, folder: str, tokenizer: Any) -> tuple[Pi
 
 def through(tokenizer: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and reconstructions."""
+    device = next(tokenizer.parameters()).device
     with inference_mode({"tokenizer": tokenizer}):
-        codes = torch.cat([tokenizer.encode(batch) for batch in torch.split(images, BATCH_SIZE)])
-        return codes, torch.cat([tokenizer.decode(batch) for batch in torch.split(codes, BATCH_SIZE)])
+        codes = torch.cat([tokenizer.encode(batch) for batch in torch.split(images.to(device), BATCH_SIZE)])
+        decoded = torch.cat([tokenizer.decode(batch) for batch in torch.split(codes, BATCH_SIZE)])
+    return codes.cpu(), decoded.cpu()
 
 
-def draw(trained: runs.Trained, captions: Sequence[str], least: int) -> Pictures:
+def generate(pipeline: MusePipeline, captions: Sequence[str], least: int) -> Pictures:
     """Every subject of the captions in every style, as often as makes `least` samples; neighbours differ in style."""
     subjects = sorted({parts(caption)[0] for caption in captions})
     prompts = [f"{subject}, {style}" for subject in subjects for style in STYLES]
     rounds = -(-least // len(prompts))
     texts = rounds * prompts
-    with recorded(trained.recipe.links["tokenizer"].model) as decoded:
+    with recorded(pipeline.frozen["tokenizer"].model) as decoded:
         for number, start in enumerate(range(0, len(texts), BATCH_SIZE)):
             # A seed of its own for each batch: items of the same number would share their noise.
-            runs.generate(trained, Request(texts[start : start + BATCH_SIZE], seed=number))
+            pipeline(texts[start : start + BATCH_SIZE], seed=number)
             print(f"drawn: {min(start + BATCH_SIZE, len(texts))} of {len(texts)}", flush=True)
     codes, images = (torch.cat(tensors) for tensors in zip(*decoded, strict=True))
     return Pictures(images, codes, images, texts, [f"sample {number}" for number in range(len(texts))])
@@ -372,13 +373,11 @@ def parts(caption: str) -> tuple[str, str]:
     return found["subject"], found["style"]
 
 
-def _with_sample_keys(settings: config.RunConfig, changes: Mapping[str, Any]) -> MuseConfig:
+def _sample_keys(words: Sequence[str]) -> dict[str, Any]:
+    changes = config.parse_overrides(words)
     if wrong := [key for key in changes if not key.startswith("sample.")]:
         raise UsageError(f"a finished run can be measured with other keys of sample.*, not with '{wrong[0]}'")
-    changed = settings.changed(changes)
-    if not isinstance(changed, MuseConfig):
-        raise UsageError(f"this measures runs of muse, not of {settings.recipe}")
-    return changed
+    return changes
 
 
 def _counts(pictures: Pictures) -> dict[str, int]:

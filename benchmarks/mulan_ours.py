@@ -35,7 +35,7 @@ LEVEL_BATCHES = 16
 """From which the level of the data is taken."""
 
 
-def make_recipe(keys: Mapping[str, Any]) -> MuLaNTask:
+def make_task(keys: Mapping[str, Any]) -> MuLaNTask:
     audio = {
         **TOWER,
         "rate": task.RATE,
@@ -73,22 +73,22 @@ def about(model: MuLaN) -> dict[str, Any]:
 
 
 class Training:
-    """The steps of a recipe, one batch each."""
+    """The steps of a task, one batch each."""
 
-    def __init__(self, recipe: MuLaNTask) -> None:
-        self.recipe = recipe
-        self.engine = Engine(recipe.config.engine)
-        self.engine.place(recipe.modules)
-        (self.phase,) = TrainingState(recipe).phases
+    def __init__(self, ours: MuLaNTask) -> None:
+        self.ours = ours
+        self.engine = Engine(ours.config.engine)
+        self.engine.place(ours.modules)
+        (self.phase,) = TrainingState(ours).phases
         self.number = 0
 
     def step(self, batch: Batch, rate: float) -> None:
-        report = self.recipe.backward([batch], self.recipe.modules, self.engine, self.number)
+        report = self.ours.backward([batch], self.ours.modules, self.engine, self.number)
         clip_gradients(self.phase.parameters, gradient_norm(self.phase.parameters), task.CLIP)
         set_learning_rate(self.phase.optimizer, rate)
         self.phase.optimizer.step()
         self.phase.optimizer.zero_grad()
-        self.recipe.after_step(report.statistics, self.number)
+        self.ours.after_step(report.statistics, self.number)
         self.number += 1
 
 
@@ -103,8 +103,8 @@ def make_batch(
 
 
 def serve_step(precision: str) -> None:
-    recipe = make_recipe({"engine.precision": precision, "train.batch_size": task.STEP_BATCH})
-    training = Training(recipe)
+    ours = make_task({"engine.precision": precision, "train.batch_size": task.STEP_BATCH})
+    training = Training(ours)
     count = task.STEP_BATCH
     waves, texts = task.windows(count), task.texts(count)
     lengths = torch.full((count,), task.SAMPLES)
@@ -112,7 +112,7 @@ def serve_step(precision: str) -> None:
     def step() -> None:
         training.step(make_batch(waves, lengths, {"texts": texts}, range(count), training.number), task.STEP_RATE)
 
-    serve(step, about(recipe.mulan), ("quintet",))
+    serve(step, about(ours.mulan), ("quintet",))
 
 
 # --- training for a time ------------------------------------------------------------------------------------------
@@ -123,8 +123,8 @@ def serve_training(reads: str, folder: str, rate: str, seconds: str) -> None:
     words = task.Words(given.train.texts)
     # Both sides are trained on whole captions.
     keys: dict[str, Any] = {"train.batch_size": task.TRAIN_BATCH, "data.drop_words": 0}
-    recipe = make_recipe({**keys, "model.text.vocabulary": len(words)} if reads == "words" else keys)
-    training, mulan = Training(recipe), recipe.mulan
+    ours = make_task({**keys, "model.text.vocabulary": len(words)} if reads == "words" else keys)
+    training, mulan = Training(ours), ours.mulan
 
     def batches_of(chosen: tuple[list[int], list[int]], number: int) -> Batch:
         items, starts = chosen
@@ -134,7 +134,7 @@ def serve_training(reads: str, folder: str, rate: str, seconds: str) -> None:
 
     drawn = given.batches()
     level = [batches_of(next(drawn), 0) for _ in range(LEVEL_BATCHES)]
-    recipe.init_from_data(recipe.modules, level, training.engine)
+    ours.init_from_data(ours.modules, level, training.engine)
     drawn = given.batches()
 
     def prepare() -> Batch:

@@ -21,21 +21,20 @@ from typing import Any
 
 import torch
 
-from quintet import config, runs
+from quintet import config
 from quintet.common.batch import Batch, Dataset, collate
 from quintet.common.rng import ItemRNG
-from quintet.common.weights.checkpoint import Contents
 from quintet.data.image import folder_splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.task import MuseTask
 from quintet.families.vqgan.config import VQGanConfig
-from quintet.pipelines.frozen import FrozenModel
+from quintet.families.vqgan.pipeline import VQGanPipeline
 from quintet.synthetic.shapes import make_shapes
 from quintet.training.engine import Engine
 from quintet.training.optim import clip_gradients, gradient_norm
 from quintet.training.state import TrainingState
-from quintet.training.task import count_parameters
 from side_by_side import HERE, write_facts
+from worker import count_parameters
 
 PARTS = ("read", "encode", "gradients", "update")
 CACHED, ENCODED = "codes from the cache", "codes from the tokenizer"
@@ -58,8 +57,10 @@ class Training:
     """Muse with its optimizer and average, and its pictures both as codes in a cache and as files."""
 
     def __init__(self, folder: Path, pictures: int, batch: int, tokenizer_preset: str, preset: str) -> None:
-        vqgan = runs.make_recipe(config.build(VQGanConfig, preset=tokenizer_preset))
-        self.tokenizer = FrozenModel(vqgan, dict(vqgan.modules), "benchmark", Contents())
+        vqgan = config.build(VQGanConfig, preset=tokenizer_preset)
+        torch.manual_seed(vqgan.train.seed)
+        self.tokenizer = VQGanPipeline(vqgan, VQGanPipeline.build_modules(vqgan, {})).freeze()
+        self.encode = self.tokenizer.token_encoder().encode
         shape = self.tokenizer.model.config
         make_shapes(folder / "data", num=pictures, size=shape.size[0])
         keys: dict[str, Any] = {
@@ -71,16 +72,16 @@ class Training:
         }
         settings = config.build(MuseConfig, preset=preset, overrides=keys)
         torch.manual_seed(0)
-        self.recipe = MuseTask(settings, tokenizer=self.tokenizer)
+        self.task = MuseTask(settings, {"tokenizer": self.tokenizer})
         self.batch = batch
         self.pictures: Dataset = folder_splits(settings.data, shape.size, shape.channels).train
         began = time.process_time()
-        self.codes: Dataset = self.recipe.splits().train
+        self.codes: Dataset = self.task.splits().train
         self.filling = (time.process_time() - began) / pictures
         self.engine = Engine(settings.engine)
         # The tokenizer too: encoding in every step would be done in the memory format that suits it.
-        self.engine.place({**self.recipe.modules, **self.tokenizer.modules})
-        self.state = TrainingState(self.recipe)
+        self.engine.place({**self.task.modules, **self.tokenizer.modules})
+        self.state = TrainingState(self.task)
 
     def step(self, number: int, cached: bool) -> dict[str, float]:
         clock = Clock()
@@ -93,9 +94,9 @@ class Training:
             batch = Batch(fields, names, ItemRNG(0, [number] * self.batch, items))
         if not cached:
             with clock.running("encode"):
-                batch = Batch({**fields, "codes": self.tokenizer.encode(batch).long()}, names, batch.draw)
+                batch = Batch({**fields, "codes": self.encode(batch).long()}, names, batch.draw)
         with clock.running("gradients"):
-            report = self.recipe.backward([batch], self.recipe.modules, self.engine, number)
+            report = self.task.backward([batch], self.task.modules, self.engine, number)
         with clock.running("update"):
             self._update(number)
         assert all(value.isfinite() for value in report.metrics.values())
@@ -156,7 +157,7 @@ def main() -> None:
                 if number >= arguments.warmup:
                     rows.append(cost)
     parameters = {
-        "generator": count_parameters(training.recipe.maskgit),
+        "generator": count_parameters(training.task.maskgit),
         "tokenizer": count_parameters(training.tokenizer.model),
     }
     sizes = {name: getattr(arguments, name) for name in ("tokenizer_preset", "preset", "batch")}

@@ -19,36 +19,37 @@ import torch
 from torch import Tensor
 
 import muse_task as task
-from quintet import config, runs
+from quintet import config
 from quintet.common.batch import Batch, Item
 from quintet.common.rng import ItemRNG
-from quintet.common.weights.checkpoint import Contents
 from quintet.config.masked import MaskGitSampleConfig
 from quintet.data.splits import Splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.task import MuseTask
 from quintet.families.vqgan.config import VQGanConfig
+from quintet.families.vqgan.pipeline import VQGanPipeline
 from quintet.nn.maskgit import MaskGit
 from quintet.nn.text import ByteTextEncoder
-from quintet.pipelines.frozen import FrozenModel
+from quintet.pipelines.base import Pipeline
+from quintet.pipelines.loading import open_pipeline
 from quintet.sampling import masked
 from quintet.sampling.maskgit import fill
 from quintet.training.engine import Engine
 from quintet.training.run_folder import Run
 from quintet.training.state import TrainingState
-from quintet.training.task import count_parameters
 from quintet.training.trainer import Trainer
-from worker import TimedTraining, serve
+from worker import TimedTraining, count_parameters, serve
 
 
-def tokenizer_of(grid: int) -> FrozenModel:
+def tokenizer_of(grid: int) -> Pipeline[Any]:
     """A tokenizer that only says how many codes there are, and where: codes are given."""
     shape = {"model.image_size": grid * 2, "model.layers": 1, "model.dim": 8, "model.codebook_size": task.CODES}
-    recipe = runs.make_recipe(config.build(VQGanConfig, overrides=shape))
-    return FrozenModel(recipe, dict(recipe.modules), "benchmark", Contents())
+    settings = config.build(VQGanConfig, overrides=shape)
+    torch.manual_seed(settings.train.seed)
+    return VQGanPipeline(settings, VQGanPipeline.build_modules(settings, {})).freeze()
 
 
-def make_recipe(tokenizer: FrozenModel, keys: Mapping[str, Any]) -> MuseTask:
+def make_task(tokenizer: Pipeline[Any], keys: Mapping[str, Any]) -> MuseTask:
     own: dict[str, Any] = {
         "model.dim": task.DIM,
         "model.depth": task.DEPTH,
@@ -57,10 +58,10 @@ def make_recipe(tokenizer: FrozenModel, keys: Mapping[str, Any]) -> MuseTask:
         "optim.betas": task.BETAS,
     }
     torch.manual_seed(0)
-    return MuseTask(config.build(MuseConfig, overrides={**own, **keys}), tokenizer=tokenizer)
+    return MuseTask(config.build(MuseConfig, overrides={**own, **keys}), {"tokenizer": tokenizer})
 
 
-def timed_recipe(precision: str) -> tuple[MuseTask, Engine]:
+def timed_task(precision: str) -> tuple[MuseTask, Engine]:
     keys = {
         # As wide as the context that the peer's attention sees, so that ours does no less for the text.
         "model.text_dim": task.DIM,
@@ -69,25 +70,25 @@ def timed_recipe(precision: str) -> tuple[MuseTask, Engine]:
         "train.batch_size": task.STEP_BATCH,
         "ema.enabled": False,
     }
-    recipe = make_recipe(tokenizer_of(task.GRID), keys)
-    engine = Engine(recipe.config.engine)
-    engine.place(recipe.modules)
-    return recipe, engine
+    ours = make_task(tokenizer_of(task.GRID), keys)
+    engine = Engine(ours.config.engine)
+    engine.place(ours.modules)
+    return ours, engine
 
 
-def about(recipe: MuseTask) -> dict[str, Any]:
-    encoder = recipe.maskgit.text_encoder
+def about(ours: MuseTask) -> dict[str, Any]:
+    encoder = ours.maskgit.text_encoder
     assert isinstance(encoder, ByteTextEncoder)
     text = count_parameters(encoder)
-    return {"parameters": {"transformer": count_parameters(recipe.maskgit) - text, "byte encoder": text}}
+    return {"parameters": {"transformer": count_parameters(ours.maskgit) - text, "byte encoder": text}}
 
 
 # --- a step -----------------------------------------------------------------------------------------------------
 
 
 def serve_step(precision: str) -> None:
-    recipe, engine = timed_recipe(precision)
-    state = TrainingState(recipe)
+    ours, engine = timed_task(precision)
+    state = TrainingState(ours)
     count = task.STEP_BATCH
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, task.CODES, (count, task.GRID, task.GRID), generator=generator)
@@ -97,13 +98,13 @@ def serve_step(precision: str) -> None:
         nonlocal number
         draw = ItemRNG(0, [number] * count, range(count))
         batch = Batch({"codes": codes, "texts": task.texts(count)}, tuple(map(str, range(count))), draw)
-        recipe.backward([batch], recipe.modules, engine, number)
+        ours.backward([batch], ours.modules, engine, number)
         for phase in state.phases:
             phase.optimizer.step()
             phase.optimizer.zero_grad()
         number += 1
 
-    serve(step, about(recipe), ("quintet",))
+    serve(step, about(ours), ("quintet",))
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------
@@ -133,8 +134,8 @@ def sampling(alike: bool) -> masked.Sampling:
 
 
 def serve_sampling(precision: str, alike: bool) -> None:
-    recipe, engine = timed_recipe(precision)
-    maskgit, settings, count = recipe.maskgit.eval(), sampling(alike), task.SAMPLE_BATCH
+    ours, engine = timed_task(precision)
+    maskgit, settings, count = ours.maskgit.eval(), sampling(alike), task.SAMPLE_BATCH
     shown = maskgit.texts(task.texts(count))
     hidden = maskgit.texts(task.texts(count), torch.zeros(count, dtype=torch.bool))
     empty = torch.full((count, maskgit.length), maskgit.mask_id)
@@ -154,7 +155,7 @@ def serve_sampling(precision: str, alike: bool) -> None:
             )
         number += 1
 
-    serve(step, about(recipe), ("quintet",))
+    serve(step, about(ours), ("quintet",))
 
 
 # --- training for a time ----------------------------------------------------------------------------------------
@@ -190,12 +191,12 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
         "data.workers": 0,
         "log.trackers": [],
     }
-    recipe = make_recipe(runs.open_link(tokenizer), keys)
+    ours = make_task(open_pipeline(tokenizer), keys)
     splits = Splits(
         Given(given.train_codes, given.train_texts, given.grid), Given(given.codes, given.texts, given.grid), "given"
     )
     with tempfile.TemporaryDirectory() as place:
-        trainer = Trainer(recipe, Run.new(Path(place) / "run"), splits=splits, silent=True)
+        trainer = Trainer(ours, Run.new(Path(place) / "run"), splits=splits, silent=True)
         average = trainer.state.average
         assert average is not None
         averaged = average.modules["maskgit"]
@@ -203,12 +204,12 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
 
         def measure() -> dict[str, float]:
             return {
-                **measured(recipe.maskgit, given, (True, False)),
+                **measured(ours.maskgit, given, (True, False)),
                 **{f"averaged {name}": value for name, value in measured(averaged, given, (True,)).items()},
             }
 
         training = TimedTraining(lambda _: trainer.train_step(), measure, float(seconds))
-        serve(training.next_slice, {**about(recipe), "task": given.digest}, ("quintet",))
+        serve(training.next_slice, {**about(ours), "task": given.digest}, ("quintet",))
 
 
 def measured(maskgit: MaskGit, given: task.Task, texts_shown: tuple[bool, ...]) -> dict[str, float]:

@@ -23,8 +23,8 @@ from quintet import cli
 from quintet.common.inference import inference_mode
 from quintet.evaluation import EvalSession
 from quintet.families.mulan.pipeline import MuLaNPipeline
+from quintet.media.chart import draw_matrix
 from quintet.media.image import write_image
-from quintet.media.matrix import draw_matrix
 
 FAMILIES = {
     "keyboard": ("piano", "ep", "celesta", "harpsichord", "organ", "accordian"),

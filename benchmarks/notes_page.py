@@ -21,9 +21,10 @@ from quintet.common.inference import inference_mode
 from quintet.evaluation import EvalSession
 from quintet.families.audio_codec.pipeline import AudioCodecPipeline
 from quintet.families.audio_codec.task import AudioCodecTask, round_trip
-from quintet.media.audio import Samples, read_audio, write_audio
+from quintet.media.audio import read_audio, write_audio
+from quintet.media.audio_formats import Samples
+from quintet.media.chart import spectrogram
 from quintet.media.image import image_grid, write_image
-from quintet.media.spectrogram import spectrogram
 
 SECONDS = 0.8
 SHOWN = 200

@@ -46,7 +46,7 @@ def tokenizer() -> CViViTPipeline:
     return CViViTPipeline(settings, CViViTPipeline.build_modules(settings, {})).freeze()
 
 
-def make_recipe(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
+def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     keys: dict[str, Any] = {
         "model.dim": task.DIM,
         "model.depth": task.DEPTH,
@@ -64,14 +64,14 @@ def make_recipe(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     if embeddings:
         keys.update({"model.text": "vectors", "model.vector_dim": task.TEXT_WIDTH})
     torch.manual_seed(0)
-    recipe = PhenakiTask(config.build(PhenakiConfig, overrides=keys), {"tokenizer": tokenizer()})
-    engine = Engine(recipe.config.engine)
-    engine.place(recipe.modules)
-    return recipe, engine
+    ours = PhenakiTask(config.build(PhenakiConfig, overrides=keys), {"tokenizer": tokenizer()})
+    engine = Engine(ours.config.engine)
+    engine.place(ours.modules)
+    return ours, engine
 
 
-def about(recipe: PhenakiTask) -> dict[str, Any]:
-    encoder, everything = recipe.maskgit.text_encoder, count_parameters(recipe.maskgit)
+def about(ours: PhenakiTask) -> dict[str, Any]:
+    encoder, everything = ours.maskgit.text_encoder, count_parameters(ours.maskgit)
     if not isinstance(encoder, ByteTextEncoder):
         # The peer's layer for embeddings is part of its transformer as well.
         return {"parameters": {"transformer": everything}}
@@ -80,11 +80,11 @@ def about(recipe: PhenakiTask) -> dict[str, Any]:
 
 
 def serve_step(precision: str, embeddings: bool) -> None:
-    recipe, engine = make_recipe(precision, embeddings)
-    state = TrainingState(recipe)
+    ours, engine = make_task(precision, embeddings)
+    state = TrainingState(ours)
     count = task.STEP_BATCH
     told = ("vectors", task.embeddings(count)) if embeddings else ("texts", task.texts(count))
-    fields = recipe.collate(
+    fields = ours.collate(
         [{"codes": codes, told[0]: own} for codes, own in zip(task.codes(count), told[1], strict=True)]
     )
     number = 0
@@ -92,18 +92,18 @@ def serve_step(precision: str, embeddings: bool) -> None:
     def step() -> None:
         nonlocal number
         batch = Batch(fields, tuple(map(str, range(count))), ItemRNG(0, [number] * count, range(count)))
-        recipe.backward([batch], recipe.modules, engine, number)
+        ours.backward([batch], ours.modules, engine, number)
         for phase in state.phases:
             phase.optimizer.step()
             phase.optimizer.zero_grad()
         number += 1
 
-    serve(step, about(recipe), ("quintet",))
+    serve(step, about(ours), ("quintet",))
 
 
 def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> None:
-    recipe, engine = make_recipe(precision, embeddings)
-    pipeline: PhenakiPipeline = recipe.pipeline(recipe.modules)
+    ours, engine = make_task(precision, embeddings)
+    pipeline: PhenakiPipeline = ours.pipeline(ours.modules)
     settings = pipeline.sampling()
     if alike:
         # What the peer does by default: all codes, a temperature that falls to nothing, no noise.
@@ -118,7 +118,7 @@ def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> Non
     told: dict[str, Any] = {"texts": task.texts(task.SAMPLE_BATCH)}
     if embeddings:
         told = {"text_embeds": task.embeddings(task.SAMPLE_BATCH)}
-    phenaki = Phenaki(recipe.maskgit.eval(), pipeline.tokenizer.model, settings=settings)
+    phenaki = Phenaki(ours.maskgit.eval(), pipeline.tokenizer.model, settings=settings)
     number = 0
 
     def step() -> None:
@@ -128,7 +128,7 @@ def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> Non
         assert videos.shape == (task.SAMPLE_BATCH, 3, task.FRAMES, task.SIDE, task.SIDE)
         number += 1
 
-    serve(step, about(recipe), ("quintet",))
+    serve(step, about(ours), ("quintet",))
 
 
 WORKS: Mapping[str, Callable[[str], None]] = {

@@ -11,10 +11,11 @@ import json
 from pathlib import Path
 from statistics import mean
 
-from quintet import runs
 from quintet.common.rng import ItemRNG
 from quintet.data.image import folder_splits
 from quintet.families.muse.config import MuseConfig
+from quintet.pipelines.loading import open_pipeline
+from quintet.registry import read_config
 from quintet.synthetic.judges import WITHHELD
 from quintet.synthetic.shapes_judge import ShapesJudge
 
@@ -27,7 +28,7 @@ def main() -> None:
     folders = parser.parse_args().runs
     real = of_real_pictures(folders[0])
     figures = [json.loads((folder / "eval.json").read_text(encoding="utf-8")) for folder in folders]
-    names = ", ".join(f"seed {runs.read_config(folder / 'config.yaml').train.seed}" for folder in folders)
+    names = ", ".join(f"seed {read_config(folder / 'config.yaml').train.seed}" for folder in folders)
     print(f"| figure | real pictures | reconstructions | drawn from captions: {names} | mean (spread) |")
     print("|---|---|---|---|---|")
     for name in FIGURES:
@@ -39,9 +40,9 @@ def main() -> None:
 
 
 def of_real_pictures(run: Path) -> dict[str, float]:
-    config = runs.read_config(run / "config.yaml")
+    config = read_config(run / "config.yaml")
     assert isinstance(config, MuseConfig)
-    tokenizer = runs.open_link(str(run / "tokenizer")).model.config
+    tokenizer = open_pipeline(run / "tokenizer").model.config
     splits = folder_splits(config.data, tokenizer.size, tokenizer.channels)
     figures: dict[str, float] = {}
     for split, source in (("validation", splits.validation), (WITHHELD, splits.extra_splits[WITHHELD])):

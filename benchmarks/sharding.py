@@ -18,7 +18,7 @@ from quintet.common import collectives
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.training.distributed.sharding import own_part
 from quintet.training.engine import exit_process
-from quintet.training.task import count_parameters
+from worker import count_parameters
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     }
     settings = config.build(MeshTransformerConfig, preset="debug", overrides=keys)
     trainer = runs.new_trainer(settings, options.out, silent=True)
-    parameters = sum(map(count_parameters, trainer.recipe.modules.values()))
+    parameters = sum(map(count_parameters, trainer.task.modules.values()))
     steps = [_cpu_seconds(trainer.train_step) for _ in range(options.steps)]
     began = time.perf_counter()
     trainer.save()

@@ -19,7 +19,8 @@ import numpy as np
 import soundfile
 import torch
 
-from quintet.media.audio import Samples, resample
+from quintet.media.audio import resample
+from quintet.media.audio_formats import Samples
 from quintet.synthetic.sounds import LOUDNESS_WORDS, RATE, SoundItem, SoundRecord, draw_item, draw_words, split_of
 from quintet.synthetic.sounds_judge import judge, match
 from side_by_side import HERE, write_facts

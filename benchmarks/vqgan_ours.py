@@ -37,33 +37,33 @@ def main(kind: str, precision: str) -> None:
         "optim.name": "adam",
     }
     settings = config.build(VQGanConfig, overrides=keys)
-    recipe = runs.make_task(settings, {})
+    task = runs.make_task(settings, {})
     engine = Engine(settings.engine)
-    engine.place(recipe.modules)
-    state = TrainingState(recipe)
+    engine.place(task.modules)
+    state = TrainingState(task)
     pictures = torch.randint(0, 256, (4, 3, 128, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     batch = Batch({"images": pictures}, tuple("abcd"), ItemRNG(0, [0] * 4, range(4)))
     number = STARTED
 
     def together() -> None:
         nonlocal number
-        report = recipe.backward([batch], recipe.modules, engine, number)
+        report = task.backward([batch], task.modules, engine, number)
         for phase in state.phases:
             phase.optimizer.step()
             phase.optimizer.zero_grad()
-        recipe.after_step(report.statistics, number)
+        task.after_step(report.statistics, number)
         number += 1
 
     def apart() -> None:
         for phase in state.phases:
             with engine.autocast():
-                output = recipe.forward(recipe.modules, batch, STARTED)
-                loss = phase.phase.loss(recipe.modules, batch, output, STARTED)
+                output = task.forward(task.modules, batch, STARTED)
+                loss = phase.phase.loss(task.modules, batch, output, STARTED)
             loss.value.backward()  # type: ignore[no-untyped-call]
             phase.optimizer.step()
             phase.optimizer.zero_grad()
 
-    parameters = {name: count_parameters(module) for name, module in recipe.modules.items()}
+    parameters = {name: count_parameters(module) for name, module in task.modules.items()}
     serve(together if kind == "recipe" else apart, {"parameters": parameters}, ("quintet",))
 
 

@@ -36,10 +36,6 @@ def serve(step: Callable[[], dict[str, float] | None], about: dict[str, Any], pa
         _say({**costs, "peak_megabytes": peak, **(found or {})})
 
 
-def count_parameters(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 class TimedTraining:
     """A training in slices of CPU seconds, with a measurement after each that is not counted.
 

@@ -22,8 +22,8 @@ from helpers import copied, error_line, executed, made_once, quintet, state, suc
 from quintet.data.check import MEDIA
 from quintet.data.index.folder import scan
 from quintet.data.index.listing import list_media
-from quintet.data.index.remote_store import Patience, RemoteStore
 from quintet.data.index.shard_index import INDEX_NAME
+from quintet.data.index.shard_store import Patience, RemoteStore
 from quintet.errors import RunError, UsageError
 from quintet.media.files import place_of, read_file
 

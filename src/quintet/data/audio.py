@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,16 +22,13 @@ from quintet.common.batch import Dataset, Item, collate
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import AudioDataConfig, SoundDataConfig
-from quintet.data.fields import Field
-from quintet.data.folder_dataset import FolderDataset, HeaderCache
-from quintet.data.index.entry import Entry
-from quintet.data.python_dataset import Indexable, PythonDataset, split_object
-from quintet.data.splits import Splits, split_folder
+from quintet.data.python_dataset import Field, Indexable, PythonDataset, split_object
+from quintet.data.splits import FolderDataset, HeaderCache, Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import audio as sounds
-from quintet.media.audio import AudioHeader, Samples
+from quintet.media.audio import to_loudness
+from quintet.media.audio_formats import AudioHeader, Samples, read_header
 from quintet.media.files import MediaFile
-from quintet.media.loudness import to_loudness
 
 WHOLE = 4
 """Clips of up to so many windows are decoded whole and may be kept; of longer ones windows are read."""
@@ -72,8 +69,7 @@ class AudioFolder(FolderDataset[Samples]):
             stride = max(1, round(self.stride * self.rate))
             starts = sounds.window_starts(frames, window, stride, self.max_windows)
         read = np.concatenate([self._read(item, start, min(window, frames)) for start in starts])
-        wavs = torch.from_numpy(read)
-        return {**self.metadata(item), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
+        return {**self.metadata(item), **_windows(read)}
 
     @property
     def preprocessing_key(self) -> str:
@@ -110,7 +106,7 @@ class AudioFolder(FolderDataset[Samples]):
             return self._headers[item]
         file = self._file(item)
         if item not in self._headers:
-            self._headers[item] = sounds.read_header(file)
+            self._headers[item] = read_header(file)
         return self._headers[item]
 
     def _file(self, item: int) -> MediaFile:
@@ -136,6 +132,11 @@ class AudioFolder(FolderDataset[Samples]):
             return self._kept[item]
         samples = sounds.read_audio(self._file(item), self.rate, header=self._header(item))
         return self._keep(item, samples, samples.nbytes)
+
+
+def _windows(read: Samples) -> Item:
+    wavs = torch.from_numpy(read)
+    return {"wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
 
 
 def pad_windows(items: Sequence[Item]) -> dict[str, Any]:
@@ -180,25 +181,18 @@ def audio_folder_splits(config: SoundDataConfig, rate: int, *, opening: bool = F
     Outside training clips come whole, unless the configuration says how they are cut into windows. With `opening` each
     comes as its first window, always.
     """
-
-    def folder(path: str, entries: Sequence[Entry], train: bool) -> AudioFolder:
-        memory = config.memory_megabytes * 2**20
-        whole = AudioFolder(
-            path,
-            entries,
-            rate,
-            config.seconds,
-            loudness=config.loudness,
-            train=train,
-            whole=True,
-            opening=opening,
-            memory=memory,
-        )
-        if not isinstance(config, AudioDataConfig):
-            return whole
-        return replace(whole, whole=False, stride=config.stride, max_windows=config.max_windows)
-
-    return split_folder(config, sounds.EXTENSIONS, folder)
+    make = partial(
+        AudioFolder,
+        rate=rate,
+        seconds=config.seconds,
+        loudness=config.loudness,
+        whole=True,
+        opening=opening,
+        memory=config.memory_megabytes * 2**20,
+    )
+    if isinstance(config, AudioDataConfig):
+        make = partial(make, whole=False, stride=config.stride, max_windows=config.max_windows)
+    return split_folder(config, sounds.EXTENSIONS, make)
 
 
 def say_resampled(source: Dataset, rate: int, whose: str) -> None:
@@ -259,8 +253,8 @@ class PythonAudio(PythonDataset):
         else:
             stride = max(1, round(self.config.stride * self.rate))
             starts = sounds.window_starts(frames, window, stride, self.config.max_windows)
-        wavs = torch.from_numpy(np.stack([self._levelled(wave[start : start + window]) for start in starts]))
-        return {**self._text(item, routed), "wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
+        read = np.stack([self._levelled(wave[start : start + window]) for start in starts])
+        return {**self._text(item, routed), **_windows(read)}
 
     def metadata(self, item: int) -> Item:
         return self._text(item, self.routed(item))

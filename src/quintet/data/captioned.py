@@ -14,7 +14,7 @@ from quintet.data.index.listing import list_media
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset
 from quintet.errors import UsageError
-from quintet.nn.words import words_of
+from quintet.nn.text import words_of
 
 
 def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.index.entry import Entry, Scan, film_in, printable
+from quintet.data.index.folder import Tree
 from quintet.data.index.listing import list_media
 from quintet.data.index.shard_store import is_address
-from quintet.data.index.walk import Tree
 from quintet.errors import UnreadableItem
 from quintet.media import audio as sounds
 from quintet.media import image as images

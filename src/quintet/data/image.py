@@ -15,20 +15,18 @@ from torch import Tensor
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
 from quintet.config import PictureDataConfig
-from quintet.data.fields import Field
-from quintet.data.folder_dataset import FolderDataset
-from quintet.data.index.entry import Entry
-from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
-from quintet.data.splits import Splits, split_folder
+from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
+from quintet.data.splits import FolderDataset, Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
+from quintet.media.image_decoding import Mode, Pixels, Truncated
 
-MODES: dict[int, images.Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
+MODES: dict[int, Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels to Pillow's name."""
 
 
 @dataclass
-class ImageFolder(FolderDataset[images.Pixels]):
+class ImageFolder(FolderDataset[Pixels]):
     """Images of a scanned folder as training items: bytes, (channels, height, width), and their captions.
 
     With `train` false nothing is random: the centre, unflipped.
@@ -36,10 +34,10 @@ class ImageFolder(FolderDataset[images.Pixels]):
 
     height: int
     width: int
-    mode: images.Mode = field(default="RGB", kw_only=True)
+    mode: Mode = field(default="RGB", kw_only=True)
     flip: bool = field(default=False, kw_only=True)
     random_crop: bool = field(default=False, kw_only=True)
-    truncated: images.Truncated = field(default="skip", kw_only=True)
+    truncated: Truncated = field(default="skip", kw_only=True)
 
     def load(self, item: int, draw: ItemRNG) -> Item:
         pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
@@ -54,11 +52,11 @@ class ImageFolder(FolderDataset[images.Pixels]):
         moved = self.train and (self.flip or self.random_crop)
         return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
 
-    def _moved(self, item: int, draw: ItemRNG) -> images.Pixels:
+    def _moved(self, item: int, draw: ItemRNG) -> Pixels:
         x, y = draw.number("crop-x"), draw.number("crop-y")
         return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
 
-    def _centred(self, item: int) -> images.Pixels:
+    def _centred(self, item: int) -> Pixels:
         """Always the same pixels, so they may be kept."""
         if item in self._kept:
             return self._kept[item]
@@ -72,21 +70,17 @@ class ImageFolder(FolderDataset[images.Pixels]):
 
 def folder_splits(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Splits:
     """The folders that the configuration names, split for validation."""
-
-    def folder(path: str, entries: Sequence[Entry], train: bool) -> ImageFolder:
-        return ImageFolder(
-            path,
-            entries,
-            *size,
-            mode=MODES[channels],
-            flip=config.flip,
-            random_crop=config.random_crop,
-            truncated=config.truncated,
-            train=train,
-            memory=config.memory_megabytes * 2**20,
-        )
-
-    return split_folder(config, images.EXTENSIONS, folder)
+    make = partial(
+        ImageFolder,
+        height=size[0],
+        width=size[1],
+        mode=MODES[channels],
+        flip=config.flip,
+        random_crop=config.random_crop,
+        truncated=config.truncated,
+        memory=config.memory_megabytes * 2**20,
+    )
+    return split_folder(config, images.EXTENSIONS, make)
 
 
 FIELDS: tuple[Field, ...] = (

@@ -17,11 +17,8 @@ import torch
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig, MeshDataConfig
-from quintet.data.fields import Field
-from quintet.data.folder_dataset import FolderDataset
-from quintet.data.index.entry import Entry
-from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
-from quintet.data.splits import Splits, split_folder
+from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
+from quintet.data.splits import FolderDataset, Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import mesh as meshes
 from quintet.media.mesh import Mesh
@@ -93,21 +90,16 @@ def mesh_folder_splits(
     memory_megabytes: int = 512,
 ) -> Splits:
     """The folders that the configuration names, split for validation."""
-
-    def folder(path: str, entries: Sequence[Entry], train: bool) -> MeshFolder:
-        return MeshFolder(
-            path,
-            entries,
-            bins=bins,
-            max_faces=max_faces,
-            decimate=decimate,
-            augment=augment,
-            train=train,
-            corners=corners,
-            memory=memory_megabytes * 2**20,
-        )
-
-    return split_folder(config, meshes.EXTENSIONS, folder)
+    make = partial(
+        MeshFolder,
+        bins=bins,
+        max_faces=max_faces,
+        decimate=decimate,
+        augment=augment,
+        corners=corners,
+        memory=memory_megabytes * 2**20,
+    )
+    return split_folder(config, meshes.EXTENSIONS, make)
 
 
 def _is_table(value: Any, columns: Sequence[int], numbers: bool) -> bool:

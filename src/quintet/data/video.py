@@ -20,16 +20,13 @@ from torch import Tensor
 from quintet.common.batch import Item, collate
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
-from quintet.data.fields import Field
-from quintet.data.folder_dataset import FolderDataset, HeaderCache
-from quintet.data.index.entry import Entry
-from quintet.data.python_dataset import CAPTION, Indexable, PythonDataset, caption_of, split_object
-from quintet.data.splits import Splits, split_folder
+from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
+from quintet.data.splits import FolderDataset, HeaderCache, Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
 from quintet.media import video as films
 from quintet.media.files import MediaFile
-from quintet.media.video import Clip, Fit, VideoHeader
+from quintet.media.video_header import Clip, Fit, VideoHeader
 from quintet.media.video_writing import as_clip
 
 WHOLE = 4
@@ -106,22 +103,18 @@ def pad_clips(items: Sequence[Item], frames: int | None = None) -> dict[str, Any
 
 def video_folder_splits(config: VideoDataConfig, size: tuple[int, int]) -> Splits:
     """The folders that the configuration names, split for validation."""
-
-    def folder(path: str, entries: Sequence[Entry], train: bool) -> VideoFolder:
-        return VideoFolder(
-            path,
-            entries,
-            *size,
-            frames=config.frames,
-            stride=config.stride,
-            fps=config.fps,
-            flip=config.flip,
-            random_crop=config.random_crop,
-            train=train,
-            memory=config.memory_megabytes * 2**20,
-        )
-
-    return split_folder(config, films.EXTENSIONS | films.FRAME_EXTENSIONS, folder, films=True)
+    make = partial(
+        VideoFolder,
+        height=size[0],
+        width=size[1],
+        frames=config.frames,
+        stride=config.stride,
+        fps=config.fps,
+        flip=config.flip,
+        random_crop=config.random_crop,
+        memory=config.memory_megabytes * 2**20,
+    )
+    return split_folder(config, films.EXTENSIONS | films.FRAME_EXTENSIONS, make, films=True)
 
 
 FIELDS: tuple[Field, ...] = (

@@ -1,4 +1,4 @@
-"""Owns sound: reading any file or a window of it as numbers at a given rate, what a file holds, and writing.
+"""Sound: reading any file or a window of it as numbers at a given rate, what a file holds, its loudness, and writing.
 
 Samples are float32, channels x frames, 1 is full scale. A file that cannot be used raises `UnreadableItem` with the
 reason; silent, clipped and many-channelled files can be used. Importing this file imports neither torch nor a decoder.
@@ -6,7 +6,9 @@ reason; silent, clipped and many-channelled files can be used. Importing this fi
 
 from __future__ import annotations
 
+import functools
 import io
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,29 +16,199 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from quintet.common.files import replace_bytes
 from quintet.errors import UsageError
-from quintet.media.audio_formats import EXTENSIONS, AudioHeader, Samples, read_blocks, read_frames, read_header
+from quintet.media.audio_formats import AudioHeader, Samples, read_blocks, read_frames, read_header
 from quintet.media.files import MediaFile
-from quintet.media.resample import input_span, resample, resampled_length
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "EXTENSIONS",
-    "AudioFacts",
-    "AudioHeader",
-    "Samples",
-    "probe_audio",
-    "read_audio",
-    "read_header",
-    "resample",
-    "resampled_length",
-    "window_starts",
-    "write_audio",
-]
+EXTENSIONS = frozenset(
+    {
+        *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64", ".rf64"),
+        *(".m4a", ".aac", ".wma", ".mka"),
+    }
+)
+LOBES = 64
+"""Zero crossings of the sinc on either side."""
+CUTOFF = 0.95
+"""Of the lower Nyquist frequency, where the filter is 6 dB down."""
+KAISER_BETA = 10.06
+"""For a stop band of 100 dB."""
+_LEAST_OUTPUTS = 32  # of one row of the matrix product: a few filters at a time would leave it idle
+_MOST_WEIGHTS = 2**22  # of the matrix; rates with next to nothing in common take another way
+
+
+def resampled_length(frames: int, source: int, target: int) -> int:
+    """Output samples for so many input samples: as long in seconds, rounded up."""
+    return -(-frames * target // source)
+
+
+def input_span(start: int, count: int, source: int, target: int) -> tuple[int, int]:
+    """The input samples (from, to) that so many output samples from `start` on depend on; they may lie outside."""
+    up, down = _ratio(source, target)
+    reach = _reach(up, down)
+    return start * down // up - reach, -(-(start + count - 1) * down // up) + reach + 1
+
+
+def resample(
+    samples: Samples, source: int, target: int, *, offset: int = 0, start: int = 0, count: int = -1
+) -> Samples:
+    """Samples (..., n) at another rate; what is beyond the ends counts as silence.
+
+    For a window: `samples` begin at input sample `offset` of the whole, and `count` output samples from `start` on are
+    returned, the same as those of the whole if the input holds `input_span`.
+    """
+    if count < 0:
+        count = resampled_length(offset + samples.shape[-1], source, target) - start
+    if source == target:
+        return _cut(samples, start - offset, count)
+    up, down = _ratio(source, target)
+    reach = _reach(up, down)
+    repeats = max(1, -(-_LEAST_OUTPUTS // up))
+    wide = up * repeats * (down * repeats + 2 * reach + 1)
+    if wide > _MOST_WEIGHTS:
+        return _by_gathering(samples, up, down, offset, start, count)
+    import torch
+
+    weights = _matrix(up, down, repeats)
+    outputs, step = up * repeats, down * repeats
+    first_row = start // outputs
+    rows = -(-(start + count) // outputs) - first_row
+    # Row r makes outputs r * outputs on, from inputs that begin `reach` before r * step.
+    span = (rows - 1) * step + weights.shape[0]
+    inputs = torch.from_numpy(_cut(samples, first_row * step - reach - offset, span))
+    made = inputs.unfold(-1, weights.shape[0], step) @ weights
+    skipped = start - first_row * outputs
+    result: Samples = made.flatten(-2)[..., skipped : skipped + count].contiguous().numpy()
+    return result
+
+
+def _ratio(source: int, target: int) -> tuple[int, int]:
+    common = math.gcd(source, target)
+    return target // common, source // common
+
+
+def _reach(up: int, down: int) -> int:
+    """Input samples on either side of an output sample's place."""
+    return math.ceil(LOBES * max(1.0, down / up) / CUTOFF) + 1
+
+
+@functools.lru_cache(maxsize=8)
+def _matrix(up: int, down: int, repeats: int) -> Tensor:
+    """Weights (inputs, outputs) of one row."""
+    import torch
+
+    reach = _reach(up, down)
+    outputs, step = up * repeats, down * repeats
+    places = np.arange(outputs)[None, :] * (down / up)
+    inputs = np.arange(step + 2 * reach + 1)[:, None] - reach
+    return torch.from_numpy(_kernel(inputs - places, up, down).astype(np.float32))
+
+
+def _kernel(distance: npt.NDArray[np.float64], up: int, down: int) -> npt.NDArray[np.float64]:
+    """The filter at distances in input samples."""
+    cutoff = CUTOFF * min(1.0, up / down)
+    inside = np.clip(1.0 - (distance * cutoff / LOBES) ** 2, 0.0, None)
+    window = np.where(inside > 0, np.i0(KAISER_BETA * np.sqrt(inside)) / np.i0(KAISER_BETA), 0.0)
+    return np.asarray(cutoff * np.sinc(cutoff * distance) * window)
+
+
+def _by_gathering(samples: Samples, up: int, down: int, offset: int, start: int, count: int) -> Samples:
+    """For rates such as 44101 and 16000: each output's own filter, looked up in a fine table."""
+    reach = _reach(up, down)
+    table = _table(up, down)
+    result = np.empty((*samples.shape[:-1], count), np.float32)
+    taps = np.arange(-reach, reach + 1)
+    for begin in range(0, count, 4096):
+        numbers = np.arange(start + begin, start + min(begin + 4096, count))
+        whole, part = numbers * down // up, (numbers * down % up) / up
+        low, high = int(whole[0]) - reach, int(whole[-1]) + reach + 1
+        near = _cut(samples, low - offset, high - low)[..., (whole - low)[:, None] + taps]
+        place = np.abs(taps - part[:, None]) * _TABLE_STEPS
+        step = place.astype(np.int64)
+        weights = table[step] + (table[step + 1] - table[step]) * (place - step)
+        result[..., begin : begin + len(numbers)] = np.einsum("...nt,nt->...n", near, weights.astype(np.float32))
+    return result
+
+
+_TABLE_STEPS = 2048  # between two input samples; linear in between is exact to 1e-7
+
+
+@functools.lru_cache(maxsize=4)
+def _table(up: int, down: int) -> npt.NDArray[np.float64]:
+    return _kernel(np.arange((_reach(up, down) + 2) * _TABLE_STEPS) / _TABLE_STEPS, up, down)
+
+
+def _cut(samples: Samples, start: int, count: int) -> Samples:
+    """A piece that may reach beyond the ends, where silence is."""
+    inside = samples[..., max(start, 0) : max(start + count, 0)]
+    if inside.shape[-1] == count:
+        return inside
+    before = min(max(-start, 0), count)
+    piece = np.zeros((*samples.shape[:-1], count), np.float32)
+    piece[..., before : before + inside.shape[-1]] = inside
+    return piece
+
+
+BLOCK_SECONDS = 0.4
+OVERLAP = 0.75
+ABSOLUTE_GATE = -70.0
+RELATIVE_GATE = -10.0
+_OFFSET = -0.691
+
+# The analogue prototypes of the standard's filters, from which its table for 48 kHz comes: a high shelf, a high pass.
+_SHELF_HERTZ, _SHELF_QUALITY, _SHELF_DECIBEL = 1681.974450955533, 0.7071752369554196, 3.999843853973347
+_PASS_HERTZ, _PASS_QUALITY = 38.13547087602444, 0.5003270373238773
+
+
+def loudness(samples: Samples, rate: int) -> float:
+    """In LUFS; minus infinity for silence. Channels count alike; what is shorter than a block is one."""
+    size = min(samples.shape[-1], round(BLOCK_SECONDS * rate))
+    step = max(1, round(size * (1 - OVERLAP)))
+    windows = np.lib.stride_tricks.sliding_window_view(np.atleast_2d(samples), size, axis=-1)[:, ::step]
+    spectrum = np.abs(np.fft.rfft(windows, axis=-1)) ** 2
+    counted = np.full(spectrum.shape[-1], 2.0)  # each stands for its mirror image too
+    counted[0] = 1.0
+    if size % 2 == 0:
+        counted[-1] = 1.0
+    powers = (spectrum @ (counted * _weights(size, rate))).sum(axis=0) / size**2
+    levels = _OFFSET + 10 * np.log10(np.maximum(powers, 1e-20))
+    heard = powers[levels > ABSOLUTE_GATE]
+    if not len(heard):
+        return -math.inf
+    gate = _OFFSET + 10 * math.log10(float(heard.mean())) + RELATIVE_GATE
+    kept = powers[levels > max(gate, ABSOLUTE_GATE)]
+    return _OFFSET + 10 * math.log10(float(kept.mean()))
+
+
+def to_loudness(samples: Samples, rate: int, target: float) -> Samples:
+    """The same sound at a loudness in LUFS, or as near as full scale allows. Silence stays silence."""
+    now, peak = loudness(samples, rate), float(np.abs(samples).max(initial=0.0))
+    if now == -math.inf or peak == 0.0:
+        return samples
+    gain = min(10 ** ((target - now) / 20), 1 / peak)
+    return np.asarray(samples * np.float32(gain))
+
+
+def _weights(size: int, rate: int) -> npt.NDArray[np.float64]:
+    """The power that the two filters leave at each frequency of a block."""
+    frequencies = np.arange(size // 2 + 1) * (rate / size)
+    # Where a digital filter made from the prototype by the bilinear transform has its response.
+    warped = np.tan(np.pi * np.minimum(frequencies / rate, 0.4999))
+    gain = 10 ** (_SHELF_DECIBEL / 20)
+    shelf, high_pass = (
+        1j * warped / np.tan(np.pi * min(hertz / rate, 0.4999)) for hertz in (_SHELF_HERTZ, _PASS_HERTZ)
+    )
+    lifted = (shelf**2 * gain + shelf * gain**0.4996667741545416 / _SHELF_QUALITY + 1) / (
+        shelf**2 + shelf / _SHELF_QUALITY + 1
+    )
+    passed = high_pass**2 / (high_pass**2 + high_pass / _PASS_QUALITY + 1)
+    return np.asarray(np.abs(lifted * passed) ** 2)
+
 
 SILENCE = 1e-4
 """The loudest sample of a silent file: 80 dB below full scale."""

@@ -20,17 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Blob, MediaFile, Place, check_file, open_file, place_of
+from quintet.media.files import Blob, MediaFile, Place, check_file, decoding, open_file, place_of
 
 Samples = npt.NDArray[np.float32]
 """Channels x frames, 1 is full scale."""
 
-EXTENSIONS = frozenset(
-    {
-        *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64", ".rf64"),
-        *(".m4a", ".aac", ".wma", ".mka"),
-    }
-)
 RATES = (1_000, 1_000_000)
 """Sample rates that can be meant; any other comes from a damaged header."""
 MAX_CHANNELS = 64
@@ -69,7 +63,7 @@ class AudioHeader:
 def read_header(path: MediaFile) -> AudioHeader:
     """The header of a file that is whole, as far as that can be seen at its ends."""
     place = place_of(path)
-    with _reasons():
+    with decoding(_reason):
         check_file(place)
         with open_file(place) as stream:
             _check_whole(stream)
@@ -87,7 +81,7 @@ def read_frames(path: MediaFile, header: AudioHeader, start: int, count: int) ->
     """`count` frames from frame `start` on, which the header must have room for."""
     if start < 0 or count < 1 or start + count > header.frames:
         raise ValueError(f"frames {start} to {start + count} of a file of {header.frames}")
-    with _reasons():
+    with decoding(_reason):
         read = _sndfile_frames if header.decoder == "libsndfile" else _ffmpeg_frames
         samples = read(place_of(path), start, count)
     if samples.shape != (header.channels, count):
@@ -311,23 +305,9 @@ def _floats(frame: Any) -> Samples:
 # --- reasons ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _reasons() -> Iterator[None]:
-    try:
-        yield
-    except UnreadableItem:
-        raise
-    except Exception as error:  # Damaged files make decoders raise nearly anything; none of it may end a run.
-        raise UnreadableItem(_reason(error)) from error
-
-
-def _reason(error: Exception) -> str:
+def _reason(error: Exception) -> str | None:
     if type(error).__name__ == "LibsndfileError":
         return "damaged: a part of it cannot be decoded"
     if type(error).__module__.startswith("av"):
         return "not a sound file, or a damaged one: no decoder takes its content"
-    if isinstance(error, MemoryError):
-        return "not enough memory to decode it"
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be opened: {error.strerror}"
-    return f"damaged: {error or type(error).__name__}"
+    return None

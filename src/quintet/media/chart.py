@@ -1,4 +1,4 @@
-"""Owns curves as a picture: small multiples of a run's metrics, drawn with Pillow alone."""
+"""Numbers as pictures: the curves of a run's metrics, a matrix, and the spectrogram of a sound."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from quintet.common.files import atomic_write
+from quintet.media.audio_formats import Samples
+from quintet.media.image_decoding import Pixels
+from quintet.media.mel import LogMel
 
 PANEL = (300, 180)
 COLUMNS = 4
@@ -68,3 +75,55 @@ def _panel(draw: ImageDraw.ImageDraw, corner: tuple[int, int], name: str, points
     draw.text((left, corner[1] + 8), f"{name}: {values[-1]:.4g}", fill=INK)
     draw.text((left + 3, top + 2), f"{high:.4g}", fill=INK)
     draw.text((left + 3, bottom - 13), f"{low:.4g}", fill=INK)
+
+
+_DARK, _BRIGHT = np.array((18, 20, 46)), np.array((255, 214, 110))
+_INK = (40, 40, 40)
+_LONGEST = 40
+"""Letters of a name."""
+
+
+def draw_matrix(
+    values: npt.NDArray[np.float64], rows: Sequence[str], columns: Sequence[str], square: int = 20
+) -> Pixels:
+    """`(rows, columns)`; the smallest number is dark, the largest bright. Columns are named below, standing up."""
+    low, high = float(values.min()), float(values.max())
+    shade = (values - low) / max(high - low, 1e-12)
+    colours = np.rint(_DARK + shade[..., None] * (_BRIGHT - _DARK)).astype(np.uint8)
+    field = colours.repeat(square, axis=0).repeat(square, axis=1)
+    font = ImageFont.load_default()
+    left, below = (8 + int(max(font.getlength(name[:_LONGEST]) for name in names)) for names in (rows, columns))
+    sheet = Image.new("RGB", (left + field.shape[1], field.shape[0] + below), "white")
+    sheet.paste(Image.fromarray(field), (left, 0))
+    draw = ImageDraw.Draw(sheet)
+    for number, name in enumerate(rows):
+        draw.text((left - 4, (number + 0.5) * square), name[:_LONGEST], _INK, font, anchor="rm")
+    for number, name in enumerate(columns):
+        standing = Image.new("RGB", (below, square), "white")
+        ImageDraw.Draw(standing).text((below - 4, square / 2), name[:_LONGEST], _INK, font, anchor="rm")
+        sheet.paste(standing.rotate(90, expand=True), (left + number * square, field.shape[0]))
+    return np.asarray(sheet)
+
+
+RANGE_DECIBEL = 80.0
+"""What lies further below the loudest is black."""
+_COLOURS = np.array(
+    [(0, 0, 4), (48, 18, 96), (126, 32, 120), (206, 62, 88), (250, 142, 72), (254, 220, 150), (252, 253, 240)], float
+)
+
+
+def spectrogram(samples: Samples | Tensor, rate: int, *, mels: int = 96, width: int | None = None) -> Pixels:
+    """A picture (mels x time x 3) of (samples) or (channels, samples), averaged over channels; a pixel is 10 ms, or
+    what `width` makes of it. What is no number is silence."""
+    waves = torch.nan_to_num(torch.as_tensor(samples).detach().float().cpu(), posinf=0.0, neginf=0.0)
+    wave = waves.mean(dim=0) if waves.ndim == 2 else waves
+    hop = max(1, rate // 100) if width is None else max(1, wave.shape[-1] // width)
+    n_fft = 2 ** max(6, round(np.log2(rate * 0.064)))
+    powers = LogMel(rate, n_fft=n_fft, hop=hop, mels=mels).power(wave).numpy()[:, :width]
+    decibel = 10 * np.log10(np.maximum(powers, 1e-10))
+    shade = np.clip((decibel - decibel.max()) / RANGE_DECIBEL + 1, 0, 1) if powers.max() > 1e-8 else 0 * decibel
+    place = shade[::-1] * (len(_COLOURS) - 1)
+    below = np.minimum(place.astype(np.int64), len(_COLOURS) - 2)
+    mixed = _COLOURS[below] + (place - below)[..., None] * (_COLOURS[below + 1] - _COLOURS[below])
+    pixels: Pixels = np.rint(mixed).astype(np.uint8)
+    return pixels

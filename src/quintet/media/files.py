@@ -1,4 +1,4 @@
-"""Owns how a media file is got at, wherever it lies: on the disk under its path, or in memory, out of an archive.
+"""How a media file is got at, on the disk under its path or in memory out of an archive, and how one is named.
 
 Readers of media take a `MediaFile` and open it here, so that what they do with its bytes is the same for both.
 """
@@ -9,7 +9,8 @@ import hashlib
 import io
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -64,6 +65,25 @@ def open_file(place: Place) -> IO[bytes]:
     return open(os.open(place, os.O_RDONLY), "rb")
 
 
+@contextmanager
+def decoding(reason: Callable[[Exception], str | None]) -> Iterator[None]:
+    """Whatever goes wrong in here ends as `UnreadableItem`; `reason` says what errors of the decoder mean."""
+    try:
+        yield
+    except UnreadableItem:
+        raise
+    except Exception as error:  # Damaged files make decoders raise nearly anything; none of it may end a run.
+        raise UnreadableItem(reason(error) or _common_reason(error)) from error
+
+
+def _common_reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "not enough memory to decode it"
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be opened: {error.strerror}"
+    return f"damaged: {error or type(error).__name__}"
+
+
 def read_file(place: Place) -> bytes:
     return place.content if isinstance(place, Blob) else place.read_bytes()
 
@@ -75,3 +95,15 @@ def digest_of(place: Place) -> str:
         return hashlib.sha256(b"".join(hashes)).hexdigest()
     with open_file(place) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+_LONGEST = 80
+"""Bytes of the words: with a number and an extension well below what any file system takes."""
+
+
+def caption_name(number: int, caption: str, extension: str) -> str:
+    """`007-a-red-circle.mp4`. The number keeps equal captions apart, and a name from being one that means something:
+    empty, hidden, a path, or a device."""
+    words = "".join(letter if letter.isalnum() else " " for letter in caption).split()
+    text = "-".join(words).encode("utf-8", "ignore")[:_LONGEST].decode("utf-8", "ignore").strip("-")
+    return f"{number:03d}-{text}{extension}" if text else f"{number:03d}{extension}"

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, features
 
 from quintet.common.files import atomic_write
 from quintet.errors import UsageError
 from quintet.media.files import MediaFile, place_of
 from quintet.media.image_decoding import (
     CHANNELS,
-    EXTENSIONS,
     GAP,
     MAX_PIXELS,
     MIN_SIDE,
@@ -41,25 +40,10 @@ from quintet.media.image_decoding import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "EXTENSIONS",
-    "MIN_SIDE",
-    "ImageFacts",
-    "Mode",
-    "Picture",
-    "Pixels",
-    "Truncated",
-    "bytes_tensor",
-    "image_grid",
-    "probe_image",
-    "read_image",
-    "resize_and_crop",
-    "to_tensor",
-    "to_uint8",
-    "upright",
-    "write_image",
-]
-
+EXTENSIONS = frozenset(
+    {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+    | ({".avif"} if features.check("avif") else set())
+)
 Picture: TypeAlias = "Tensor | npt.NDArray[Any]"
 
 

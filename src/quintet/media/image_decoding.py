@@ -9,7 +9,7 @@ import io
 import logging
 import threading
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,19 +18,15 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError, features
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Place, check_file, open_file
+from quintet.media.files import Place, check_file, decoding, open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
 Truncated: TypeAlias = Literal["skip", "use"]
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
-EXTENSIONS = frozenset(
-    {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-    | ({".avif"} if features.check("avif") else set())
-)
 CHANNELS: dict[Mode, int] = {"L": 1, "RGB": 3, "RGBA": 4}
 MAX_PIXELS = 100_000_000
 """Decoded pixels: about 400 MB of memory and a second or two of one core."""
@@ -83,9 +79,9 @@ class Request:
 
 
 def read(place: Place, request: Request) -> tuple[Image.Image, ImageFacts]:
-    try:
+    with decoding(_reason):
         check_file(place)
-        with pillow_silent(), open_file(place) as stream:
+        with pillow_silent, open_file(place) as stream:
             try:
                 return _decode(stream, request)
             except (OSError, SyntaxError):
@@ -93,10 +89,6 @@ def read(place: Place, request: Request) -> tuple[Image.Image, ImageFacts]:
                     raise
                 # libjpeg shows what it has of a file, progressive ones included, once it meets an end marker.
                 return _decode(io.BytesIO(_whole(stream) + _JPEG_END), request)
-    except UnreadableItem:
-        raise
-    except Exception as error:  # Damaged files make decoders raise nearly anything; none of it may end a run.
-        raise UnreadableItem(_reason(error)) from error
 
 
 def _decode(stream: IO[bytes], request: Request) -> tuple[Image.Image, ImageFacts]:
@@ -229,30 +221,29 @@ def _whole(stream: IO[bytes]) -> bytes:
     return stream.read()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception) -> str | None:
     if isinstance(error, UnidentifiedImageError):
         return "not a picture: the content is of no known image format"
     if isinstance(error, Image.DecompressionBombError):
         return "far too many pixels; make the picture smaller"
-    if isinstance(error, MemoryError):
-        return "not enough memory to decode it"
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be opened: {error.strerror}"
-    if "truncated" in str(error):
+    if "truncated" in str(error) and not getattr(error, "strerror", None):  # which would be said of a file's name
         return "truncated: the file ends too early (data.truncated=use takes what is there)"
-    return f"damaged: {error or type(error).__name__}"
+    return None
 
 
 class _Silence:
-    """Filters Pillow's warnings while anyone reads. The filters belong to the process, so the first reader of
-    several threads sets them and the last one puts them back."""
+    """Around whatever has Pillow read a file: what it warns of comes back as an error or does not matter.
+
+    The filters of warnings belong to the process, so the first reader of several threads sets them and the last one
+    puts them back.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.readers = 0
         self.saved = warnings.catch_warnings()
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         with self.lock:
             if not self.readers:
                 self.saved = warnings.catch_warnings()
@@ -260,24 +251,14 @@ class _Silence:
                 warnings.filterwarnings("ignore", module=r"PIL\.")
             self.readers += 1
 
-    def leave(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         with self.lock:
             self.readers -= 1
             if not self.readers:
                 self.saved.__exit__(None, None, None)
 
 
-_silence = _Silence()
-
-
-@contextmanager
-def pillow_silent() -> Iterator[None]:
-    """Around whatever has Pillow read a file: what it warns of comes back as an error or does not matter."""
-    _silence.enter()
-    try:
-        yield
-    finally:
-        _silence.leave()
+pillow_silent = _Silence()
 
 
 def floats_to_bytes(values: npt.NDArray[np.floating[Any]]) -> Pixels:

@@ -18,27 +18,9 @@ import numpy as np
 from quintet.common.files import replace_bytes
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.files import MediaFile, place_of
-from quintet.media.mesh_formats import EXTENSIONS, Faces, Soup, Vertices, read_soup
+from quintet.media.mesh_formats import Faces, Soup, Vertices, read_soup
 
-__all__ = [
-    "BINS",
-    "EXTENSIONS",
-    "Faces",
-    "Mesh",
-    "MeshFacts",
-    "Vertices",
-    "canonical",
-    "clean",
-    "dequantise",
-    "edge_counts",
-    "face_adjacency",
-    "normalise",
-    "probe_mesh",
-    "quantise",
-    "read_mesh",
-    "write_mesh",
-]
-
+EXTENSIONS = frozenset({".obj", ".ply", ".stl", ".off", ".glb", ".gltf"})
 BINS = 128
 LIMIT = 0.98
 """Half the longest side of a mesh as read: no vertex in the outermost bin, which clamping would make a heap."""

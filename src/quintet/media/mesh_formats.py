@@ -25,14 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Blob, Place, check_file, read_file
+from quintet.media.files import Blob, Place, check_file, decoding, read_file
 
 Vertices = npt.NDArray[np.float64]
 Faces = npt.NDArray[np.int64]
 Polygons = Iterable[npt.ArrayLike]
 """Faces as a file has them: arrays (count, corners), one for each number of corners."""
 
-EXTENSIONS = frozenset({".obj", ".ply", ".stl", ".off", ".glb", ".gltf"})
 MAX_BYTES = 2**29
 """About five million faces in the most wordy format; more takes minutes and gigabytes to read."""
 MAX_FACES = 5_000_000
@@ -68,17 +67,13 @@ def read_soup(place: Place, corners: int = 3) -> Soup:
 
     Larger faces are cut into triangles, unless four `corners` are wanted: then the file must have quads alone.
     """
-    try:
+    with decoding(_reason):
         data = _content(place)
         name = _format_of(data, place.suffix.lower())
         with np.errstate(all="ignore"):
             vertices, polygons = _READERS[name](data, place)
             faces = _triangles(polygons) if corners == 3 else _alike(polygons, corners)
         return Soup(name, *_checked(vertices, faces))
-    except UnreadableItem:
-        raise
-    except Exception as error:  # Damaged files make readers raise nearly anything; none of it may end a run.
-        raise UnreadableItem(_reason(error)) from error
 
 
 def _content(place: Place) -> bytes:
@@ -122,11 +117,11 @@ def _checked(vertices: Vertices, faces: Faces) -> tuple[Vertices, Faces]:
     return vertices, faces
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception) -> str | None:
     if isinstance(error, MemoryError):
         return "not enough memory to read it"
     if isinstance(error, OSError) and error.strerror:
-        return f"cannot be opened: {error.strerror}"
+        return None
     said = " ".join(str(error).split())[:120]
     return f"damaged: {said or type(error).__name__}"
 

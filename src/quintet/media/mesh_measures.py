@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quintet.media.mesh import Faces, Mesh, Vertices, dequantise, edge_counts, quantise
+from quintet.media.mesh import Mesh, dequantise, edge_counts, quantise
+from quintet.media.mesh_formats import Faces, Vertices
 
 FloatArray = npt.NDArray[np.floating]
 

@@ -2,20 +2,143 @@
 
 Shapes are `(batch, tokens, dim)`. Masks are boolean, true where there is something. No softmax is ever over nothing,
 which would be NaN: `attention_mask` lets a query that may see no key at all see all of them (or, causal, itself).
+
+A causal transformer keeps keys and values from one step of decoding to the next, in room taken once: `KVCache`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.cpu_bf16_attention import cpu_bf16_attention, is_cpu_bf16_faster
-from quintet.nn.kv_cache import LayerKVCache
-from quintet.nn.rotary import CosSin, apply_rotary
+from quintet.nn.positions import CosSin, apply_rotary
+
+
+class LayerKVCache:
+    """The keys and values of the tokens that one self-attention has seen, `(batch, heads, max_length, head_dim)`.
+
+    The room is taken at the first step, in the precision that the step runs in; of it, `length` places are filled.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.length = 0
+        self.has_room = False
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add `(batch, heads, new, head_dim)` and return all there is."""
+        if not self.has_room:
+            batch, heads, _, head_dim = keys.shape
+            self.keys, self.values = keys.new_empty(2, batch, heads, self.max_length, head_dim)
+            self.has_room = True
+        last = self.length + keys.shape[2]
+        self.keys[:, :, self.length : last] = keys
+        self.values[:, :, self.length : last] = values
+        self.length = last
+        return self.keys[:, :, :last], self.values[:, :, :last]
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch alone."""
+        if self.has_room:
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+@dataclass
+class KVCache:
+    """What a causal transformer keeps from one `step` to the next.
+
+    `contexts` are the keys and values of every block's attention to the context, made once; `context_mask` is what
+    `attention_mask` made.
+    """
+
+    layers: list[LayerKVCache]
+    contexts: list[tuple[Tensor, Tensor]]
+    context_mask: Tensor | None
+
+    @property
+    def length(self) -> int:
+        """How many tokens were seen."""
+        return self.layers[0].length
+
+    @property
+    def max_length(self) -> int:
+        return self.layers[0].max_length
+
+    def rewind(self) -> None:
+        """Forget the tokens, and keep the room and the context."""
+        for layer in self.layers:
+            layer.length = 0
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch alone."""
+        for layer in self.layers:
+            layer.select(rows)
+        self.contexts = [(keys[rows], values[rows]) for keys, values in self.contexts]
+        self.context_mask = None if self.context_mask is None else self.context_mask[rows]
+
+
+SHORT_ROW = 512
+"""Places up to which it is the quicker one."""
+
+
+def is_cpu_bf16_faster(queries: Tensor, keys: Tensor) -> bool:
+    """On a CPU torch's kernel of attention in bf16, forth and back, takes two to four times as long as products up to
+    some hundred places do (`benchmarks/attention.py`); in fp32, and of long rows, it is the quicker one."""
+    return (
+        queries.dtype == torch.bfloat16
+        and queries.device.type == "cpu"
+        and max(queries.shape[-2], keys.shape[-2]) <= SHORT_ROW
+    )
+
+
+def cpu_bf16_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """`mask` says which keys each query may see, as `scaled_dot_product_attention` takes it."""
+    out: Tensor = _Products.apply(queries, keys, values, mask)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Products(torch.autograd.Function):
+    """The backward pass is its own because torch's makes the gradient of the keys across, and whoever takes that
+    copies it back along their rows."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        by_head = queries.shape[:2]
+        # Batch and heads as one axis before any product: one that had to do it itself would copy keys across, too.
+        queries, keys, values = (tensor.flatten(0, 1) for tensor in (queries * _scale(queries), keys, values))
+        scores = queries @ keys.transpose(-1, -2)
+        if mask is not None:
+            scores.view(*by_head, *scores.shape[1:]).masked_fill_(~mask, -math.inf)
+        weights = scores.softmax(-1).to(values.dtype)
+        ctx.save_for_backward(queries, keys, values, weights)
+        attended = weights @ values
+        return attended.view(*by_head, *attended.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        queries, keys, values, weights = ctx.saved_tensors
+        by_head, gradient = gradient.shape[:2], gradient.flatten(0, 1)
+        of_weights = gradient @ values.transpose(-1, -2)
+        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+        of_queries = of_scores @ keys * _scale(queries)
+        of_keys = of_scores.transpose(-1, -2) @ queries
+        of_values = weights.transpose(-1, -2) @ gradient
+        first, second, third = (part.view(*by_head, *part.shape[1:]) for part in (of_queries, of_keys, of_values))
+        return first, second, third, None
+
+
+def _scale(queries: Tensor) -> float:
+    return float(queries.shape[-1] ** -0.5)
+
 
 NORM_EPSILON = 1e-6
 

@@ -23,9 +23,8 @@ from quintet.config.text import PRETRAINED, TextConfig
 from quintet.errors import UsageError
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.text import ByteTextEncoder, kept_rows
+from quintet.nn.text import ByteTextEncoder, WordTextEncoder, kept_rows
 from quintet.nn.transformer import Transformer
-from quintet.nn.words import WordTextEncoder
 
 Conditioning = Mapping[str, Tensor]
 """Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture; `there`, which

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quintet.errors import UsageError
 from quintet.nn.attention import Attention, attention_mask
-from quintet.nn.rotary import CosSin, Rotary
+from quintet.nn.positions import CosSin, Rotary
 from quintet.nn.transformer import FeedForward, make_norm
 
 

@@ -20,7 +20,7 @@ from quintet.config import validate
 from quintet.config.masked import MaskGitConfig
 from quintet.errors import UsageError
 from quintet.nn.attention import CrossKV
-from quintet.nn.codebook_start import start_alike
+from quintet.nn.codebook import start_alike
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
@@ -29,8 +29,7 @@ from quintet.nn.conditioning import (
     TextConditioning,
     make_text_conditioning,
 )
-from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
-from quintet.nn.rotary import Rotary
+from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
 from quintet.nn.text import kept_rows
 from quintet.nn.transformer import Transformer
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.nn.transformers_folder import digest, load_model, load_transformers, loading
+from quintet.nn.transformers_folder import digest, load_model, load_part, load_transformers
 
 WHAT = "model of speech"
 OF_WAVES = ("hubert", "wav2vec2", "wavlm", "data2vec-audio", "unispeech", "unispeech-sat")
@@ -115,7 +115,4 @@ class PretrainedHearing:
         library = load_transformers(WHAT)
         if not (self.folder / "preprocessor_config.json").is_file():
             return library.Wav2Vec2FeatureExtractor() if self.of_waves else library.SeamlessM4TFeatureExtractor()
-        with loading(self.folder, WHAT):
-            return library.AutoFeatureExtractor.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )
+        return load_part(self.folder, WHAT, "AutoFeatureExtractor")

@@ -13,7 +13,6 @@ import json
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +29,8 @@ from quintet.config.text import PRETRAINED
 from quintet.errors import RunError, UsageError
 from quintet.nn import transformers_folder
 from quintet.nn.text import padded_length
-from quintet.nn.transformers_folder import find_folder, load_transformers
 
-_NEEDED_BY = f"text: {PRETRAINED}…"
+_WHAT = "text encoder"
 _LARGEST_BATCH = 64
 _FORMAT = 1
 """Of the cache's entries; another number is another cache."""
@@ -70,11 +68,9 @@ class PretrainedText:
         self.notice = notice
         self.hits = self.misses = self.damaged = 0
         self._told = False
-        self.folder = find_folder(self.reference, "text")
-        with self._loading():
-            self.config: Any = load_transformers(_NEEDED_BY).AutoConfig.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )
+        self.folder = transformers_folder.find_folder(self.reference, "text")
+        with transformers_folder.loading(self.folder, _WHAT):
+            self.config: Any = transformers_folder.load_part(self.folder, _WHAT, "AutoConfig")
             self.dim = int(self.config.hidden_size)
         transformers_folder.refuse_pickle(self.folder)
         self.root = cache
@@ -144,28 +140,14 @@ class PretrainedText:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        with self._loading():
-            return load_transformers(_NEEDED_BY).AutoTokenizer.from_pretrained(
-                self.folder, local_files_only=True, trust_remote_code=False
-            )
+        return transformers_folder.load_part(self.folder, _WHAT, "AutoTokenizer")
 
     @cached_property
     def _model(self) -> nn.Module:
-        with self._loading():
-            model, report = load_transformers(_NEEDED_BY).AutoModelForTextEncoding.from_pretrained(
-                self.folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
         # A pooler is for classifying and takes no part in the embeddings.
-        transformers_folder.refuse_missing(self.folder, report, "text encoder", unneeded=["pooler."])
-        return transformers_folder.frozen(model).to(self.device)
-
-    def _loading(self) -> AbstractContextManager[None]:
-        return transformers_folder.loading(self.folder, "text encoder")
+        unneeded, kind = ["pooler."], "AutoModelForTextEncoding"
+        model: nn.Module = transformers_folder.load_model(self.folder, _WHAT, unneeded, kind)
+        return model.to(self.device)
 
     def _tell_of_cuts(self, number: int) -> None:
         if number and not self._told:

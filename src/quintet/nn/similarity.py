@@ -1,4 +1,4 @@
-"""Owns how alike two pictures are: PSNR and SSIM, one number a picture, for values in [0, 1]."""
+"""How alike pictures are, PSNR and SSIM, and how far apart two sets of vectors are, by the Frechet distance."""
 
 from __future__ import annotations
 
@@ -39,3 +39,25 @@ def _gaussian(size: int, sigma: float, like: Tensor) -> Tensor:
     places = torch.arange(size, dtype=like.dtype, device=like.device) - (size - 1) / 2
     weights = torch.exp(-(places**2) / (2 * sigma**2))
     return weights / weights.sum()
+
+
+def frechet_distance(ours: Tensor, theirs: Tensor) -> float:
+    """Of vectors (ours, dim) and (theirs, dim), at least two of each; in double precision."""
+    ours, theirs = ours.double(), theirs.double()
+    between = (ours.mean(0) - theirs.mean(0)).square().sum()
+    first, second = _covariance(ours), _covariance(theirs)
+    # The trace of the root of a product is that of a symmetric matrix with the same eigenvalues, which are real.
+    root = _root(first)
+    shared = torch.linalg.eigvalsh(root @ second @ root).clamp(min=0).sqrt().sum()
+    return float(between + first.trace() + second.trace() - 2 * shared)
+
+
+def _covariance(vectors: Tensor) -> Tensor:
+    centred = vectors - vectors.mean(0)
+    return centred.T @ centred / (len(vectors) - 1)
+
+
+def _root(matrix: Tensor) -> Tensor:
+    values, directions = torch.linalg.eigh(matrix)
+    root: Tensor = (directions * values.clamp(min=0).sqrt()) @ directions.T
+    return root

@@ -23,10 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.attention import NORM_EPSILON, Attention, CrossKV, attention_mask
-from quintet.nn.kv_cache import KVCache, LayerKVCache
-from quintet.nn.positions import LearnedPositions, grid_text
-from quintet.nn.rotary import CosSin, Rotary
+from quintet.nn.attention import NORM_EPSILON, Attention, CrossKV, KVCache, LayerKVCache, attention_mask
+from quintet.nn.positions import CosSin, LearnedPositions, Rotary, grid_text
 
 Norm = Literal["layer", "rms"]
 

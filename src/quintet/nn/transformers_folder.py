@@ -63,29 +63,25 @@ def kind_of(folder: Path) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def load_model(folder: Path, what: str, unneeded: Sequence[str] = ()) -> Any:
+def load_part(folder: Path, what: str, kind: str, **options: Any) -> Any:
+    """What a class of `transformers` makes of a folder; `what` it should be."""
+    with loading(folder, what):
+        maker = getattr(load_transformers(what), kind)
+        return maker.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+
+
+def load_model(folder: Path, what: str, unneeded: Sequence[str] = (), kind: str = "AutoModel") -> Any:
     """The model of a folder, frozen, on the CPU and in full precision; `what` it should be.
 
     Weights whose names begin with one of `unneeded` may be missing; any others would be random numbers.
     """
     refuse_pickle(folder)
-    with loading(folder, what):
-        model, report = load_transformers(what).AutoModel.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-    refuse_missing(folder, report, what, unneeded)
-    return frozen(model)
-
-
-def refuse_missing(folder: Path, report: Any, what: str, unneeded: Sequence[str] = ()) -> None:
+    options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+    model, report = load_part(folder, what, kind, **options)
     absent = sorted(name for name in report["missing_keys"] if not name.startswith(tuple(unneeded)))
     if absent:
         raise UsageError(f"{folder} lacks weights of its {what}: {', '.join(absent[:3])} …")
+    return frozen(model)
 
 
 def frozen(model: nn.Module) -> nn.Module:

@@ -12,7 +12,6 @@ the items nor the judge change, so a change to either needs a new `VERSION`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -21,14 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.media.video_writing import write_video
-from quintet.synthetic.folders import refuse_bad_request, split_by_words, write_records
-from quintet.synthetic.shapes import COLOURS, FRAME, SHAPES, FloatArray, coverage, oklab, pixel_centres
+from quintet.synthetic.folders import pick, split_by_words, with_article, write_items
+from quintet.synthetic.shapes import COLOURS, FRAME, SHAPES, FloatArray, coverage, linear_gradient, oklab
 
 VERSION = 1
 FRAMES = 17
 RATE = 8
 """Frames a second."""
-VALIDATION_SHARE = 0.1
 
 MOTIONS = ("left", "right", "up", "down", "grow", "shrink", "bounce")
 
@@ -88,12 +86,8 @@ class Scene:
 # --- scenes -----------------------------------------------------------------------------------------------------
 
 
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
-    return options[int(rng.integers(len(options)))]
-
-
 def draw_record(rng: np.random.Generator) -> MotionRecord:
-    return {"shape": _pick(rng, SHAPES), "colour": _pick(rng, tuple(COLOURS)), "motion": _pick(rng, MOTIONS)}
+    return {"shape": pick(rng, SHAPES), "colour": pick(rng, tuple(COLOURS)), "motion": pick(rng, MOTIONS)}
 
 
 def draw_scene(rng: np.random.Generator, record: MotionRecord) -> Scene:
@@ -162,10 +156,7 @@ def render(scene: Scene, size: int) -> Clip:
 
 
 def _render_background(scene: Scene, size: int) -> FloatArray:
-    x, y = pixel_centres(size)
-    cosine, sine = math.cos(scene.direction), math.sin(scene.direction)
-    across = FRAME * (abs(cosine) + abs(sine))
-    along = ((x - FRAME / 2) * cosine + (y - FRAME / 2) * sine) / across + 0.5
+    along = linear_gradient(scene.direction, size)
     return np.asarray(scene.start + along[..., None] * (scene.end - scene.start))
 
 
@@ -194,9 +185,9 @@ _PHRASES = (
 def caption_of(rng: np.random.Generator, record: MotionRecord) -> str:
     """Words for a clip, chosen among many."""
     colour, shape = record["colour"], record["shape"]
-    thing = f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}"
-    verb = _pick(rng, _VERBS[record["motion"]])
-    return _pick(rng, _PHRASES).format(thing=thing, verb=verb, colour=colour, shape=shape)
+    thing = with_article(f"{colour} {shape}")
+    verb = pick(rng, _VERBS[record["motion"]])
+    return pick(rng, _PHRASES).format(thing=thing, verb=verb, colour=colour, shape=shape)
 
 
 # --- items and the folder ---------------------------------------------------------------------------------------
@@ -212,9 +203,7 @@ def draw_item(seed: int, index: int, size: int = 64) -> MotionItem:
 
 def split_of(caption: str, record: MotionRecord) -> str:
     """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
-    if (record["shape"], record["motion"]) in WITHHELD_PAIRS:
-        return "withheld"
-    return split_by_words(caption, VALIDATION_SHARE)
+    return split_by_words(caption, (record["shape"], record["motion"]) in WITHHELD_PAIRS)
 
 
 def make_motions(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
@@ -222,14 +211,11 @@ def make_motions(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -
 
     The clips are WebP without loss: what is read is what was drawn, whatever decoders do.
     """
-    folder = Path(folder)
-    refuse_bad_request(folder, num, seed, "clip", size)
-    rows = []
-    for index in range(num):
+
+    def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index, size)
-        file_name = f"videos/{index:05d}.webp"
-        write_video(item.clip, folder / file_name, RATE)
-        split = split_of(item.caption, item.record)
-        rows.append({"file_name": file_name, "text": item.caption, "split": split, "motion": item.record})
+        write_video(item.clip, path, RATE)
+        return {"text": item.caption, "split": split_of(item.caption, item.record), "motion": item.record}
+
     about = {"name": "motions", "version": VERSION, "num": num, "size": size, "seed": seed}
-    write_records(folder, about, rows)
+    write_items(folder, about, "clip", "videos/{:05d}.webp", write)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from quintet.synthetic.folders import refuse_bad_request, split_by_words, write_records
+from quintet.synthetic.folders import pick, split_by_words, with_article, write_items
 
 VERSION = 1
 FRAME = 64.0
@@ -58,17 +58,12 @@ SIZES = ("small", "large")
 # each stays frequent in training and only the combination is new.
 WITHHELD_PAIRS = frozenset(
     {
-        ("red", "star"),
-        ("blue", "heart"),
-        ("green", "ring"),
-        ("yellow", "triangle"),
-        ("purple", "square"),
-        ("orange", "cross"),
+        *(("red", "star"), ("blue", "heart"), ("green", "ring")),
+        *(("yellow", "triangle"), ("purple", "square"), ("orange", "cross")),
     }
 )
 
 TWO_OBJECTS_SHARE = 0.4
-VALIDATION_SHARE = 0.1
 RADII = {"small": (7.8, 9.0), "large": (11.8, 13.4)}
 ANGLE_JITTER = math.radians(8)  # a tilted square must not become a diamond
 COLOUR_JITTER = 8  # of 255, per channel
@@ -176,27 +171,16 @@ def _cross_vertices(arm: float, half_width: float) -> list[tuple[float, float]]:
     return vertices
 
 
-_DISTANCES: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
-    "circle": _circle,
-    "square": _polygon([(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)]),
-    "triangle": _polygon([_on_circle(1.22, 120 * corner) for corner in range(3)]),
-    "star": _polygon([_on_circle(0.53 if tip % 2 else 1.25, 36 * tip) for tip in range(10)]),
-    "cross": _polygon(_cross_vertices(1.05, 0.36)),
-    "ring": _ring,
-    "heart": _heart,
-    "diamond": _polygon([(0.0, -1.22), (0.82, 0.0), (0.0, 1.22), (-0.82, 0.0)]),
-}
-
-# Radius of the circle around the origin that holds the whole shape.
-_EXTENTS = {
-    "circle": 1.0,
-    "square": 1.245,
-    "triangle": 1.22,
-    "star": 1.25,
-    "cross": 1.11,
-    "ring": 1.08,
-    "heart": 1.16,
-    "diamond": 1.22,
+# With the radius of the circle around the origin that holds the whole shape.
+_OUTLINES: dict[str, tuple[Callable[[FloatArray, FloatArray], FloatArray], float]] = {
+    "circle": (_circle, 1.0),
+    "square": (_polygon([(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)]), 1.245),
+    "triangle": (_polygon([_on_circle(1.22, 120 * corner) for corner in range(3)]), 1.22),
+    "star": (_polygon([_on_circle(0.53 if tip % 2 else 1.25, 36 * tip) for tip in range(10)]), 1.25),
+    "cross": (_polygon(_cross_vertices(1.05, 0.36)), 1.11),
+    "ring": (_ring, 1.08),
+    "heart": (_heart, 1.16),
+    "diamond": (_polygon([(0.0, -1.22), (0.82, 0.0), (0.0, 1.22), (-0.82, 0.0)]), 1.22),
 }
 
 
@@ -215,13 +199,13 @@ def signed_distance(
     """Distance from points to the outline of a shape, negative inside, in units of the frame."""
     cosine, sine = math.cos(angle), math.sin(angle)
     right, down = (x - centre[0]) / radius, (y - centre[1]) / radius
-    return _DISTANCES[shape](cosine * right + sine * down, cosine * down - sine * right) * radius
+    return _OUTLINES[shape][0](cosine * right + sine * down, cosine * down - sine * right) * radius
 
 
 def coverage(shape: str, centre: tuple[float, float], radius: float, angle: float, size: int) -> FloatArray:
     """The share of each pixel that the shape covers, in a picture of size x size: its anti-aliased mask."""
     x, y = pixel_centres(size)
-    reach = radius * _EXTENTS[shape] + FRAME / size
+    reach = radius * _OUTLINES[shape][1] + FRAME / size
     rows, columns = (_window(middle, reach, size) for middle in (centre[1], centre[0]))
     distance = signed_distance(shape, x[rows, columns], y[rows, columns], centre, radius, angle)
     mask = np.zeros((size, size))
@@ -263,12 +247,8 @@ def oklab(rgb: npt.ArrayLike) -> FloatArray:
 # --- scenes -----------------------------------------------------------------------------------------------------
 
 
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
-    return options[int(rng.integers(len(options)))]
-
-
 def _draw_attributes(rng: np.random.Generator) -> tuple[str, str, str]:
-    return _pick(rng, SHAPES), _pick(rng, list(COLOURS)), _pick(rng, SIZES)
+    return pick(rng, SHAPES), pick(rng, list(COLOURS)), pick(rng, SIZES)
 
 
 def _draw_coordinate(rng: np.random.Generator, cell: int, extent: float) -> float:
@@ -280,7 +260,7 @@ def _draw_coordinate(rng: np.random.Generator, cell: int, extent: float) -> floa
 def _place(rng: np.random.Generator, position: str, shape: str, colour: str, size: str) -> PlacedObject:
     cell = POSITIONS.index(position)
     radius = rng.uniform(*RADII[size])
-    extent = radius * _EXTENTS[shape]
+    extent = radius * _OUTLINES[shape][1]
     shift = rng.uniform(-COLOUR_JITTER, COLOUR_JITTER, size=3)
     return PlacedObject(
         record={"shape": shape, "colour": colour, "position": position, "size": size},
@@ -302,7 +282,7 @@ def gap_between(first: PlacedObject, second: PlacedObject) -> float:
 
 
 def _clearly_apart(first: PlacedObject, second: PlacedObject) -> bool:
-    extents = sum(one.radius * _EXTENTS[one.record["shape"]] for one in (first, second))
+    extents = sum(one.radius * _OUTLINES[one.record["shape"]][1] for one in (first, second))
     between = math.hypot(first.x - second.x, first.y - second.y)
     if between >= extents + OBJECT_GAP:  # most pairs: no need to look at the outlines
         return True
@@ -313,10 +293,10 @@ def _draw_objects(rng: np.random.Generator) -> list[PlacedObject]:
     first = _draw_attributes(rng)
     if rng.random() >= TWO_OBJECTS_SHARE:
         # Two objects seldom leave room for one in the centre; twice the share here makes up for it.
-        return [_place(rng, _pick(rng, (*POSITIONS, "centre")), *first)]
+        return [_place(rng, pick(rng, (*POSITIONS, "centre")), *first)]
     second = _draw_attributes(rng)
     while True:  # opposite corners always have room for two
-        placed = [_place(rng, _pick(rng, POSITIONS), *attributes) for attributes in (first, second)]
+        placed = [_place(rng, pick(rng, POSITIONS), *attributes) for attributes in (first, second)]
         if _clearly_apart(*placed):
             return placed
 
@@ -347,12 +327,18 @@ def _draw_background(rng: np.random.Generator, objects: Sequence[PlacedObject]) 
 # --- rendering --------------------------------------------------------------------------------------------------
 
 
+def linear_gradient(angle: float, size: int) -> FloatArray:
+    """From 0 to 1 across the picture, at every pixel."""
+    x, y = pixel_centres(size)
+    cosine, sine = math.cos(angle), math.sin(angle)
+    across = FRAME * (abs(cosine) + abs(sine))
+    return ((x - FRAME / 2) * cosine + (y - FRAME / 2) * sine) / across + 0.5
+
+
 def _render_background(background: Background, size: int) -> FloatArray:
     x, y = pixel_centres(size)
     if background.kind == "linear":
-        cosine, sine = math.cos(background.angle), math.sin(background.angle)
-        across = FRAME * (abs(cosine) + abs(sine))
-        along = ((x - FRAME / 2) * cosine + (y - FRAME / 2) * sine) / across + 0.5
+        along = linear_gradient(background.angle, size)
     elif background.kind == "radial":
         squared = (x - background.origin[0]) ** 2 + (y - background.origin[1]) ** 2
         along = squared / sum(max(part, FRAME - part) ** 2 for part in background.origin)
@@ -397,17 +383,13 @@ _TWO_OBJECT_PHRASES = (
 
 
 def _place_words(rng: np.random.Generator, position: str) -> str:
-    return _pick(rng, _PLACES[position]) if position in _PLACES else _pick(rng, _CORNER_PLACES).format(position)
-
-
-def _with_article(words: str) -> str:
-    return ("an " if words[0] in "aeiou" else "a ") + words
+    return pick(rng, _PLACES[position]) if position in _PLACES else pick(rng, _CORNER_PLACES).format(position)
 
 
 def _phrase_parts(rng: np.random.Generator, one: ObjectRecord) -> dict[str, str]:
     size = one["size"] + " " if rng.random() < 0.5 else ""
     return {
-        "thing": _with_article(f"{size}{one['colour']} {one['shape']}"),
+        "thing": with_article(f"{size}{one['colour']} {one['shape']}"),
         "plain": f"{size}{one['shape']}",
         "colour": one["colour"],
         "place": _place_words(rng, one["position"]),
@@ -429,12 +411,12 @@ def _twins_caption(rng: np.random.Generator, first: ObjectRecord, second: Object
 
 def _caption(rng: np.random.Generator, records: Sequence[ObjectRecord]) -> str:
     if len(records) == 1:
-        return _pick(rng, _ONE_OBJECT_PHRASES).format(**_phrase_parts(rng, records[0]))
+        return pick(rng, _ONE_OBJECT_PHRASES).format(**_phrase_parts(rng, records[0]))
     first, second = records
     if (first["shape"], first["colour"]) == (second["shape"], second["colour"]):
         return _twins_caption(rng, first, second)
     others = {f"other_{name}": words for name, words in _phrase_parts(rng, second).items()}
-    return _pick(rng, _TWO_OBJECT_PHRASES).format(**_phrase_parts(rng, first), **others)
+    return pick(rng, _TWO_OBJECT_PHRASES).format(**_phrase_parts(rng, first), **others)
 
 
 # --- items and the folder ---------------------------------------------------------------------------------------
@@ -456,22 +438,16 @@ def draw_item(seed: int, index: int, size: int = 64) -> ShapesItem:
 
 def split_of(caption: str, objects: Sequence[ObjectRecord]) -> str:
     """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
-    if any((one["colour"], one["shape"]) in WITHHELD_PAIRS for one in objects):
-        return "withheld"
-    return split_by_words(caption, VALIDATION_SHARE)
+    return split_by_words(caption, any((one["colour"], one["shape"]) in WITHHELD_PAIRS for one in objects))
 
 
 def make_shapes(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
     """Write the data set: `images/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
-    folder = Path(folder)
-    refuse_bad_request(folder, num, seed, "picture", size)
-    (folder / "images").mkdir(parents=True, exist_ok=True)
-    rows = []
-    for index in range(num):
+
+    def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index, size)
-        file_name = f"images/{index:05d}.png"
-        Image.fromarray(item.image).save(folder / file_name)
-        split = split_of(item.caption, item.objects)
-        rows.append({"file_name": file_name, "text": item.caption, "split": split, "objects": item.objects})
+        Image.fromarray(item.image).save(path)
+        return {"text": item.caption, "split": split_of(item.caption, item.objects), "objects": item.objects}
+
     about = {"name": "shapes", "version": VERSION, "num": num, "size": size, "seed": seed}
-    write_records(folder, about, rows)
+    write_items(folder, about, "picture", "images/{:05d}.png", write)

@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quintet.media.mesh import Faces, Mesh, Vertices, write_mesh
-from quintet.synthetic.folders import refuse_bad_request, split_by_words, write_records
+from quintet.media.mesh import Mesh, write_mesh
+from quintet.media.mesh_formats import Faces, Vertices
+from quintet.synthetic.folders import pick, split_by_words, with_article, write_items
 
 VERSION = 1
-VALIDATION_SHARE = 0.1
 LOWER = (0.55, 0.7)
 HIGHER = (1.45, 1.8)
 """Ratios to what is usual in a class: even stretched by a quarter they stay on their side of 1, all but always."""
@@ -165,32 +165,28 @@ _SIDED = {3: "triangular", 4: "square", 5: "five-sided", 6: "six-sided"}
 _NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 
-def _pick(rng: np.random.Generator, options: Sequence[int]) -> int:
-    return options[int(rng.integers(len(options)))]
-
-
 def _build_box(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
     return fitted(box((0, 0, 0), (1, 1, 1)), size), ""
 
 
 def _build_prism(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
-    sides = _pick(rng, (3, 5, 6))
+    sides = pick(rng, (3, 5, 6))
     return fitted(lathe([(1, 0), (1, 1)], sides), size), _SIDED[sides]
 
 
 def _build_cylinder(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
-    return fitted(lathe([(1, 0), (1, 1)], _pick(rng, (12, 14, 16))), size), ""
+    return fitted(lathe([(1, 0), (1, 1)], pick(rng, (12, 14, 16))), size), ""
 
 
 def _build_pyramid(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
     """On a flat foot."""
-    sides, foot = _pick(rng, (3, 4, 4, 5, 6)), float(rng.uniform(0.06, 0.12))
+    sides, foot = pick(rng, (3, 4, 4, 5, 6)), float(rng.uniform(0.06, 0.12))
     profile = [(1, 0), (1, foot), (0, 1)]
     return fitted(lathe(profile, sides, math.pi / 4 if sides == 4 else 0.0), size), _SIDED[sides]
 
 
 def _build_cone(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
-    return fitted(lathe([(1, 0), (0, 1)], _pick(rng, (12, 14, 16))), size), ""
+    return fitted(lathe([(1, 0), (0, 1)], pick(rng, (12, 14, 16))), size), ""
 
 
 # --- furniture --------------------------------------------------------------------------------------------------
@@ -262,7 +258,7 @@ def _build_bench(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
 
 def _build_shelf(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
     width, height, depth = size
-    boards = _pick(rng, (3, 4, 5))
+    boards = pick(rng, (3, 4, 5))
     panel, board = (min(_thickness(rng, size, 0.045, 0.065), 0.2 * width) for _ in range(2))
     board = min(board, 0.45 * height / boards)
     margin = min(0.025 * max(size), 0.1 * depth)
@@ -294,20 +290,20 @@ def _build_lamp(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
     foot, pole, rim = (float(rng.uniform(*span)) for span in ((0.55, 0.75), (0.14, 0.2), (0.45, 0.65)))
     thick, shade = (float(rng.uniform(*span)) for span in ((0.06, 0.1), (0.55, 0.65)))
     profile = [(foot, 0), (foot, thick), (pole, thick), (pole, shade), (1, shade), (rim, 1)]
-    return fitted(lathe(profile, _pick(rng, (6, 8))), size), ""
+    return fitted(lathe(profile, pick(rng, (6, 8))), size), ""
 
 
 def _build_bottle(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
     shoulder, neck = (float(rng.uniform(*span)) for span in ((0.45, 0.58), (0.25, 0.36)))
     profile = [(1, 0), (1, shoulder), (neck, shoulder + 0.17), (neck, 1)]
-    return fitted(lathe(profile, _pick(rng, (8, 10))), size), ""
+    return fitted(lathe(profile, pick(rng, (8, 10))), size), ""
 
 
 # --- buildings --------------------------------------------------------------------------------------------------
 
 
 def _build_stairs(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
-    steps = _pick(rng, (3, 4, 5, 6))
+    steps = pick(rng, (3, 4, 5, 6))
     outline: list[Point] = [(0, 0), (steps, 0)]
     for step in reversed(range(steps)):
         outline += [(step + 1, step + 1), (step, step + 1)]
@@ -391,13 +387,9 @@ def _caption(rng: np.random.Generator, kind: str, proportions: Sequence[str], de
     phrases = _PHRASES + (_PHRASES_WITH_WORDS if adjectives else ())
     bare, words = " ".join([*adjectives, noun]), " and ".join(adjectives)
     plural = kind == "stairs"
-    thing, one = (named if plural else _with_article(named) for named in (bare, noun))
+    thing, one = (named if plural else with_article(named) for named in (bare, noun))
     phrase = phrases[int(rng.integers(len(phrases)))]
     return phrase.format(thing=thing, one=one, bare=bare, noun=noun, words=words, is_="are" if plural else "is")
-
-
-def _with_article(words: str) -> str:
-    return ("an " if words[0] in "aeiou" else "a ") + words
 
 
 def draw_item(seed: int, index: int) -> SolidItem:
@@ -416,7 +408,7 @@ def draw_solid(rng: np.random.Generator, kind: str | None = None) -> SolidItem:
 
 def split_of(caption: str) -> str:
     """`train` or `validation`, from the words alone: a validation caption is never trained on, word for word."""
-    return split_by_words(caption, VALIDATION_SHARE)
+    return split_by_words(caption)
 
 
 # --- the folder -------------------------------------------------------------------------------------------------
@@ -424,14 +416,12 @@ def split_of(caption: str) -> str:
 
 def make_solids(folder: Path, num: int = 5000, seed: int = 0) -> None:
     """Write the data set: `meshes/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
-    folder = Path(folder)
-    refuse_bad_request(folder, num, seed, "mesh")
-    rows = []
-    for index in range(num):
+
+    def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index)
-        file_name = f"meshes/{index:05d}.obj"  # quicker to read than GLB
-        write_mesh(item.mesh, folder / file_name)
-        row = {"file_name": file_name, "text": item.caption, "split": split_of(item.caption)}
-        rows.append({**row, "class": item.kind, "proportions": item.proportions})
+        write_mesh(item.mesh, path)
+        row = {"text": item.caption, "split": split_of(item.caption)}
+        return {**row, "class": item.kind, "proportions": item.proportions}
+
     about = {"name": "solids", "version": VERSION, "num": num, "seed": seed}
-    write_records(folder, about, rows)
+    write_items(folder, about, "mesh", "meshes/{:05d}.obj", write)  # quicker to read than GLB

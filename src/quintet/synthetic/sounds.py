@@ -11,7 +11,7 @@ the items nor the judge change, so a change to either needs a new `VERSION`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.media.audio import write_audio
-from quintet.synthetic.folders import refuse_bad_request, split_by_words, write_records
+from quintet.synthetic.folders import pick, split_by_words, write_items
 
 VERSION = 1
 RATE = 16_000
-VALIDATION_SHARE = 0.1
 SAID_SHARE = 0.75
 """How often a caption says how loud it is; all else it always says."""
 
@@ -186,17 +185,13 @@ def _envelope(samples: int, attack: float, release: float) -> FloatArray:
 # --- drawing ----------------------------------------------------------------------------------------------------
 
 
-def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:
-    return options[int(rng.integers(len(options)))]
-
-
 def _draw_record(rng: np.random.Generator) -> SoundRecord:
     kind = str(rng.choice(list(KINDS), p=list(KINDS.values())))
-    timbre = _pick(rng, {"rhythm": DRUMS, "noise": NOISES, "glide": SUSTAINED}.get(kind, tuple(TIMBRES)))
-    register = _pick(rng, tuple(REGISTERS)) if timbre in TIMBRES else None
-    tempo = _pick(rng, tuple(TEMPOS)) if kind in ("repeated", "run", "rhythm") else None
-    direction = _pick(rng, DIRECTIONS) if kind in ("run", "glide") or timbre == "whoosh" else None
-    loudness = _pick(rng, tuple(LOUDNESS))
+    timbre = pick(rng, {"rhythm": DRUMS, "noise": NOISES, "glide": SUSTAINED}.get(kind, tuple(TIMBRES)))
+    register = pick(rng, tuple(REGISTERS)) if timbre in TIMBRES else None
+    tempo = pick(rng, tuple(TEMPOS)) if kind in ("repeated", "run", "rhythm") else None
+    direction = pick(rng, DIRECTIONS) if kind in ("run", "glide") or timbre == "whoosh" else None
+    loudness = pick(rng, tuple(LOUDNESS))
     return SoundRecord(kind=kind, timbre=timbre, register=register, tempo=tempo, direction=direction, loudness=loudness)
 
 
@@ -313,7 +308,7 @@ _PHRASES = {
 
 
 def _caption(rng: np.random.Generator, record: SoundRecord) -> str:
-    loud = _pick(rng, LOUDNESS_WORDS[record["loudness"]]) + " " if rng.random() < SAID_SHARE else ""
+    loud = pick(rng, LOUDNESS_WORDS[record["loudness"]]) + " " if rng.random() < SAID_SHARE else ""
     words = {"timbre": record["timbre"]}
     tables: tuple[tuple[str, str | None, Mapping[str, tuple[str, ...]]], ...] = (
         ("register", record["register"], _REGISTER_WORDS),
@@ -322,12 +317,12 @@ def _caption(rng: np.random.Generator, record: SoundRecord) -> str:
         ("direction", record["direction"], _DIRECTION_WORDS),
         ("verb", record["direction"], _DIRECTION_VERBS),
     )
-    words |= {name: _pick(rng, table[value]) for name, value, table in tables if value is not None}
+    words |= {name: pick(rng, table[value]) for name, value, table in tables if value is not None}
     for name in ("timbre", "register", "tempo", "direction"):
         words[f"loud_{name}"] = loud + words.get(name, "")
     words["a_loud_register_timbre"] = f"a {words['loud_register']} {words['timbre']}"
     phrases = _PHRASES["whoosh" if record["timbre"] == "whoosh" else record["kind"]]
-    return re.sub(r"\ba (?=[aeiou])", "an ", _pick(rng, phrases).format(**words))
+    return re.sub(r"\ba (?=[aeiou])", "an ", pick(rng, phrases).format(**words))
 
 
 # --- items and the folder ---------------------------------------------------------------------------------------
@@ -348,21 +343,16 @@ def draw_words(rng: np.random.Generator) -> tuple[str, SoundRecord]:
 
 def split_of(caption: str, record: SoundRecord) -> str:
     """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
-    if (record["timbre"], record["register"]) in WITHHELD_PAIRS:
-        return "withheld"
-    return split_by_words(caption, VALIDATION_SHARE)
+    return split_by_words(caption, (record["timbre"], record["register"]) in WITHHELD_PAIRS)
 
 
 def make_sounds(folder: Path, num: int = 5000, seed: int = 0) -> None:
     """Write the data set: `sounds/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
-    folder = Path(folder)
-    refuse_bad_request(folder, num, seed, "sound")
-    rows = []
-    for index in range(num):
+
+    def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index)
-        file_name = f"sounds/{index:05d}.flac"
-        write_audio(item.wave, folder / file_name, RATE)
-        split = split_of(item.caption, item.record)
-        rows.append({"file_name": file_name, "text": item.caption, "split": split, "sound": item.record})
+        write_audio(item.wave, path, RATE)
+        return {"text": item.caption, "split": split_of(item.caption, item.record), "sound": item.record}
+
     about = {"name": "sounds", "version": VERSION, "num": num, "rate": RATE, "seed": seed}
-    write_records(folder, about, rows)
+    write_items(folder, about, "sound", "sounds/{:05d}.flac", write)

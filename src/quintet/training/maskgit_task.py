@@ -23,7 +23,7 @@ from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
-from quintet.nn.codebook_smoothing import Alike, alike
+from quintet.nn.codebook import Alike, alike
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.base import Pipeline
 from quintet.sampling import filters, masked

@@ -11,7 +11,7 @@ from PIL import Image
 
 from quintet.data import check
 from quintet.data.check import check_folder
-from quintet.data.index.walk import Folder, Tree
+from quintet.data.index.folder import Folder, Tree
 from quintet.errors import UnreadableItem, UsageError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.data.fields import Field, route
+from quintet.data.python_dataset import Field, route
 from quintet.errors import UsageError
 
 FIELDS = (

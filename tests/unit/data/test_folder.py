@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from quintet.common.rng import ItemRNG
 from quintet.data.image import ImageFolder
-from quintet.data.index.entry import Entry, Scan, fingerprint
+from quintet.data.index.entry import Entry, Scan, fingerprint, split_entries
 from quintet.data.index.folder import scan
-from quintet.data.index.split import split_entries
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.image import EXTENSIONS
 

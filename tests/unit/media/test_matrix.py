@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quintet.media.matrix import draw_matrix
+from quintet.media.chart import draw_matrix
 
 
 def test_the_largest_number_is_the_brightest_square() -> None:

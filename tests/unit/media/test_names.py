@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.media.names import caption_name
+from quintet.media.files import caption_name
 
 CAPTIONS = (
     *("a red circle moves left", "", "..", "../../etc/passwd", "a/b\\c", "CON", "nul.", ".hidden", "~", "-rf *"),

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.media.loudness import loudness, to_loudness
+from quintet.media.audio import input_span, loudness, resample, resampled_length, to_loudness
+from quintet.media.chart import spectrogram
 from quintet.media.mel import FLOOR, LogMel, hertz_to_mel, mel_filters, mel_to_hertz
-from quintet.media.resample import input_span, resample, resampled_length
-from quintet.media.spectrogram import spectrogram
 
 
 def sine(hertz: float, rate: int, seconds: float = 1.0) -> np.ndarray:

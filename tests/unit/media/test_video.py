@@ -15,9 +15,17 @@ from PIL import Image
 
 from films import Clip, counted, places_of, red_corner, write_film
 from quintet.errors import UnreadableItem
-from quintet.media.video import Fit, VideoHeader, clip_frames, clip_tensor, probe_video, read_header, read_video
-from quintet.media.video_formats import frame_order
-from quintet.media.video_structure import DEFAULT_SECONDS
+from quintet.media.video import (
+    Fit,
+    VideoHeader,
+    clip_frames,
+    clip_tensor,
+    frame_order,
+    probe_video,
+    read_header,
+    read_video,
+)
+from quintet.media.video_header import DEFAULT_SECONDS
 from quintet.media.video_writing import write_video
 
 UNEVEN = [0, 10, 20, 60, 61, 62, 63, 64, 65, 66, 100, 150]

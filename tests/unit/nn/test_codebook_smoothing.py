@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from quintet.errors import UsageError
-from quintet.nn.codebook_smoothing import MOST, alike
+from quintet.nn.codebook import MOST, alike
 from quintet.training.maskgit_task import token_loss
 
 # Two pairs of neighbours, far from each other, and one code alone.

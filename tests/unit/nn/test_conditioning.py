@@ -16,8 +16,7 @@ from quintet.errors import UsageError
 from quintet.nn.conditioning import ClassTable, FrozenText, make_text_conditioning
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.text import ByteTextEncoder
-from quintet.nn.words import ROWS, WordTextEncoder, words_of
+from quintet.nn.text import ROWS, ByteTextEncoder, WordTextEncoder, words_of
 from text_models import make_folder
 
 SMALL: dict[str, Any] = {

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.nn.cpu_bf16_attention import SHORT_ROW, cpu_bf16_attention, is_cpu_bf16_faster
+from quintet.nn.attention import SHORT_ROW, cpu_bf16_attention, is_cpu_bf16_faster
 
 
 def parts(keys: int = 5) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quintet.nn.frechet import frechet_distance
+from quintet.nn.similarity import frechet_distance
 
 
 def test_of_a_set_and_itself_it_is_nothing() -> None:

@@ -9,7 +9,7 @@ import torch
 from vector_quantize_pytorch import FSQ
 
 from quintet.nn.quantize import FiniteScalarQuantizer
-from quintet.nn.quantize.finite_scalar import LEVEL_SIZES, grid_for
+from quintet.nn.quantize.codebook_free import LEVEL_SIZES, grid_for
 
 GRIDS = pytest.mark.parametrize("sizes", [(8, 6, 5), (8, 5, 5, 5), (3, 4), (7, 5, 5, 5, 5)])
 

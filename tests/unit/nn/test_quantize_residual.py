@@ -17,7 +17,7 @@ from quintet.nn.quantize import (
     VectorQuantizer,
     make_quantizer,
 )
-from quintet.nn.quantize.finite_scalar import grid_for
+from quintet.nn.quantize.codebook_free import grid_for
 
 
 def residual_vq(shared: bool = False, levels: int = 4, **options: Any) -> ResidualQuantizer:

@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.attention import Attention, attention_mask
-from quintet.nn.cpu_bf16_attention import SHORT_ROW
-from quintet.nn.positions import LearnedPositions
-from quintet.nn.rotary import Rotary, apply_rotary
+from quintet.nn.attention import SHORT_ROW, Attention, attention_mask
+from quintet.nn.positions import LearnedPositions, Rotary, apply_rotary
 from quintet.nn.transformer import Block, FeedForward, Transformer
 from quintet.training.engine import _recompute_activations
 from quintet.training.optim import named_parameters

@@ -1,7 +1,8 @@
-"""Owns how captions are written down: `metadata.jsonl`, `metadata.csv`, a `.txt` beside a file, a folder's name.
+"""How captions are written down: `metadata.jsonl`, `metadata.csv`, a `.txt` beside a file, a folder's name, lines.
 
 People write these files by hand, with spreadsheets and with scripts, so whatever bytes they hold, reading them
-yields rows and the lines that were left out with the reason; it never fails.
+yields rows and the lines that were left out with the reason; it never fails. Only the one list of texts that a person
+names (`read_lines`) is refused as a whole.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from quintet.errors import UsageError
 
 FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN = "file_name", "text", "split"
 _CSV_DELIMITERS = (",", ";", "\t")  # spreadsheets write what their country uses
@@ -193,3 +196,16 @@ def _decoded_line(line: bytes) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError:
         return line.decode("latin-1")
+
+
+def read_lines(path: Path, what: str, noun: str) -> list[str]:
+    """The lines of a text file that are not empty, `noun`s each; `what` the file was given as."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is no text in UTF-8"
+        raise UsageError(f"{what}: {path} cannot be read: {reason}") from None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise UsageError(f"{what}: {path} is empty; write one {noun} on each line")
+    return lines

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet.data.index.entry import Entry, Scan, fingerprint
-from quintet.data.index.folder import scan
+from quintet.data.index.entry import Entry, Scan, fingerprint, split_entries
+from quintet.data.index.folder import Tree, scan
 from quintet.data.index.shard_store import holds_shards, is_address
 from quintet.data.index.shards import ShardEntries, scan_shards
-from quintet.data.index.split import split_entries
-from quintet.data.index.walk import Tree
 
 
 def list_media(

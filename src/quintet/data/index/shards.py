@@ -23,14 +23,20 @@ import numpy.typing as npt
 
 from quintet.common.caches import default_folder, only_writer
 from quintet.common.logging import say
-from quintet.data.index.entry import Entry, Scan, Stamp
+from quintet.data.index.entry import (
+    TRAIN_SPLIT,
+    VALIDATION_SPLITS,
+    Entry,
+    Scan,
+    Stamp,
+    check_split,
+    chosen_groups,
+    group_keys,
+)
 from quintet.data.index.marker import read_marker
-from quintet.data.index.parquet import UnpackedStore
-from quintet.data.index.remote_store import RemoteStore
 from quintet.data.index.shard_index import FILM, FORMAT, Row, ShardIndex
-from quintet.data.index.shard_listing import build_index
-from quintet.data.index.shard_store import PARQUET, FolderStore, Found, Store, is_address
-from quintet.data.index.split import TRAIN_SPLIT, VALIDATION_SPLITS, check_split, chosen_groups, group_keys
+from quintet.data.index.shard_listing import UnpackedStore, build_index
+from quintet.data.index.shard_store import PARQUET, FolderStore, Found, RemoteStore, Store, is_address
 from quintet.data.index.tar_members import Damaged, TarListing
 from quintet.errors import RunError, UsageError
 from quintet.media.files import Blob

@@ -33,8 +33,8 @@ from quintet.families.audio_codec.measures import (
 from quintet.families.audio_codec.model import AudioCodec, Reconstruction
 from quintet.families.audio_codec.pipeline import AudioCodecPipeline, Codec
 from quintet.media.audio import write_audio
+from quintet.media.chart import spectrogram
 from quintet.media.image import image_grid, write_image
-from quintet.media.spectrogram import spectrogram
 from quintet.nn.quantize import perplexity, usage
 from quintet.pipelines.base import Frozen
 from quintet.training.gan_task import GanTokenizerTask, count_codes, mean_metrics

@@ -21,9 +21,8 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
 from quintet.nn.convolution import ResidualBlock
-from quintet.nn.positions import LearnedPositions
+from quintet.nn.positions import LearnedPositions, Rotary
 from quintet.nn.quantize import configured_quantizer
-from quintet.nn.rotary import Rotary
 from quintet.nn.transformer import Transformer
 
 BLOCK = 2

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
-from quintet.nn.kv_cache import KVCache
-from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
-from quintet.nn.rotary import Rotary
+from quintet.nn.attention import KVCache
+from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
 from quintet.nn.transformer import Transformer
 
 

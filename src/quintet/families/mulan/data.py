@@ -15,8 +15,7 @@ from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.towers import TextTransformer
-from quintet.media.audio import resample, window_starts
-from quintet.media.loudness import to_loudness
+from quintet.media.audio import resample, to_loudness, window_starts
 
 LOOKED_AT = 100
 """Items of a data set in Python whose captions are looked at before training."""

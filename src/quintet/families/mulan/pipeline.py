@@ -22,7 +22,7 @@ from quintet.families.mulan.config import TOKENS, MuLaNConfig
 from quintet.families.mulan.data import clip_windows, mulan_splits
 from quintet.families.mulan.features import MuLaNFeatures
 from quintet.families.mulan.model import MuLaN, MuLaNEmbedQuantizer
-from quintet.nn.tokenized_text import TokenizerFolder
+from quintet.nn.text import TokenizerFolder
 from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.pipelines.base import Embedder, Frozen
 

@@ -27,8 +27,8 @@ from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
 from quintet.families.mulan.towers import Prepared
+from quintet.media.chart import draw_matrix
 from quintet.media.image import write_image
-from quintet.media.matrix import draw_matrix
 from quintet.nn.contrastive import contrastive_loss, similarities
 from quintet.pipelines.base import Frozen
 from quintet.training.engine import Engine

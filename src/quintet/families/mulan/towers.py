@@ -23,11 +23,9 @@ from quintet.errors import UsageError
 from quintet.families.mulan.augment import draw_masks, hide, keep_patches
 from quintet.families.mulan.config import TOKENS, AudioTowerConfig, TextTowerConfig, TowerConfig
 from quintet.media.mel import LogMel
-from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
+from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.rotary import Rotary
-from quintet.nn.text import NUM_SYMBOLS, encode_bytes, padded_length
-from quintet.nn.tokenized_text import TokenizerFolder
+from quintet.nn.text import NUM_SYMBOLS, TokenizerFolder, encode_bytes, padded_length
 from quintet.nn.transformer import Transformer
 
 Prepared = tuple[Tensor, Tensor]

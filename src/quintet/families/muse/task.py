@@ -16,7 +16,7 @@ from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
 from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import EXTENSIONS, image_grid, write_image
-from quintet.nn.codebook_smoothing import check_alike
+from quintet.nn.codebook import check_alike
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows

@@ -21,8 +21,7 @@ from quintet.common.batch import Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
-from quintet.data.fields import Field, route
-from quintet.data.python_dataset import Indexable, PythonDataset, caption_of, split_object
+from quintet.data.python_dataset import Field, Indexable, PythonDataset, caption_of, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
 from quintet.data.video import FIELDS as MEDIA

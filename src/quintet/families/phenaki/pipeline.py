@@ -13,13 +13,14 @@ from torch import Tensor
 from quintet.common.artifact import Artifact
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
-from quintet.data.index.text_lines import read_lines
+from quintet.data.index.captions import read_lines
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.phenaki.config import PhenakiConfig, PhenakiDataConfig, PhenakiOptions
 from quintet.families.phenaki.model import Phenaki
+from quintet.media.files import caption_name
 from quintet.media.image import image_grid, write_image
-from quintet.media.names import caption_name
-from quintet.media.video import Fit, clip_frames, clip_tensor, read_header, read_video
+from quintet.media.video import clip_frames, clip_tensor, read_header, read_video
+from quintet.media.video_header import Fit
 from quintet.media.video_writing import filmstrip, write_video
 from quintet.pipelines.base import Frozen, Pipeline, Tokenizer, as_tokenizer
 from quintet.pipelines.maskgit import MaskGitPipeline

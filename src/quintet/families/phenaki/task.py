@@ -16,7 +16,7 @@ from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import found_keys
-from quintet.data.index.text_lines import read_lines
+from quintet.data.index.captions import read_lines
 from quintet.data.splits import Splits
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.data import clip_splits, collate_clips
@@ -24,7 +24,7 @@ from quintet.families.phenaki.pipeline import PhenakiPipeline
 from quintet.media.image import image_grid, write_image
 from quintet.media.video import EXTENSIONS
 from quintet.media.video_writing import filmstrip
-from quintet.nn.codebook_smoothing import check_alike
+from quintet.nn.codebook import check_alike
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows

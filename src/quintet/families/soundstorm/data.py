@@ -23,8 +23,7 @@ from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.rng import ItemRNG
 from quintet.data.audio import audio_folder_splits, say_resampled
-from quintet.data.fields import Field, route
-from quintet.data.python_dataset import Indexable, PythonDataset, split_object
+from quintet.data.python_dataset import Field, Indexable, PythonDataset, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
 from quintet.data.token_files import SemanticTokens, read_semantic

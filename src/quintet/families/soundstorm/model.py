@@ -17,7 +17,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.soundstorm.conditioning import Conditioner, Conditioning
 from quintet.families.soundstorm.config import SoundStormModelConfig
-from quintet.nn.codebook_start import start_alike
+from quintet.nn.codebook import start_alike
 from quintet.nn.conformer import Conformer
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 

@@ -21,10 +21,10 @@ from quintet.families.soundstorm.conditioning import Conditioning
 from quintet.families.soundstorm.config import SoundStormConfig, SoundStormOptions
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
-from quintet.media.audio import read_audio, read_header, write_audio
+from quintet.media.audio import read_audio, to_loudness, write_audio
+from quintet.media.audio_formats import read_header
+from quintet.media.chart import spectrogram
 from quintet.media.image import image_grid, write_image
-from quintet.media.loudness import to_loudness
-from quintet.media.spectrogram import spectrogram
 from quintet.pipelines.base import Frozen, Generator, Pipeline
 from quintet.pipelines.prompts import Prompts, sample_record
 from quintet.sampling import masked

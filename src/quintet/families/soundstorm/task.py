@@ -23,9 +23,9 @@ from quintet.families.soundstorm.masking import Hidden, hide, hide_level
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
 from quintet.families.soundstorm.pipeline import SPECTROGRAM_WIDTH, GeneratedAudio, SoundStormPipeline, codec_of
 from quintet.media.audio import write_audio
+from quintet.media.chart import spectrogram
 from quintet.media.image import image_grid, write_image
-from quintet.media.spectrogram import spectrogram
-from quintet.nn.frechet import frechet_distance
+from quintet.nn.similarity import frechet_distance
 from quintet.pipelines.base import Frozen
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine

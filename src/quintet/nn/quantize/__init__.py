@@ -1,11 +1,9 @@
 """Quantizers: vectors to codes and back. VQ, LFQ and FSQ, each of one level or residual, with one interface."""
 
 from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer, perplexity, usage
+from quintet.nn.quantize.codebook_free import FiniteScalarQuantizer, LookupFreeQuantizer
 from quintet.nn.quantize.factory import Kind, configured_quantizer, make_quantizer
-from quintet.nn.quantize.finite_scalar import FiniteScalarQuantizer
-from quintet.nn.quantize.lookup_free import LookupFreeQuantizer
-from quintet.nn.quantize.parted import PartedQuantizer
-from quintet.nn.quantize.residual import ResidualQuantizer
+from quintet.nn.quantize.residual import PartedQuantizer, ResidualQuantizer
 from quintet.nn.quantize.vector import VectorQuantizer
 
 __all__ = [

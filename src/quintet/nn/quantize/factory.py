@@ -10,10 +10,8 @@ from typing import Any, Literal
 
 from quintet.errors import UsageError
 from quintet.nn.quantize.base import Quantizer, SingleQuantizer
-from quintet.nn.quantize.finite_scalar import FiniteScalarQuantizer, grid_for
-from quintet.nn.quantize.lookup_free import LookupFreeQuantizer, bits_of
-from quintet.nn.quantize.parted import PartedQuantizer
-from quintet.nn.quantize.residual import ResidualQuantizer
+from quintet.nn.quantize.codebook_free import FiniteScalarQuantizer, LookupFreeQuantizer, bits_of, grid_for
+from quintet.nn.quantize.residual import PartedQuantizer, ResidualQuantizer
 from quintet.nn.quantize.vector import VectorQuantizer
 
 Kind = Literal["vq", "lfq", "fsq"]

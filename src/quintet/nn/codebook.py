@@ -1,8 +1,8 @@
-"""Owns targets that are shared among codes that look alike.
+"""What a tokenizer's vectors tell of codes that look alike: weights that begin alike, and targets that are shared.
 
 Which of several nearly equal codes a tokenizer chose is often chance, such as of a plain background. A model that is
 asked for the one code is mostly taught this chance; asked for all of them by how alike they are, it is taught what
-there is to see. The tokenizer's own vectors say what looks alike.
+there is to see.
 """
 
 from __future__ import annotations
@@ -10,9 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.errors import UsageError
+
+
+def start_alike(weight: Tensor, codebook: Tensor) -> None:
+    """Let similar codes start alike: `weight` is (codes, dim), `codebook` (codes, code_dim).
+
+    The vectors are centred, brought to the scale that the weights were initialised with, and turned at random into
+    their width; each call turns differently.
+    """
+    centred = codebook.to("cpu", weight.dtype)
+    centred = centred - centred.mean(0)
+    if not centred.isfinite().all() or not centred.any():
+        raise UsageError("the vectors of a codebook are not finite, or all the same")
+    # Orthogonal, so that distances between codes stay what the tokenizer made them.
+    turned = centred @ nn.init.orthogonal_(centred.new_empty(centred.shape[1], weight.shape[1]))
+    weight.copy_(turned * (weight.std().cpu() / turned.std()))
+
 
 MOST = 16
 """Codes that share a target."""
