@@ -72,6 +72,7 @@ OBJECT_GAP = 4.0  # between the outlines of two objects
 BORDER_GAP = 1.0  # between an outline and the edge of the picture
 BACKGROUND_CONTRAST = 0.2  # least distance in Oklab between an object and any part of the background
 BACKGROUND_GREYS = (24.0, 240.0)  # of 255, before a slight tint
+TINT = (-14.0, 14.0)  # of 255, per channel
 GRADIENT_RISE = (24.0, 80.0)  # of 255, from one end of a gradient to the other
 BACKGROUND_KINDS = {"plain": 0.45, "linear": 0.3, "radial": 0.25}
 
@@ -301,22 +302,18 @@ def _draw_objects(rng: np.random.Generator) -> list[PlacedObject]:
             return placed
 
 
-def _draw_tint(rng: np.random.Generator) -> FloatArray:
-    return rng.uniform(-14.0, 14.0, size=3)
-
-
 def _draw_background(rng: np.random.Generator, objects: Sequence[PlacedObject]) -> Background:
     kind = str(rng.choice(list(BACKGROUND_KINDS), p=list(BACKGROUND_KINDS.values())))
     darkest, lightest = BACKGROUND_GREYS
     object_colours = oklab([one.rgb for one in objects])
     while True:  # every pair of colours lets at least one in twenty through
         grey = rng.uniform(darkest, lightest)
-        start = end = grey + _draw_tint(rng)
+        start = end = grey + rng.uniform(*TINT, size=3)
         if kind != "plain":
             end_grey = grey + rng.choice((-1.0, 1.0)) * rng.uniform(*GRADIENT_RISE)
             if not darkest <= end_grey <= lightest:
                 continue
-            end = end_grey + _draw_tint(rng)
+            end = end_grey + rng.uniform(*TINT, size=3)
         along = oklab([start, 0.5 * (start + end), end])
         if np.linalg.norm(along[:, None] - object_colours, axis=-1).min() >= BACKGROUND_CONTRAST:
             break
