@@ -23,10 +23,9 @@ from quintet import config, runs
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
-from quintet.families.mesh_autoencoder.packed import collate
 from quintet.families.mesh_autoencoder.features import FaceFeatures
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
-from quintet.families.mesh_autoencoder.packed import pack
+from quintet.families.mesh_autoencoder.packed import collate, pack
 from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.sampling.autoregressive import Sampling
 from quintet.training.engine import Engine

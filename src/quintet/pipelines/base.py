@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ from quintet.errors import UsageError
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 Frozen = Mapping[str, "Pipeline[Any]"]
 """The pipelines that another one builds on, by the key that names them."""
+PipelineLike: TypeAlias = "str | Path | Pipeline[Any]"
+"""A run, an exported folder, or a pipeline that is open already."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
+from quintet.pipelines.loading import open_pipeline
 from quintet.training.options import FEW, Kind, keys_from, known_options, written_out
 from quintet.training.prepare import place_frozen
 from quintet.training.run_folder import Run, next_folder
@@ -29,7 +30,6 @@ class PythonTrainer(Trainer):
 
     config_class: ClassVar[type[RunConfig]]
     task_class: ClassVar[type[Task[Any]]]
-    """Its constructor takes the model under the name of the exported module, and links under theirs."""
     model_class: ClassVar[type[nn.Module]]
     needs: ClassVar[tuple[str, ...]] = ("model",)
     """Of the model and the links, those that must be given."""
@@ -48,7 +48,8 @@ class PythonTrainer(Trainer):
         asked = keys_from(trainer, known, self.batch_sizes)
         handed = model
         model, inside, beside = self.taken_apart(handed)
-        links = {**inside, **{name: link for name, link in links.items() if link is not None}}
+        opened = {name: open_pipeline(link) if _is_folder(link) else link for name, link in links.items()}
+        links = {**inside, **{name: link for name, link in opened.items() if link is not None}}
         self._check_given(model, links)
         resume = bool(known.get("resume"))
         out = Path(known.get("out") or next_folder(self.task_class.pipeline_class.recipe))
@@ -115,12 +116,11 @@ class PythonTrainer(Trainer):
             raise UsageError(f"{cls.__name__} trains a quintet.{wanted}, not a {type(model).__name__}")
         for name in cls.config_class.LINKS:
             if name in cls.needs and name not in links:
-                raise UsageError(f"{cls.__name__} needs a {name}: {name}=quintet.runs.open_link(RUN)")
+                raise UsageError(f"{cls.__name__} needs a {name}: {name}=RUN, an exported folder, or a pipeline")
             if name in links and not isinstance(links[name], Pipeline):
-                given = repr(str(links[name])) if _is_folder(links[name]) else "RUN"
                 raise UsageError(
-                    f"{cls.__name__} takes {name}=quintet.runs.open_link({given}), or link_to(model) of quintet.runs, "
-                    f"not a {type(links[name]).__name__}"
+                    f"{cls.__name__} takes a run, an exported folder or a pipeline as {name}, not a "
+                    f"{type(links[name]).__name__}"
                 )
 
     @classmethod

@@ -216,7 +216,7 @@ def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
         ({"model": GivenNet()}, "ToyTrainer needs data"),
         ({"model": GivenNet(), "data": range(9), "validation": "folder"}, "beside a folder comes a folder"),
         ({"model": GivenNet(), "data": "folder", "validation": range(9)}, "beside a folder comes a folder"),
-        ({"model": GivenNet(), "data": range(9), "below": "runs/tok"}, r"below=quintet.runs.open_link\('runs/tok'\)"),
+        ({"model": GivenNet(), "data": range(9), "below": "runs/tok"}, r"runs/tok does not exist; give the folder of a run"),
         ({"model": GivenNet(), "data": range(9), "config": {"init": "runs/a"}}, "load the weights into the model"),
         ({"model": GivenNet(), "data": range(9), "config": {"model.width": 7}}, r"keys of model\.\* are those of the"),
         ({"model": GivenNet(), "data": range(9), "preset": "tiny"}, "unknown preset 'tiny'"),
@@ -224,7 +224,7 @@ def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=sentence):
             ToyTrainer(out=out, **words)
-    with pytest.raises(UsageError, match=r"FolderTrainer needs a below: below=quintet\.runs\.open_link"):
+    with pytest.raises(UsageError, match=r"FolderTrainer needs a below: below=RUN, an exported folder, or a pipeline"):
         FolderTrainer(data=range(24), out=out)
     with pytest.raises(UsageError, match="FolderTrainer takes a folder of files as data, not a range"):
         FolderTrainer(below=link("here"), data=range(24), out=out)

@@ -11,7 +11,7 @@ from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.data import encode_splits
 from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.families.mesh_transformer.task import MeshTransformerTask
-from quintet.pipelines.base import Pipeline, as_tokenizer
+from quintet.pipelines.base import PipelineLike, as_tokenizer
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
@@ -33,7 +33,7 @@ class MeshTransformerTrainer(PythonTrainer):
     needs = ("model", "tokenizer")
 
     def __init__(
-        self, model: MeshTransformer, *, tokenizer: Pipeline[Any] | None = None, **options: Unpack[TrainerOptions]
+        self, model: MeshTransformer, *, tokenizer: PipelineLike | None = None, **options: Unpack[TrainerOptions]
     ) -> None:
         super().__init__(model, tokenizer=tokenizer, **options)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.task import MuseTask
 from quintet.nn.maskgit import MaskGit
-from quintet.pipelines.base import Pipeline
+from quintet.pipelines.base import PipelineLike
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 
@@ -15,10 +15,10 @@ from quintet.training.python_trainer import PythonTrainer
 class MuseTrainer(PythonTrainer):
     """Train a `MaskGit` on the codes of a folder of captioned pictures.
 
-        MuseTrainer(tokenizer=open_link("runs/tok"), data="photos/", out="runs/muse", steps=10_000).train()
+        MuseTrainer(tokenizer="runs/tok", data="photos/", out="runs/muse", steps=10_000).train()
 
-    `open_link` is that of `quintet.runs`. Without a model it is made to fit the tokenizer. With a `base`, a trained
-    muse, it learns to draw the base's pictures larger.
+    Without a model it is made to fit the tokenizer. With a `base`, a trained muse, it learns to draw the base's
+    pictures larger.
     """
 
     config_class = MuseConfig
@@ -30,8 +30,8 @@ class MuseTrainer(PythonTrainer):
         self,
         model: MaskGit | None = None,
         *,
-        tokenizer: Pipeline[Any] | None = None,
-        base: Pipeline[Any] | None = None,
+        tokenizer: PipelineLike | None = None,
+        base: PipelineLike | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
         super().__init__(model, tokenizer=tokenizer, base=base, **options)

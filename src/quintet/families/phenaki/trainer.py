@@ -16,7 +16,7 @@ from quintet.families.phenaki.data import python_clip_splits
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
-from quintet.pipelines.base import Pipeline
+from quintet.pipelines.base import Pipeline, PipelineLike
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
@@ -43,7 +43,7 @@ class PhenakiTrainer(PythonTrainer):
         self,
         model: Phenaki | MaskGit | None = None,
         *,
-        tokenizer: Pipeline[Any] | None = None,
+        tokenizer: PipelineLike | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
         super().__init__(model, tokenizer=tokenizer, **options)

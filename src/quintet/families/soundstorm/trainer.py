@@ -13,7 +13,7 @@ from quintet.families.soundstorm.data import coded_splits, hold_tokens, python_t
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.pipeline import codec_of
 from quintet.families.soundstorm.task import SoundStormTask
-from quintet.pipelines.base import Pipeline
+from quintet.pipelines.base import PipelineLike
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
@@ -40,8 +40,8 @@ class SoundStormTrainer(PythonTrainer):
         self,
         model: SoundStorm | None = None,
         *,
-        tokenizer: Pipeline[Any] | None = None,
-        condition: Pipeline[Any] | None = None,
+        tokenizer: PipelineLike | None = None,
+        condition: PipelineLike | None = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
         super().__init__(model, tokenizer=tokenizer, condition=condition, **options)
