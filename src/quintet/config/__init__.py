@@ -11,9 +11,11 @@ from quintet.config.data import (
 from quintet.config.options import GenerateOptions, NegativePromptOptions
 from quintet.config.run import (
     RESUMABLE,
+    CheckpointConfig,
     EMAConfig,
     EngineConfig,
     EvalConfig,
+    LogConfig,
     OptimConfig,
     OptimizerConfig,
     PhaseOptimConfig,
@@ -25,17 +27,28 @@ from quintet.config.run import (
     differences,
     refuse_changes,
 )
-from quintet.config.section import Section, keys, validate
-from quintet.config.tree import data_path, expand, flatten, parse_overrides, read_yaml
+from quintet.config.section import Section, keys, unknown_key, validate
+from quintet.config.tree import (
+    Tree,
+    data_path,
+    expand,
+    flatten,
+    merge_into,
+    parse_overrides,
+    parse_value,
+    read_yaml,
+)
 
 __all__ = [
     "RESUMABLE",
     "AudioDataConfig",
+    "CheckpointConfig",
     "DataConfig",
     "EMAConfig",
     "EngineConfig",
     "EvalConfig",
     "GenerateOptions",
+    "LogConfig",
     "MeshDataConfig",
     "NegativePromptOptions",
     "OptimConfig",
@@ -47,6 +60,7 @@ __all__ = [
     "Section",
     "SoundDataConfig",
     "TrainConfig",
+    "Tree",
     "VideoDataConfig",
     "build",
     "data_path",
@@ -55,8 +69,11 @@ __all__ = [
     "expand",
     "flatten",
     "keys",
+    "merge_into",
     "parse_overrides",
+    "parse_value",
     "read_yaml",
     "refuse_changes",
+    "unknown_key",
     "validate",
 ]
