@@ -163,8 +163,8 @@ def ours_decoded(folder: Path) -> Iterator[int]:
     source = picture_source(folder)
     loader = Loader(source, 0, collate, _engine(), workers=0)
     for loaded in loader.training(Order(len(source), BATCH, 0), 0, 10**9, 1):
-        assert loaded[0].batch["images"].shape == (BATCH, 3, SIDE, SIDE)
-        yield len(loaded[0].batch)
+        assert loaded.batch["images"].shape == (BATCH, 3, SIDE, SIDE)
+        yield len(loaded.batch)
 
 
 def theirs_raw(folder: Path) -> Iterator[int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from quintet.common import files
 from quintet.common.device import own_device
 from quintet.common.files import refuse_existing
-from quintet.common.logging import say, track
+from quintet.common.logging import track
 from quintet.common.rng import ItemRNG, seed_from
 from quintet.common.weights import checkpoint
 from quintet.config import EngineConfig, SoundDataConfig
@@ -138,8 +138,6 @@ def open_audio_features(reference: str) -> AudioFeatureExtractor:
     if kind is not None and is_hearing(kind):
         return PretrainedHearing(folder, own_device(EngineConfig()))
     pipeline = open_pipeline(reference)
-    for problem in pipeline.origin.problems if pipeline.origin else ():
-        say(f"damaged checkpoint passed over: {problem}")
     if not hasattr(pipeline, "audio_features"):
         raise UsageError(f"recipe {pipeline.recipe} has no layers that hear sound; leave --layer out")
     pipeline.to(own_device(pipeline.config.engine))

@@ -305,26 +305,22 @@ class MaskGit(Pretrained, _Tokens):
             if previous is None:
                 previous = torch.zeros(*tokens.shape, self.mask_id, device=tokens.device, dtype=self._dtype)
             extra = self.from_previous(previous.detach().softmax(-1).to(self._dtype))
+        head = self.to_score if scores else self.to_logits
+        if head is None:
+            raise UsageError("this model has no critic of its own (model.self_critic)")
         if where is None:
-            return self._made(self.hidden(tokens, conditioning, extra), scores)
-        asked = where.flatten().nonzero()[:, 0]
-        # A CPU makes a kernel for every shape of a product in bf16, and keeps it: some more are asked for in vain.
-        rounded = F.pad(asked, (0, -len(asked) % FEW_SHAPES))
-        return self._made(self.hidden(tokens, conditioning, extra, rounded), scores)[: len(asked)]
+            made: Tensor = head(self.hidden(tokens, conditioning, extra))
+        else:
+            asked = where.flatten().nonzero()[:, 0]
+            # A CPU makes a kernel for every shape of a product in bf16, and keeps it: some more are asked for in vain.
+            rounded = F.pad(asked, (0, -len(asked) % FEW_SHAPES))
+            made = head(self.hidden(tokens, conditioning, extra, rounded))[: len(asked)]
+        return made[..., 0] if scores else made
 
     def score(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         """The self-critic's opinion, as a `TokenCritic` gives it."""
         scores: Tensor = self(tokens, conditioning, scores=True)
         return scores
-
-    def _made(self, hidden: Tensor, scores: bool) -> Tensor:
-        if not scores:
-            logits: Tensor = self.to_logits(hidden)
-            return logits
-        if self.to_score is None:
-            raise UsageError("this model has no critic of its own (model.self_critic)")
-        opinion: Tensor = self.to_score(hidden)
-        return opinion[..., 0]
 
     @torch.no_grad()
     def start_from(self, codebook: Tensor) -> None:

@@ -49,8 +49,6 @@ class Origin:
 
     folder: Path
     step: int | None = None
-    problems: tuple[str, ...] = ()
-    """What was wrong with newer checkpoints."""
     builtin: bool = False
     """Whether it is a model without training: then `folder` is its name, and there is no such folder."""
 

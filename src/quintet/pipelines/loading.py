@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from quintet import config as configs
 from quintet import registry
+from quintet.common.logging import say
 from quintet.common.weights import checkpoint, pretrained
 from quintet.common.weights.loading import load_module, read_meta
 from quintet.common.weights.run_reader import check_run
@@ -30,26 +31,23 @@ def open_pipeline(reference: str | Path) -> Pipeline[Any]:
     On the CPU, in float32, frozen. `hf:NAME` is the folder that the hub's cache holds under that name. A folder that is
     called like a built-in model is `./NAME`.
     """
-    pipeline = _open(reference)
-    pipeline.reference = str(reference)
-    return pipeline.freeze()
-
-
-def _open(reference: str | Path) -> Pipeline[Any]:
     config = registry.find_builtin(reference) if isinstance(reference, str) else None
-    if config is not None:
-        return _build(config, {}, Origin(Path(reference), builtin=True))
     text, which = str(reference), ""
     if "@" in text and not os.path.exists(text):  # the name of a folder may hold an @ of its own
         text, _, which = text.rpartition("@")
     folder = Path(text)
     if text.startswith(PRETRAINED):
         folder = transformers_folder.find_folder(text.removeprefix(PRETRAINED), "model")
-    if (model_type := transformers_folder.kind_of(folder)) is not None:
-        return _open_transformers(folder, model_type)
-    if (folder / pretrained.CONFIG).is_file():
-        return _open_export(folder)
-    return _open_run(folder, which)
+    if config is not None:
+        pipeline = _build(config, {}, Origin(Path(reference), builtin=True))
+    elif (model_type := transformers_folder.kind_of(folder)) is not None:
+        pipeline = _open_transformers(folder, model_type)
+    elif (folder / pretrained.CONFIG).is_file():
+        pipeline = _open_export(folder)
+    else:
+        pipeline = _open_run(folder, which)
+    pipeline.reference = str(reference)
+    return pipeline.freeze()
 
 
 def _build(config: RunConfig, frozen: Frozen, origin: Origin) -> Pipeline[Any]:
@@ -63,7 +61,9 @@ def _open_run(folder: Path, which: str) -> Pipeline[Any]:
     chosen, problems = choose_checkpoint(folder, which)
     config = registry.read_config(chosen / "config.yaml")
     step = read_meta(chosen, config.recipe)["step"]
-    pipeline = _build(config, open_frozen(config, folder), Origin(folder, step, tuple(problems)))
+    for problem in problems:
+        say(f"damaged checkpoint passed over: {problem}")
+    pipeline = _build(config, open_frozen(config, folder), Origin(folder, step))
     for name, module in pipeline.modules.items():
         load_module(module, chosen, AVERAGED + name if _is_averaged(chosen, name) else name)
     return pipeline

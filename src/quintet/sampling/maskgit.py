@@ -31,7 +31,10 @@ def fill(
 
     `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses that.
     """
-    precomputed = _precompute_conditioning(maskgit, cond, uncond if settings.guidance != 1 else {}, len(tokens))
+    # Texts are encoded once, not in each step.
+    guided = settings.guidance != 1 and bool(uncond)
+    precomputed = maskgit.precompute_conditioning(joined(cond, uncond) if guided else cond)
+    own, other = split(precomputed, len(tokens)) if guided else (precomputed, {})
     return masked.decode(
         partial(_logits, maskgit),
         tokens,
@@ -39,8 +42,8 @@ def fill(
         mask_id=maskgit.mask_id,
         draw=draw,
         settings=settings,
-        cond=precomputed[0],
-        uncond=precomputed[1],
+        cond=own,
+        uncond=other,
         valid=cond.get("there"),
         critic=_critic(maskgit, critic, cond),
         name=name,
@@ -64,15 +67,6 @@ def _logits(
     # Self-conditioning takes the logits of every position.
     logits: Tensor = maskgit(tokens, conditioning, previous=previous)
     return logits[where], logits
-
-
-def _precompute_conditioning(
-    maskgit: MaskGit, cond: Conditioning, uncond: Conditioning, count: int
-) -> tuple[Conditioning, Conditioning]:
-    """Both as they are in every step: texts are encoded once, not in each of them."""
-    if not uncond:
-        return maskgit.precompute_conditioning(cond), {}
-    return split(maskgit.precompute_conditioning(joined(cond, uncond)), count)
 
 
 def _critic(maskgit: MaskGit, critic: TokenCritic | None, cond: Conditioning) -> Critic | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -57,18 +57,15 @@ class _Reader(TorchDataset[Loaded | QuintetError]):
 
     def __getitem__(self, slots: tuple[Slot, ...]) -> Loaded | QuintetError:
         """An error is handed over, not raised: raised in a worker, its one sentence would drown in a traceback."""
+        skipped: dict[str, str] = {}
         try:
-            return self.read(slots)
+            read = [self._read(slot, skipped) for slot in slots]
+            used = [item for item, _ in read]
+            names = tuple(self.source.name(item) for item in used)
+            draw = ItemRNG(self.seed, [epoch for epoch, _ in slots], used)
+            return Loaded(Batch(self.collate([fields for _, fields in read]), names, draw), skipped)
         except QuintetError as error:
             return error
-
-    def read(self, slots: tuple[Slot, ...]) -> Loaded:
-        skipped: dict[str, str] = {}
-        read = [self._read(slot, skipped) for slot in slots]
-        used = [item for item, _ in read]
-        names = tuple(self.source.name(item) for item in used)
-        draw = ItemRNG(self.seed, [epoch for epoch, _ in slots], used)
-        return Loaded(Batch(self.collate([fields for _, fields in read]), names, draw), skipped)
 
     def _read(self, slot: Slot, skipped: dict[str, str]) -> tuple[int, Item]:
         epoch, item = slot
@@ -108,12 +105,9 @@ class Loader:
     notice: Callable[[str], None] = lambda text: None
     """Where to say what happened."""
 
-    def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[list[Loaded]]:
-        """The micro-batches of each step in turn."""
-        steps = range(first_step, last_step)
-        stream = self._stream(self._shares(order, steps, accumulate), self.workers)
-        for _ in steps:
-            yield [next(stream) for _ in range(accumulate)]
+    def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[Loaded]:
+        """The micro-batches of all steps in turn, `accumulate` of each."""
+        return self._stream(self._shares(order, range(first_step, last_step), accumulate), self.workers)
 
     def validation(self, batch_size: int, batches: int | None) -> Iterator[tuple[Loaded, bool]]:
         """The items in order, at most `batches` batches, each shared out over the ranks.
@@ -190,11 +184,11 @@ class Loader:
                         f"data.workers (now {workers}), or 0 to read in the training process"
                     ) from None
                 self.notice(f"a data worker died ({error}); the workers are started again")
-                batches.close()
+                del batches
                 shares = chain([*handed_out], shares)
                 handed_out.clear()
 
-    def _batches(self, shares: Iterator[tuple[Slot, ...]], workers: int) -> Generator[Loaded | QuintetError]:
+    def _batches(self, shares: Iterator[tuple[Slot, ...]], workers: int) -> Iterator[Loaded | QuintetError]:
         generator = torch.Generator()  # so that starting workers does not touch the process's own stream
         loader: DataLoader[Loaded | QuintetError] = DataLoader(
             _Reader(self.source, self.seed, self.collate),
@@ -207,8 +201,7 @@ class Loader:
             worker_init_fn=_ignore_signals,
         )
         with _child_handler_kept():
-            batches = iter(loader)
-        yield from batches
+            return iter(loader)
 
 
 def _remembered(shares: Iterator[tuple[Slot, ...]], memory: deque[tuple[Slot, ...]]) -> Iterator[tuple[Slot, ...]]:

@@ -74,7 +74,7 @@ class TrainingSession:
         self.meter = Meter()
         self.trackers: list[Tracker] = []
         self._stop = StopRequest()
-        self._stream: Iterator[list[Loaded]] | None = None
+        self._stream: Iterator[Loaded] | None = None
         self._skipped: dict[str, str] = {}
         self._save_postponed = False
         self.stopwatch = Stopwatch()

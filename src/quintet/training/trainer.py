@@ -23,7 +23,7 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ from quintet.common.weights.pretrained import pickle_hint
 from quintet.errors import RunError, UsageError
 from quintet.training.evaluate import evaluate, make_artifacts
 from quintet.training.guard import largest_moment
-from quintet.training.loader import Loaded
 from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.phase import Modules
@@ -104,13 +103,20 @@ class Trainer(TrainingSession):
     def train_step(self) -> Logs:
         """One optimizer step. Returns its loss parts as tensors, still on the device."""
         began = time.perf_counter()
-        loaded = self._next_batch()
-        batches = [self._moved(each) for each in loaded]
+        config = self.config.train
+        if self.step >= config.steps:
+            raise RunError(f"all {config.steps} steps are taken; raise train.steps to go on")
+        if self._stream is None:
+            loader = self._loader(self.splits.train)
+            self._stream = loader.training(self._order(), self.step, config.steps, config.accumulate)
+        batches = [self._moved(next(self._stream)) for _ in range(config.accumulate)]
         ready = time.perf_counter()
         step = self.step
         report = self.task.backward(batches, self.modules, self.engine, step)
-        norms = self._gradient_norms(step)
-        values = [*report.metrics.values(), *norms.values(), *self._largest_moments(norms)]
+        active = [state for state in self.state.phases if state.phase.active(step)]
+        norms = {state.phase.name: gradient_norm(state.parameters) for state in active}
+        moments = [moment for state in active if (moment := largest_moment(state.optimizer)) is not None]
+        values = [*report.metrics.values(), *norms.values(), *moments]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
         bad, stop_asked = self.engine.any_rank(~finite, self._stop.asked)
         if not bad:
@@ -119,7 +125,7 @@ class Trainer(TrainingSession):
         for state in self.state.phases:
             state.optimizer.zero_grad(set_to_none=True)
         self.state.progress.step += 1
-        self.state.progress.items_seen += self.config.train.batch_size
+        self.state.progress.items_seen += config.batch_size
         if bad:
             self.guard.note_bad_step(batches)
         else:
@@ -127,25 +133,6 @@ class Trainer(TrainingSession):
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
         return {**report.metrics, "step": self.step, "stop_asked": stop_asked}
-
-    def _next_batch(self) -> list[Loaded]:
-        if self._stream is None:
-            loader = self._loader(self.splits.train)
-            steps = self.config.train.steps
-            self._stream = loader.training(self._order(), self.step, steps, self.config.train.accumulate)
-        try:
-            return next(self._stream)
-        except StopIteration:
-            raise RunError(f"all {self.config.train.steps} steps are taken; raise train.steps to go on") from None
-
-    def _gradient_norms(self, step: int) -> dict[str, Tensor]:
-        return {
-            state.phase.name: gradient_norm(state.parameters) for state in self.state.phases if state.phase.active(step)
-        }
-
-    def _largest_moments(self, phases: Collection[str]) -> list[Tensor]:
-        moments = [largest_moment(state.optimizer) for state in self.state.phases if state.phase.name in phases]
-        return [moment for moment in moments if moment is not None]
 
     def _apply(self, norms: Mapping[str, Tensor], statistics: Statistics, step: int) -> None:
         """The step is accepted: move weights, then what depends on them."""

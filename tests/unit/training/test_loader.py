@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def loader(source: Dataset, workers: int = 0, rank: int = 0, world_size: int = 1
 
 
 def steps(made: Loader, order: Order, first: int, last: int, accumulate: int = 1) -> list[list[Loaded]]:
-    return list(made.training(order, first, last, accumulate))
+    stream = made.training(order, first, last, accumulate)
+    return [list(islice(stream, accumulate)) for _ in range(first, last)]
 
 
 def names(loaded: list[list[Loaded]]) -> list[list[tuple[str, ...]]]:

@@ -145,16 +145,13 @@ class Muse(nn.Module):
         codes = self.base.draw(texts, draw, negative, canvas=canvas)
         if self.superres is not None:
             codes = self.superres.draw(texts, draw, negative, low=codes, canvas=canvas, name="superres")
-        return self._pictures(codes, canvas)
-
-    def _pictures(self, codes: Tensor, canvas: Canvas | None) -> Tensor:
         tokenizer = self.last.tokenizer
-        pictures: Tensor = tokenizer.decode(codes)
+        images: Tensor = tokenizer.decode(codes)
         if canvas is None:
-            return pictures
+            return images
         if tuple(canvas.hole.shape) != tuple(tokenizer.config.size):
-            raise UsageError(f"the picture is {_size(canvas.hole)}, the model draws {_size(pictures)}")
-        return Canvas(canvas.picture.to(pictures), canvas.hole.to(pictures.device)).kept(pictures)
+            raise UsageError(f"the picture is {_size(canvas.hole)}, the model draws {_size(images)}")
+        return Canvas(canvas.picture.to(images), canvas.hole.to(images.device)).kept(images)
 
 
 def _size(tensor: Tensor) -> str:
