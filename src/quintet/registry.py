@@ -194,6 +194,15 @@ def entries() -> Iterator[tuple[str, RecipeEntry]]:
             continue
 
 
+def config_classes() -> Iterator[tuple[str, type[RunConfig]]]:
+    """The configuration classes of all recipes that have one that can be imported."""
+    for name, entry in entries():
+        try:
+            yield name, entry.config_class()
+        except UsageError:
+            continue
+
+
 def problems() -> list[str]:
     """One sentence for each entry point that cannot be used."""
     found = [
@@ -203,9 +212,12 @@ def problems() -> list[str]:
     ]
     for name in names():
         try:
-            find(name)
+            recipe = find(name).config_class().model_fields["recipe"].default
         except UsageError as error:
             found.append(str(error))
+        else:
+            if recipe != name:
+                found.append(f"recipe '{name}' is called '{recipe}' by its configuration; one name is wrong")
     return found
 
 
@@ -263,11 +275,11 @@ def _package_of(point: EntryPoint) -> str:
 
 def find_by_type(model_type: str) -> RecipeEntry | None:
     """The recipe that opens models of `transformers` of a type as its own."""
-    return next((entry for _, entry in entries() if model_type in entry.config_class().TRANSFORMERS), None)
+    return next((find(name) for name, schema in config_classes() if model_type in schema.TRANSFORMERS), None)
 
 
 def transformers_types() -> list[str]:
-    return [kind for _, entry in entries() for kind in entry.config_class().TRANSFORMERS]
+    return [kind for _, schema in config_classes() for kind in schema.TRANSFORMERS]
 
 
 def find_builtin(reference: str) -> RunConfig | None:

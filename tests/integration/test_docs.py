@@ -156,6 +156,8 @@ def test_a_family_of_the_page_trains_resumes_exactly_and_exports(
         assert "takes no --negative" in error_line(quintet("sample", place, "--negative", "grey", *asked).errors)
     drawn = [(tmp_path / name / "001.png").read_bytes() for name in ("run", "hub")]
     assert drawn[0] == drawn[1]
+    refused = error_line(quintet("sample", place, "--brightness", 0, *asked).errors)
+    assert refused == "error: brightness: input should be greater than 0 (got 0.0)"
     weights = straight / "tokenizer" / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
     assert "tokenizer_hash=" in error_line(quintet("sample", straight, *asked).errors)

@@ -38,6 +38,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def assert_all_else_works(pictures: Path, out: Path) -> None:
     succeed("train", "vqgan", pictures, "--out", out, "--preset", "debug", "train.steps=1", "train.batch_size=2")
+    succeed("sample", out, "--num", 2, "--out", out / "shown")
+    assert "vqgan" in succeed("sample", "--help").output
     listed = succeed("recipes").output
     assert all(name in listed for name in registry.RECIPES)
 
@@ -71,6 +73,23 @@ def test_a_name_that_two_packages_offer_is_refused(own: Path, pictures: Path, tm
     install_entry_points(own, "otherlab", {"own": "otherlab:ENTRY"})
     said = "recipe 'own' is offered by otherlab and ownlab; uninstall one of them"
     assert said in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
+    assert said in succeed("recipes").errors
+    assert_all_else_works(pictures, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("import a_module_that_nobody_has\n", "ownlab.config cannot be imported: ModuleNotFoundError"),
+        ("value = 1\n", "ownlab.config has no OwnConfig"),
+        (CONFIG.replace('"own"', '"other"'), "recipe 'own' is called 'other' by its configuration"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_named_by_recipes(
+    own: Path, config: str, said: str, pictures: Path, tmp_path: Path
+) -> None:
+    install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
+    (own / "ownlab" / "config.py").write_text(config)
     assert said in succeed("recipes").errors
     assert_all_else_works(pictures, tmp_path / "other")
 

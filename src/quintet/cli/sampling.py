@@ -15,7 +15,7 @@ import typer
 
 from quintet import registry
 from quintet.cli.shared import ModelReference, open_model, print_line, print_next, with_keys
-from quintet.config import GenerateOptions, RunConfig
+from quintet.config import GenerateOptions, RunConfig, validate
 from quintet.config.options import Flag, flags_of, is_given
 from quintet.errors import UsageError
 
@@ -59,8 +59,8 @@ def _find_run(words: Sequence[str]) -> str | None:
 
 
 def _all_flags() -> Iterator[Flag]:
-    for _, entry in registry.entries():
-        yield from flags_of(entry.config_class().OPTIONS or GenerateOptions)
+    for _, schema in registry.config_classes():
+        yield from flags_of(schema.OPTIONS or GenerateOptions)
 
 
 def _config_class(run: str) -> type[RunConfig]:
@@ -92,7 +92,7 @@ def _function(config_class: type[RunConfig]) -> Callable[..., None]:
 
     def run_sample(run: str, overrides: list[str] | None, data: str | None, out: Path, **given: Any) -> None:
         texts = given.pop("text", None)
-        _sample(run, overrides, data, out, texts, options(**given) if options else None, given["num"])
+        _sample(run, overrides, data, out, texts, validate(options, given) if options else None, given["num"])
 
     annotations = {"run": ModelReference, **_COMMON, **({"text": _TEXT} if options else {})}
     defaults = {**_DEFAULTS, "text": None}
@@ -163,8 +163,8 @@ def _general_help() -> str:
     """Without a run: what each kind of run takes."""
     lines = ["Usage: quintet sample RUN [KEY=VALUE]… [OPTIONS]", "", f"  {HELP}", ""]
     lines.append("  The options are those of the run's pipeline; `quintet sample RUN --help` explains them:")
-    for name, entry in registry.entries():
-        options = entry.config_class().OPTIONS
+    for name, schema in registry.config_classes():
+        options = schema.OPTIONS
         flags = [*(["--text"] if options else []), *(each.flags[0] for each in flags_of(options or GenerateOptions))]
         lines.append(f"    {name:<18} {' '.join([*flags, '--data', '--out'])}")
     return "\n".join(lines)

@@ -52,6 +52,21 @@ def check_sharding(task: Task[Any]) -> None:
         )
 
 
+def check_task(task: Task[Any]) -> None:
+    """Refuse a family whose parts do not fit each other, which would be found only when the run is used."""
+    family, known = type(task).__name__, ", ".join(task.modules)
+    if task.config.recipe != task.name:
+        raise UsageError(f"{family} is of recipe '{task.config.recipe}', but its pipeline of '{task.name}'")
+    if task.traits.best[1] not in ("max", "min"):
+        raise UsageError(f"{family}: the second value of Traits.best is 'max' or 'min', not {task.traits.best[1]!r}")
+    named = {"the pipeline exports": [task.pipeline_class.exported]}
+    named |= {f"phase '{phase.name}' trains": list(phase.modules) for phase in task.phases}
+    for who, modules in named.items():
+        for name in modules:
+            if name not in task.modules:
+                raise UsageError(f"{family}: {who} '{name}', and the task has the modules {known}")
+
+
 def check_processes(task: Task[Any], world_size: int) -> None:
     """Refuse, before any data is read, a batch that the processes or the task do not fit."""
     train, batch = task.config.train, task.config.train.batch_size

@@ -57,6 +57,7 @@ class TrainingSession:
         # Before the processes join: what all of them refuse must not look like the death of one of them. And before the
         # data: encoding it can take hours.
         check_trackers(config.log.trackers)
+        prepare.check_task(task)
         prepare.check_sharding(task)
         prepare.check_processes(task, max(RankInfo.from_environment().world_size, collectives.world_size()))
         prepare.place_frozen(task)  # also where the splits are handed over: samples are decoded by the tokenizer

@@ -221,6 +221,8 @@ class Trainer(TrainingSession):
 
     def _keep_best(self, figures: Mapping[str, float]) -> None:
         metric, direction = self.task.traits.best
+        if metric not in figures:
+            raise UsageError(f"Traits.best names the metric '{metric}', and the task has {', '.join(figures)}")
         value, progress = figures[metric], self.state.progress
         if not math.isfinite(value):
             return

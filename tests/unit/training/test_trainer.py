@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from toy import (
     BucketedTask,
     Points,
+    ToyConfig,
     ToyTask,
     points,
     saved_hashes,
@@ -760,6 +761,49 @@ class Contrastive(ToyTask):
 def test_a_batch_too_small_for_the_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs train\.batch_size of at least 2 \(got 1\)"):
         toy_trainer(tmp_path / "run", kind=Contrastive, train__batch_size=1)
+
+
+class Misnamed(ToyTask):
+    """Its second phase trains a module that it does not have."""
+
+    def __init__(self, config: ToyConfig, data: Splits | None = None) -> None:
+        super().__init__(config, data)
+        self.phases = [*self.phases, replace(self.phases[0], name="critic", modules=("critc",))]
+
+
+class Upwards(ToyTask):
+    traits = replace(ToyTask.traits, best=("error", "higher"))  # type: ignore[arg-type]
+
+
+class Unexported(ToyTask):
+    pipeline_class = type("OtherPipeline", (ToyTask.pipeline_class,), {"exported": "model"})
+
+
+class Renamed(ToyTask):
+    pipeline_class = type("OtherPipeline", (ToyTask.pipeline_class,), {"recipe": "other"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Misnamed, "phase 'critic' trains 'critc', and the task has the modules net"),
+        (Upwards, "Traits.best is 'max' or 'min', not 'higher'"),
+        (Unexported, "the pipeline exports 'model', and the task has the modules net"),
+        (Renamed, "is of recipe 'toy', but its pipeline of 'other'"),
+    ],
+)
+def test_parts_of_a_family_that_do_not_fit_are_refused_before_training(
+    tmp_path: Path, kind: type[ToyTask], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        toy_trainer(tmp_path / "run", kind=kind)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_best_metric_that_validation_does_not_have_is_named(tmp_path: Path) -> None:
+    kind = type("Misspelt", (ToyTask,), {"traits": replace(ToyTask.traits, best=("eror", "min"))})
+    with pytest.raises(UsageError, match="names the metric 'eror', and the task has error"):
+        trained(tmp_path / "run", kind=kind, eval__every=1)
 
 
 class Unread(Contrastive):

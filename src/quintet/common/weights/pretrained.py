@@ -69,10 +69,11 @@ def _card(settings: dict[str, Any]) -> str:
     figures = settings.get("figures", {})
     measured = "".join(f"| {name} | {value:.4g} |\n" for name, value in figures.items())
     table = f"\n## Measured on its validation set\n| figure | value |\n|---|---|\n{measured}" if measured else ""
+    opened = "quintet.pipelines.base.Pipeline" if "recipe" in settings else f"quintet.{settings['class']}"
     return (
         f"---\nlibrary_name: quintet\ntags: [quintet, {settings.get('recipe', '')}]\n---\n"
         f"# {settings['class']}\n\nTrained with quintet. Load it with "
-        f"`quintet.{settings['class']}.from_pretrained(FOLDER)`.\n\n"
+        f"`{opened}.from_pretrained(FOLDER)`.\n\n"
         f"## Settings\n| key | value |\n|---|---|\n{rows}{table}"
     )
 
