@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import quintet
 from contract.cases import GOLDEN
 from helpers import copied, executed, python
 from quintet import registry
+from quintet.common.batch import Batch
+from quintet.common.rng import ItemRNG
 from quintet.errors import CheckpointError, QuintetError, UsageError
 from quintet.pipelines.base import Pipeline
 
@@ -104,3 +108,55 @@ def test_a_run_without_a_checkpoint(golden: Path, pipeline_class: type[Pipeline[
     shutil.copy(golden / "run" / "config.yaml", run)
     sentence = refusal(UsageError, lambda: pipeline_class.from_pretrained(run))
     assert sentence == f"{run} has no checkpoint yet; train it first"
+
+
+def test_a_model_that_was_opened_can_be_trained_on(pictures: Path, tmp_path: Path) -> None:
+    pipeline = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub")
+    before = [parameter.clone() for parameter in pipeline.vae.parameters()]
+    keys = {"log.trackers": [], "data.workers": 0}
+    trainer = quintet.VQGanVAETrainer(
+        pipeline.vae, data=pictures, out=tmp_path / "run", steps=1, batch_size=2, config=keys
+    )
+    trainer.train()
+    trainer.close()
+    assert any(not torch.equal(old, new) for old, new in zip(before, pipeline.vae.parameters(), strict=True))
+
+
+def test_a_tokenizer_in_float64_encodes_and_has_the_same_digest() -> None:
+    tokenizer = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub")
+    images, digest = torch.rand(2, 3, 16, 16), tokenizer.digest
+    codes = tokenizer.encode(images)
+    wide = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub").with_keys(
+        {"engine.precision": "fp64"}
+    )
+    wide.place()
+    assert wide.dtype == torch.float64
+    assert wide.digest == digest
+    batch = Batch({"images": images}, ("a", "b"), ItemRNG(0, [0, 0], [0, 1]))
+    assert torch.equal(wide.token_encoder().encode(batch), codes)
+
+
+def test_bytes_are_pixels_and_other_whole_numbers_are_refused() -> None:
+    tokenizer = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub")
+    images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    assert torch.equal(tokenizer.encode(images), tokenizer.encode(images.float() / 255))
+    with pytest.raises(UsageError, match=r"torch\.int64 have no known range"):
+        tokenizer.encode(images.long())
+    codec = quintet.AudioCodecPipeline.from_pretrained(GOLDEN / "audio-codec-format-1" / "hub")
+    with pytest.raises(UsageError, match=r"torch\.int16 have no known range"):
+        codec.encode(torch.zeros(1, 800, dtype=torch.int16))
+
+
+def test_one_text_is_one_text() -> None:
+    mulan = quintet.MuLaNPipeline.from_pretrained(GOLDEN / "mulan-format-1" / "hub")
+    assert torch.equal(mulan.embed_texts("slow"), mulan.embed_texts(["slow"]))
+    phenaki = quintet.PhenakiPipeline.from_pretrained(GOLDEN / "phenaki-format-1" / "hub")
+    assert torch.equal(phenaki(scenes="ab"), phenaki(scenes=["ab"]))
+
+
+@pytest.mark.parametrize("name", ["MusePipeline", "PhenakiPipeline", "SoundStormPipeline", "MeshTransformerPipeline"])
+def test_less_than_one_item_is_refused(name: str) -> None:
+    kind = getattr(quintet, name)
+    pipeline = kind.from_pretrained(GOLDEN / f"{kind.recipe}-format-1" / "hub")
+    with pytest.raises(UsageError, match="num=0: give at least 1"):
+        pipeline([""], num=0)

@@ -37,6 +37,10 @@ def sample(context: typer.Context) -> None:
     wants_help = "--help" in words
     run = _find_run([word for word in words if word != "--help"])
     if run is None:
+        known = {flag for each in _all_flags() for flag in each.flags} | {"--text", "--data", "--out", "--help"}
+        for word in words:
+            if word.startswith("--") and word.partition("=")[0] not in known:
+                raise UsageError(f"no such option: {word}")
         print_line(_general_help())
         raise typer.Exit(0 if wants_help else 2)
     config_class = _config_class(run)
@@ -68,7 +72,11 @@ def _config_class(run: str) -> type[RunConfig]:
     from quintet.common.weights.run_reader import recipe_of
 
     builtin = registry.find_builtin(run)
-    return type(builtin) if builtin is not None else registry.find(recipe_of(run)).config_class()
+    if builtin is not None:
+        return type(builtin)
+    recipe = recipe_of(run)
+    # What no run and no export of ours is, opening the model explains.
+    return registry.find(recipe).config_class() if recipe is not None else type(open_model(run).config)
 
 
 def _refuse_foreign(words: Sequence[str], config_class: type[RunConfig]) -> None:
@@ -145,7 +153,8 @@ def _says_what(options: GenerateOptions, has_text: bool) -> bool:
         for name in type(options).model_fields
         if name not in GenerateOptions.model_fields and is_given(options, name)
     }
-    if asked == {"negative_prompt"} and not has_text:
+    files = {name for name in asked if isinstance(getattr(options, name), Path)}
+    if "negative_prompt" in asked and not has_text and not files:
         raise UsageError("--negative goes with --text: say also what it should look like")
     return bool(asked)
 

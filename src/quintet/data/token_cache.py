@@ -219,11 +219,12 @@ class _Shard:
 
 def _write_shard(place: Path, number: int, rows: Sequence[Sequence[Codes]], skipped: dict[int, str]) -> _Shard:
     path = place / f"shard-{number:05d}.npy"
-    with files.atomic_write(path) as temporary, temporary.open("wb") as file:
+    # Threads of one process are not kept apart by the lock.
+    with files.atomic_write(path, concurrent=True) as temporary, temporary.open("wb") as file:
         np.save(file, _stacked(rows) if rows else np.zeros((0,), np.int32), allow_pickle=False)
     # The record comes last: a shard without one is made again.
     record = {"sha256": checkpoint.hash_file(path), "skipped": {str(item): why for item, why in skipped.items()}}
-    files.replace_text(path.with_suffix(".json"), json.dumps(record))
+    files.replace_bytes(path.with_suffix(".json"), json.dumps(record).encode(), concurrent=True)
     return _Shard(path, skipped)
 
 

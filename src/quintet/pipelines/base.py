@@ -145,7 +145,17 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float64 if self.config.engine.precision == "fp64" else torch.float32
+        """Of the weights: what others build on stays in float32, whatever it was trained in."""
+        tensors: Iterator[Tensor] = chain(self.model.parameters(), self.model.buffers())
+        return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+
+    def media(self, values: Tensor, *, is_bytes: bool = True) -> Tensor:
+        """Pixels or samples that a person gives, as the model takes them; bytes 0 to 255 become numbers 0 to 1."""
+        if values.dtype == torch.uint8 and is_bytes:
+            return values.to(self.device, self.dtype) / 255
+        if not values.is_floating_point():
+            raise UsageError(f"values of type {values.dtype} have no known range; give floating-point numbers")
+        return values.to(self.device, self.dtype)
 
     @contextmanager
     def inference(self) -> Iterator[None]:
@@ -225,11 +235,11 @@ class Tokenizer(Pipeline[ConfigT]):
         """What a batch of codes stands for, as files named after `name`."""
 
     def token_encoder(self) -> TokenEncoder:
-        """For a token cache: in eval mode and float32, wherever the model is."""
+        """For a token cache: in eval mode, wherever the model is."""
 
         def encode(batch: Batch) -> Tensor:
             with inference_mode(self.modules):
-                return self.encode_batch(batch.to(self.device, torch.float32))
+                return self.encode_batch(batch.to(self.device, self.dtype))
 
         return TokenEncoder(self.digest, self.collate, encode)
 

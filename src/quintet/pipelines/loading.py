@@ -28,8 +28,8 @@ AVERAGED = "ema/"
 def open_pipeline(reference: str | Path) -> Pipeline[Any]:
     """Open `RUN`, `RUN@step`, `RUN@best`, an exported folder, one of `transformers`, or a built-in model by its name.
 
-    On the CPU, in float32, frozen. `hf:NAME` is the folder that the hub's cache holds under that name. A folder that is
-    called like a built-in model is `./NAME`.
+    On the CPU, in float32, in eval mode. `hf:NAME` is the folder that the hub's cache holds under that name. A folder
+    that is called like a built-in model is `./NAME`.
     """
     config = registry.find_builtin(reference) if isinstance(reference, str) else None
     text, which = str(reference), ""
@@ -47,7 +47,9 @@ def open_pipeline(reference: str | Path) -> Pipeline[Any]:
     else:
         pipeline = _open_run(folder, which)
     pipeline.reference = str(reference)
-    return pipeline.freeze()
+    for module in pipeline.modules.values():
+        module.eval()
+    return pipeline
 
 
 def _build(config: RunConfig, frozen: Frozen, origin: Origin) -> Pipeline[Any]:
@@ -104,7 +106,8 @@ def open_frozen(config: RunConfig, home: Path | None = None) -> dict[str, Pipeli
 
     They are taken from the copy in `home`, the folder of a run or export, where there is one.
     """
-    return {name: open_pipeline(_location(config, name, home)) for name in config.LINKS if getattr(config, name)}
+    named = [name for name in config.LINKS if getattr(config, name)]
+    return {name: open_pipeline(_location(config, name, home)).freeze() for name in named}
 
 
 def _location(config: RunConfig, name: str, home: Path | None) -> str:

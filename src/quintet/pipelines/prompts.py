@@ -27,6 +27,8 @@ class Prompts:
     @classmethod
     def of(cls, prompts: str | Sequence[str], num: int, seed: int) -> Prompts:
         """As a person gives them; no prompt at all is an empty one."""
+        if num < 1:
+            raise UsageError(f"num={num}: give at least 1")
         return cls([prompts] if isinstance(prompts, str) else list(prompts) or [""], num, seed)
 
     @property

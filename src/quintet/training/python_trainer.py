@@ -51,6 +51,7 @@ class PythonTrainer(Trainer):
         opened = {name: open_pipeline(link) if _is_folder(link) else link for name, link in links.items()}
         links = {**inside, **{name: link for name, link in opened.items() if link is not None}}
         self._check_given(model, links)
+        links = {name: link.freeze() for name, link in links.items()}
         resume = bool(known.get("resume"))
         out = Path(known.get("out") or next_folder(self.task_class.pipeline_class.recipe))
         data, validation = known.get("data"), known.get("validation")

@@ -42,7 +42,7 @@ class Worker:
         latest = Path(run) / "checkpoints" / "latest"
         which = (run, latest.read_text(encoding="utf-8", errors="replace") if latest.is_file() else "")
         if which != self._known:
-            self._pipeline = None  # never two of them in memory
+            self._known, self._pipeline = ("", ""), None  # never two of them in memory
             self._pipeline = Pipeline.from_pretrained(Path(run))
             self._known = which
         return self._pipeline

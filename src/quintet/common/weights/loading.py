@@ -58,5 +58,9 @@ def check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]
 
 def weights_digest(name: str, model: nn.Module) -> str:
     """A hash of a model's weights and of its name: two models with the same one encode alike."""
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in model.state_dict().items()}
+    tensors = {
+        # The same for a model that was moved to float64 since it was read.
+        key: (tensor.float() if tensor.dtype == torch.float64 else tensor).detach().cpu().contiguous()
+        for key, tensor in model.state_dict().items()
+    }
     return hashlib.sha256(name.encode() + save(tensors)).hexdigest()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quintet.common.weights.pretrained import CONFIG, pickle_hint, read_settings
 from quintet.config import read_yaml
-from quintet.errors import UsageError
+from quintet.errors import CheckpointError, UsageError
 
 CONFIG_FILE = "config.yaml"
 
@@ -21,14 +21,13 @@ def check_run(folder: Path) -> None:
         raise UsageError(f"{folder} is not a run: it has no {CONFIG_FILE}{pickle_hint(folder)}")
 
 
-def recipe_of(reference: str) -> str:
-    """The recipe of a run or export, from its configuration alone; `UsageError` where there is none."""
+def recipe_of(reference: str) -> str | None:
+    """The recipe that a run or export names, from its configuration alone; None where only opening it can tell."""
     text = reference if "@" not in reference or os.path.exists(reference) else reference.rpartition("@")[0]
     folder = Path(text)
-    if (folder / CONFIG).is_file():
-        return str(read_settings(folder).get("recipe"))
-    check_run(folder)
-    recipe = read_yaml(folder / CONFIG_FILE).get("recipe")
-    if not isinstance(recipe, str):
-        raise UsageError(f"{folder / CONFIG_FILE} does not say which recipe it is for")
-    return recipe
+    try:
+        settings = read_settings(folder) if (folder / CONFIG).is_file() else read_yaml(folder / CONFIG_FILE)
+    except (UsageError, CheckpointError):
+        return None
+    recipe = settings.get("recipe")
+    return recipe if isinstance(recipe, str) else None

@@ -13,13 +13,13 @@ from quintet.common import files
 from quintet.registry import JUDGES
 
 MARKER = "dataset.json"
-_LARGEST = 2**16
+LARGEST_MARKER = 2**16
 
 
 def read_marker(path: Path | None) -> dict[str, Any] | None:
     """What a marker says: `name`, `version` and how the set was made; none of a broken one or another program's."""
     try:
-        if path is None or not path.is_file() or path.stat().st_size > _LARGEST:
+        if path is None or not path.is_file() or path.stat().st_size > LARGEST_MARKER:
             return None
         marker = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from quintet.common import files
 from quintet.common.caches import only_writer
 from quintet.common.logging import say
-from quintet.data.index.marker import MARKER
+from quintet.data.index.marker import LARGEST_MARKER, MARKER
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.errors import RunError, UsageError
 from quintet.media import audio as sounds
@@ -181,7 +181,12 @@ class RemoteStore:
         return self.file(INDEX_NAME) if INDEX_NAME in self.known else None
 
     def marker(self) -> Path | None:
-        return self.file(MARKER) if MARKER in self.known else None
+        if MARKER not in self.known or self.known[MARKER].size > LARGEST_MARKER:
+            return None
+        try:
+            return self.file(MARKER)
+        except UsageError:  # somebody else's file of that name, which may not be read
+            return None
 
     def file(self, name: str) -> Path:
         shard = self.known[name]
@@ -224,7 +229,7 @@ class RemoteStore:
         return [
             self._found(name, details[path] if details[path].get("size") is not None else _facts(system, path))
             for name, path in chosen.items()
-            if not is_hidden(name)
+            if not is_hidden(name) and (name != MARKER or details[path].get("size") is not None)
         ]
 
     def _found(self, name: str, facts: dict[str, Any]) -> Found:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
@@ -64,7 +63,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
         """
         with self.inference():
             lengths = None if lengths is None else lengths.to(self.device)
-            return self.codec.encode(waves.to(self.device, self.dtype), lengths, levels)
+            return self.codec.encode(self.media(waves, is_bytes=False), lengths, levels)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Waves (batch, samples of all frames) in [-1, 1] of codes (batch, frames, levels), of all levels or the first
@@ -107,6 +106,6 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
 
         def encode(batch: Batch) -> Tensor:
             with inference_mode(self.modules):
-                return self.encode_batch(batch.to(self.device, torch.float32), levels)
+                return self.encode_batch(batch.to(self.device, self.dtype), levels)
 
         return TokenEncoder(f"{self.digest} {levels} levels", self.collate, encode)

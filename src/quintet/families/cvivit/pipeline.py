@@ -44,7 +44,7 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
         """
         with self.inference():
             mask = None if mask is None else mask.to(self.device)
-            return self.cvivit.encode(videos.to(self.device, self.dtype), mask)
+            return self.cvivit.encode(self.media(videos), mask)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Videos (batch, 3, frames, height, width) in [0, 1] of codes (batch, latent frames, rows, columns[, levels]).

@@ -97,8 +97,9 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
         with inference_mode(self.modules):
             return self.embed_batch(batch.to(self.device, self.mulan.log_scale.dtype))
 
-    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+    def embed_texts(self, texts: str | Sequence[str]) -> Tensor:
         """Vectors (texts, dim), of length one."""
+        texts = [texts] if isinstance(texts, str) else texts
         if long := self.mulan.text.too_long(texts):
             say(f"warning: cut at its end, the model reads no more (model.text.max_length): {long[0]!r}")
         parts = [texts[start : start + TEXTS_AT_ONCE] for start in range(0, len(texts), TEXTS_AT_ONCE)]

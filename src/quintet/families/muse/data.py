@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quintet.common.batch import Dataset, Item
@@ -23,14 +23,12 @@ def token_splits(config: MuseConfig, tokenizer: Tokenizer[Any], low: Tokenizer[A
     if low is None:
         return own
     below = _coded(config, low, _pictures(config, low))
-    return Splits(
-        _Pairs(own.train, below.train),
-        _Pairs(own.validation, below.validation),
-        own.fingerprint,
-        {**own.skipped, **below.skipped},
-        own.about,
-        {split: _Pairs(source, below.extra_splits[split]) for split, source in own.extra_splits.items()},
-        dataset=own.dataset,
+    return replace(
+        own,
+        train=_Pairs(own.train, below.train),
+        validation=_Pairs(own.validation, below.validation),
+        skipped={**own.skipped, **below.skipped},
+        extra_splits={split: _Pairs(source, below.extra_splits[split]) for split, source in own.extra_splits.items()},
     )
 
 

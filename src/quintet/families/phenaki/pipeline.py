@@ -61,7 +61,7 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
         seed: int = 0,
         frames: int | None = None,
         prime: str | Path | Tensor | None = None,
-        scenes: Sequence[str] = (),
+        scenes: str | Sequence[str] = (),
         images: bool = False,
     ) -> Tensor:
         """Videos (prompts x num, 3, frames, height, width) in [0, 1].
@@ -70,7 +70,10 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
         count as `frames`. `scenes`, instead of prompts, are the texts of one video, `num` times: each scene adds
         `frames`. With `images`, images (prompts x num, 3, height, width).
         """
+        scenes = [scenes] if isinstance(scenes, str) else scenes
         _check_combination(prompts, scenes, prime, frames, images)
+        if frames is not None and frames < 1:
+            raise UsageError(f"frames={frames}: give at least 1")
         asked = Prompts.of(" / ".join(scenes) if scenes else prompts, num, seed)
         config, phenaki = self.config, self.phenaki()
         check_prompts(config.model, scenes or asked.texts, negative_prompt, config.sample.guidance, self.guidance)
@@ -79,6 +82,8 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
             check_frames("--frames" if frames else "sample.frames", length, phenaki.step)
         if isinstance(prime, str | Path):
             prime = read_prime(Path(prime), phenaki, config.data)
+        elif prime is not None:
+            prime = self.media(prime)
         if prime is not None and length is not None and not scenes and length <= prime.shape[-3]:
             raise UsageError(
                 f"--prime gives {prime.shape[-3]} frames, and {length} are asked for, with those: nothing would be "

@@ -37,7 +37,7 @@ class VQGanPipeline(Tokenizer[VQGanConfig]):
     def encode(self, images: Tensor) -> Tensor:
         """Codes (batch, rows, columns[, levels]) of images (batch, channels, height, width) in [0, 1]."""
         with self.inference():
-            return self.vae.encode(images.to(self.device, self.dtype))
+            return self.vae.encode(self.media(images))
 
     def decode(self, codes: Tensor) -> Tensor:
         """Images (batch, channels, height, width) in [0, 1] of codes (batch, rows, columns[, levels])."""
