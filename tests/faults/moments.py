@@ -25,7 +25,7 @@ MOMENTS = {
     "step": "quintet.training.engine:Engine.micro_batch",
     "validation": "quintet.training.loader:Loader.validation",
     "sampling": "quintet.training.run_folder:Run.write_sample",
-    "loading": "quintet.training.loader:_Reader.read",
+    "loading": "quintet.training.loader:_Reader.__getitem__",
     "loading the first validation items": "quintet.training.loader:Loader.first",
     "save, before its files": "quintet.common.weights.checkpoint:_write_files",
     "save, after its files": "quintet.common.weights.checkpoint:_write_manifest",
