@@ -301,13 +301,15 @@ def sealed(folder: Path, read: Callable[[], object]) -> Callable[[], object]:
 
 
 def test_weights_of_a_checkpoint(recipe: str, saved: Path, here: Path, outside: Path, ledger: Ledger) -> None:
-    path = saved / f"{registry.find(recipe).pipeline_class().exported}.safetensors"
+    path = saved / "ema" / f"{registry.find(recipe).pipeline_class().exported}.safetensors"
     sound = path.read_bytes()
     length = int.from_bytes(sound[:8], "little")
     header_only = sound[: length + 64]
     read = sealed(saved, lambda: open_pipeline(saved.parents[1]))
     count = fuzz(written(path, read), (sound, header_only), 20, outside)
-    count += fuzz(written(path, lambda: checkpoint.read_tensors(saved, path.stem)), (sound, header_only), 60, outside)
+    count += fuzz(
+        written(path, lambda: checkpoint.read_tensors(path.parent, path.stem)), (sound, header_only), 60, outside
+    )
     ledger("fuzz", count)
 
 

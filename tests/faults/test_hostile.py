@@ -358,7 +358,7 @@ def one_checkpoint(finished: Path, place: Place) -> Path:
 
 
 def weights_of(recipe: str) -> str:
-    return f"{registry.find(recipe).pipeline_class().exported}.safetensors"
+    return f"ema/{registry.find(recipe).pipeline_class().exported}.safetensors"
 
 
 def test_weights_of_a_run(recipe: str, finished: Path, uses: Uses, place: Place, ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ import quintet as package
 from helpers import TINY, copied, error_line, flip_bit, quintet, renew_sums, step_folder, steps_saved, tree
 from quintet.compat import muse_maskgit_pytorch
 from quintet.errors import QuintetError, UsageError
-from quintet.runs import open_trained
+from quintet.pipelines.loading import open_pipeline
 
 
 @dataclass(frozen=True)
@@ -439,7 +439,7 @@ def test_python_never_opens_a_pickle_either(places: Places) -> None:
     pickled = places.here / "vae.1000.pt"
     vae = package.VQGanVAE(image_size=16, dim=8, layers=2, codebook_size=16)
     trainer = package.VQGanVAETrainer(vae, data=places.pictures, out=places.here / "new", steps=1, batch_size=4)
-    for opened in (package.VQGanVAE.from_pretrained, trainer.load, open_trained):
+    for opened in (package.VQGanVAE.from_pretrained, trainer.load, open_pipeline):
         with pytest.raises(QuintetError, match=r"vae\.1000\.pt.*docs/migration\.md"):
             opened(pickled)
     trainer.close()

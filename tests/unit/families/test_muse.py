@@ -223,7 +223,7 @@ def test_a_base_of_another_ratio_is_refused(pictures: Path) -> None:
 
 def test_a_base_draws_without_dropout(pictures: Path, tmp_path: Path) -> None:
     succeed(*words(pictures, tmp_path / "base", "model.dropout=0.5"))
-    enlarging = muse_over(pictures, open_pipeline(str(tmp_path / "base")), image_size=64)
+    enlarging = muse_over(pictures, open_pipeline(str(tmp_path / "base")).freeze(), image_size=64)
     muse = enlarging.pipeline(enlarging.modules).muse()
     draw = ItemRNG(0, [0, 0], [0, 1])
     first, second = (muse.base.draw(["a red circle", "x"], draw) for _ in range(2))
