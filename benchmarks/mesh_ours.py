@@ -41,7 +41,7 @@ AUTOENCODER: Mapping[str, Any] = {
     "encoder": task.ENCODER,
     "code_dim": task.CODE_DIM,
     "codebook_size": task.CODES,
-    "quantizer_levels": task.LEVELS,
+    "num_quantizers": task.LEVELS,
     "decoder": task.DECODER,
 }
 

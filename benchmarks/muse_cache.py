@@ -65,7 +65,7 @@ class Training:
         make_shapes(folder / "data", num=pictures, size=shape.size[0])
         keys: dict[str, Any] = {
             "data.path": str(folder / "data"),
-            "data.cache": str(folder / "cache"),
+            "data.cache_dir": str(folder / "cache"),
             "data.memory_megabytes": 0,
             "train.batch_size": batch,
             "engine.precision": "fp32",
@@ -105,8 +105,8 @@ class Training:
     def _update(self, number: int) -> None:
         for phase in self.state.phases:
             norm = gradient_norm(phase.parameters)
-            if phase.phase.optim.clip is not None:
-                clip_gradients(phase.parameters, norm, phase.phase.optim.clip)
+            if phase.phase.optim.max_grad_norm is not None:
+                clip_gradients(phase.parameters, norm, phase.phase.optim.max_grad_norm)
             phase.optimizer.step()
             phase.optimizer.zero_grad()
         if self.state.average is not None:

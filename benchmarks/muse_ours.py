@@ -54,7 +54,7 @@ def make_task(tokenizer: Pipeline[Any], keys: Mapping[str, Any]) -> MuseTask:
         "model.dim": task.DIM,
         "model.depth": task.DEPTH,
         "model.heads": task.HEADS,
-        "loss.drop_text": task.DROP_TEXT,
+        "loss.cond_drop_prob": task.DROP_TEXT,
         "optim.betas": task.BETAS,
     }
     torch.manual_seed(0)
@@ -118,18 +118,18 @@ def sampling(alike: bool) -> masked.Sampling:
             anneal_temperature=masked.linear,
             top_k=0.1,
             guidance=task.GUIDANCE,
-            choice_noise=0.0,
+            choice_temperature=0.0,
         )
     own = MaskGitSampleConfig()
     return masked.Sampling(
         steps=task.SAMPLE_STEPS,
         temperature=own.temperature,
-        anneal_temperature=masked.ANNEALS[own.anneal],
+        anneal_temperature=masked.ANNEALS[own.temperature_schedule],
         top_k=own.top_k,
         top_p=own.top_p,
         guidance=task.GUIDANCE,
         guidance_schedule=masked.GROWTHS[own.guidance_schedule],
-        choice_noise=own.choice_noise,
+        choice_temperature=own.choice_temperature,
     )
 
 
@@ -188,7 +188,7 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
         "optim.lr": float(rate),
         "optim.warmup_steps": task.WARMUP_STEPS,
         "optim.schedule": "constant",
-        "data.workers": 0,
+        "data.num_workers": 0,
         "log.trackers": [],
     }
     ours = make_task(open_pipeline(tokenizer), keys)

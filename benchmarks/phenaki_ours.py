@@ -35,8 +35,8 @@ def tokenizer() -> CViViTPipeline:
         **{f"model.{name}": value for name, value in task.TOKENIZER.items()},
         "model.head_dim": task.HEAD_DIM,
         "model.image_size": task.SIDE,
-        "model.patch": task.PATCH,
-        "model.temporal_patch": task.TUBE,
+        "model.patch_size": task.PATCH,
+        "model.temporal_patch_size": task.TUBE,
         "model.codebook_size": task.CODES,
         "model.quantizer": "lfq",
         "data.frames": task.FRAMES,
@@ -112,7 +112,7 @@ def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> Non
             temperature=task.TEMPERATURE,
             anneal_temperature=masked.linear,
             guidance=task.GUIDANCE,
-            choice_noise=0.0,
+            choice_temperature=0.0,
         )
     assert settings.steps == task.SAMPLE_STEPS
     told: dict[str, Any] = {"texts": task.texts(task.SAMPLE_BATCH)}

@@ -36,10 +36,10 @@ def main() -> None:
         "model.depth": options.depth,
         "train.batch_size": 4,
         "train.steps": options.steps,
-        "engine.shard": options.shard,
+        "engine.fsdp": options.shard,
         "engine.threads": 1,
         "data.path": str(options.data.resolve()),
-        "data.workers": 0,
+        "data.num_workers": 0,
         "log.trackers": [],
     }
     settings = config.build(MeshTransformerConfig, preset="debug", overrides=keys)

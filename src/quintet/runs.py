@@ -61,7 +61,7 @@ def _started_again(config: RunConfig, folder: Path, silent: bool) -> Trainer:
         # the run's folder.
         config = task_in(folder, config.changed({name: known for name, (_, known) in named.items()})).config
         found = {"train.steps"} if config.train.epochs is not None else set()
-        found |= {"optim.horizon"} if config.optim.horizon is None else set()
+        found |= {"optim.decay_steps"} if config.optim.decay_steps is None else set()
         changes = configs.differences(old, config).items()
         overrides = {key: asked for key, (_, asked) in changes if key not in found}
     return resumed_trainer(folder, overrides, silent=silent)

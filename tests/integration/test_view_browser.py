@@ -457,7 +457,7 @@ def test_a_prompt_becomes_pictures(
 def test_a_runs_own_numbers_may_be_sent(tmp_path: Path, serve: Serve, open_page: Open) -> None:
     run = write_run(tmp_path / "runs" / "muse", "muse")
     (run / "checkpoints" / "step-00000100").mkdir(parents=True)
-    numbers = {"sample.guidance": 1.75, "sample.steps": 1_000}
+    numbers = {"sample.guidance_scale": 1.75, "sample.steps": 1_000}
     built = configs.build(registry.find("muse").config_class(), preset="debug", overrides=numbers)
     (run / "config.yaml").write_text(built.to_yaml(), encoding="utf-8")
     page = open_page(serve(tmp_path / "runs"), "#/run/muse/try")

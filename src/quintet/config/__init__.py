@@ -27,7 +27,7 @@ from quintet.config.run import (
     differences,
     refuse_changes,
 )
-from quintet.config.section import Section, keys, unknown_key, validate
+from quintet.config.section import Section, keys, migrated, unknown_key, validate
 from quintet.config.tree import (
     Tree,
     data_path,
@@ -70,6 +70,7 @@ __all__ = [
     "flatten",
     "keys",
     "merge_into",
+    "migrated",
     "parse_overrides",
     "parse_value",
     "read_yaml",

@@ -25,10 +25,10 @@ class DataConfig(Section):
     shuffle_shards: int | None = Field(
         None, ge=1, description="Shuffle so many shards at a time, for data that is copied on the way; none: all items."
     )
-    cache: str | None = Field(
+    cache_dir: str | None = Field(
         None, description="Folder of caches (codes, indexes and copies of shards); none: the user's own cache folder."
     )
-    workers: int = Field(
+    num_workers: int = Field(
         2, ge=0, description="Processes that read data beside the training; 0 reads in the training process."
     )
 

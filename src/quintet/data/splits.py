@@ -123,7 +123,7 @@ MakeDataset = Callable[..., FolderDataset[Any]]
 def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDataset, *, films: bool = False) -> Splits:
     """The folders that the configuration names, split for validation; with `films`, folders of pictures are items."""
     root = _required(config)
-    found = list_media(root, extensions, films=films, cache=config.cache)
+    found = list_media(root, extensions, films=films, cache=config.cache_dir)
     train, held_out, aside = split_items(
         found.entries, config.validation_fraction, config.split_seed, config.validation_group
     )
@@ -132,7 +132,7 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDatas
     skipped = _reasons(found.skipped)
     prints = fingerprint_of(root, found.entries)
     if config.validation_path is not None:
-        other = list_media(config.validation_path, extensions, films=films, cache=config.cache)
+        other = list_media(config.validation_path, extensions, films=films, cache=config.cache_dir)
         train = joined(train, held_out)
         held_out, held_root, held_dataset = other.entries, config.validation_path, _dataset(other)
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})

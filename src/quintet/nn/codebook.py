@@ -58,11 +58,13 @@ def alike(codebook: Tensor, spread: float) -> Alike:
     distances, codes = (torch.cat(parts) for parts in zip(*near, strict=True))
     unit = distances[:, 1].median() * spread
     if not unit > 0:
-        raise UsageError("loss.alike: half of the tokenizer's codes are the same, so that nothing is known of the rest")
+        raise UsageError(
+            "loss.codebook_smoothing: half of the tokenizer's codes are the same, so that nothing is known of the rest"
+        )
     return Alike(codes.to(device), (-distances / unit).softmax(-1).float().to(device))
 
 
 def check_alike(spread: float, levels: int | None) -> None:
-    """Refuse `loss.alike` before anything is read; `levels` are those of the tokenizer, if there is one."""
+    """Refuse `loss.codebook_smoothing` before anything is read; `levels` are those of the tokenizer, if there is one."""
     if spread and levels != 1:
-        raise UsageError("loss.alike needs a tokenizer with one code a place: set it to 0")
+        raise UsageError("loss.codebook_smoothing needs a tokenizer with one code a place: set it to 0")

@@ -80,7 +80,7 @@ def _open_export(folder: Path) -> Pipeline[Any]:
     if not isinstance(settings.get("run"), dict):
         raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
     schema = registry.find(str(settings.get("recipe"))).config_class()
-    config = configs.validate(schema, settings["run"])
+    config = configs.validate(schema, configs.migrated(schema, settings["run"]))
     pipeline = _build(config, open_frozen(config, folder), Origin(folder, settings.get("step")))
     for name in [*pipeline.modules]:
         if name == pipeline.exported:

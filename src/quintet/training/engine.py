@@ -35,10 +35,10 @@ from quintet.training.distributed.watchdog import Watch
 
 
 def check_world(config: EngineConfig, world_size: int) -> None:
-    if config.processes is not None and config.processes != world_size:
+    if config.world_size is not None and config.world_size != world_size:
         raise UsageError(
-            f"engine.processes={config.processes}, but the launcher started {world_size} "
-            f"process{'es' if world_size > 1 else ''}; use `torchrun --nproc_per_node {config.processes}`"
+            f"engine.world_size={config.world_size}, but the launcher started {world_size} "
+            f"process{'es' if world_size > 1 else ''}; use `torchrun --nproc_per_node {config.world_size}`"
         )
 
 
@@ -79,7 +79,7 @@ class Engine(Device):
     @property
     def is_sharded(self) -> bool:
         """Whether each process holds a part of the trained modules. Alone, a process holds all of them."""
-        return self.config.shard == "full" and self.is_distributed
+        return self.config.fsdp and self.is_distributed
 
     @property
     def device_name(self) -> str:
@@ -114,7 +114,7 @@ class Engine(Device):
 
     def place(self, modules: Mapping[str, nn.Module]) -> None:
         super().place(modules)
-        if self.config.recompute:
+        if self.config.activation_checkpointing:
             for module in modules.values():
                 _recompute_activations(module)
 
@@ -233,7 +233,7 @@ def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> 
             return RunError("out of memory with micro-batches of one item; use a smaller model or smaller items")
         factor = next(number for number in range(2, micro_batch + 1) if micro_batch % number == 0)
         return RunError(
-            f"out of memory; use a larger train.accumulate (now {accumulate}, try {accumulate * factor}): "
+            f"out of memory; use a larger train.grad_accum_steps (now {accumulate}, try {accumulate * factor}): "
             "micro-batches shrink and the batch stays what it is"
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):

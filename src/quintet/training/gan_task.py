@@ -168,7 +168,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
         penalised = self.loss.is_penalised(step)
         loss, parts, logits = patch_loss(modules["discriminator"], output["real"], output["fake"], penalised)
         loss, statistics = self.regularise(loss, parts, *logits)
-        return Loss(loss + self.loss.penalty * parts["penalty"] if penalised else loss, parts, statistics)
+        return Loss(loss + self.loss.gradient_penalty * parts["penalty"] if penalised else loss, parts, statistics)
 
     def regularise(
         self, loss: Tensor, parts: dict[str, Tensor], real_logits: Tensor, fake_logits: Tensor

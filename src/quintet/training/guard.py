@@ -100,7 +100,7 @@ class NonFiniteGuard:
 
     def note_bad_step(self, batches: Sequence[Batch]) -> None:
         """A step was skipped: name what is to blame, and roll back or stop where there were too many."""
-        progress, limit = self.state.progress, self.state.task.config.train.max_bad_steps
+        progress, limit = self.state.progress, self.state.task.config.train.max_nonfinite_steps
         progress.bad_steps += 1
         progress.bad_steps_in_a_row += 1
         kind, names = self._culprits(batches)
@@ -157,7 +157,7 @@ class NonFiniteGuard:
             )
         self.saver.save()
         raise RunError(
-            f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_bad_steps); weights are finite and "
+            f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_nonfinite_steps); weights are finite and "
             f"saved at step {progress.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
         )
 

@@ -181,7 +181,7 @@ class Loader:
                 if deaths == DEATHS:
                     raise RunError(
                         f"data workers died {DEATHS} times in a row ({error}); if memory ran out, use fewer "
-                        f"data.workers (now {workers}), or 0 to read in the training process"
+                        f"data.num_workers (now {workers}), or 0 to read in the training process"
                     ) from None
                 self.notice(f"a data worker died ({error}); the workers are started again")
                 del batches

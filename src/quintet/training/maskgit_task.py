@@ -78,8 +78,8 @@ class MaskGitTask(Task[ConfigT]):
         assert isinstance(maskgit, MaskGit)
         if self.is_new and tokenizer is not None:
             start_from_codebook(maskgit, tokenizer)
-        if config.data.cache:
-            maskgit.cache_texts(Path(config.data.cache))
+        if config.data.cache_dir:
+            maskgit.cache_texts(Path(config.data.cache_dir))
         self.maskgit = maskgit
         self.modules = {"maskgit": maskgit}
         if config.loss.critic:
@@ -89,7 +89,7 @@ class MaskGitTask(Task[ConfigT]):
     @cached_property
     def alike(self) -> Alike | None:
         """Which codes share a target, found once training asks; a tokenizer that has none was refused before."""
-        spread = self.config.loss.alike
+        spread = self.config.loss.codebook_smoothing
         return alike(self.frozen["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
 
     @abstractmethod
@@ -101,12 +101,12 @@ class MaskGitTask(Task[ConfigT]):
         config, critic = self.config, "critic" if self.config.loss.critic else "maskgit"
         generator = Phase("generator", ("maskgit",), self.generator_loss, config.optim.for_phase())
         judge = Phase("critic", (critic,), self.critic_loss, config.optim.for_phase(config.optim.critic))
-        if config.loss.only == "critic":
+        if config.loss.train_only == "critic":
             self.maskgit.requires_grad_(False)
             if self.maskgit.to_score is not None:
                 self.maskgit.to_score.requires_grad_(True)
             return [judge]
-        if config.loss.only == "generator":
+        if config.loss.train_only == "generator":
             for module in (self.modules.get("critic"), self.maskgit.to_score):
                 if module is not None:
                     module.requires_grad_(False)
@@ -115,7 +115,7 @@ class MaskGitTask(Task[ConfigT]):
         return [generator]
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        if self.config.loss.only == "critic":
+        if self.config.loss.train_only == "critic":
             refuse_untrained(self.is_new and self.config.init is None)
 
     @property
@@ -125,12 +125,12 @@ class MaskGitTask(Task[ConfigT]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        keep = batch.draw.uniform("keep text") >= self.config.loss.drop_text
+        keep = batch.draw.uniform("keep text") >= self.config.loss.cond_drop_prob
         rows = self.rows(batch, keep, train=True)
-        hidden = masked.training_mask(batch.draw, rows.open, masked.SCHEDULES[self.config.loss.schedule])
+        hidden = masked.training_mask(batch.draw, rows.open, masked.SCHEDULES[self.config.loss.mask_schedule])
         hidden = hidden.to(rows.codes.device)
         tokens = rows.codes.masked_fill(hidden, self.maskgit.mask_id)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.only != "critic"):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
             previous = self._own_prediction(batch, tokens, rows.conditioning)
             logits = modules["maskgit"](tokens, rows.conditioning, where=hidden, previous=previous)
         return Output({"codes": rows.codes, "hidden": hidden, "logits": logits, "conditioning": rows.conditioning})
@@ -147,7 +147,7 @@ class MaskGitTask(Task[ConfigT]):
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         target = output["codes"][output["hidden"]]
         loss = token_loss(output["logits"], target, self.config.loss.label_smoothing, self.alike)
-        if self.config.model.self_critic and self.config.loss.only is None:
+        if self.config.model.self_critic and self.config.loss.train_only is None:
             opinion = self.critic_loss(modules, batch, output, step).value
             return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
         return loss
@@ -194,7 +194,7 @@ def refuse_untrained(untrained: bool) -> None:
     """Before a critic alone is trained."""
     if untrained:
         raise UsageError(
-            "loss.only=critic needs a trained generator to judge: --init RUN; in Python, hand over the trained model"
+            "loss.train_only=critic needs a trained generator to judge: --init RUN; in Python, hand over the trained model"
         )
 
 

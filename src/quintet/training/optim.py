@@ -173,7 +173,7 @@ def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
         {
             "params": members,
             "orthogonal": turned,
-            "rate": config.matrix_lr / config.lr if turned else 1.0,
+            "rate": config.muon_lr / config.lr if turned else 1.0,
             "weight_decay": config.weight_decay if decays else 0.0,
         }
         for (turned, decays), members in kinds.items()
@@ -187,9 +187,9 @@ def learning_rate(config: OptimConfig, step: int) -> float:
     if step < config.warmup_steps:
         share = (step + 1) / (config.warmup_steps + 1)
         return config.initial_lr + (config.lr - config.initial_lr) * share
-    if config.schedule == "constant" or config.horizon is None:
+    if config.schedule == "constant" or config.decay_steps is None:
         return config.lr
-    progress = min(1.0, (step - config.warmup_steps) / max(1, config.horizon - config.warmup_steps))
+    progress = min(1.0, (step - config.warmup_steps) / max(1, config.decay_steps - config.warmup_steps))
     if config.schedule == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return config.lr + (config.final_lr - config.lr) * progress

@@ -102,7 +102,7 @@ class TrainingSession:
                 tensors = init[name]
                 copy_tensors(self.task.modules[name], tensors, f"--init {self.config.init}")
         else:
-            first = loader.opening(self._order(), self.config.train.accumulate, self.task.num_init_batches)
+            first = loader.opening(self._order(), self.config.train.grad_accum_steps, self.task.num_init_batches)
             self.task.init_from_data(self.modules, (self._moved(loaded) for loaded in first), self.engine)
         self._make_state()
 
@@ -174,7 +174,7 @@ class TrainingSession:
         return {name: pipeline.contents() for name, pipeline in self.task.frozen.items()}
 
     def _loader(self, source: Any) -> Loader:
-        seed, workers = self.config.train.seed, self.config.data.workers
+        seed, workers = self.config.train.seed, self.config.data.num_workers
         return Loader(source, seed, self.task.collate, self.engine, workers, self._skipped, self.print)
 
     def _order(self) -> Order:
@@ -191,8 +191,8 @@ class TrainingSession:
         return self.state.progress.step
 
     def _explained(self, error: BaseException) -> RunError | None:
-        size = self.config.train.batch_size // (self.config.train.accumulate * self.engine.world_size)
-        return self.engine.explain(error, self.config.train.accumulate, size)
+        size = self.config.train.batch_size // (self.config.train.grad_accum_steps * self.engine.world_size)
+        return self.engine.explain(error, self.config.train.grad_accum_steps, size)
 
     # --- telling ------------------------------------------------------------------------------------------------
 

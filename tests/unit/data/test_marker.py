@@ -70,7 +70,7 @@ def test_shards_keep_the_marker(index: bool, folder: Path, tmp_path: Path) -> No
     assert (tmp_path / "shards" / MARKER).read_bytes() == (folder / MARKER).read_bytes()
     if not index:
         (tmp_path / "shards" / "index.safetensors").unlink()
-    there = {"cache": str(tmp_path / "cache")}
+    there = {"cache_dir": str(tmp_path / "cache")}
     for place in (tmp_path / "shards", tmp_path / "shards" / "shard-00000.tar", f"file://{tmp_path}/shards"):
         made = splits(place, **there)
         assert made.dataset == "shapes", place

@@ -43,7 +43,7 @@ def make_batch(count: int = 3, size: tuple[int, int] = (16, 16)) -> Batch:
 @pytest.mark.parametrize("levels", [1, 2])
 def test_decode_of_encode_is_what_forward_makes(quantizer: str, levels: int) -> None:
     vae = VQGanVAE(
-        image_size=16, dim=8, layers=2, codebook_size=256, quantizer=quantizer, quantizer_levels=levels
+        image_size=16, dim=8, layers=2, codebook_size=256, quantizer=quantizer, num_quantizers=levels
     ).double()
     images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
     codes = vae.encode(images)
@@ -114,7 +114,7 @@ def test_no_phase_leaves_a_gradient_in_the_other() -> None:
 
 
 def test_the_penalty_falls_on_every_nth_step_only() -> None:
-    task = make_task(**{"loss.penalty_every": 3})
+    task = make_task(**{"loss.gradient_penalty_every": 3})
     batch = make_batch()
     output = task.forward(task.modules, batch, 0)
     penalised = ["penalty" in task.discriminator_loss(task.modules, batch, output, step).parts for step in range(7)]
@@ -193,7 +193,13 @@ def small_vae() -> VQGanVAE:
     return VQGanVAE(image_size=16, dim=8, layers=2)
 
 
-QUICK: dict[str, Any] = {"data.workers": 0, "log.trackers": [], "data.flip": False, "eval.batches": 1, "sample.num": 2}
+QUICK: dict[str, Any] = {
+    "data.num_workers": 0,
+    "log.trackers": [],
+    "data.flip": False,
+    "eval.batches": 1,
+    "sample.num": 2,
+}
 
 
 @pytest.mark.parametrize("form", ["tensor", "float tensor", "tuple", "declared", "dictionary", "picture", "larger"])
@@ -231,7 +237,7 @@ def test_an_ambiguous_item_is_an_error_that_lists_what_was_seen(tmp_path: Path) 
 
 def test_a_run_given_objects_resumes_from_python_and_only_there(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    keys = {**QUICK, "optim.horizon": 4}
+    keys = {**QUICK, "optim.decay_steps": 4}
     trainer = VQGanVAETrainer(small_vae(), data=Pictures("tensor"), out=out, steps=2, batch_size=4, config=keys)
     trainer.train()
     trainer.close()
@@ -293,7 +299,7 @@ def test_the_whole_original_signature_trains(folder: Path, tmp_path: Path) -> No
         trainer = muse_maskgit_pytorch.VQGanVAETrainer(small_vae(), **call)
     assert len(notices) == 1
     settings = trainer.config
-    assert (settings.train.steps, settings.ema.decay, settings.optim.clip, settings.checkpoint.every) == (
+    assert (settings.train.steps, settings.ema.decay, settings.optim.max_grad_norm, settings.checkpoint.every) == (
         2,
         0.9,
         1.0,

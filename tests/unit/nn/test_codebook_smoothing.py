@@ -38,5 +38,5 @@ def test_the_loss_is_the_cross_entropy_with_shared_targets() -> None:
 
 
 def test_codes_that_are_all_the_same_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"loss.alike: half of the tokenizer's codes are the same"):
+    with pytest.raises(UsageError, match=r"loss.codebook_smoothing: half of the tokenizer's codes are the same"):
         alike(torch.zeros(8, 3), 1.0)

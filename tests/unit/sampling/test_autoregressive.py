@@ -273,7 +273,7 @@ def test_guidance_leads_away_from_the_negative() -> None:
 
 
 def test_requests_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match=r"sample\.guidance is 3\.0"):
+    with pytest.raises(UsageError, match=r"sample\.guidance_scale is 3\.0"):
         run(settings=Sampling(guidance=3.0))
     for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_k": 1.5}, {"top_p": 0.0}, {"guidance": math.inf}):
         with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "grid": (2, 4, 4), "num_codes": 11, "dim": 32, "depth": 2, "heads": 4,
     "text_dim": 16, "text_depth": 1, "text_heads": 2, "text_length": 24,
 }  # fmt: skip
-LOW: dict[str, Any] = {"grid": (4, 6), "low_grid": (2, 3), "low_codes": 7}
+LOW: dict[str, Any] = {"grid": (4, 6), "low_res_grid": (2, 3), "low_res_num_codes": 7}
 TEXTS = ["a red circle", "", "two blue squares"]
 
 
@@ -94,7 +94,7 @@ def settings(guidance: float) -> Sampling:
         {"text": "none"},
         {"self_conditioning": True},
         {"self_critic": True},
-        {"merge": (1, 2, 2)},
+        {"code_patch_size": (1, 2, 2)},
     ],
     ids=str,
 )

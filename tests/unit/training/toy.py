@@ -48,13 +48,13 @@ class ToyConfig(RunConfig):
 
 QUIET: Mapping[str, Any] = {
     "engine.device": "cpu",
-    "data.workers": 0,
+    "data.num_workers": 0,
     "log.trackers": [],
     "log.every": 1,
     "train.batch_size": 4,
     "train.steps": 6,
     "optim.lr": 0.01,
-    "optim.clip": 1.0,
+    "optim.max_grad_norm": 1.0,
     "optim.weight_decay": 0.1,
     "optim.warmup_steps": 2,
     "eval.every": 1000,

@@ -48,6 +48,8 @@ class AudioCodec(Rates, Pretrained, nn.Module):
     Keyword arguments are the keys of `model.*`; see `AudioCodecModelConfig`.
     """
 
+    CONFIG = AudioCodecModelConfig
+
     def __init__(self, config: AudioCodecModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(AudioCodecModelConfig, keywords)
@@ -242,14 +244,14 @@ def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
 
 def _quantizer(config: AudioCodecModelConfig) -> Quantizer:
     loud = config.levels_of_loudness
-    levels = config.levels if config.transform is None else (loud, config.levels - loud)
+    levels = config.num_quantizers if config.transform is None else (loud, config.num_quantizers - loud)
     return configured_quantizer(config, config.width, levels)
 
 
 def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:
     return [
         ResidualUnit(dim, 3**number, causal=config.causal, activation=config.activation)
-        for number in range(config.units)
+        for number in range(config.num_residual_units)
     ]
 
 

@@ -40,12 +40,12 @@ class Rates:
 
     @property
     def levels(self) -> int:
-        return self.config.levels
+        return self.config.num_quantizers
 
     @property
     def rate(self) -> int:
         """Samples a second."""
-        return self.config.rate
+        return self.config.sample_rate
 
     @property
     def frame_rate(self) -> float:
@@ -72,24 +72,26 @@ class PretrainedCodec(Rates, Pretrained, nn.Module):
 
         PretrainedCodec.from_transformers("encodec_24khz/")
 
-    `model.transformers` is all it is made from; `model.rate`, `model.levels` and `model.codebook_size` tell of it.
+    `model.transformers_config` is all it is made from; `model.sample_rate`, `model.num_quantizers` and `model.codebook_size` tell of it.
     """
 
     about: Tensor
+
+    CONFIG = AudioCodecModelConfig
 
     def __init__(
         self, config: AudioCodecModelConfig | None = None, model: nn.Module | None = None, **keywords: Any
     ) -> None:
         super().__init__()
         self.config = config = config or validate(AudioCodecModelConfig, keywords)
-        if config.transformers is None:
+        if config.transformers_config is None:
             raise UsageError("PretrainedCodec is made from a folder: PretrainedCodec.from_transformers(FOLDER)")
-        settings = json.loads(config.transformers)
+        settings = json.loads(config.transformers_config)
         self.kind: str = settings["model_type"]
         self.model: Any = frozen(model or _untrained(settings))
         self.hop = _hop(self.model.config)
         # The same weights under other settings are another codec; whatever is hashed of this one tells them apart.
-        content = hashlib.sha256(config.transformers.encode()).digest()
+        content = hashlib.sha256(config.transformers_config.encode()).digest()
         self.register_buffer("about", torch.tensor(list(content), dtype=torch.uint8))
         self.eval()
 
@@ -100,9 +102,9 @@ class PretrainedCodec(Rates, Pretrained, nn.Module):
         model = load_model(Path(folder), WHAT)
         settings = model.config
         found = {
-            "transformers": _settings_text(Path(folder)),
-            "rate": int(settings.sampling_rate),
-            "levels": _levels(model),
+            "transformers_config": _settings_text(Path(folder)),
+            "sample_rate": int(settings.sampling_rate),
+            "num_quantizers": _levels(model),
             "codebook_size": int(settings.codebook_size),
         }
         return cls(validate(AudioCodecModelConfig, found), model)
@@ -208,7 +210,7 @@ def _settings_text(folder: Path) -> str:
 def _untrained(settings: dict[str, Any]) -> nn.Module:
     """The module for weights that are read from elsewhere."""
     library = load_transformers(WHAT)
-    with loading(Path("model.transformers"), WHAT):
+    with loading(Path("model.transformers_config"), WHAT):
         model: nn.Module = library.AutoModel.from_config(library.AutoConfig.for_model(**settings))
         return model
 

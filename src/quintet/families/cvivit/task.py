@@ -75,11 +75,11 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         by_frame = distance_of(made, videos, reduction="none").mean((1, 3, 4))
         loss = mean_over_ranks(by_frame, batch["mask"])
         parts = {"reconstruction": loss}
-        if self.loss.motion:
+        if self.loss.frame_difference:
             both = batch["mask"][:, 1:] & batch["mask"][:, :-1]
             changes = distance_of(made.diff(dim=2), videos.diff(dim=2), reduction="none").mean((1, 3, 4))
             parts["motion"] = mean_over_ranks(changes, both)
-            loss = loss + self.loss.motion * parts["motion"]
+            loss = loss + self.loss.frame_difference * parts["motion"]
         return self.add_perceptual(loss, parts, output["fake"], output["real"]), parts
 
     # --- validation -----------------------------------------------------------------------------------------

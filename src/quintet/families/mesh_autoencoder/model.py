@@ -56,12 +56,14 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
     `model.*`; see `MeshAutoencoderModelConfig`.
     """
 
+    CONFIG = MeshAutoencoderModelConfig
+
     def __init__(self, config: MeshAutoencoderModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(MeshAutoencoderModelConfig, keywords)
-        self.features = FaceFeatures(self.config, self.config.encoder[0])
+        self.features = FaceFeatures(self.config, self.config.encoder_dims[0])
         self.encoder = GraphEncoder(self.config)
-        self.to_vertices = nn.Linear(self.config.encoder[-1], self.config.vertices_per_face * self.config.code_dim)
+        self.to_vertices = nn.Linear(self.config.encoder_dims[-1], self.config.vertices_per_face * self.config.code_dim)
         self.quantizer = _quantizer(self.config)
         self.decoder = FaceDecoder(self.config)
 
@@ -144,9 +146,9 @@ class GraphEncoder(nn.Module):
 
     def __init__(self, config: MeshAutoencoderModelConfig) -> None:
         super().__init__()
-        widths = (config.encoder[0], *config.encoder)
+        widths = (config.encoder_dims[0], *config.encoder_dims)
         self.layers = nn.ModuleList(GraphLayer(before, after, config.dropout) for before, after in pairwise(widths))
-        self.attention = LocalAttention(config, config.encoder[-1], config.encoder_attention)
+        self.attention = LocalAttention(config, config.encoder_dims[-1], config.encoder_attention)
 
     def forward(self, faces: Tensor, edges: Tensor, by_face: Packing) -> Tensor:
         for layer in self.layers:
@@ -178,16 +180,18 @@ class FaceDecoder(nn.Module):
     def __init__(self, config: MeshAutoencoderModelConfig) -> None:
         super().__init__()
         self.bins = config.bins
-        self.first = RowConvolution(config.vertices_per_face * config.code_dim, config.decoder[0])
+        self.first = RowConvolution(config.vertices_per_face * config.code_dim, config.decoder_dims[0])
         layers: list[nn.Module] = []
-        for before, after in pairwise((config.decoder[0], *config.decoder)):
+        for before, after in pairwise((config.decoder_dims[0], *config.decoder_dims)):
             layers.append(ResidualBlock(before, after, config.dropout))
         self.blocks = nn.ModuleList(layers)
-        self.attention = LocalAttention(config, config.decoder[-1], config.decoder_attention)
-        self.norm = nn.LayerNorm(config.decoder[-1])
-        self.to_logits = nn.Linear(config.decoder[-1], config.vertices_per_face * 3 * config.bins)
+        self.attention = LocalAttention(config, config.decoder_dims[-1], config.decoder_attention)
+        self.norm = nn.LayerNorm(config.decoder_dims[-1])
+        self.to_logits = nn.Linear(config.decoder_dims[-1], config.vertices_per_face * 3 * config.bins)
         with torch.no_grad():
-            self.to_logits.weight.copy_(_smooth_logits(config.vertices_per_face * 3, config.bins, config.decoder[-1]))
+            self.to_logits.weight.copy_(
+                _smooth_logits(config.vertices_per_face * 3, config.bins, config.decoder_dims[-1])
+            )
 
     def forward(self, corners: Tensor, by_face: Packing) -> Tensor:
         present = by_face.present
@@ -253,7 +257,7 @@ class LocalAttention(nn.Module):
 def _quantizer(config: MeshAutoencoderModelConfig) -> Quantizer:
     # One unit of commitment: its weight is `loss.quantizer`, for all of the quantizer's loss.
     options = {} if config.quantizer == "fsq" else {"commitment_weight": 1.0}
-    return configured_quantizer(config, config.code_dim, config.quantizer_levels, **options)
+    return configured_quantizer(config, config.code_dim, config.num_quantizers, **options)
 
 
 def blurred_cross_entropy(logits: Tensor, places: Tensor, blur: float) -> Tensor:

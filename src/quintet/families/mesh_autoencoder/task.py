@@ -63,7 +63,7 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
         corners = meshes_of(batch).corners.flatten(1)
         result: Reconstruction = output["result"]
         places = coordinate_bins(corners, self.config.model.bins)
-        losses = blurred_cross_entropy(result.logits, places, self.config.loss.blur)
+        losses = blurred_cross_entropy(result.logits, places, self.config.loss.bin_blur_sigma)
         # What is no number was put into some bin; the step must not pass for a good one.
         losses = torch.where(corners.isfinite(), losses, torch.nan)
         reconstruction = collectives.mean_over_ranks(losses, torch.ones_like(losses))

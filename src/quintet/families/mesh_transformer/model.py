@@ -66,6 +66,8 @@ class MeshTransformer(Pretrained, nn.Module):
     Keyword arguments are the keys of `model.*`; see `MeshTransformerModelConfig`.
     """
 
+    CONFIG = MeshTransformerModelConfig
+
     def __init__(self, config: MeshTransformerModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         config = config or validate(MeshTransformerModelConfig, keywords)

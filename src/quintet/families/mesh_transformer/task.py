@@ -47,8 +47,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
         self.modules = dict(modules or MeshTransformerPipeline.build_modules(self.config, self.frozen))
         self.transformer: MeshTransformer = self.pipeline(self.modules).transformer
-        if self.config.data.cache:
-            self.transformer.cache_texts(Path(self.config.data.cache))
+        if self.config.data.cache_dir:
+            self.transformer.cache_texts(Path(self.config.data.cache_dir))
         self.phases = [Phase("transformer", ("transformer",), self.token_loss, self.config.optim.for_phase())]
 
     # --- data -------------------------------------------------------------------------------------------------
@@ -66,8 +66,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         loss, draw = self.config.loss, batch.draw
-        conditioning = self._texts(batch, draw.uniform("keep text") >= loss.drop_text)
-        conditioning |= self.transformer.faces(batch["faces"], draw.uniform("keep faces") >= loss.drop_faces)
+        conditioning = self._texts(batch, draw.uniform("keep text") >= loss.cond_drop_prob)
+        conditioning |= self.transformer.faces(batch["faces"], draw.uniform("keep faces") >= loss.face_count_drop_prob)
         return Output(self._predicted(modules, batch, conditioning))
 
     def _texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:

@@ -19,7 +19,9 @@ class MuseDataConfig(PictureDataConfig):
     variants: int = Field(
         1, ge=1, le=1000, description="Augmented variants of each picture in the code cache (flips, crops)."
     )
-    empty_captions: bool = Field(False, description="Train a text model although pictures without caption are there.")
+    allow_missing_captions: bool = Field(
+        False, description="Train a text model although pictures without caption are there."
+    )
 
 
 class MuseOptions(NegativePromptOptions):
@@ -39,7 +41,7 @@ class MuseConfig(MaskGitRunConfig):
             SMALL_GENERATOR,
             model={"text_dim": 96, "rotary": True},
             train={"steps": 10_000},
-            sample={"steps": 24, "temperature": 0.6, "choice_noise": 12.0},
+            sample={"steps": 24, "temperature": 0.6, "choice_temperature": 12.0},
         ),
         "base": preset(BASE_GENERATOR, BASE_TEXT),
     }

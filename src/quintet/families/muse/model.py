@@ -122,7 +122,7 @@ class Muse(nn.Module):
     def __init__(self, base: Stage, superres: Stage | None = None) -> None:
         super().__init__()
         if superres is not None:
-            given, made = superres.maskgit.config.low_grid, base.maskgit.grid
+            given, made = superres.maskgit.config.low_res_grid, base.maskgit.grid
             if given != made:
                 raise UsageError(f"the super-resolution model is given a grid of {given}, but the base draws {made}")
         self.base = base

@@ -30,7 +30,7 @@ class MuseTask(MaskGitTask[MuseConfig]):
         super().__init__(config, frozen)
         self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
         self.tokenizer, self.base = as_tokenizer(self.frozen["tokenizer"]), self.frozen.get("base")
-        check_alike(config.loss.alike, self.tokenizer.model.quantizer.levels)
+        check_alike(config.loss.codebook_smoothing, self.tokenizer.model.quantizer.levels)
         self.make_modules(self.tokenizer, modules)
 
     def splits(self) -> Splits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Phenaki(nn.Module):
     Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`. `critic` decides what is masked
     again: a `TokenCritic`, or nothing; a model with a critic of its own uses that. Longer videos and later scenes go on
     from `overlap` frames, by default about a third of what is made at once. `order` is the one that the model was
-    trained in, `loss.order` of its run. In the order of moments `later_steps` are the decoding steps of each moment
+    trained in, `loss.frame_autoregressive` of its run. In the order of moments `later_steps` are the decoding steps of each moment
     behind the first, where they are not those of the settings.
     """
 
@@ -43,7 +43,7 @@ class Phenaki(nn.Module):
         critic: TokenCritic | None = None,
         settings: Sampling | None = None,
         overlap: int | None = None,
-        order: Literal["together", "moments"] = "together",
+        frame_autoregressive: bool = False,
         later_steps: int | None = None,
     ) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Phenaki(nn.Module):
         self.critic = critic
         self.settings = settings or Sampling(guidance=3.0)
         self.overlap = overlap
-        self.order = order
+        self.frame_autoregressive = frame_autoregressive
         self.later_steps = later_steps
         self._check_codes()
 
@@ -64,7 +64,7 @@ class Phenaki(nn.Module):
     @property
     def step(self) -> int:
         """Frames that one moment of codes stands for, after the first."""
-        return int(self.cvivit.config.temporal_patch)
+        return int(self.cvivit.config.temporal_patch_size)
 
     @property
     def usual_overlap(self) -> int:
@@ -220,7 +220,7 @@ class Phenaki(nn.Module):
         tokens = torch.full(valid.shape, maskgit.mask_id, device=valid.device).masked_fill(~valid, 0)
         if prime is not None:
             tokens[:, : known * places] = prime.flatten(1)
-        if self.order == "together":
+        if not self.frame_autoregressive:
             tokens = self._filled(tokens, valid, known * places, told, draw, self.settings, name)
         else:
             for moment in range(known, there.shape[1]):

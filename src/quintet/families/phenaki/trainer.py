@@ -61,7 +61,7 @@ class PhenakiTrainer(PythonTrainer):
             return {}
         said = {
             "loss.critic": True if model.critic is not None else None,
-            "loss.order": model.order if model.order != "together" else None,
+            "loss.frame_autoregressive": True if model.frame_autoregressive else None,
             "sample.overlap": model.overlap,
             "sample.later_steps": model.later_steps,
         }

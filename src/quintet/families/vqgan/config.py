@@ -31,7 +31,7 @@ class VQGanModelConfig(Section):
     codebook_size: int = Field(
         1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
     )
-    quantizer_levels: int = Field(
+    num_quantizers: int = Field(
         1, ge=1, le=64, description="More than one: residual quantization, so many codes a position."
     )
 
@@ -62,7 +62,7 @@ class VQGanLossConfig(PictureLossConfig):
     """What the tokenizer is trained for."""
 
     adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss, on top of the adaptive weight.")
-    adaptive: bool = Field(
+    adaptive_weight: bool = Field(
         True, description="Scale the adversarial gradient to the reconstruction's at the last layer."
     )
     lecam: float = Field(0.0, ge=0, description="Weight of LeCam regularisation.")

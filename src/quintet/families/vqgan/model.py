@@ -41,12 +41,14 @@ class VQGanVAE(Pretrained, nn.Module):
     Keyword arguments are the keys of `model.*`; see `VQGanModelConfig`.
     """
 
+    CONFIG = VQGanModelConfig
+
     def __init__(self, config: VQGanModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(VQGanModelConfig, keywords)
         widths = [self.config.dim * min(2**number, 8) for number in range(self.config.layers)]
         self.encoder = _encoder(self.config, widths)
-        self.quantizer = configured_quantizer(self.config, widths[-1], self.config.quantizer_levels)
+        self.quantizer = configured_quantizer(self.config, widths[-1], self.config.num_quantizers)
         self.decoder = _decoder(self.config, widths)
         self.last_layer = nn.Conv2d(widths[0], self.config.channels * 4, 3, padding=1)
 

@@ -54,7 +54,7 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
         (reconstruction_slope,) = torch.autograd.grad(reconstruction, made)
         adversarial = adversarial.detach()
         weight = torch.as_tensor(self.loss.adversarial * self.loss.say(step), dtype=made.dtype, device=made.device)
-        if self.loss.adaptive:
+        if self.loss.adaptive_weight:
             weight = weight * adaptive_weight(
                 self.model.last_layer,
                 result.features.detach(),
