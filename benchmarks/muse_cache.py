@@ -94,7 +94,7 @@ class Training:
             batch = Batch(fields, names, ItemRNG(0, [number] * self.batch, items))
         if not cached:
             with clock.running("encode"):
-                batch = Batch({**fields, "codes": self.encode(batch).long()}, names, batch.draw)
+                batch = Batch({**fields, "codes": self.encode(batch).long()}, names, batch.rng)
         with clock.running("gradients"):
             report = self.task.backward([batch], self.task.modules, self.engine, number)
         with clock.running("update"):

@@ -96,8 +96,8 @@ def serve_step(precision: str) -> None:
 
     def step() -> None:
         nonlocal number
-        draw = ItemRNG(0, [number] * count, range(count))
-        batch = Batch({"codes": codes, "texts": task.texts(count)}, tuple(map(str, range(count))), draw)
+        rng = ItemRNG(0, [number] * count, range(count))
+        batch = Batch({"codes": codes, "texts": task.texts(count)}, tuple(map(str, range(count))), rng)
         ours.backward([batch], ours.modules, engine, number)
         for phase in state.phases:
             phase.optimizer.step()
@@ -110,8 +110,8 @@ def serve_step(precision: str) -> None:
 # --- sampling ---------------------------------------------------------------------------------------------------
 
 
-def sampling(alike: bool) -> masked.Sampling:
-    if alike:
+def sampling(codebook_smoothing: bool) -> masked.Sampling:
+    if codebook_smoothing:
         # What the peer does by default: a tenth of the codes, a temperature that falls to nothing, no noise.
         return masked.Sampling(
             steps=task.SAMPLE_STEPS,
@@ -133,9 +133,9 @@ def sampling(alike: bool) -> masked.Sampling:
     )
 
 
-def serve_sampling(precision: str, alike: bool) -> None:
+def serve_sampling(precision: str, codebook_smoothing: bool) -> None:
     ours, engine = timed_task(precision)
-    maskgit, settings, count = ours.maskgit.eval(), sampling(alike), task.SAMPLE_BATCH
+    maskgit, settings, count = ours.maskgit.eval(), sampling(codebook_smoothing), task.SAMPLE_BATCH
     shown = maskgit.texts(task.texts(count))
     hidden = maskgit.texts(task.texts(count), torch.zeros(count, dtype=torch.bool))
     empty = torch.full((count, maskgit.length), maskgit.mask_id)
@@ -148,7 +148,7 @@ def serve_sampling(precision: str, alike: bool) -> None:
                 maskgit,
                 empty,
                 torch.ones_like(empty, dtype=torch.bool),
-                draw=ItemRNG(number, [0] * count, range(count)),
+                rng=ItemRNG(number, [0] * count, range(count)),
                 settings=settings,
                 cond=shown,
                 uncond=hidden,
@@ -175,7 +175,7 @@ class Given:
     def name(self, item: int) -> str:
         return str(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         return {"codes": self.codes[item].view(self.grid, self.grid), "texts": self.texts[item]}
 
 
@@ -222,8 +222,8 @@ def measured(maskgit: MaskGit, given: task.Task, texts_shown: tuple[bool, ...]) 
 
 WORKS: Mapping[str, Callable[..., None]] = {
     "step": serve_step,
-    "sample": lambda precision: serve_sampling(precision, alike=False),
-    "sample-alike": lambda precision: serve_sampling(precision, alike=True),
+    "sample": lambda precision: serve_sampling(precision, codebook_smoothing=False),
+    "sample-alike": lambda precision: serve_sampling(precision, codebook_smoothing=True),
     "loss": serve_training,
 }
 

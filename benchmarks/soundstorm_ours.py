@@ -1,8 +1,8 @@
 """quintet's SoundStorm as a worker.
 
 `soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the hidden codes of the drawn
-levels, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is `alike`
-(the peer's convolution) or `own` (the recipe's); SETTINGS is `alike` (how the peer draws) or `own`.
+levels, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is `codebook_smoothing`
+(the peer's convolution) or `own` (the recipe's); SETTINGS is `codebook_smoothing` (how the peer draws) or `own`.
 """
 
 from __future__ import annotations

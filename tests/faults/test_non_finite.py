@@ -60,8 +60,8 @@ class Spoilt:
     def name(self, item: int) -> str:
         return self.source.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        loaded = self.source.load(item, draw)
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        loaded = self.source.load(item, rng)
         return self.case.poison(loaded, self.value) if item in self.items else loaded
 
 

@@ -72,10 +72,10 @@ class Deadly:
     def name(self, item: int) -> str:
         return self.source.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         if os.getpid() != self.trainer:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.source.load(item, draw)
+        return self.source.load(item, rng)
 
 
 def test_workers_that_always_die_end_the_run_in_one_sentence(

@@ -19,7 +19,7 @@ from contract.cases import Train
 from helpers import made_once, succeed
 from quintet import config as configs
 from quintet import registry
-from quintet.web.trying import Wish
+from quintet.web.playground import GenerationJob
 from viewing import DEADLINE, Address, add_row, add_samples, row, serving, write_run, write_state
 
 if TYPE_CHECKING:
@@ -464,7 +464,7 @@ def test_a_runs_own_numbers_may_be_sent(tmp_path: Path, serve: Serve, open_page:
     assert page.get_by_label("Guidance").input_value() == "1.75"
     assert page.get_by_label("Steps").input_value() == "1000"
     assert page.evaluate("document.querySelector('form.try').checkValidity()")
-    assert Wish.read({"text": "a", "steps": 1_000}).steps == 1_000
+    assert GenerationJob.read({"text": "a", "steps": 1_000}).steps == 1_000
 
 
 @pytest.mark.parametrize("target", ["page.html", "site"])

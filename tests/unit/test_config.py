@@ -166,7 +166,7 @@ def test_what_a_recipe_stands_on_has_a_key_for_its_hash() -> None:
     with pytest.raises(TypeError, match="needs the keys tokenizer_hash"):
 
         class Forgetful(RunConfig):
-            LINKS: ClassVar = ("tokenizer",)
+            FROZEN_KEYS: ClassVar = ("tokenizer",)
             tokenizer: str | None = None
 
 

@@ -19,12 +19,12 @@ class AdversarialLossConfig(Section):
     def is_adversarial(self, step: int) -> bool:
         return self.discriminator and step >= self.discriminator_start
 
-    def say(self, step: int) -> float:
+    def adversarial_ramp(self, step: int) -> float:
         """The discriminator's: it begins with nothing, or its first mistakes would ruin the tokenizer."""
         return min(1.0, (step + 1 - self.discriminator_start) / max(1, self.discriminator_ramp))
 
 
-class PictureLossConfig(AdversarialLossConfig):
+class ImageLossConfig(AdversarialLossConfig):
     """What a tokenizer of pictures or frames is trained for."""
 
     reconstruction: Literal["l1", "l2"] = Field("l1", description="Distance of pixels.")

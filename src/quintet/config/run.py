@@ -46,8 +46,8 @@ class TrainConfig(Section):
     )
 
 
-Share = Annotated[float, Field(ge=0, lt=1)]
-Betas = tuple[Share, Share]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Betas = tuple[Probability, Probability]
 
 
 class OptimizerConfig(Section):
@@ -157,7 +157,7 @@ class RunConfig(Section):
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named sets of keys, dotted."""
-    LINKS: ClassVar[tuple[str, ...]] = ()
+    FROZEN_KEYS: ClassVar[tuple[str, ...]] = ()
     """Keys that name another trained model which this one stands on; a run keeps a copy of each in its folder. Beside
     each stands a key NAME_hash, filled in when the run starts: later the weights must still be those."""
     TRANSFORMERS: ClassVar[tuple[str, ...]] = ()
@@ -182,9 +182,11 @@ class RunConfig(Section):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
-        missing = {key for name in cls.LINKS for key in (name, f"{name}_hash")} - cls.model_fields.keys()
+        missing = {key for name in cls.FROZEN_KEYS for key in (name, f"{name}_hash")} - cls.model_fields.keys()
         if missing:
-            raise TypeError(f"{cls.__name__} has LINKS={cls.LINKS}, so it needs the keys {', '.join(sorted(missing))}")
+            raise TypeError(
+                f"{cls.__name__} has LINKS={cls.FROZEN_KEYS}, so it needs the keys {', '.join(sorted(missing))}"
+            )
 
     @model_validator(mode="after")
     def _batches_divide(self) -> RunConfig:

@@ -170,7 +170,7 @@ class LowResolution(nn.Module):
             positions=LearnedPositions(low_res_grid[:2], text_dim),
         )
         # Not saved: it follows from the grids.
-        self.register_buffer("cover", covering_places(low_res_grid, grid), persistent=False)
+        self.register_buffer("cover", covering_positions(low_res_grid, grid), persistent=False)
 
     def forward(self, low: Tensor) -> LowVectors:
         """`low` is (batch, tokens of the low grid)."""
@@ -199,7 +199,7 @@ class LowResolution(nn.Module):
             )
 
 
-def covering_places(low_res_grid: Sequence[int], grid: Sequence[int]) -> Tensor:
+def covering_positions(low_res_grid: Sequence[int], grid: Sequence[int]) -> Tensor:
     """For each token of a grid, the place of the low grid under its centre; levels lie on one place."""
     rows, columns = (
         (2 * torch.arange(size) + 1) * low // (2 * size) for low, size in zip(low_res_grid[:2], grid[:2], strict=True)

@@ -20,7 +20,7 @@ from quintet.config import validate
 from quintet.config.masked import MaskGitConfig
 from quintet.errors import UsageError
 from quintet.nn.attention import CrossKV
-from quintet.nn.codebook import start_alike
+from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
@@ -335,7 +335,7 @@ class MaskGit(Pretrained, _Tokens):
         if codebook.dim() != 2 or len(codebook) != self.mask_id:
             raise UsageError(f"a codebook of shape {tuple(codebook.shape)} is not that of {self.mask_id} codes")
         for weight in (self.embedding.weight[: self.mask_id], self.to_logits.weight):
-            start_alike(weight, codebook)
+            init_from_codebook(weight, codebook)
 
     @property
     def _dtype(self) -> torch.dtype:

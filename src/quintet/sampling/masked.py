@@ -150,7 +150,7 @@ def settings_of(
 
 
 def training_mask(
-    draw: ItemRNG, valid: Tensor, schedule: Schedule = cosine, name: str = "mask", span: int = 1
+    rng: ItemRNG, valid: Tensor, schedule: Schedule = cosine, name: str = "mask", span: int = 1
 ) -> Tensor:
     """Which tokens a model has to guess, as (batch, places) of bool: a share of each row's `valid` ones.
 
@@ -159,10 +159,10 @@ def training_mask(
     which the last one is cut where the count is reached.
     """
     lengths = valid.sum(1)
-    shares = _values(schedule, draw.uniform(f"{name}-progress").double()).float().to(valid.device)
+    shares = _values(schedule, rng.uniform(f"{name}-progress").double()).float().to(valid.device)
     counts = torch.round(shares * lengths).long().clamp(min=1).minimum(lengths)
     # float32 on the device of the batch: a training step must not wait to read from it
-    orders = -draw.uniform(f"{name}-places", valid.shape[1] + span - 1).to(valid.device)
+    orders = -rng.uniform(f"{name}-places", valid.shape[1] + span - 1).to(valid.device)
     if span > 1:
         # A stretch has one number, and a place that of the first stretch to cover it. Some begin before the row, so
         # that its first places are masked as often as others.
@@ -196,7 +196,7 @@ def decode(
     generate: Tensor,
     *,
     mask_id: int,
-    draw: ItemRNG,
+    rng: ItemRNG,
     settings: Sampling,
     cond: Conditioning,
     uncond: Conditioning | None = None,
@@ -212,13 +212,11 @@ def decode(
     all generated tokens, and kept ones may be masked again. Gumbel noise of `choice_temperature`, falling to 0, is added.
     `uncond` is what guidance leads away from (no text, or a negative prompt); it names the tensors of `cond` that
     differ. Where guidance is not 1, both run as one batch, `cond` in its first half.
-    Where `valid` is False there is padding, which is neither masked nor generated. Decodings that share a `draw`
+    Where `valid` is False there is padding, which is neither masked nor generated. Decodings that share a `rng`
     need a `name` each, or their noise is the same. It ends when nothing is masked, if need be before `steps`.
     """
-    if tokens.shape != generate.shape or len(draw) != len(tokens):
-        raise ValueError(
-            f"tokens {tuple(tokens.shape)}, generate {tuple(generate.shape)} and draw {len(draw)} disagree"
-        )
+    if tokens.shape != generate.shape or len(rng) != len(tokens):
+        raise ValueError(f"tokens {tuple(tokens.shape)}, generate {tuple(generate.shape)} and draw {len(rng)} disagree")
     check_guidance(settings.guidance, uncond)
     generate = generate if valid is None else generate & valid
     left = generate.sum(1).cpu()
@@ -233,7 +231,7 @@ def decode(
         scale = settings.guidance_at(progress)
         scores, previous = _predict(logits, tokens, masked, cond, both, previous, scale)
         scores = _checked(scores, mask_id)
-        chances = uniform(draw, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
+        chances = uniform(rng, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
         guesses = choose(scores, chances, settings.temperature_at(progress), settings.top_k, settings.top_p)
         if settings.greedy_last_step:
             # Rows end at steps of their own: a short one has fewer tokens than there are steps.
@@ -242,7 +240,7 @@ def decode(
         tokens = tokens.masked_scatter(masked, guesses.to(tokens.dtype))
 
         if left.any():
-            noise = _gumbel(uniform(draw, f"{name}-choice-{step}", tokens.shape[1]))
+            noise = _gumbel(uniform(rng, f"{name}-choice-{step}", tokens.shape[1]))
             noise *= settings.choice_temperature * (1 - progress)
             if critic is None:
                 trust = torch.zeros_like(noise).masked_scatter(masked.cpu(), _log_probability(scores, guesses))

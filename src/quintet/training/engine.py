@@ -31,7 +31,7 @@ from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError
 from quintet.training.distributed import sharding
 from quintet.training.distributed.rendezvous import meet
-from quintet.training.distributed.watchdog import Watch
+from quintet.training.distributed.watchdog import HangWatchdog
 
 
 def check_world(config: EngineConfig, world_size: int) -> None:
@@ -55,7 +55,7 @@ class Engine(Device):
         place = RankInfo.from_environment()
         self._owns_group = place.world_size > 1 and not dist.is_initialized()
         super().__init__(config)
-        self.watch: Watch | None = None
+        self.watch: HangWatchdog | None = None
         """Only where the processes met by this engine: a launcher that made the group watches over it."""
         if self._owns_group:
             self._join(place)
@@ -148,7 +148,7 @@ class Engine(Device):
     def shard(self, modules: Mapping[str, nn.Module]) -> None:
         """Keep this process's part of the modules alone, in place, if the run is to be sharded."""
         if self.is_sharded:
-            sharding.cut(modules, self.device)
+            sharding.shard_modules(modules, self.device)
 
     # --- a step -------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ MEETING = timedelta(minutes=10)
 """How long processes wait for each other to begin, at least: they need not start, nor list the data, at one pace."""
 
 
-def _watch(place: RankInfo, meeting: str) -> Watch:
+def _watch(place: RankInfo, meeting: str) -> HangWatchdog:
     """At the store through which the processes met, by a connection of its own."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
@@ -213,7 +213,7 @@ def _watch(place: RankInfo, meeting: str) -> Watch:
         return True
 
     store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
-    return Watch(store, alive, meeting, place.rank, place.world_size)
+    return HangWatchdog(store, alive, meeting, place.rank, place.world_size)
 
 
 def _recompute_activations(module: nn.Module) -> None:

@@ -123,7 +123,7 @@ class NonFiniteGuard:
             more = [f"and {len(broken) - 3} more"] if len(broken) > 3 else []
             return "tensors", [*broken[:3], *more]
         gather, device = collectives.gather_names, self.engine.device
-        names = gather([name for batch in batches for name in batch.suspects()], device)
+        names = gather([name for batch in batches for name in batch.nonfinite_items()], device)
         # Where no item holds a non-finite number itself, any of them may have caused one.
         return "items", names or gather([name for batch in batches for name in batch.names], device)
 
@@ -169,10 +169,10 @@ def largest_moment(optimizer: Optimizer) -> Tensor | None:
     The largest element rather than the norm: squares of squared gradients overflow long before the moments do.
     """
     moments = [
-        sharding.own_part(value)
+        sharding.local_tensor(value)
         for state in optimizer.state.values()
         for value in state.values()
-        if isinstance(value, Tensor) and value.ndim and sharding.own_part(value).numel()
+        if isinstance(value, Tensor) and value.ndim and sharding.local_tensor(value).numel()
     ]
     return nn.utils.get_total_norm(moments, norm_type=torch.inf, foreach=True) if moments else None
 
@@ -183,6 +183,6 @@ def broken_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine) -
         f"{group}: {name}"
         for group, tensors in groups.items()
         for name, tensor in tensors.items()
-        if tensor.is_floating_point() and not bool(sharding.own_part(tensor).isfinite().all())
+        if tensor.is_floating_point() and not bool(sharding.local_tensor(tensor).isfinite().all())
     ]
     return list(dict.fromkeys(collectives.gather_names(broken, engine.device))) if engine.is_sharded else broken

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from quintet.config import OptimConfig, OptimizerConfig
 from quintet.errors import CheckpointError
-from quintet.training.distributed.sharding import copy_into, joined
+from quintet.training.distributed.sharding import copy_into, full_tensor
 
 Parameters = dict[str, nn.Parameter]
 Schedule = Callable[[int], float]
@@ -203,7 +203,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 def gradient_norm(parameters: Parameters) -> Tensor:
     """The norm of the whole gradient: non-finite if any element is."""
     gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    return joined(nn.utils.get_total_norm(gradients, foreach=True))
+    return full_tensor(nn.utils.get_total_norm(gradients, foreach=True))
 
 
 def clip_gradients(parameters: Parameters, norm: Tensor, limit: float) -> None:

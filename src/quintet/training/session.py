@@ -23,7 +23,7 @@ from quintet.training import prepare
 from quintet.training.display import Display
 from quintet.training.engine import Engine
 from quintet.training.guard import NonFiniteGuard, Saver
-from quintet.training.loader import Loaded, Loader
+from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker, check_trackers
 from quintet.training.optim import Schedule, learning_rate
 from quintet.training.order import Order
@@ -75,7 +75,7 @@ class TrainingSession:
         self.meter = Meter()
         self.trackers: list[Tracker] = []
         self._stop = StopRequest()
-        self._stream: Iterator[Loaded] | None = None
+        self._stream: Iterator[LoadedBatch] | None = None
         self._skipped: dict[str, str] = {}
         self._save_postponed = False
         self.stopwatch = Stopwatch()
@@ -182,7 +182,7 @@ class TrainingSession:
         size, seed = self.config.train.batch_size, self.config.train.seed
         return Order(len(train), size, seed, self.task.lengths(train), self.splits.portions)
 
-    def _moved(self, loaded: Loaded) -> Batch:
+    def _moved(self, loaded: LoadedBatch) -> Batch:
         return loaded.batch.to(self.engine.device, self.engine.dtype)
 
     @property

@@ -142,7 +142,7 @@ def trying(keys: dict[str, Any], summary: dict[str, Any], saved: bool) -> dict[s
         schema: type[RunConfig] = registry.find(summary["recipe"]).config_class()
     except UsageError:
         return None
-    if "tokenizer" not in schema.LINKS or not saved or summary["state"] == "running":
+    if "tokenizer" not in schema.FROZEN_KEYS or not saved or summary["state"] == "running":
         return None
     steps = keys.get("sample.steps")
     first = steps[0] if isinstance(steps, list) and steps else steps

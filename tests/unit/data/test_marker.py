@@ -11,7 +11,7 @@ import pytest
 
 from quintet.common.batch import collate
 from quintet.common.rng import ItemRNG
-from quintet.config import PictureDataConfig
+from quintet.config import ImageDataConfig
 from quintet.data.check import scan_medium
 from quintet.data.image import folder_splits
 from quintet.data.index.marker import MARKER, read_marker
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def splits(folder: Path | str, **keys: Any) -> Splits:
-    return folder_splits(PictureDataConfig(path=str(folder), **keys), (16, 16), 3)
+    return folder_splits(ImageDataConfig(path=str(folder), **keys), (16, 16), 3)
 
 
 def items(made: Splits) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from quintet import AudioCodec, AudioCodecTrainer, config, runs
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
-from quintet.config import AudioDataConfig, SoundDataConfig
+from quintet.config import AudioDataConfig, WindowedAudioDataConfig
 from quintet.data.audio import audio_folder_splits, pad_windows, python_audio_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
@@ -514,7 +514,7 @@ def test_figures_have_their_names_and_do_not_depend_on_the_batches() -> None:
     parts = [
         task.measure(
             task.modules,
-            Batch({"wavs": rows["wavs"][n : n + 1, :length], "lengths": rows["lengths"][n : n + 1]}, ("a",), rows.draw),
+            Batch({"wavs": rows["wavs"][n : n + 1, :length], "lengths": rows["lengths"][n : n + 1]}, ("a",), rows.rng),
         )
         for n, length in enumerate(lengths)
     ]
@@ -600,7 +600,7 @@ def test_fewer_levels_are_kept_in_a_cache_of_their_own(pipeline: AudioCodecPipel
 def test_several_windows_of_a_clip_have_no_codes(pipeline: AudioCodecPipeline) -> None:
     batch = make_batch(800, 800)
     with pytest.raises(UsageError, match="take it whole"):
-        pipeline.encode_batch(Batch(batch.fields, ("one",), batch.draw))
+        pipeline.encode_batch(Batch(batch.fields, ("one",), batch.rng))
 
 
 # --- data and the trainer in Python -------------------------------------------------------------------------------
@@ -617,13 +617,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_clips_come_whole_outside_of_training(folder: Path) -> None:
-    data = SoundDataConfig(path=str(folder), seconds=0.1, validation_fraction=0)
+    data = AudioDataConfig(path=str(folder), seconds=0.1, validation_fraction=0)
     sounds = [noise(400).float(), noise(16_000).float()]
     for made in (audio_folder_splits(data, RATE), python_audio_splits(sounds, data, RATE, captioned=False)):
         item = len(made.train) // 2
         assert made.train.load(item, ItemRNG(0, [0], [item]))["lengths"].tolist() == [800]
         assert made.validation.load(item, ItemRNG(0, [0], [item]))["wavs"].shape == (1, 16_000)
-    cut: Splits = audio_folder_splits(AudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
+    cut: Splits = audio_folder_splits(WindowedAudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
     assert cut.validation.load(2, ItemRNG(0, [0], [2]))["lengths"].tolist() == [800] * 3
 
 

@@ -396,8 +396,8 @@ def test_it_is_trained_in_python_on_a_data_set_object(tmp_path: Path) -> None:
 
 def stripes(batch: int, frames: int) -> Tensor:
     """Films of few directions: a grey, a step between the halves of every patch, and a fading."""
-    draw = torch.Generator().manual_seed(frames)
-    grey, height, fading = torch.rand(3, batch, 1, 1, 1, 1, generator=draw, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(frames)
+    grey, height, fading = torch.rand(3, batch, 1, 1, 1, 1, generator=rng, dtype=torch.float64)
     edge = (torch.arange(24) % 8 < 4).double() - 0.5
     later = (torch.arange(frames) + 1)[:, None, None] % 2
     return (0.5 + (grey - 0.5) / 2 + edge * height / 4 + later * (fading - 0.5) / 4).expand(batch, 3, frames, 16, 24)

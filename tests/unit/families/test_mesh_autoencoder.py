@@ -229,7 +229,7 @@ def test_a_vertex_without_a_face_counts_nowhere() -> None:
     model = small(quantizer="vq")
     vertices, faces = solid(1)
     lone = torch.cat([vertices, torch.full((1, 3), 0.9, dtype=torch.float64)])
-    with_it, without = (model(batch_of((each, faces)), want_rows=True) for each in (lone, vertices))
+    with_it, without = (model(batch_of((each, faces)), return_candidates=True) for each in (lone, vertices))
     torch.testing.assert_close(with_it.logits, without.logits)
     torch.testing.assert_close(with_it.loss, without.loss)
     assert with_it.statistics.sums["0/count"].sum() == len(vertices)
@@ -368,8 +368,8 @@ def items(count: int = 3) -> list[Item]:
 def make_batch(task: MeshAutoencoderTask, things: list[Item] | None = None) -> Batch:
     things = things or items()
     names = tuple(f"mesh {number}" for number in range(len(things)))
-    draw = ItemRNG(0, [0] * len(things), range(len(things)))
-    return Batch(task.collate(things), names, draw, torch.float64)
+    rng = ItemRNG(0, [0] * len(things), range(len(things)))
+    return Batch(task.collate(things), names, rng, torch.float64)
 
 
 @pytest.mark.parametrize("quantizer", ["lfq", "vq", "fsq"])
@@ -401,7 +401,7 @@ def test_a_number_that_is_none_makes_the_step_a_bad_one_and_its_mesh_a_suspect()
     batch = make_batch(task, things)
     report = task.backward([batch], task.modules, Engine(task.config.engine), 0)
     assert report.metrics["autoencoder/loss"].isnan()
-    assert batch.suspects() == ("mesh 1",)
+    assert batch.nonfinite_items() == ("mesh 1",)
 
 
 def test_figures_of_the_exact_tokenizer_are_perfect() -> None:

@@ -77,7 +77,7 @@ def learned(shared: Path, meshes: Path) -> Path:
 def batch_of(task: MeshTransformerTask, items: range, epoch: int = 0) -> Batch:
     source = task.splits().train
     draws = [ItemRNG(0, [epoch], [item]) for item in items]
-    fields = task.collate([source.load(item, draw) for item, draw in zip(items, draws, strict=True)])
+    fields = task.collate([source.load(item, rng) for item, rng in zip(items, draws, strict=True)])
     return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
@@ -136,8 +136,8 @@ def test_a_window_is_a_stretch_of_the_mesh_and_knows_its_ends(meshes: Path) -> N
     ends: set[tuple[bool, bool]] = set()
     for item in range(len(whole)):
         for epoch in range(12):
-            draw = ItemRNG(0, [epoch], [item])
-            mesh, part = whole.load(item, draw)["codes"], cut.load(item, draw)
+            rng = ItemRNG(0, [epoch], [item])
+            mesh, part = whole.load(item, rng)["codes"], cut.load(item, rng)
             count = len(mesh)
             assert part["faces"] == count
             assert len(part["codes"]) == min(count, 8)
@@ -335,11 +335,11 @@ def test_what_is_made_as_the_real_ones_are_is_told_so(task: MeshTransformerTask)
     with inference_mode(task.modules):
         measured = task.measure(task.modules, batch_of(task, range(2)))
     sums = {name: torch.tensor(1.0) for name in ("made", "valid", "watertight", "ended")}
-    alike = task.summarise(measured + Statistics(sums, {"made": sets[0], "real": sets[1]}))
+    codebook_smoothing = task.summarise(measured + Statistics(sums, {"made": sets[0], "real": sets[1]}))
     apart = task.summarise(measured + Statistics(sums, {"made": sets[0][:4], "real": sets[1]}))
-    assert alike["one_nna"] == pytest.approx(0.5, abs=0.2)
-    assert alike["coverage"] > 0.4 > apart["coverage"]
-    assert alike["mmd"] < apart["mmd"]
+    assert codebook_smoothing["one_nna"] == pytest.approx(0.5, abs=0.2)
+    assert codebook_smoothing["coverage"] > 0.4 > apart["coverage"]
+    assert codebook_smoothing["mmd"] < apart["mmd"]
 
 
 def test_a_model_that_knows_its_data_by_heart_makes_it_from_the_captions(tmp_path: Path) -> None:

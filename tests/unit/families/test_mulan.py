@@ -19,7 +19,7 @@ from quintet.errors import UsageError
 from quintet.families.mulan.augment import hide, keep_patches, without_words
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_figures
+from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_metrics
 from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.towers import AudioSpectrogramTransformer, TextTransformer
 from quintet.media.audio import read_audio, write_audio
@@ -238,7 +238,7 @@ def test_ranks_count_what_stands_before_the_right_answer() -> None:
 
 def test_vectors_that_are_all_the_same_find_nothing() -> None:
     same = torch.ones(10, 4)
-    figures = retrieval_figures(same, same, torch.arange(10))
+    figures = retrieval_metrics(same, same, torch.arange(10))
     assert figures["text_to_audio_r1"] == figures["audio_to_text_r5"] == 0
     assert figures["text_to_audio_median_rank"] == 10
 
@@ -347,9 +347,9 @@ def test_accumulation_that_would_compare_less_is_refused() -> None:
 
 def test_captions_lose_words_and_never_all() -> None:
     texts = [f"a loud low flute note number {number}" for number in range(200)]
-    draw = ItemRNG(0, [0] * 200, range(200))
-    assert without_words(texts, draw, 0.0) == texts
-    shorter = without_words(texts, draw, 1.0)
+    rng = ItemRNG(0, [0] * 200, range(200))
+    assert without_words(texts, rng, 0.0) == texts
+    shorter = without_words(texts, rng, 1.0)
     assert 80 < sum(short == text for short, text in zip(shorter, texts, strict=True)) < 125
     assert all(short and set(short.split()) <= set(text.split()) for short, text in zip(shorter, texts, strict=True))
     assert min(len(short.split()) for short in shorter) == 1

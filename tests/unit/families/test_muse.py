@@ -49,7 +49,7 @@ def recipe(pictures: Path) -> MuseTask:
 def batch_of(recipe: MuseTask, items: range, epoch: int = 0) -> Batch:
     source = recipe.splits().train
     draws = [ItemRNG(0, [epoch], [item]) for item in items]
-    fields = recipe.collate([source.load(item, draw) for item, draw in zip(items, draws, strict=True)])
+    fields = recipe.collate([source.load(item, rng) for item, rng in zip(items, draws, strict=True)])
     return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
@@ -225,8 +225,8 @@ def test_a_base_draws_without_dropout(pictures: Path, tmp_path: Path) -> None:
     succeed(*words(pictures, tmp_path / "base", "model.dropout=0.5"))
     enlarging = muse_over(pictures, open_pipeline(str(tmp_path / "base")).freeze(), image_size=64)
     muse = enlarging.pipeline(enlarging.modules).muse()
-    draw = ItemRNG(0, [0, 0], [0, 1])
-    first, second = (muse.base.draw(["a red circle", "x"], draw) for _ in range(2))
+    rng = ItemRNG(0, [0, 0], [0, 1])
+    first, second = (muse.base.generate_tokens(["a red circle", "x"], rng) for _ in range(2))
     assert torch.equal(first, second)
     assert not any(parameter.requires_grad for parameter in muse.base.parameters())
 
@@ -236,9 +236,9 @@ def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseTask) 
     with inference_mode(enlarging.modules):
         muse = enlarging.pipeline(enlarging.modules).muse()
         assert muse(["a red circle"]).shape == (1, 3, 64, 64)
-        draw = ItemRNG(0, [0, 0], [0, 0])
+        rng = ItemRNG(0, [0, 0], [0, 0])
         low = torch.stack([torch.zeros(4, 4, dtype=torch.int64), torch.ones(4, 4, dtype=torch.int64)])
-        first, second = muse.last.draw(["a red circle"] * 2, draw, low=low)
+        first, second = muse.last.generate_tokens(["a red circle"] * 2, rng, low=low)
     assert not torch.equal(first, second)
 
 
@@ -304,7 +304,7 @@ def test_codes_outside_the_hole_are_those_of_the_picture(recipe: MuseTask) -> No
     hole[:, 9] = True  # a line within the third column of codes
     with inference_mode(recipe.modules):
         stage = recipe.pipeline(recipe.modules).muse().base
-        drawn = stage.draw(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
+        drawn = stage.generate_tokens(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
         known = recipe.tokenizer.model.encode(Canvas(picture, hole).scaled((16, 16)).picture[None])
     differs = (drawn != known)[0].any(0)
     assert not differs[[0, 1, 3]].any()

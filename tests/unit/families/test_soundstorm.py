@@ -478,9 +478,9 @@ def test_an_item_becomes_the_same_in_any_batch() -> None:
     def generated(rows: slice, longest: int) -> Tensor:
         frames = there(lengths, 20)[rows, :longest]
         whole = canvas(frames, LEVELS, given[rows, :1, :2])
-        return generate(model, whole, model.conditioning(frames, clip=clip[rows]), draw(rows), own)
+        return generate(model, whole, model.conditioning(frames, clip=clip[rows]), rng(rows), own)
 
-    def draw(rows: slice) -> ItemRNG:
+    def rng(rows: slice) -> ItemRNG:
         numbers = range(4)[rows]
         return items(len(numbers), numbers[0])
 
@@ -612,15 +612,15 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     codes, clip = tunes.repeat(8, 1, 1), kinds.repeat(8, 1)
     for step in range(150):
-        draw = ItemRNG(1, [step] * 16, range(16))
-        conditioning = model.conditioning(frames, clip=clip, keep=draw.uniform("keep") >= 0.1)
-        hidden = hide(codes, frames, draw, CODES)
+        rng = ItemRNG(1, [step] * 16, range(16))
+        conditioning = model.conditioning(frames, clip=clip, keep=rng.uniform("keep") >= 0.1)
+        hidden = hide(codes, frames, rng, CODES)
         with torch.no_grad():
             before = model(hidden.tokens, conditioning, hidden.levels, want="vectors")
-        before = before * (draw.uniform("helped") < 0.75)[:, None, None]
+        before = before * (rng.uniform("helped") < 0.75)[:, None, None]
         logits = model(hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=before)
         loss = torch.nn.functional.cross_entropy(logits, hidden.targets)
-        guesses = filters.guesses(logits.detach(), draw.uniform("guess", length)[hidden.where])
+        guesses = filters.guesses(logits.detach(), rng.uniform("guess", length)[hidden.where])
         scores = model(hidden.filled(guesses), conditioning, hidden.levels, where=hidden.where, want="scores")
         wrong = (guesses != hidden.targets).float()
         loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, wrong)

@@ -55,7 +55,7 @@ def batch_of(task: SoundStormTask, items: range, epoch: int = 0) -> Batch:
 
 
 def in_epoch(batch: Batch, epoch: int) -> Batch:
-    return replace(batch, draw=ItemRNG(0, [epoch] * len(batch), batch.draw.items))
+    return replace(batch, rng=ItemRNG(0, [epoch] * len(batch), batch.rng.items))
 
 
 # --- what it is trained on ----------------------------------------------------------------------------------------

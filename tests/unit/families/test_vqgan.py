@@ -76,7 +76,9 @@ def plain_generator_gradients(task: VQGanTask, batch: Batch) -> dict[str, Tensor
     adversarial = hinge_generator_loss(task.discriminator(result.images))
     last = task.model.last_layer.weight
     slopes = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in (reconstruction, adversarial)]
-    weight = (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * task.loss.adversarial * task.loss.say(0)
+    weight = (
+        (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * task.loss.adversarial * task.loss.adversarial_ramp(0)
+    )
     total = reconstruction + weight * adversarial + result.loss
     names = dict(task.model.named_parameters())
     gradients = torch.autograd.grad(total, list(names.values()), allow_unused=True)
@@ -124,7 +126,7 @@ def test_the_penalty_falls_on_every_nth_step_only() -> None:
 def test_the_discriminator_starts_late_and_its_say_grows() -> None:
     task = make_task(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4})
     assert [task.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
-    assert [task.loss.say(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
+    assert [task.loss.adversarial_ramp(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
     batch = make_batch()
     output = task.forward(task.modules, batch, 9)
     assert "adversarial" not in task.generator_loss(task.modules, batch, output, 9).parts

@@ -173,8 +173,8 @@ def test_words_of_one_stem_begin_alike_and_unknown_ones_are_something() -> None:
     torch.manual_seed(0)
     encoder = WordTextEncoder(256, 1, 2, 24)
     words = encoder.look_up(encoder.prepare(["triangle triangles circle"])["text"])[0]
-    alike, other = (torch.cosine_similarity(words[0], words[number], dim=0) for number in (1, 2))
-    assert alike > other + 0.1
+    codebook_smoothing, other = (torch.cosine_similarity(words[0], words[number], dim=0) for number in (1, 2))
+    assert codebook_smoothing > other + 0.1
     assert encoder.prepare(["qzx"])["text"][0, 0, 0] > 0
 
 

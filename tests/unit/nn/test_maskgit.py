@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from quintet.errors import UsageError
-from quintet.nn.conditioning import covering_places
+from quintet.nn.conditioning import covering_positions
 from quintet.nn.maskgit import MaskGit, Merging, TokenCritic
 
 GRID, CODES = (4, 6), 11
@@ -112,7 +112,7 @@ def test_levels_of_low_tokens_are_told_apart() -> None:
     ],
 )
 def test_the_place_under_the_centre(low: tuple[int, ...], high: tuple[int, ...], places: list[int]) -> None:
-    assert covering_places(low, high).tolist() == places
+    assert covering_positions(low, high).tolist() == places
 
 
 def test_low_tokens_stay_where_the_text_is_dropped() -> None:

@@ -208,7 +208,7 @@ def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Te
         "tokens": torch.zeros(count, places, dtype=torch.long),
         "generate": torch.ones(count, places, dtype=torch.bool),
         "mask_id": MASK,
-        "draw": items(count),
+        "rng": items(count),
         "settings": Sampling(**{"steps": 6, **known}),  # type: ignore[arg-type]
         "cond": text(count),
         **changes,
@@ -332,7 +332,7 @@ def test_every_step_masks_what_the_schedule_says(name: str, judged: bool) -> Non
         tokens=tokens,
         generate=generate,
         valid=valid,
-        draw=items(5),
+        rng=items(5),
         cond=text(5),
         settings=Sampling(steps=7, schedule=ANY_SCHEDULE[name]),
         critic=(lambda now, conditioning: now.double()) if judged else None,
@@ -407,7 +407,7 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) ->
             tokens=torch.nn.functional.pad(tokens[rows], pad),
             generate=torch.ones(len(rows), places + longer, dtype=torch.bool),
             valid=torch.nn.functional.pad(valid[rows], pad),
-            draw=ItemRNG(3, [0] * len(rows), rows),
+            rng=ItemRNG(3, [0] * len(rows), rows),
             cond={"text": torch.tensor(rows) % 5},
             uncond={"text": torch.zeros(len(rows), dtype=torch.long)},
             critic=critic,
@@ -426,7 +426,7 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) ->
 def test_seeds_and_names_differ_and_repeat() -> None:
     first = run(table_model())
     assert torch.equal(run(table_model()), first)
-    assert not torch.equal(run(table_model(), draw=items(4, seed=4)), first)
+    assert not torch.equal(run(table_model(), rng=items(4, seed=4)), first)
     assert not torch.equal(run(table_model(), name="second stage"), first)
 
 
@@ -664,7 +664,7 @@ def test_a_critic_that_gives_no_number_cannot_unmask_what_is_given() -> None:
 
 def test_tensors_that_disagree_are_refused() -> None:
     with pytest.raises(ValueError, match="disagree"):
-        run(table_model(), draw=items(3))
+        run(table_model(), rng=items(3))
     with pytest.raises(ValueError, match="disagree"):
         run(table_model(), generate=torch.ones(4, 11, dtype=torch.bool))
 

@@ -46,7 +46,7 @@ def filled(
     tokens = torch.full((3, model.length), model.mask_id)
     hole = both[0].get("there", torch.ones_like(tokens, dtype=torch.bool))
     return fill(
-        model, tokens, hole, draw=draw(), settings=settings(guidance), cond=both[0], uncond=both[1], critic=critic
+        model, tokens, hole, rng=rng(), settings=settings(guidance), cond=both[0], uncond=both[1], critic=critic
     )
 
 
@@ -67,7 +67,7 @@ def plainly(
         tokens,
         both[0].get("there", torch.ones_like(tokens, dtype=torch.bool)),
         mask_id=model.mask_id,
-        draw=draw(),
+        rng=rng(),
         settings=settings(guidance),
         cond=both[0],
         uncond=both[1],
@@ -75,7 +75,7 @@ def plainly(
     )
 
 
-def draw() -> ItemRNG:
+def rng() -> ItemRNG:
     return ItemRNG(3, [0] * 3, range(3))
 
 

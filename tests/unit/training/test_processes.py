@@ -92,8 +92,8 @@ def statistics(rank: int, world: int) -> dict[str, Tensor]:
         total = total + Statistics(
             {"sum": share.sum(0), "count": torch.tensor(len(share))},
             {"rows": share, "some": share[share[:, 0] % 6 == 0]},
-        ).named("part")
-    whole = total.over_ranks().of("part")
+        ).with_prefix("part")
+    whole = total.over_ranks().strip_prefix("part")
     return {**{f"sums {name}": value for name, value in whole.sums.items()}, **whole.rows}
 
 
@@ -131,7 +131,7 @@ def write_in_parts(rank: int, folder: Path) -> dict[str, Any]:
     module = nn.Linear(3, 5, dtype=torch.float64)
     with torch.no_grad():
         module.weight.copy_(torch.arange(15).view(5, 3))
-    sharding.cut({"net": module}, CPU)
+    sharding.shard_modules({"net": module}, CPU)
     tied = {**module.state_dict(), "tied": module.weight, "plain": torch.tensor([True, False])}
     made = Contents({"net": tied, "deep/er": module.state_dict()}, {"meta": {"step": 1}}, {"note": "ü"})
     sharding.write(folder, 1, made, CPU)
@@ -145,7 +145,7 @@ def write_in_parts(rank: int, folder: Path) -> dict[str, Any]:
             sharding.write(folder / "full", 2, made, CPU)
         except OSError as error:
             refused = str(error)
-    return {"refused": refused, "own rows": len(sharding.own_part(module.weight))}
+    return {"refused": refused, "own rows": len(sharding.local_tensor(module.weight))}
 
 
 def no_space(folder: Path) -> dict[str, str]:

@@ -32,7 +32,7 @@ class GivenNet(Net):
 
 
 class LinkedConfig(ToyConfig):
-    LINKS: ClassVar = ("below",)
+    FROZEN_KEYS: ClassVar = ("below",)
     PRESETS: ClassVar = {"debug": {"train.steps": 3}}
     below: str | None = Field(None, description="What it stands on.")
     below_hash: str | None = Field(None, description="Of its weights.")

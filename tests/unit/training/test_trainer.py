@@ -243,7 +243,7 @@ class WholeBatch(ToyTask):
         whole = micro_batches[0]
         for more in micro_batches[1:]:
             fields = {name: torch.cat([whole[name], more[name]]) for name in ("x", "y")}
-            whole = Batch(fields, whole.names + more.names, more.draw)
+            whole = Batch(fields, whole.names + more.names, more.rng)
         with engine.micro_batch(modules, step, 0, synchronise=True):
             output = self.forward(modules, whole, step)
             loss = self.fit_loss(modules, whole, output, step)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from quintet.config import EvalConfig, RunConfig, Section, SoundDataConfig
+from quintet.config import AudioDataConfig, EvalConfig, RunConfig, Section
 from quintet.config.adversarial import AdversarialLossConfig, AdversarialOptimConfig
 from quintet.config.presets import BASE, DEBUG, SMALL, discriminator, preset
 
@@ -193,7 +193,7 @@ class AudioCodecConfig(RunConfig):
     }
 
     recipe: Literal["audio-codec"] = Field("audio-codec", description="What is trained.")
-    data: SoundDataConfig = Field(default_factory=SoundDataConfig, description="The files.")
+    data: AudioDataConfig = Field(default_factory=AudioDataConfig, description="The files.")
     model: AudioCodecModelConfig = Field(default_factory=AudioCodecModelConfig, description="The tokenizer.")
     loss: AudioCodecLossConfig = Field(default_factory=AudioCodecLossConfig, description="What it is trained for.")
     optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")

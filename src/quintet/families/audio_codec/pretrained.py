@@ -1,4 +1,4 @@
-"""`PretrainedCodec`: EnCodec, DAC and Mimi of `transformers` behind the interface of `AudioCodec`, frozen; and `Rates`,
+"""`PretrainedCodec`: EnCodec, DAC and Mimi of `transformers` behind the interface of `AudioCodec`, frozen; and `CodecProperties`,
 which any codec has.
 
 Clips go through one by one, or together with others of their length: such a codec knows nothing of padding.
@@ -26,7 +26,7 @@ from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecMode
 from quintet.nn.transformers_folder import frozen, load_model, load_transformers, loading
 
 
-class Rates:
+class CodecProperties:
     """What follows from a codec's configuration and from how many samples a frame has."""
 
     config: AudioCodecModelConfig
@@ -67,7 +67,7 @@ FOLDERS_OWN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transf
 """What a configuration says beside what the codec is."""
 
 
-class PretrainedCodec(Rates, Pretrained, nn.Module):
+class PretrainedCodec(CodecProperties, Pretrained, nn.Module):
     """Waves (batch, samples) to codes (batch, frames, levels) and back, by a codec that others trained.
 
         PretrainedCodec.from_transformers("encodec_24khz/")

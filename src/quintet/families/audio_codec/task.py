@@ -89,9 +89,11 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         waves, lengths = self.window(batch)
         levels = self.active_levels(batch).to(waves.device)
-        result: Reconstruction = modules["codec"](waves, lengths, levels, want_rows=step % self.revive_every == 0)
+        result: Reconstruction = modules["codec"](
+            waves, lengths, levels, return_candidates=step % self.revive_every == 0
+        )
         values = {"waves": waves, "lengths": lengths, "made": result.waves.to(waves.dtype), "quantizer": result.loss}
-        return Output(values, result.statistics.named("quantizer"))
+        return Output(values, result.statistics.with_prefix("quantizer"))
 
     def window(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The clips of a training batch and their lengths, padded to the length of a window whatever the batch holds:
@@ -103,8 +105,8 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
     def active_levels(self, batch: Batch) -> Tensor:
         """How many levels each clip uses: all, or as many as are drawn, so that any number can be decoded."""
         levels = self.config.model.num_quantizers
-        drawn = batch.draw.integers("levels", 1, levels + 1)
-        return torch.where(batch.draw.uniform("drop levels") < self.loss.quantizer_dropout, drawn, levels)
+        drawn = batch.rng.integers("levels", 1, levels + 1)
+        return torch.where(batch.rng.uniform("drop levels") < self.loss.quantizer_dropout, drawn, levels)
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, made, lengths = output["waves"], output["made"], output["lengths"]
@@ -117,7 +119,7 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
                 with torch.no_grad():
                     real: list[Maps] = discriminator(waves)
                 fake: list[Maps] = discriminator(made)
-            ramp = self.loss.say(step)
+            ramp = self.loss.adversarial_ramp(step)
             aims["adversarial"] = (ramp * self.loss.adversarial, generator_loss(self.loss.gan_loss, fake, lengths))
             aims["feature"] = (ramp * self.loss.feature_matching, feature_distance(real, fake, lengths))
         parts = {name: distances.detach().mean() for name, (_, distances) in aims.items()}

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import RunConfig, Section, VideoDataConfig
-from quintet.config.adversarial import AdversarialOptimConfig, PictureLossConfig
+from quintet.config.adversarial import AdversarialOptimConfig, ImageLossConfig
 from quintet.config.presets import BASE, DEBUG_GAN, MUON, SMALL, discriminator, preset
 
 CHANNELS = 3
@@ -88,7 +88,7 @@ class CViViTModelConfig(Section):
         return self
 
 
-class CViViTLossConfig(PictureLossConfig):
+class CViViTLossConfig(ImageLossConfig):
     """What the tokenizer is trained for; the discriminator looks at single frames."""
 
     reconstruction: Literal["l1", "l2"] = Field("l2", description="Distance of pixels.")

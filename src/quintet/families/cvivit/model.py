@@ -69,10 +69,10 @@ class CViViT(Pretrained, nn.Module):
         """The vocabulary of each level."""
         return self.quantizer.num_codes
 
-    def forward(self, videos: Tensor, mask: Tensor | None = None, want_rows: bool = False) -> Reconstruction:
-        """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
+    def forward(self, videos: Tensor, mask: Tensor | None = None, return_candidates: bool = False) -> Reconstruction:
+        """Encode and decode. Changes no state; `return_candidates` adds candidates for dead codes to the statistics."""
         latents = self.latents(videos)
-        quantized = self.quantizer(latents.flatten(1, 2), self._of_positions(mask), want_rows)
+        quantized = self.quantizer(latents.flatten(1, 2), self._of_positions(mask), return_candidates)
         made = self._pixels(quantized.vectors.view_as(latents))
         codes = self._on_grid(quantized.codes, latents.shape[1])
         return Reconstruction(made, codes, quantized.loss, quantized.statistics)

@@ -81,10 +81,10 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
         """Codes of a vertex, each of a vocabulary of its own."""
         return self.quantizer.levels
 
-    def forward(self, meshes: Meshes, want_rows: bool = False) -> Reconstruction:
-        """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
+    def forward(self, meshes: Meshes, return_candidates: bool = False) -> Reconstruction:
+        """Encode and decode. Changes no state; `return_candidates` adds candidates for dead codes to the statistics."""
         vectors, mask = self._vertex_vectors(meshes)
-        quantized = self.quantizer(vectors, mask, want_rows=want_rows)
+        quantized = self.quantizer(vectors, mask, return_candidates=return_candidates)
         corners = F.embedding(meshes.faces, meshes.by_vertex.unpad(quantized.vectors))
         logits = self.decoder(corners.flatten(1), meshes.by_face)
         return Reconstruction(logits, self._face_codes(meshes, quantized.codes), quantized.loss, quantized.statistics)
@@ -108,9 +108,11 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
         logits = at_least_fp32(logits)
         own = codes.view(len(codes) * self.vertices_per_face, -1)
         owners = rows.items.repeat_interleave(self.vertices_per_face)[:, None]
-        alike, numbers = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
+        codebook_smoothing, numbers = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
         chances = logits.log_softmax(-1).view(len(own), -1)
-        vertices = means_at(chances, numbers, len(alike)).view(len(alike), 3, self.bins).argmax(-1)
+        vertices = (
+            means_at(chances, numbers, len(codebook_smoothing)).view(len(codebook_smoothing), 3, self.bins).argmax(-1)
+        )
         places = vertices[numbers].view(-1, self.vertices_per_face, 3)
         return bin_centres(places, self.bins, torch.promote_types(vectors.dtype, torch.float32))
 

@@ -56,8 +56,10 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
         return latents
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        result: Reconstruction = modules["autoencoder"](meshes_of(batch), want_rows=step % self.revive_every == 0)
-        return Output({"result": result}, result.statistics.named("quantizer"))
+        result: Reconstruction = modules["autoencoder"](
+            meshes_of(batch), return_candidates=step % self.revive_every == 0
+        )
+        return Output({"result": result}, result.statistics.with_prefix("quantizer"))
 
     def reconstruction_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         corners = meshes_of(batch).corners.flatten(1)

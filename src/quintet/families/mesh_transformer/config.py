@@ -101,7 +101,7 @@ class MeshTransformerOptions(NegativePromptOptions):
 
 class MeshTransformerConfig(RunConfig):
     OPTIONS = MeshTransformerOptions
-    LINKS = ("tokenizer",)
+    FROZEN_KEYS = ("tokenizer",)
     PRESETS: ClassVar = {
         "debug": preset(
             DEBUG_GENERATOR, DEBUG_TEXT, model={"fine_depth": 1}, data={"variants": 1}, sample={"max_faces": 16}

@@ -46,11 +46,11 @@ class FaceDataset:
     def name(self, item: int) -> str:
         return self.codes.name(self.places[item])
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        loaded = self.codes.load(self.places[item], draw)
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        loaded = self.codes.load(self.places[item], rng)
         codes: Tensor = loaded["codes"]
         faces, size = len(codes), len(codes) if self.window is None else min(len(codes), self.window)
-        start = int(draw.number("window") * (faces - size + 1))
+        start = int(rng.number("window") * (faces - size + 1))
         whole = {} if self.train or self.window is None else {"whole": codes}
         ends = {"begins": start == 0, "ends": start + size == faces}
         return {**loaded, **whole, **ends, "codes": codes[start : start + size], "faces": faces}

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from quintet.config import AudioDataConfig, EvalConfig, RunConfig, Section
+from quintet.config import EvalConfig, RunConfig, Section, WindowedAudioDataConfig
 from quintet.config.presets import BASE, DEBUG, SMALL, preset
 from quintet.config.text import PRETRAINED
 
@@ -111,7 +111,7 @@ class MuLaNModelConfig(Section):
         return self
 
 
-class MuLaNDataConfig(AudioDataConfig):
+class MuLaNDataConfig(WindowedAudioDataConfig):
     """Clips and their captions."""
 
     word_dropout: float = Field(

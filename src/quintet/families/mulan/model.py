@@ -161,7 +161,7 @@ class MuLaNEmbedQuantizer(nn.Module):
         inner = codes if self.quantizer.code_axes else codes[:, 0]
         return F.normalize(self.quantizer.codes_to_vectors(inner[None])[0], dim=-1)
 
-    def forward(self, views: Tensor, want_rows: bool) -> Statistics:
+    def forward(self, views: Tensor, return_candidates: bool) -> Statistics:
         """What the views of a batch, `(batch, views, latent_dim)`, add to the codebooks."""
-        statistics: Statistics = self.quantizer(views, want_rows=want_rows).statistics
+        statistics: Statistics = self.quantizer(views, return_candidates=return_candidates).statistics
         return statistics

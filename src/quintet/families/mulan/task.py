@@ -25,7 +25,7 @@ from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import mulan_splits
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
+from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_metrics
 from quintet.families.mulan.towers import Prepared
 from quintet.media.chart import draw_matrix
 from quintet.media.image import write_image
@@ -80,8 +80,8 @@ class MuLaNTask(Task[MuLaNConfig]):
         statistics = Statistics()
         if self.config.model.num_quantizers:
             # The codebooks follow the vectors, and the vectors know nothing of them.
-            counted = self.quantizer(_views(vectors).detach(), want_rows=step % REVIVE_EVERY == 0)
-            statistics = counted.named("quantizer")
+            counted = self.quantizer(_views(vectors).detach(), return_candidates=step % REVIVE_EVERY == 0)
+            statistics = counted.with_prefix("quantizer")
         rows = {"audio": vectors.audio, "text": vectors.text}
         return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}}, statistics)
 
@@ -106,7 +106,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         self.mulan.log_scale.clamp_(max=-math.log(self.config.model.min_temperature))
         if self.config.model.num_quantizers:
             seed = seed_from(self.config.train.seed, step, "revival")
-            self.quantizer.quantizer.update(statistics.of("quantizer"), seed)
+            self.quantizer.quantizer.update(statistics.strip_prefix("quantizer"), seed)
 
     # --- validation -----------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         if self.config.eval.distinct_captions:
             chosen = first_of_each(captions, self.config.eval.distinct_captions)
             audio, text, captions = audio[chosen], text[chosen], captions[chosen]
-        figures |= retrieval_figures(audio, text, captions)
+        figures |= retrieval_metrics(audio, text, captions)
         figures["compared"] = float(len(audio))
         figures["loss"] = _loss_of_all(audio, text, (sums["log_scale"] / sums["batches"]).exp())
         if sums.get("labelled"):
@@ -170,13 +170,13 @@ class MuLaNTask(Task[MuLaNConfig]):
             prepared = tower.prepare_ids(batch["token_ids"])
         else:
             texts = batch["texts"]
-            prepared = tower.prepare(without_words(texts, batch.draw, word_dropout) if word_dropout else texts)
+            prepared = tower.prepare(without_words(texts, batch.rng, word_dropout) if word_dropout else texts)
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
 
     def _vectors(self, modules: Modules, batch: Batch) -> Vectors:
         """A batch as training sees it."""
-        hiding = self.mulan.audio.hiding(batch.draw).to(batch["wavs"].device)
+        hiding = self.mulan.audio.hiding(batch.rng).to(batch["wavs"].device)
         prepared = self._texts(batch, word_dropout=self.config.data.word_dropout)
         vectors: Vectors = modules["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
         return vectors

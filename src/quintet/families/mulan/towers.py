@@ -97,9 +97,9 @@ class AudioSpectrogramTransformer(nn.Module):
         state = next(islice(blocks, layer - 1, None))
         return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
 
-    def hiding(self, draw: ItemRNG) -> Hiding:
+    def hiding(self, rng: ItemRNG) -> Hiding:
         """What `forward` hides of a batch. It does not depend on how long the other clips of the batch are."""
-        return Hiding(draw_masks(draw), draw.uniform("patches", *self.config.grid))
+        return Hiding(draw_masks(rng), rng.uniform("patches", *self.config.grid))
 
     @torch.no_grad()
     def level(self, waves: Tensor, lengths: Tensor) -> Tensor:

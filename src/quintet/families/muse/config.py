@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from quintet.config import NegativePromptOptions, PictureDataConfig
+from quintet.config import ImageDataConfig, NegativePromptOptions
 from quintet.config.masked import MaskGitRunConfig
 from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
 
 
-class MuseDataConfig(PictureDataConfig):
+class MuseDataConfig(ImageDataConfig):
     flip: bool = Field(
         False, description="Mirror half of the pictures; captions that name sides would contradict them."
     )
@@ -33,7 +33,7 @@ class MuseOptions(NegativePromptOptions):
 
 class MuseConfig(MaskGitRunConfig):
     OPTIONS = MuseOptions
-    LINKS = ("tokenizer", "base")
+    FROZEN_KEYS = ("tokenizer", "base")
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, DEBUG_TEXT, sample={"steps": 4}),
         # Two CPU cores, minutes.

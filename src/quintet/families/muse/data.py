@@ -45,8 +45,8 @@ class _Pairs:
     def name(self, item: int) -> str:
         return self.high.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        return {**self.high.load(item, draw), "low": self.low.load(item, draw)["codes"]}
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        return {**self.high.load(item, rng), "low": self.low.load(item, rng)["codes"]}
 
 
 def _pictures(config: MuseConfig, tokenizer: Tokenizer[Any]) -> Splits:

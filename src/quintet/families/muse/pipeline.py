@@ -77,7 +77,7 @@ class MusePipeline(MaskGitPipeline[MuseConfig]):
         self, texts: Sequence[str], rng: ItemRNG, negative: str | None = None, canvas: Canvas | None = None
     ) -> Tensor:
         """Images of one batch of texts, by the random numbers of its items."""
-        return self.muse().draw(texts, rng, negative, canvas)
+        return self.muse().generate(texts, rng, negative, canvas)
 
     def files(self, prompts: Sequence[str], options: MuseOptions) -> list[Artifact]:
         """Each image, and a sheet of all of them."""

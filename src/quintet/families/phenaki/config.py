@@ -87,7 +87,7 @@ class PhenakiOptions(NegativePromptOptions):
 
 class PhenakiConfig(MaskGitRunConfig):
     OPTIONS = PhenakiOptions
-    LINKS = ("tokenizer",)
+    FROZEN_KEYS = ("tokenizer",)
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, DEBUG_TEXT, model={"rotary": True}, data={"frames": 5}, sample={"steps": 4}),
         # Two CPU cores, within an hour.

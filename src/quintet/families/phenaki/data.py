@@ -137,7 +137,7 @@ class PythonCodes(PythonDataset):
     temporal_patch_size: int | None
     """Frames that one code stands for; none where no tokenizer tells, and a mask is then of moments."""
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         routed = _one_of_both(self.routed(item))
         codes = self._codes(routed["codes"])
         if routed.get("mask") is not None:

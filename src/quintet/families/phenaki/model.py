@@ -131,7 +131,7 @@ class Phenaki(nn.Module):
     def story(
         self,
         scenes: Sequence[str],
-        draw: ItemRNG,
+        rng: ItemRNG,
         frames: int | None = None,
         start: Tensor | None = None,
         negative: str | None = None,
@@ -141,18 +141,18 @@ class Phenaki(nn.Module):
             raise UsageError("a video of scenes needs at least one scene")
         made = start
         for number, scene in enumerate(scenes):
-            told = encode_prompts(self.maskgit, [scene] * len(draw), negative)
+            told = encode_prompts(self.maskgit, [scene] * len(rng), negative)
             before = 0 if made is None else made.shape[2]
             shown = 0 if made is None else self.shown_of(before, None if number == 0 else overlap or self.usual_overlap)
             more = frames if frames is not None else self.longest - shown
-            made = self.film(told, draw, before + more, made, overlap, f"scene-{number}", begins=number == 0)
+            made = self.film(told, rng, before + more, made, overlap, f"scene-{number}", begins=number == 0)
         assert made is not None
         return made
 
     def film(
         self,
         told: tuple[Conditioning, Conditioning],
-        draw: ItemRNG,
+        rng: ItemRNG,
         frames: int,
         start: Tensor | None = None,
         overlap: int | None = None,
@@ -167,7 +167,7 @@ class Phenaki(nn.Module):
             if made is not None:
                 own_start = begins and part == 0
                 shown = self.shown_of(made.shape[2], None if own_start else overlap or self.usual_overlap)
-            made = self._longer(made, shown, told, draw, frames, f"{name}-{part}")
+            made = self._longer(made, shown, told, rng, frames, f"{name}-{part}")
             part += 1
         return made
 
@@ -190,7 +190,7 @@ class Phenaki(nn.Module):
         made: Tensor | None,
         shown: int,
         told: tuple[Conditioning, Conditioning],
-        draw: ItemRNG,
+        rng: ItemRNG,
         frames: int,
         name: str,
     ) -> Tensor:
@@ -199,14 +199,14 @@ class Phenaki(nn.Module):
         window = min(self.longest, int(config.frames(config.moments(shown + frames - before))))
         prime = None if made is None else self.cvivit.encode(made[:, :, -shown:])
         moments = int(config.moments(window))
-        there = torch.ones(len(draw), moments, dtype=torch.bool, device=self.device)
-        new: Tensor = self.cvivit.decode(self.codes(told, draw, there, prime, name))[:, :, shown:]
+        there = torch.ones(len(rng), moments, dtype=torch.bool, device=self.device)
+        new: Tensor = self.cvivit.decode(self.codes(told, rng, there, prime, name))[:, :, shown:]
         return new[:, :, :frames] if made is None else torch.cat([made, new.to(made)], dim=2)[:, :, :frames]
 
     def codes(
         self,
         told: tuple[Conditioning, Conditioning],
-        draw: ItemRNG,
+        rng: ItemRNG,
         there: Tensor,
         prime: Tensor | None = None,
         name: str = "film",
@@ -221,14 +221,14 @@ class Phenaki(nn.Module):
         if prime is not None:
             tokens[:, : known * places] = prime.flatten(1)
         if not self.frame_autoregressive:
-            tokens = self._filled(tokens, valid, known * places, told, draw, self.settings, name)
+            tokens = self._filled(tokens, valid, known * places, told, rng, self.settings, name)
         else:
             for moment in range(known, there.shape[1]):
                 end = (moment + 1) * places
                 steps = self.later_steps if moment and self.later_steps else self.settings.steps
                 settings = replace(self.settings, steps=steps)
                 shown = (tokens[:, :end], valid[:, :end], end - places)
-                seen = self._filled(*shown, told, draw, settings, f"{name}-{moment}")
+                seen = self._filled(*shown, told, rng, settings, f"{name}-{moment}")
                 tokens = torch.cat([seen, tokens[:, end:]], dim=1)
         return tokens.masked_fill(~valid, NO_CODE).view(*there.shape, *maskgit.grid[1:])
 
@@ -238,7 +238,7 @@ class Phenaki(nn.Module):
         valid: Tensor,
         known: int,
         told: tuple[Conditioning, Conditioning],
-        draw: ItemRNG,
+        rng: ItemRNG,
         settings: Sampling,
         name: str,
     ) -> Tensor:
@@ -252,7 +252,7 @@ class Phenaki(nn.Module):
             self.maskgit,
             tokens,
             hole,
-            draw=draw,
+            rng=rng,
             settings=settings,
             cond=cond,
             uncond=uncond,

@@ -49,7 +49,7 @@ class PhenakiTrainer(PythonTrainer):
         super().__init__(model, tokenizer=tokenizer, **options)
 
     @classmethod
-    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
+    def split_model(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
         if not isinstance(model, Phenaki):
             return model, {}, {}
         critic: dict[str, nn.Module] = {} if model.critic is None else {"critic": model.critic}

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import GenerateOptions, RunConfig, Section, SoundDataConfig
+from quintet.config import AudioDataConfig, GenerateOptions, RunConfig, Section
 from quintet.config.masked import MaskedSampleConfig
 from quintet.config.presets import BASE_GENERATOR, DEBUG_GENERATOR, SMALL_GENERATOR, preset
 
@@ -65,7 +65,7 @@ class SoundStormModelConfig(Section):
         return self.semantic_codes is not None or self.condition_dim is not None
 
 
-class SoundStormDataConfig(SoundDataConfig):
+class SoundStormDataConfig(AudioDataConfig):
     """Clips, from their start: they are encoded once, so what is used of them is the same in every epoch."""
 
     seconds: float = Field(4.0, gt=0, description="Of each clip so much is used, from its start.")
@@ -125,7 +125,7 @@ class SoundStormOptions(GenerateOptions):
 
 class SoundStormConfig(RunConfig):
     OPTIONS = SoundStormOptions
-    LINKS = ("tokenizer", "condition")
+    FROZEN_KEYS = ("tokenizer", "condition")
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}),
         # Two CPU cores, within an hour.

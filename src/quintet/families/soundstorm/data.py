@@ -57,14 +57,14 @@ class ClipDataset:
     def name(self, item: int) -> str:
         return self.codes.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         if item in self.unusable:
             raise UnreadableItem(self.unusable[item])
-        loaded = self.codes.load(item, draw)
+        loaded = self.codes.load(item, rng)
         if self.semantic is not None:
             loaded["semantic"] = self.semantic[item]
         if self.clips is not None:
-            loaded["clip"] = self.clips.load(item, draw)["clip"]
+            loaded["clip"] = self.clips.load(item, rng)["clip"]
         if self.captions is not None:
             vector = self.captions.get(loaded.get("texts", ""))
             loaded |= {"caption": loaded["clip"] if vector is None else vector, "captioned": vector is not None}
@@ -223,7 +223,7 @@ class PythonTokens(PythonDataset):
 
     model: SoundStormModelConfig
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         model = self.model
         routed = self.routed(item)
         codes = _ids(routed["codes"], 2, "acoustic tokens", model.num_codes)

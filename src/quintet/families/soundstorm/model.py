@@ -17,7 +17,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.soundstorm.conditioning import Conditioner, Conditioning
 from quintet.families.soundstorm.config import SoundStormModelConfig
-from quintet.nn.codebook import start_alike
+from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conformer import Conformer
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 
@@ -131,7 +131,7 @@ class SoundStorm(Pretrained, nn.Module):
             )
         embeddings = self.net.embedding.weight.view(self.levels, self.mask_id + 1, -1)[:, : self.mask_id]
         for weights, level in zip((*embeddings, *self.head_weights), (*codebooks, *codebooks), strict=True):
-            start_alike(weights, level)
+            init_from_codebook(weights, level)
 
     def conditioning(
         self,

@@ -88,9 +88,9 @@ class SoundStormTask(Task[SoundStormConfig]):
         loss, model = self.config.loss, self.soundstorm
         schedule = masked.SCHEDULES[loss.mask_schedule]
         hidden = hide(
-            batch["codes"], batch["frames"], batch.draw, model.mask_id, schedule, loss.mask_span, loss.coarse_bias
+            batch["codes"], batch["frames"], batch.rng, model.mask_id, schedule, loss.mask_span, loss.coarse_bias
         )
-        keep = batch.draw.uniform("keep condition") >= loss.cond_drop_prob
+        keep = batch.rng.uniform("keep condition") >= loss.cond_drop_prob
         conditioning = self._conditioning(batch, self._clips(batch), keep)
         with torch.set_grad_enabled(torch.is_grad_enabled() and loss.train_only != "critic"):
             previous = self._own_vectors(batch, hidden, conditioning)
@@ -105,7 +105,7 @@ class SoundStormTask(Task[SoundStormConfig]):
             return None
         clip: Tensor = batch["clip"]
         if "caption" in batch:
-            drawn = batch.draw.uniform("tell caption").to(clip.device) < self.config.loss.caption_cond_prob
+            drawn = batch.rng.uniform("tell caption").to(clip.device) < self.config.loss.caption_cond_prob
             clip = torch.where((drawn & batch["captioned"])[:, None], batch["caption"], clip)
         return clip
 
@@ -121,7 +121,7 @@ class SoundStormTask(Task[SoundStormConfig]):
             return None
         with torch.no_grad():
             vectors: Tensor = self.soundstorm(hidden.tokens, conditioning, hidden.levels, want="vectors")
-        helped = batch.draw.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
+        helped = batch.rng.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
         return vectors * helped[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
@@ -134,7 +134,7 @@ class SoundStormTask(Task[SoundStormConfig]):
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Is a code the original one, where the generator has made it?"""
         hidden, logits = output["hidden"], output["logits"]
-        chances = batch.draw.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
+        chances = batch.rng.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
         made = filters.guesses(logits.detach(), chances)
         scores = modules["soundstorm"](
             hidden.filled(made), output["conditioning"], hidden.levels, where=hidden.where, want="scores"
@@ -152,9 +152,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         for level in range(self.soundstorm.levels):
             name, levels = f"level_{level + 1}", torch.full_like(nowhere, level)
             schedule = masked.SCHEDULES[self.config.loss.mask_schedule]
-            hidden = hide_level(
-                codes, frames, nowhere, levels, batch.draw, self.soundstorm.mask_id, schedule, name=name
-            )
+            hidden = hide_level(codes, frames, nowhere, levels, batch.rng, self.soundstorm.mask_id, schedule, name=name)
             logits = at_least_fp32(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
             sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
@@ -241,7 +239,7 @@ class SoundStormTask(Task[SoundStormConfig]):
     def _generated(self, pipeline: SoundStormPipeline, batch: Batch) -> GeneratedAudio:
         """Clips generated from the conditioning of a batch, as long as its own."""
         wanted = self._wanted(batch) if self.conditioner is not None else None
-        return pipeline.generate(self._conditioning(batch, wanted), batch.draw, wanted)
+        return pipeline.generate(self._conditioning(batch, wanted), batch.rng, wanted)
 
     def _wanted(self, batch: Batch) -> Tensor:
         """The vectors of the captions; of a clip without one its sound's."""

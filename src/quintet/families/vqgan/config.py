@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import PictureDataConfig, RunConfig, Section
-from quintet.config.adversarial import AdversarialOptimConfig, PictureLossConfig
+from quintet.config import ImageDataConfig, RunConfig, Section
+from quintet.config.adversarial import AdversarialOptimConfig, ImageLossConfig
 from quintet.config.presets import BASE, DEBUG_GAN, SMALL, discriminator, preset
 
 
@@ -58,7 +58,7 @@ class VQGanModelConfig(Section):
         return self
 
 
-class VQGanLossConfig(PictureLossConfig):
+class VQGanLossConfig(ImageLossConfig):
     """What the tokenizer is trained for."""
 
     adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss, on top of the adaptive weight.")
@@ -92,7 +92,7 @@ class VQGanConfig(RunConfig):
     }
 
     recipe: Literal["vqgan"] = Field("vqgan", description="What is trained.")
-    data: PictureDataConfig = Field(default_factory=PictureDataConfig, description="The files.")
+    data: ImageDataConfig = Field(default_factory=ImageDataConfig, description="The files.")
     model: VQGanModelConfig = Field(default_factory=VQGanModelConfig, description="The tokenizer.")
     loss: VQGanLossConfig = Field(default_factory=VQGanLossConfig, description="What it is trained for.")
     optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")

@@ -63,10 +63,10 @@ class VQGanVAE(Pretrained, nn.Module):
         levels = self.quantizer.levels
         return (*self.config.grid, levels) if levels > 1 else self.config.grid
 
-    def forward(self, images: Tensor, want_rows: bool = False) -> Reconstruction:
-        """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
+    def forward(self, images: Tensor, return_candidates: bool = False) -> Reconstruction:
+        """Encode and decode. Changes no state; `return_candidates` adds candidates for dead codes to the statistics."""
         latents = self._latents(images)
-        quantized = self.quantizer(rearrange(latents, "b c h w -> b (h w) c"), want_rows=want_rows)
+        quantized = self.quantizer(rearrange(latents, "b c h w -> b (h w) c"), return_candidates=return_candidates)
         features = self._features(quantized.vectors, latents.shape[-2:])
         return Reconstruction(self._pixels(features), features, quantized.codes, quantized.loss, quantized.statistics)
 
