@@ -56,7 +56,7 @@ def test_the_commands_and_the_python_of_the_readme_and_the_image_page_run(
     assert len(list((tmp_path / "decoded").glob("*.png"))) == 200
     found = re.search(r"<!-- python: tested -->\n```python\n(.*?)```", PAGES["README"], re.DOTALL)
     assert found
-    code = found.group(1).replace('out="runs/python"', 'out="runs/python", workers=0')
+    code = found.group(1).replace('out="runs/python"', 'out="runs/python", num_workers=0')
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)
     names["trainer"].close()
@@ -141,6 +141,8 @@ def _options(cell: str) -> list[str]:
 
 
 SECTIONS = "data|model|train|optim|ema|eval|sample|checkpoint|log|engine|loss"
+FILES = {"data.json", "data.py", "eval.json", "log.txt", "model.safetensors"}
+"""Names of files that look like keys."""
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/concepts.md", "docs/runs.md", "docs/media"])
@@ -149,7 +151,7 @@ def test_the_keys_that_pages_name_exist(page: str) -> None:
     for path in sorted((ROOT / page).glob("*.md")) if (ROOT / page).is_dir() else [ROOT / page]:
         text = path.read_text(encoding="utf-8")
         named = re.findall(rf"(?<![\w/.-])((?:{SECTIONS})\.[a-z_][a-z_.]*)", text)
-        keys = {key.rstrip(".") for key in named} - {"data.json", "data.py", "eval.json", "model.safetensors"}
+        keys = {key.rstrip(".") for key in named} - FILES
         assert keys <= known, f"{path.name}: {sorted(keys - known)}"
 
 
