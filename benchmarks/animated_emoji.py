@@ -26,7 +26,7 @@ from quintet.nn.similarity import psnr
 KEYS = (
     "data.validation_fraction=0.15",
     "model.image_size=64",
-    "model.quantizer_levels=2",
+    "model.num_quantizers=2",
     "train.steps=1000",
     "train.batch_size=2",
     "eval.every=250",

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from quintet.common.rng import ItemRNG
-from quintet.config import AudioDataConfig
+from quintet.config import WindowedAudioDataConfig
 from quintet.data.audio import audio_folder_splits
 from quintet.media.audio import resample, write_audio
 from quintet.media.audio_formats import Samples
@@ -48,7 +48,7 @@ def _channel(seconds: float, rate: int, seed: int) -> Samples:
 
 def measure(folder: Path, windows: int, rounds: int) -> list[float]:
     """Windows a CPU second, of each round."""
-    config = AudioDataConfig(path=str(folder), seconds=2.0, validation_fraction=0.0, memory_megabytes=0)
+    config = WindowedAudioDataConfig(path=str(folder), seconds=2.0, validation_fraction=0.0, memory_megabytes=0)
     source = audio_folder_splits(config, RATE).train
     for item in range(FILES):
         source.load(item, ItemRNG(1, [0], [item]))

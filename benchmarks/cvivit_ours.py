@@ -34,8 +34,8 @@ def main(kind: str, precision: str) -> None:
         **{f"model.{name}": value for name, value in task.TOKENIZER.items()},
         "model.head_dim": task.HEAD_DIM,
         "model.image_size": task.SIDE,
-        "model.patch": task.PATCH,
-        "model.temporal_patch": task.TUBE,
+        "model.patch_size": task.PATCH,
+        "model.temporal_patch_size": task.TUBE,
         "model.quantizer": "lfq",
         "model.codebook_size": task.CODES,
         "data.frames": task.FRAMES,
@@ -46,7 +46,7 @@ def main(kind: str, precision: str) -> None:
     if kind != "recipe":
         keys["loss.discriminator_dim"] = AS_LARGE
     if kind == "same":
-        keys["loss.penalty_every"] = 1
+        keys["loss.gradient_penalty_every"] = 1
     settings = config.build(CViViTConfig, overrides=keys)
     torch.manual_seed(0)
     ours = runs.make_task(settings, {})

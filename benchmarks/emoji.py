@@ -18,7 +18,7 @@ from quintet.registry import read_config
 KEYS = (
     "data.validation_group=^(.*)--",
     "data.validation_fraction=0.1",
-    "model.quantizer_levels=3",
+    "model.num_quantizers=3",
     "train.steps=3000",
     "loss.discriminator_start=2000",
     "eval.batches=null",

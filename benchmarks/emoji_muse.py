@@ -174,7 +174,7 @@ def measure(reference: str, folder: str, sheets: Path, least: int, keys: Sequenc
 def real_pictures(settings: MuseConfig, folder: str, tokenizer: Any) -> tuple[Pictures, Pictures]:
     """Both sides of the run's split, unaugmented."""
     data = settings.changed({"data.path": folder, "data.flip": False, "data.random_crop": False}).data
-    assert isinstance(data, config.PictureDataConfig)
+    assert isinstance(data, config.ImageDataConfig)
     splits = folder_splits(data, tokenizer.config.size, tokenizer.config.channels)
     sides = []
     for source in (splits.train, splits.validation):

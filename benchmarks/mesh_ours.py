@@ -41,7 +41,7 @@ AUTOENCODER: Mapping[str, Any] = {
     "encoder": task.ENCODER,
     "code_dim": task.CODE_DIM,
     "codebook_size": task.CODES,
-    "quantizer_levels": task.LEVELS,
+    "num_quantizers": task.LEVELS,
     "decoder": task.DECODER,
 }
 
@@ -141,8 +141,8 @@ def serve_generation(batch: str, depth: str, fine_depth: str) -> None:
         return (torch.arange(task.CODES + 1) < task.CODES).expand(len(tokens), -1)
 
     def step() -> dict[str, float]:
-        draw, greedy = ItemRNG(0, [0] * count, range(count)), Sampling(temperature=0.0)
-        made = model.generate([""] * count, draw, greedy, max_faces=task.GENERATED_FACES, legal=endless)
+        rng, greedy = ItemRNG(0, [0] * count, range(count)), Sampling(temperature=0.0)
+        made = model.generate([""] * count, rng, greedy, max_faces=task.GENERATED_FACES, legal=endless)
         return {"tokens": made.codes.numel()}
 
     serve(step, about_transformer(model), ("quintet",))

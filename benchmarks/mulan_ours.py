@@ -53,9 +53,9 @@ def make_task(keys: Mapping[str, Any]) -> MuLaNTask:
         "model.text.max_length": LONGEST_TEXT,
         "model.latent_dim": task.LATENT_DIM,
         "model.temperature": 1 / task.SCALE,
-        "model.loss": "decoupled",
+        "model.contrastive_loss": "decoupled",
         "optim.betas": task.BETAS,
-        "optim.clip": task.CLIP,
+        "optim.max_grad_norm": task.CLIP,
     }
     torch.manual_seed(0)
     return MuLaNTask(config.build(MuLaNConfig, overrides={**own, **keys}))
@@ -122,8 +122,8 @@ def serve_training(reads: str, folder: str, rate: str, seconds: str) -> None:
     given = task.read_task(Path(folder))
     words = task.Words(given.train.texts)
     # Both sides are trained on whole captions.
-    keys: dict[str, Any] = {"train.batch_size": task.TRAIN_BATCH, "data.drop_words": 0}
-    ours = make_task({**keys, "model.text.vocabulary": len(words)} if reads == "words" else keys)
+    keys: dict[str, Any] = {"train.batch_size": task.TRAIN_BATCH, "data.word_dropout": 0}
+    ours = make_task({**keys, "model.text.vocab_size": len(words)} if reads == "words" else keys)
     training, mulan = Training(ours), ours.mulan
 
     def batches_of(chosen: tuple[list[int], list[int]], number: int) -> Batch:

@@ -65,7 +65,7 @@ class Training:
         make_shapes(folder / "data", num=pictures, size=shape.size[0])
         keys: dict[str, Any] = {
             "data.path": str(folder / "data"),
-            "data.cache": str(folder / "cache"),
+            "data.cache_dir": str(folder / "cache"),
             "data.memory_megabytes": 0,
             "train.batch_size": batch,
             "engine.precision": "fp32",
@@ -94,7 +94,7 @@ class Training:
             batch = Batch(fields, names, ItemRNG(0, [number] * self.batch, items))
         if not cached:
             with clock.running("encode"):
-                batch = Batch({**fields, "codes": self.encode(batch).long()}, names, batch.draw)
+                batch = Batch({**fields, "codes": self.encode(batch).long()}, names, batch.rng)
         with clock.running("gradients"):
             report = self.task.backward([batch], self.task.modules, self.engine, number)
         with clock.running("update"):
@@ -105,8 +105,8 @@ class Training:
     def _update(self, number: int) -> None:
         for phase in self.state.phases:
             norm = gradient_norm(phase.parameters)
-            if phase.phase.optim.clip is not None:
-                clip_gradients(phase.parameters, norm, phase.phase.optim.clip)
+            if phase.phase.optim.max_grad_norm is not None:
+                clip_gradients(phase.parameters, norm, phase.phase.optim.max_grad_norm)
             phase.optimizer.step()
             phase.optimizer.zero_grad()
         if self.state.average is not None:

@@ -54,7 +54,7 @@ def make_task(tokenizer: Pipeline[Any], keys: Mapping[str, Any]) -> MuseTask:
         "model.dim": task.DIM,
         "model.depth": task.DEPTH,
         "model.heads": task.HEADS,
-        "loss.drop_text": task.DROP_TEXT,
+        "loss.cond_drop_prob": task.DROP_TEXT,
         "optim.betas": task.BETAS,
     }
     torch.manual_seed(0)
@@ -96,8 +96,8 @@ def serve_step(precision: str) -> None:
 
     def step() -> None:
         nonlocal number
-        draw = ItemRNG(0, [number] * count, range(count))
-        batch = Batch({"codes": codes, "texts": task.texts(count)}, tuple(map(str, range(count))), draw)
+        rng = ItemRNG(0, [number] * count, range(count))
+        batch = Batch({"codes": codes, "texts": task.texts(count)}, tuple(map(str, range(count))), rng)
         ours.backward([batch], ours.modules, engine, number)
         for phase in state.phases:
             phase.optimizer.step()
@@ -110,32 +110,32 @@ def serve_step(precision: str) -> None:
 # --- sampling ---------------------------------------------------------------------------------------------------
 
 
-def sampling(alike: bool) -> masked.Sampling:
-    if alike:
+def sampling(codebook_smoothing: bool) -> masked.Sampling:
+    if codebook_smoothing:
         # What the peer does by default: a tenth of the codes, a temperature that falls to nothing, no noise.
         return masked.Sampling(
             steps=task.SAMPLE_STEPS,
             anneal_temperature=masked.linear,
             top_k=0.1,
             guidance=task.GUIDANCE,
-            choice_noise=0.0,
+            choice_temperature=0.0,
         )
     own = MaskGitSampleConfig()
     return masked.Sampling(
         steps=task.SAMPLE_STEPS,
         temperature=own.temperature,
-        anneal_temperature=masked.ANNEALS[own.anneal],
+        anneal_temperature=masked.ANNEALS[own.temperature_schedule],
         top_k=own.top_k,
         top_p=own.top_p,
         guidance=task.GUIDANCE,
         guidance_schedule=masked.GROWTHS[own.guidance_schedule],
-        choice_noise=own.choice_noise,
+        choice_temperature=own.choice_temperature,
     )
 
 
-def serve_sampling(precision: str, alike: bool) -> None:
+def serve_sampling(precision: str, codebook_smoothing: bool) -> None:
     ours, engine = timed_task(precision)
-    maskgit, settings, count = ours.maskgit.eval(), sampling(alike), task.SAMPLE_BATCH
+    maskgit, settings, count = ours.maskgit.eval(), sampling(codebook_smoothing), task.SAMPLE_BATCH
     shown = maskgit.texts(task.texts(count))
     hidden = maskgit.texts(task.texts(count), torch.zeros(count, dtype=torch.bool))
     empty = torch.full((count, maskgit.length), maskgit.mask_id)
@@ -148,7 +148,7 @@ def serve_sampling(precision: str, alike: bool) -> None:
                 maskgit,
                 empty,
                 torch.ones_like(empty, dtype=torch.bool),
-                draw=ItemRNG(number, [0] * count, range(count)),
+                rng=ItemRNG(number, [0] * count, range(count)),
                 settings=settings,
                 cond=shown,
                 uncond=hidden,
@@ -175,7 +175,7 @@ class Given:
     def name(self, item: int) -> str:
         return str(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         return {"codes": self.codes[item].view(self.grid, self.grid), "texts": self.texts[item]}
 
 
@@ -188,7 +188,7 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
         "optim.lr": float(rate),
         "optim.warmup_steps": task.WARMUP_STEPS,
         "optim.schedule": "constant",
-        "data.workers": 0,
+        "data.num_workers": 0,
         "log.trackers": [],
     }
     ours = make_task(open_pipeline(tokenizer), keys)
@@ -222,8 +222,8 @@ def measured(maskgit: MaskGit, given: task.Task, texts_shown: tuple[bool, ...]) 
 
 WORKS: Mapping[str, Callable[..., None]] = {
     "step": serve_step,
-    "sample": lambda precision: serve_sampling(precision, alike=False),
-    "sample-alike": lambda precision: serve_sampling(precision, alike=True),
+    "sample": lambda precision: serve_sampling(precision, codebook_smoothing=False),
+    "sample-alike": lambda precision: serve_sampling(precision, codebook_smoothing=True),
     "loss": serve_training,
 }
 

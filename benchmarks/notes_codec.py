@@ -250,7 +250,7 @@ def train_storm(arguments: argparse.Namespace) -> float:
         "--preset", "small", "--tokenizer", str(home / "codec"), "--condition",
         str(arguments.condition or home / "mulan"), f"data.seconds={arguments.seconds}", f"train.steps={steps}",
         f"eval.every={max(1, steps // 4)}", f"sample.every={max(1, steps // 4)}",
-        f"checkpoint.every={max(1, steps // 4)}", "eval.generated=8", *arguments.storm,
+        f"checkpoint.every={max(1, steps // 4)}", "eval.num_generated=8", *arguments.storm,
     ])  # fmt: skip
 
 

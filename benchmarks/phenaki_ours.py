@@ -35,8 +35,8 @@ def tokenizer() -> CViViTPipeline:
         **{f"model.{name}": value for name, value in task.TOKENIZER.items()},
         "model.head_dim": task.HEAD_DIM,
         "model.image_size": task.SIDE,
-        "model.patch": task.PATCH,
-        "model.temporal_patch": task.TUBE,
+        "model.patch_size": task.PATCH,
+        "model.temporal_patch_size": task.TUBE,
         "model.codebook_size": task.CODES,
         "model.quantizer": "lfq",
         "data.frames": task.FRAMES,
@@ -101,18 +101,18 @@ def serve_step(precision: str, embeddings: bool) -> None:
     serve(step, about(ours), ("quintet",))
 
 
-def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> None:
+def serve_sampling(precision: str, codebook_smoothing: bool, embeddings: bool = False) -> None:
     ours, engine = make_task(precision, embeddings)
     pipeline: PhenakiPipeline = ours.pipeline(ours.modules)
     settings = pipeline.sampling()
-    if alike:
+    if codebook_smoothing:
         # What the peer does by default: all codes, a temperature that falls to nothing, no noise.
         settings = masked.Sampling(
             steps=task.SAMPLE_STEPS,
             temperature=task.TEMPERATURE,
             anneal_temperature=masked.linear,
             guidance=task.GUIDANCE,
-            choice_noise=0.0,
+            choice_temperature=0.0,
         )
     assert settings.steps == task.SAMPLE_STEPS
     told: dict[str, Any] = {"texts": task.texts(task.SAMPLE_BATCH)}
@@ -134,9 +134,9 @@ def serve_sampling(precision: str, alike: bool, embeddings: bool = False) -> Non
 WORKS: Mapping[str, Callable[[str], None]] = {
     "step": lambda precision: serve_step(precision, embeddings=False),
     "step-embeddings": lambda precision: serve_step(precision, embeddings=True),
-    "sample": lambda precision: serve_sampling(precision, alike=False),
-    "sample-alike": lambda precision: serve_sampling(precision, alike=True),
-    "sample-embeddings": lambda precision: serve_sampling(precision, alike=True, embeddings=True),
+    "sample": lambda precision: serve_sampling(precision, codebook_smoothing=False),
+    "sample-alike": lambda precision: serve_sampling(precision, codebook_smoothing=True),
+    "sample-embeddings": lambda precision: serve_sampling(precision, codebook_smoothing=True, embeddings=True),
 }
 
 

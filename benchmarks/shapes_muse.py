@@ -1,7 +1,7 @@
 """Caption match of several trainings side by side: `benchmarks/shapes_muse.py RUN...`.
 
 The judge on the real pictures, on the tokenizer's reconstructions and on what was drawn from the captions, of the first
-`eval.generated` held-out items. The last two are read from the runs' eval.json; the real pictures are judged here.
+`eval.num_generated` held-out items. The last two are read from the runs' eval.json; the real pictures are judged here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def of_real_pictures(run: Path) -> dict[str, float]:
     splits = folder_splits(config.data, tokenizer.size, tokenizer.channels)
     figures: dict[str, float] = {}
     for split, source in (("validation", splits.validation), (WITHHELD, splits.extra_splits[WITHHELD])):
-        items = [source.load(item, ItemRNG(0, [0], [item])) for item in range(min(len(source), config.eval.generated))]
+        items = [
+            source.load(item, ItemRNG(0, [0], [item])) for item in range(min(len(source), config.eval.num_generated))
+        ]
         images, metadata = ([item[name] for item in items] for name in ("images", "metadata"))
         found = ShapesJudge().metrics(images, metadata, split)
         figures |= {name: float(values.mean()) for name, values in found.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 from quintet import config, runs
 from quintet.common import collectives
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
-from quintet.training.distributed.sharding import own_part
+from quintet.training.distributed.sharding import local_tensor
 from quintet.training.engine import exit_process
 from worker import count_parameters
 
@@ -36,10 +36,10 @@ def main() -> None:
         "model.depth": options.depth,
         "train.batch_size": 4,
         "train.steps": options.steps,
-        "engine.shard": options.shard,
+        "engine.fsdp": options.shard,
         "engine.threads": 1,
         "data.path": str(options.data.resolve()),
-        "data.workers": 0,
+        "data.num_workers": 0,
         "log.trackers": [],
     }
     settings = config.build(MeshTransformerConfig, preset="debug", overrides=keys)
@@ -49,7 +49,7 @@ def main() -> None:
     began = time.perf_counter()
     trainer.save()
     saved = time.perf_counter() - began
-    held = sum(own_part(value).nbytes for group in trainer.state.tensors().values() for value in group.values())
+    held = sum(local_tensor(value).nbytes for group in trainer.state.tensors().values() for value in group.values())
     own = {
         "state_megabytes": round(held / 2**20, 1),
         "peak_megabytes": round(trainer.engine.memory_in_use() / 2**20),

@@ -61,10 +61,10 @@ def compare(what: str, precision: str, rounds: int | None, warmup: int) -> None:
     record(chosen, out)
     whole, single, *own = chosen
     print(table(chosen, {each.name: whole.name for each in own}, UNITS[what]))
-    alike = own[0]
+    codebook_smoothing = own[0]
     print(
-        f"\nours of the peer's: {mean_cpu(alike) / mean_cpu(whole):.2f} (bar {BARS[what][precision]}); "
-        f"of the peer's with one residual stream: {mean_cpu(alike) / mean_cpu(single):.2f}"
+        f"\nours of the peer's: {mean_cpu(codebook_smoothing) / mean_cpu(whole):.2f} (bar {BARS[what][precision]}); "
+        f"of the peer's with one residual stream: {mean_cpu(codebook_smoothing) / mean_cpu(single):.2f}"
     )
     if what == "generate":
         passes = {cost["passes"] for contender in chosen for cost in contender.costs}

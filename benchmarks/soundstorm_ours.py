@@ -1,8 +1,8 @@
 """quintet's SoundStorm as a worker.
 
 `soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the hidden codes of the drawn
-levels, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is `alike`
-(the peer's convolution) or `own` (the recipe's); SETTINGS is `alike` (how the peer draws) or `own`.
+levels, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is `codebook_smoothing`
+(the peer's convolution) or `own` (the recipe's); SETTINGS is `codebook_smoothing` (how the peer draws) or `own`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def make_model(sizes: str) -> SoundStorm:
     torch.manual_seed(0)
     return SoundStorm(
         num_codes=task.CODES,
-        levels=task.LEVELS,
+        num_quantizers=task.LEVELS,
         frame_rate=task.RATE / task.FRAME_SAMPLES,
         max_frames=task.FRAMES,
         dim=task.DIM,
         depth=task.DEPTH,
         heads=task.HEADS,
         head_dim=task.HEAD_DIM,
-        multiplier=task.MULTIPLIER,
+        ff_mult=task.MULTIPLIER,
         semantic_codes=task.SEMANTIC_CODES,
         semantic_rate=task.RATE / task.SEMANTIC_SAMPLES,
         **CONVOLUTION[sizes],
@@ -92,16 +92,16 @@ def sampling(settings: str) -> masked.Sampling:
     if settings == "alike":
         # What the peer does by default: three tenths of the codes, a temperature that falls to nothing, no noise.
         return masked.Sampling(
-            anneal_temperature=masked.linear, top_k=task.TOP_SHARE, choice_noise=0.0, greedy_end=True
+            anneal_temperature=masked.linear, top_k=task.TOP_SHARE, choice_temperature=0.0, greedy_last_step=True
         )
     own = SoundStormSampleConfig()
     return masked.Sampling(
         temperature=own.temperature,
-        anneal_temperature=masked.ANNEALS[own.anneal],
+        anneal_temperature=masked.ANNEALS[own.temperature_schedule],
         top_k=own.top_k,
         top_p=own.top_p,
-        choice_noise=own.choice_noise,
-        greedy_end=own.greedy_end,
+        choice_temperature=own.choice_temperature,
+        greedy_last_step=own.greedy_last_step,
     )
 
 

@@ -237,7 +237,7 @@ def trained(folder: Path) -> Iterator[int]:
     data = folder.parent / "pictures"
     subprocess.run([*command, "data", "make", "shapes", str(data), "--num", "200", "--size", "32"], check=True)
     words = ["train", "vqgan", str(data), "--out", str(folder / "training"), "--preset", "debug", "train.steps=1000000"]
-    often = ["log.every=5", "eval.every=100", "sample.every=100", "checkpoint.every=200", "data.workers=0"]
+    often = ["log.every=5", "eval.every=100", "sample.every=100", "checkpoint.every=200", "data.num_workers=0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([*command, *words, *often], stderr=subprocess.DEVNULL, env=environment) as process:
         os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})

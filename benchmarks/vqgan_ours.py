@@ -33,7 +33,7 @@ def main(kind: str, precision: str) -> None:
         "model.codebook_size": 1024,
         "train.batch_size": 4,
         "engine.precision": precision,
-        "loss.penalty_every": 4 if kind == "recipe" else 1,
+        "loss.gradient_penalty_every": 4 if kind == "recipe" else 1,
         "optim.name": "adam",
     }
     settings = config.build(VQGanConfig, overrides=keys)

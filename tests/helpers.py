@@ -44,7 +44,7 @@ TINY = (
 """A VQ-GAN of a few thousand weights with an active discriminator: twelve steps in half a second."""
 
 LAST_STEP = 40
-UNENDING = ("train.steps=1000000", "optim.horizon=1000", "checkpoint.every=5", "checkpoint.keep=100")
+UNENDING = ("train.steps=1000000", "optim.decay_steps=1000", "checkpoint.every=5", "checkpoint.keep=100")
 """A training that is stopped from outside. Resumed with `train.steps=40` it must equal `straight`, bit by bit."""
 
 

@@ -50,8 +50,10 @@ class Found:
 def embed_media(pipeline: Pipeline[Any], place: str | Path) -> Embedded:
     """Every readable file of a folder or of shards, or one file."""
     embedder = as_embedder(pipeline)
-    if "empty_captions" in type(embedder.config.data).model_fields:  # a sound to be found need not say what it is
-        embedder = embedder.with_keys({"data.empty_captions": True})
+    if (
+        "allow_missing_captions" in type(embedder.config.data).model_fields
+    ):  # a sound to be found need not say what it is
+        embedder = embedder.with_keys({"data.allow_missing_captions": True})
     with _as_folder(place) as folder:
         embedder = embedder.with_keys({"data.path": folder, "data.validation_path": folder})
         loader, left_out = file_loader(embedder)

@@ -58,14 +58,14 @@ class EvalSession:
     def metrics(self) -> dict[str, float]:
         """The metrics of `eval.json`, over the whole validation set; those of the live weights under `live/`."""
         config = self.task.config
-        size = config.eval.batch_size or config.train.batch_size // config.train.accumulate
+        size = config.eval.batch_size or config.train.batch_size // config.train.grad_accum_steps
         metrics = evaluate(
             self.task,
             self.pipeline.modules,
             self.loader,
             self.engine,
             size,
-            generated=config.eval.generated,
+            generated=config.eval.num_generated,
             extra_splits=self.extra_splits,
         )
         if self.live is not None:

@@ -299,4 +299,5 @@ def read_config(path: Path) -> RunConfig:
     recipe = tree.get("recipe")
     if not isinstance(recipe, str):
         raise UsageError(f"{path} does not say which recipe it is for")
-    return configs.validate(find(recipe).config_class(), tree)
+    schema = find(recipe).config_class()
+    return configs.validate(schema, configs.migrated(schema, tree))

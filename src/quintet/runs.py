@@ -30,7 +30,7 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     if may_be_restarted() and Run(folder).config_file.is_file():
         return _started_again(config, folder, silent)
     # Only the process that will write looks: it may make the folder before the others get here.
-    run = Run.new(folder, config.LINKS) if RankInfo.from_environment().rank == 0 else Run(folder)
+    run = Run.new(folder, config.FROZEN_KEYS) if RankInfo.from_environment().rank == 0 else Run(folder)
     start = None
     if config.init:
         start = open_start(config)
@@ -54,14 +54,14 @@ def _started_again(config: RunConfig, folder: Path, silent: bool) -> Trainer:
     old = registry.read_config(folder / "config.yaml")
     if old.recipe != config.recipe:
         raise UsageError(f"{folder} is a run of recipe '{old.recipe}', not of '{config.recipe}'; choose another --out")
-    named = {name: (getattr(config, name), getattr(old, name)) for name in ("init", *old.LINKS)}
+    named = {name: (getattr(config, name), getattr(old, name)) for name in ("init", *old.FROZEN_KEYS)}
     overrides = {name: asked for name, (asked, known) in named.items() if _folder_named(asked) != _folder_named(known)}
     if not overrides:
         # As a new start would have it: with what follows from the data and from what it stands on, whose copy lies in
         # the run's folder.
         config = task_in(folder, config.changed({name: known for name, (_, known) in named.items()})).config
         found = {"train.steps"} if config.train.epochs is not None else set()
-        found |= {"optim.horizon"} if config.optim.horizon is None else set()
+        found |= {"optim.decay_steps"} if config.optim.decay_steps is None else set()
         changes = configs.differences(old, config).items()
         overrides = {key: asked for key, (_, asked) in changes if key not in found}
     return resumed_trainer(folder, overrides, silent=silent)

@@ -21,14 +21,14 @@ from quintet.common.files import refuse_existing
 from quintet.common.logging import track
 from quintet.common.rng import ItemRNG, seed_from
 from quintet.common.weights import checkpoint
-from quintet.config import EngineConfig, SoundDataConfig
+from quintet.config import AudioDataConfig, EngineConfig
 from quintet.config.text import PRETRAINED
 from quintet.data.audio import AudioFolder, audio_folder_splits
 from quintet.data.token_files import CODES, code_contents
 from quintet.errors import CheckpointError, UnreadableItem, UsageError
 from quintet.nn import kmeans, transformers_folder
 from quintet.nn.kmeans import nearest
-from quintet.nn.pretrained_hearing import PretrainedHearing, is_hearing
+from quintet.nn.pretrained_audio import PretrainedAudioEncoder, is_audio_encoder
 from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.pipelines.loading import open_pipeline
 
@@ -135,8 +135,8 @@ def open_audio_features(reference: str) -> AudioFeatureExtractor:
     if reference.startswith(PRETRAINED):
         folder = transformers_folder.find_folder(reference.removeprefix(PRETRAINED), "model")
     kind = transformers_folder.kind_of(folder)
-    if kind is not None and is_hearing(kind):
-        return PretrainedHearing(folder, own_device(EngineConfig()))
+    if kind is not None and is_audio_encoder(kind):
+        return PretrainedAudioEncoder(folder, own_device(EngineConfig()))
     pipeline = open_pipeline(reference)
     if not hasattr(pipeline, "audio_features"):
         raise UsageError(f"recipe {pipeline.recipe} has no layers that hear sound; leave --layer out")
@@ -232,7 +232,7 @@ def _checked(layer: int | None, extractor: AudioFeatureExtractor, reference: str
 
 def _folder(data: str, extractor: AudioFeatureExtractor) -> AudioFolder:
     """All clips of a folder, each whole."""
-    config = SoundDataConfig(path=data, validation_path=data, loudness=extractor.loudness, memory_megabytes=0)
+    config = AudioDataConfig(path=data, validation_path=data, loudness=extractor.loudness, memory_megabytes=0)
     folder = audio_folder_splits(config, extractor.rate).validation
     assert isinstance(folder, AudioFolder)
     return folder

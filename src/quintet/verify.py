@@ -27,7 +27,7 @@ from quintet.training.run_folder import Run
 from quintet.training.state import Progress, environment
 from quintet.training.trainer import Trainer
 
-HARMLESS = tuple(key for key in configs.RESUMABLE if key not in ("train.accumulate", "engine."))
+HARMLESS = tuple(key for key in configs.RESUMABLE if key not in ("train.grad_accum_steps", "engine."))
 """Keys that may differ between the two checkpoints: they do not take part in the arithmetic of a step."""
 
 

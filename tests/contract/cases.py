@@ -21,31 +21,38 @@ GOLDEN = Path(__file__).parents[1] / "faults" / "golden"
 TINY_MUSE = (
     *("--preset", "debug", f"tokenizer={GOLDEN / 'vqgan-format-1' / 'hub'}"),
     *("model.dim=16", "model.depth=1", "model.text_dim=16", "model.text_length=32"),
-    *("eval.generated=4", "sample.steps=2", "data.empty_captions=true"),
+    *("eval.num_generated=4", "sample.steps=2", "data.allow_missing_captions=true"),
     *TWELVE_STEPS,
 )
 """A transformer of a few thousand weights over grids of 4 x 4 codes."""
 
 TINY_MESH_AUTOENCODER = (
     *("--preset", "debug", "model.bins=32", "model.coordinate_dim=8", "model.angle_dim=4", "model.area_dim=4"),
-    *("model.normal_dim=4", "model.encoder=[16,16]", "model.code_dim=8", "model.codebook_size=256"),
-    "model.decoder=[16,16]",
+    *("model.normal_dim=4", "model.encoder_dims=[16,16]", "model.code_dim=8", "model.codebook_size=256"),
+    "model.decoder_dims=[16,16]",
     *TWELVE_STEPS,
 )
 """A mesh tokenizer of ten thousand weights."""
 
 TINY_MESH_TRANSFORMER = (
     *("--preset", "debug", "tokenizer=coordinates:32", "model.dim=16", "model.depth=1", "model.text_dim=16"),
-    *("model.text_length=32", "eval.generated=4", "sample.max_faces=4", "data.empty_captions=true"),
+    *("model.text_length=32", "eval.num_generated=4", "sample.max_faces=4", "data.allow_missing_captions=true"),
     *TWELVE_STEPS,
 )
 """A transformer of a few thousand weights over the coordinates of faces."""
 
 TINY_MULAN = (
-    *("--preset", "debug", "data.seconds=0.5", "model.audio.rate=8000", "model.audio.n_fft=256", "model.audio.hop=80"),
-    *("model.audio.mels=16", "model.audio.patch=8", "model.audio.frequency_mask=8"),
+    *(
+        "--preset",
+        "debug",
+        "data.seconds=0.5",
+        "model.audio.sample_rate=8000",
+        "model.audio.n_fft=256",
+        "model.audio.hop_length=80",
+    ),
+    *("model.audio.n_mels=16", "model.audio.patch_size=8", "model.audio.frequency_mask=8"),
     *("model.audio.dim=16", "model.audio.head_dim=8", "model.text.dim=16", "model.text.head_dim=8"),
-    *("model.latent_dim=8", "data.max_windows=2", 'eval.labels=["flute","violin","kick drum"]'),
+    *("model.latent_dim=8", "data.max_windows=2", 'eval.zero_shot_labels=["flute","violin","kick drum"]'),
     *TWELVE_STEPS,
 )
 """Two towers of some thousand weights each."""
@@ -60,14 +67,20 @@ TINY_CVIVIT = (
 TINY_PHENAKI = (
     *("--preset", "debug", f"tokenizer={GOLDEN / 'cvivit-format-1' / 'hub'}"),
     *("model.dim=16", "model.depth=1", "model.text_dim=16", "model.text_length=32"),
-    *("eval.generated=4", "sample.steps=2"),
+    *("eval.num_generated=4", "sample.steps=2"),
     *TWELVE_STEPS,
 )
 """A transformer of a few thousand weights over three moments of 2 x 2 codes."""
 
 TINY_AUDIO_CODEC = (
-    *("--preset", "debug", "data.seconds=0.25", "eval.seconds=0.5", "model.rate=8000", "model.strides=[4,4,2]"),
-    *("model.dim=4", "model.latent_dim=8", "model.levels=2", "model.codebook_size=32", "loss.mel_windows=[256,64]"),
+    *("--preset", "debug", "data.seconds=0.25", "eval.seconds=0.5", "model.sample_rate=8000", "model.strides=[4,4,2]"),
+    *(
+        "model.dim=4",
+        "model.latent_dim=8",
+        "model.num_quantizers=2",
+        "model.codebook_size=32",
+        "loss.mel_windows=[256,64]",
+    ),
     *("loss.stft_windows=[128]", "loss.discriminator_start=4", "loss.discriminator_ramp=4"),
     *TWELVE_STEPS,
 )
@@ -79,7 +92,7 @@ BY_A_TRANSFORM = ("model.transform=32", "model.strides=[]", "model.latent_dim=nu
 TINY_SOUNDSTORM = (
     *("--preset", "debug", f"tokenizer={GOLDEN / 'audio-codec-format-1' / 'hub'}"),
     *(f"condition={GOLDEN / 'mulan-format-1' / 'hub'}", "data.seconds=0.3", "model.dim=16", "model.depth=1"),
-    *("model.head_dim=8", "eval.generated=4", "sample.steps=[2,1]"),
+    *("model.head_dim=8", "eval.num_generated=4", "sample.steps=[2,1]"),
     *TWELVE_STEPS,
 )
 """A conformer of some thousand weights over 75 frames of two levels."""
@@ -115,7 +128,7 @@ def hasten_the_death_of_codes(recipe: Task[Any]) -> None:
             part.decay = 0.9
 
 
-SHARDED = ("engine.shard=full",)
+SHARDED = ("engine.fsdp=true",)
 """In one process it is the same as none."""
 
 
@@ -161,22 +174,22 @@ CASES: Mapping[str, Case] = {
     "vqgan": Case(
         data="pictures",
         tiny=TINY,
-        additive=("loss.adaptive=false", "model.quantizer=fsq"),
+        additive=("loss.adaptive_weight=false", "model.quantizer=fsq"),
         worlds={
             "fsq": ("model.quantizer=fsq", "loss.lecam=0.01"),
-            "lfq": ("model.quantizer=lfq", "train.accumulate=2"),
+            "lfq": ("model.quantizer=lfq", "train.grad_accum_steps=2"),
             "vq": (
                 "model.quantizer=vq",
-                "train.accumulate=2",
+                "train.grad_accum_steps=2",
                 "train.steps=52",
                 "checkpoint.every=25",
                 "eval.every=26",
             ),
-            "residual vq": ("model.quantizer=vq", "model.quantizer_levels=2", "model.codebook_size=16"),
+            "residual vq": ("model.quantizer=vq", "model.num_quantizers=2", "model.codebook_size=16"),
         },
         brief=("train.steps=4", "loss.discriminator_start=2"),
         poison=spoilt_pictures,
-        resumed=("model.quantizer=vq", "optim.name=lion optim.clip=0.5", "ema.every=2 ema.start=3"),
+        resumed=("model.quantizer=vq", "optim.name=lion optim.max_grad_norm=0.5", "ema.every=2 ema.start=3"),
         faults=("model.quantizer=vq",),
         golden=("model.codebook_size=32",),
         prepare=hasten_the_death_of_codes,
@@ -188,9 +201,9 @@ CASES: Mapping[str, Case] = {
         additive=None,
         worlds={
             "plain": (),
-            "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
-            "self-critic": ("model.self_critic=true", "train.accumulate=2"),
-            "sharded": ("loss.critic=true", "train.accumulate=2", *SHARDED),
+            "critic": ("loss.critic=true", "train.grad_accum_steps=2", "optim.name=muon"),
+            "self-critic": ("model.self_critic=true", "train.grad_accum_steps=2"),
+            "sharded": ("loss.critic=true", "train.grad_accum_steps=2", *SHARDED),
             "super-resolution": (f"base={GOLDEN / 'muse-format-1' / 'hub'}",),
         },
         brief=("train.steps=4",),
@@ -210,17 +223,17 @@ CASES: Mapping[str, Case] = {
         additive=(),
         worlds={
             "softmax": (),
-            "accumulated": ("train.accumulate=2", "model.quantizer_levels=2", "model.codebook_size=8"),
-            "sigmoid": ("model.loss=sigmoid", "model.middle_losses=1", "optim.name=lion"),
+            "accumulated": ("train.grad_accum_steps=2", "model.num_quantizers=2", "model.codebook_size=8"),
+            "sigmoid": ("model.contrastive_loss=sigmoid", "model.intermediate_losses=1", "optim.name=lion"),
         },
         brief=("train.steps=4",),
         poison=spoilt_sounds,
         reshaped="model.latent_dim=24",
         resumed=(
-            "model.quantizer_levels=2 model.codebook_size=8 train.accumulate=2",
-            "model.loss=decoupled model.audio.dropout=0.1 model.text.dropout=0.1",
+            "model.num_quantizers=2 model.codebook_size=8 train.grad_accum_steps=2",
+            "model.contrastive_loss=decoupled model.audio.dropout=0.1 model.text.dropout=0.1",
         ),
-        faults=("model.quantizer_levels=2", "model.codebook_size=8"),
+        faults=("model.num_quantizers=2", "model.codebook_size=8"),
     ),
     "cvivit": Case(
         data="videos",
@@ -228,10 +241,10 @@ CASES: Mapping[str, Case] = {
         additive=("model.quantizer=fsq",),
         worlds={
             "fsq": ("model.quantizer=fsq",),
-            "lfq": ("model.quantizer=lfq", "train.accumulate=2"),
+            "lfq": ("model.quantizer=lfq", "train.grad_accum_steps=2"),
             "vq": (
                 "model.quantizer=vq",
-                "train.accumulate=2",
+                "train.grad_accum_steps=2",
                 "train.steps=52",
                 "checkpoint.every=25",
                 "eval.every=26",
@@ -252,20 +265,20 @@ CASES: Mapping[str, Case] = {
         additive=None,
         worlds={
             "plain": (),
-            "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
-            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
+            "critic": ("loss.critic=true", "train.grad_accum_steps=2", "optim.name=muon"),
+            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.grad_accum_steps=2"),
             "sharded": ("model.self_critic=true", "model.self_conditioning=true", *SHARDED),
-            "primed": ("loss.primed=0.9", "data.frames=17", "data.variants=2", "model.text=none"),
+            "primed": ("loss.continuation_prob=0.9", "data.frames=17", "data.variants=2", "model.text=none"),
         },
         brief=("train.steps=4",),
         poison=None,
         resumed=(
             "loss.critic=true",
-            "model.self_critic=true model.self_conditioning=true loss.primed=0.5",
+            "model.self_critic=true model.self_conditioning=true loss.continuation_prob=0.5",
             "data.variants=2 data.flip=true data.stride=2 optim.name=muon model.dropout=0.1",
         ),
         faults=("loss.critic=true",),
-        golden=("eval.generated=0",),  # one code that tips over elsewhere makes another clip
+        golden=("eval.num_generated=0",),  # one code that tips over elsewhere makes another clip
         opens_media=False,
     ),
     "audio-codec": Case(
@@ -276,11 +289,16 @@ CASES: Mapping[str, Case] = {
             # A hinge gives the last bias a gradient of nothing, as long as it says yes and no equally little, and Adam
             # would enlarge what rounding makes of that.
             "fsq": ("model.quantizer=fsq", "model.codebook_size=256", "data.seconds=1.6", "optim.eps=1e-6"),
-            "lfq": ("model.quantizer=lfq", "model.causal=true", "loss.kind=least-squares", "train.accumulate=2"),
-            "transform": (*BY_A_TRANSFORM, "optim.eps=1e-6", "train.accumulate=2"),
+            "lfq": (
+                "model.quantizer=lfq",
+                "model.causal=true",
+                "loss.gan_loss=least-squares",
+                "train.grad_accum_steps=2",
+            ),
+            "transform": (*BY_A_TRANSFORM, "optim.eps=1e-6", "train.grad_accum_steps=2"),
             "vq": (
                 "optim.eps=1e-6",
-                "train.accumulate=2",
+                "train.grad_accum_steps=2",
                 "train.steps=52",
                 "checkpoint.every=25",
                 "eval.every=26",
@@ -291,7 +309,7 @@ CASES: Mapping[str, Case] = {
         poison=spoilt_sounds,
         resumed=(
             "model.quantizer=fsq model.codebook_size=256 model.activation=elu",
-            "model.causal=true model.levels=1 optim.clip=0.5",
+            "model.causal=true model.num_quantizers=1 optim.max_grad_norm=0.5",
             " ".join(BY_A_TRANSFORM),
         ),
         golden=("eval.seconds=4",),
@@ -304,20 +322,25 @@ CASES: Mapping[str, Case] = {
         additive=None,
         worlds={
             "plain": (),
-            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
+            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.grad_accum_steps=2"),
             "sharded": ("model.self_critic=true", "model.self_conditioning=true", "optim.name=lion", *SHARDED),
-            "captions": ("loss.tell_caption=0.5", "data.clip=quantized", "loss.span=3", "optim.name=muon"),
-            "untold": ("condition=null", "loss.coarse_first=2", "train.accumulate=2"),
+            "captions": (
+                "loss.caption_cond_prob=0.5",
+                "model.condition_form=quantized",
+                "loss.mask_span=3",
+                "optim.name=muon",
+            ),
+            "untold": ("condition=null", "loss.coarse_bias=2", "train.grad_accum_steps=2"),
         },
         brief=("train.steps=4",),
         poison=None,
         resumed=(
             "model.self_critic=true model.self_conditioning=true optim.name=muon",
-            "loss.tell_caption=0.5 model.dropout=0.1",
+            "loss.caption_cond_prob=0.5 model.dropout=0.1",
             "condition=null",
         ),
         faults=("model.self_critic=true",),
-        golden=("eval.generated=0",),  # one code that tips over elsewhere makes another clip
+        golden=("eval.num_generated=0",),  # one code that tips over elsewhere makes another clip
         opens_media=False,
     ),
     "mesh-autoencoder": Case(
@@ -325,7 +348,7 @@ CASES: Mapping[str, Case] = {
         tiny=TINY_MESH_AUTOENCODER,
         additive=None,
         worlds={
-            "lfq": ("train.accumulate=2",),
+            "lfq": ("train.grad_accum_steps=2",),
             "vq": ("model.quantizer=vq", "train.steps=52", "checkpoint.every=25", "eval.every=26"),
             "fsq": ("model.quantizer=fsq", "model.encoder_attention=1", "model.attention_head_dim=8"),
         },
@@ -335,7 +358,7 @@ CASES: Mapping[str, Case] = {
         resumed=(
             "model.quantizer=vq",
             "model.quantizer=fsq model.encoder_attention=1 model.decoder_attention=1 model.attention_head_dim=8",
-            "model.dropout=0.1 optim.clip=0.5",
+            "model.dropout=0.1 optim.max_grad_norm=0.5",
         ),
         faults=("model.quantizer=vq",),
         golden=("model.codebook_size=32",),
@@ -348,18 +371,23 @@ CASES: Mapping[str, Case] = {
         additive=None,
         worlds={
             "plain": (),
-            "flat": ("model.kind=flat", "loss.window=16", "train.accumulate=2", "optim.name=muon"),
-            "window": ("loss.window=16", "data.variants=2", "train.accumulate=2"),
-            "sharded": ("loss.window=16", "train.accumulate=2", "engine.recompute=true", *SHARDED),
+            "flat": ("model.kind=flat", "loss.window_faces=16", "train.grad_accum_steps=2", "optim.name=muon"),
+            "window": ("loss.window_faces=16", "data.variants=2", "train.grad_accum_steps=2"),
+            "sharded": (
+                "loss.window_faces=16",
+                "train.grad_accum_steps=2",
+                "engine.activation_checkpointing=true",
+                *SHARDED,
+            ),
         },
         brief=("train.steps=4",),
         poison=None,
         resumed=(
-            "model.kind=flat loss.window=16",
+            "model.kind=flat loss.window_faces=16",
             "model.dropout=0.1 data.variants=2 optim.name=muon",
-            "model.text=none model.face_buckets=0 loss.window=16",
+            "model.text=none model.face_buckets=0 loss.window_faces=16",
         ),
-        golden=("eval.generated=0",),  # one token that tips over elsewhere makes another mesh
+        golden=("eval.num_generated=0",),  # one token that tips over elsewhere makes another mesh
         opens_media=False,
     ),
 }

@@ -90,7 +90,7 @@ def test_vectors_of_files_and_texts(recipe: str, finished: Path, clips: Path, tm
     assert "embedded 6 of 6" in told.errors
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
-    keys = {"data.empty_captions": True, "data.path": str(clips), "data.validation_path": str(clips)}
+    keys = {"data.allow_missing_captions": True, "data.path": str(clips), "data.validation_path": str(clips)}
     embedder = as_embedder(open_pipeline(finished)).with_keys(keys)
     loader, _ = file_loader(embedder)
     with embedder.inference():
@@ -143,9 +143,9 @@ def test_search_ranks_files_by_words(recipe: str, finished: Path, clips: Path, t
 
 @in_a_space
 def test_what_an_evaluation_says_next(recipe: str, finished: Path, data: Path, tmp_path: Path) -> None:
-    told = succeed("eval", finished, "--out", tmp_path / "eval.json", 'eval.labels=["no such word"]')
+    told = succeed("eval", finished, "--out", tmp_path / "eval.json", 'eval.zero_shot_labels=["no such word"]')
     assert f'next: quintet search {finished} {data} --text "…"' in told.output
-    assert "no caption names just one of eval.labels" in told.errors
+    assert "no caption names just one of eval.zero_shot_labels" in told.errors
     assert "zero_shot_accuracy" not in told.output
 
 

@@ -47,22 +47,24 @@ class GeneratorCase:
 
 NEEDS_CAPTIONS = Captions(
     "some",
-    ("data.empty_captions=false",),
+    ("data.allow_missing_captions=false",),
     r"([1-9]\d*) of ([1-9]\d*) (pictures|clips|meshes) have no caption, \S+ for one; ",
-    ("data.empty_captions=true", "model.text=none"),
+    ("data.allow_missing_captions=true", "model.text=none"),
 )
 ABOUT: Mapping[str, GeneratorCase] = {
-    "muse": GeneratorCase("vqgan", NEEDS_CAPTIONS, "model.text_length", "loss.drop_text"),
-    "phenaki": GeneratorCase("cvivit", NEEDS_CAPTIONS, "model.text_length", "loss.drop_text"),
-    # Its conditions are the vectors that a mulan has of sounds. Captions are an extra that loss.tell_caption asks for,
+    "muse": GeneratorCase("vqgan", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
+    "phenaki": GeneratorCase("cvivit", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
+    # Its conditions are the vectors that a mulan has of sounds. Captions are an extra that loss.caption_cond_prob asks for,
     # of those clips that have one, and the mulan reads them.
     "soundstorm": GeneratorCase(
         "audio-codec",
-        Captions("all", ("loss.tell_caption=0.5",), r"no clip has one; leave it at 0", ("loss.tell_caption=0",)),
+        Captions(
+            "all", ("loss.caption_cond_prob=0.5",), r"no clip has one; leave it at 0", ("loss.caption_cond_prob=0",)
+        ),
         None,
-        "loss.drop_condition",
+        "loss.cond_drop_prob",
     ),
-    "mesh-transformer": GeneratorCase("mesh-autoencoder", NEEDS_CAPTIONS, "model.text_length", "loss.drop_text"),
+    "mesh-transformer": GeneratorCase("mesh-autoencoder", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
 }
 
 SHORT = ("train.steps=2", "eval.every=2", "sample.every=2", "checkpoint.every=2")
@@ -166,7 +168,7 @@ def test_guidance_without_dropped_conditions_is_said_and_left_out(
     run = tmp_path / "run"
     succeed("train", recipe, data, "--out", run, *case.tiny, *SHORT, f"{about.drop}=0")
     for scale, times in ((3, 1), (1, 0)):
-        words = ("sample", run, f"sample.guidance={scale}", "--text", "two words", "--num", 2)
+        words = ("sample", run, f"sample.guidance_scale={scale}", "--text", "two words", "--num", 2)
         outcome = succeed(*words, "--out", tmp_path / str(scale))
         assert outcome.errors.count("warning: made without guidance") == times
         assert outcome.errors.count(f"({about.drop})") == times

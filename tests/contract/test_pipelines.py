@@ -113,7 +113,7 @@ def test_a_run_without_a_checkpoint(golden: Path, pipeline_class: type[Pipeline[
 def test_a_model_that_was_opened_can_be_trained_on(pictures: Path, tmp_path: Path) -> None:
     pipeline = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub")
     before = [parameter.clone() for parameter in pipeline.vae.parameters()]
-    keys = {"log.trackers": [], "data.workers": 0}
+    keys = {"log.trackers": [], "data.num_workers": 0}
     trainer = quintet.VQGanVAETrainer(
         pipeline.vae, data=pictures, out=tmp_path / "run", steps=1, batch_size=2, config=keys
     )

@@ -100,7 +100,7 @@ def test_two_processes_equal_one(recipe: str, name: str, data: Path, two_process
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, file=file: file + text)
 
 
-STEADY = ("optim.horizon=12", "checkpoint.every=4", "checkpoint.keep=9")
+STEADY = ("optim.decay_steps=12", "checkpoint.every=4", "checkpoint.keep=9")
 
 
 def leg(recipe: str, data: Path, out: Path, steps: int) -> dict[str, Any]:

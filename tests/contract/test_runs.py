@@ -89,13 +89,13 @@ def test_checkpoints_are_whole_and_readable_without_quintet(recipe: str, finishe
 HOW = [
     (recipe, how)
     for recipe, case in CASES.items()
-    for how in ("", "train.accumulate=2", "engine.precision=bf16", *case.resumed)
+    for how in ("", "train.grad_accum_steps=2", "engine.precision=bf16", *case.resumed)
 ]
 
 
 @pytest.mark.parametrize(("recipe", "how"), HOW, indirect=["recipe"])
 def test_half_and_half_is_the_whole(how: str, train: Train, tmp_path: Path) -> None:
-    words = ("optim.horizon=12", *how.split())
+    words = ("optim.decay_steps=12", *how.split())
     whole = train(tmp_path / "whole", *words)
     parts = train(tmp_path / "parts", *words, "train.steps=6")
     succeed("resume", parts, "train.steps=12")
@@ -118,7 +118,7 @@ def test_accumulation_does_not_change_the_step(case: Case, train: Train, tmp_pat
         pytest.skip("its loss is a mean over tokens whose number differs between micro-batches")
     words = (*case.additive, "engine.precision=fp64")
     once = train(tmp_path / "once", *words)
-    twice = train(tmp_path / "twice", *words, "train.accumulate=2")
+    twice = train(tmp_path / "twice", *words, "train.grad_accum_steps=2")
     for name in tensor_hashes(once, 12):
         ours, theirs = (load_file(step_folder(run, 12) / name) for run in (once, twice))
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")

@@ -31,7 +31,9 @@ def test_the_backward_pass_changes_nothing_but_gradients(recipe: str, case: Case
         # A late and round one: every phase is active, and whatever is done now and then is done.
         step = 1200
         loader = trainer._loader(trainer.splits.train)
-        batches = [trainer._moved(loaded) for loaded in loader.opening(trainer._order(), made.config.train.accumulate)]
+        batches = [
+            trainer._moved(loaded) for loaded in loader.opening(trainer._order(), made.config.train.grad_accum_steps)
+        ]
         before = fingerprint(made.modules)
 
         report = made.backward(batches, trainer.modules, trainer.engine, step)

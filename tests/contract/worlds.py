@@ -45,9 +45,9 @@ class Noting:
     def name(self, item: int) -> str:
         return self.source.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        self.seen.add((int(draw.epochs[0]), self.name(item)))
-        return self.source.load(item, draw)
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        self.seen.add((int(rng.epochs[0]), self.name(item)))
+        return self.source.load(item, rng)
 
     def __getattr__(self, name: str) -> Any:
         """What else the source knows, such as the lengths of its items."""

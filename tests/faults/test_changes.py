@@ -15,7 +15,14 @@ from faults.conftest import Ledger
 from helpers import copied, error_line, log_text, quintet, renew_sums, state, step_folder, succeed, tensor_hashes, tree
 
 COMMON_CHANGES = (
-    *("optim.lr=0.01", "optim.name=lion", "optim.horizon=99", "optim.clip=0.5", "ema.decay=0.5", "ema.enabled=false"),
+    *(
+        "optim.lr=0.01",
+        "optim.name=lion",
+        "optim.decay_steps=99",
+        "optim.max_grad_norm=0.5",
+        "ema.decay=0.5",
+        "ema.enabled=false",
+    ),
     *("train.batch_size=2", "train.seed=1", "data.validation_fraction=0.3", "data.split_seed=1"),
 )
 """Keys of every recipe that change what is computed."""
@@ -45,7 +52,7 @@ def test_a_changed_key_is_refused_with_the_difference(
     ledger("changed-config", 1)
 
 
-@pytest.mark.parametrize("change", ["optim.lr=0.01", "train.batch_size=2", "optim.clip=0.5", "train.seed=1"])
+@pytest.mark.parametrize("change", ["optim.lr=0.01", "train.batch_size=2", "optim.max_grad_norm=0.5", "train.seed=1"])
 def test_force_bends_a_run_and_says_so(change: str, finished: Path, tmp_path: Path, ledger: Ledger) -> None:
     run = copied(finished, tmp_path / "run")
     succeed("resume", run, "train.steps=14", change, "--force")
@@ -101,7 +108,7 @@ def test_moved_data_is_the_same_data(
     stayed, moved = copied(finished, tmp_path / "stayed"), copied(finished, tmp_path / "moved")
     own = copied(data, tmp_path / "data")
     succeed("resume", stayed, "train.steps=14")
-    succeed("resume", moved, "train.steps=14", f"data.path={own}", "data.workers=1")
+    succeed("resume", moved, "train.steps=14", f"data.path={own}", "data.num_workers=1")
 
     assert tensor_hashes(moved, 14) == tensor_hashes(stayed, 14)
     ledger("changed-data", 1)

@@ -75,7 +75,7 @@ def test_useless_files_are_replaced_and_named_unusual_ones_are_used(folder: Path
 def test_replaced_items_are_the_same_after_a_resume(folder: Path, tmp_path: Path) -> None:
     add_useless(folder, next(folder.iterdir()))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    keys = ("optim.horizon=12", "data.validation_fraction=0")
+    keys = ("optim.decay_steps=12", "data.validation_fraction=0")
     train_tiny(folder, whole, *keys)
     train_tiny(folder, parts, *keys, "train.steps=5")
     succeed("resume", parts, "train.steps=12")

@@ -81,7 +81,7 @@ def test_its_codes_are_read_and_made_again(golden: Path, ledger: Ledger) -> None
 
 def test_it_seeds_a_new_run(golden: Path, ledger: Ledger) -> None:
     recipe = json.loads((golden / "hub" / "config.json").read_text())["recipe"]
-    names = registry.find(recipe).config_class().LINKS
+    names = registry.find(recipe).config_class().FROZEN_KEYS
     links = [f"{name}={golden / 'run' / name}" for name in names if (golden / "run" / name).is_dir()]
     tiny = ("--config", golden / "run" / "config.yaml", "train.steps=1", *links)
     for start in ("run", "hub"):

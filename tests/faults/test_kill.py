@@ -276,7 +276,7 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bytes(
     run = tmp_path / "run"
     chance = random.Random(f"{SEED} {life}")
     workers = 0 if life % 2 else 2
-    words = (*unending, f"data.workers={workers}")
+    words = (*unending, f"data.num_workers={workers}")
     where = f"QUINTET_KILL_SEED={SEED}, life {life}, {workers} workers, killed after steps"
     # The processes leave the stack at the end only: workers of a dead one may live while the next one trains.
     with ExitStack() as living:

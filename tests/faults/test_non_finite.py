@@ -28,11 +28,11 @@ from quintet.training.trainer import Trainer
 
 LIMIT = 3
 KEYS = (
-    f"train.max_bad_steps={LIMIT}",
+    f"train.max_nonfinite_steps={LIMIT}",
     "checkpoint.every=1",
     "checkpoint.keep=100",
     "eval.every=100",
-    "optim.horizon=12",
+    "optim.decay_steps=12",
 )
 GOOD_STEPS = 6
 """Steps before the fault: every phase of every recipe is active by then."""
@@ -60,8 +60,8 @@ class Spoilt:
     def name(self, item: int) -> str:
         return self.source.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        loaded = self.source.load(item, draw)
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        loaded = self.source.load(item, rng)
         return self.case.poison(loaded, self.value) if item in self.items else loaded
 
 

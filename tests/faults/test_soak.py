@@ -18,7 +18,7 @@ MINUTES = float(os.environ.get("QUINTET_SOAK_MINUTES", "0"))
 STEPS, MEASURED_EVERY = (1_000_000_000, 500) if MINUTES else (480, 20)
 BUSY = (
     *("eval.every=20", "sample.every=100", "checkpoint.every=20", "checkpoint.keep=2", "log.every=10"),
-    *("log.trackers=[tensorboard]", "data.workers=2", "optim.schedule=constant"),
+    *("log.trackers=[tensorboard]", "data.num_workers=2", "optim.schedule=constant"),
 )
 """Everything that happens beside the steps, as often as possible."""
 

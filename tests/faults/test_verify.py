@@ -92,14 +92,14 @@ def test_what_cannot_be_replayed_is_refused(
     recipe: str, data: Path, finished: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     changed = copied(finished, tmp_path / "changed")
-    succeed("resume", changed, "train.steps=14", "train.accumulate=2")
+    succeed("resume", changed, "train.steps=14", "train.grad_accum_steps=2")
     empty = copied(finished, tmp_path / "empty")
     shutil.rmtree(empty / "checkpoints")
     for words, sign in {
         ("verify", finished, "--from", "5"): "no sound checkpoint of step 5; it has 4, 8, 12",
         ("verify", finished, "--to", "99"): "no sound checkpoint of step 99",
         ("verify", finished, "--from", "12", "--to", "8"): "step 12 does not lie before step 8",
-        ("verify", changed): "train.accumulate changed after step 12",
+        ("verify", changed): "train.grad_accum_steps changed after step 12",
         ("verify", empty): "no sound checkpoint to compare with",
         ("verify", data): "not a run",
     }.items():

@@ -39,7 +39,7 @@ def test_killed_workers_are_started_again(
 ) -> None:
     run = tmp_path / "run"
     deaths = 2
-    with forked([*unending, "data.workers=2", "--out", run], tmp_path / "said") as process:
+    with forked([*unending, "data.num_workers=2", "--out", run], tmp_path / "said") as process:
         for death in range(1, deaths + 1):
             wait_for_step(run, 8 * death, process)
             wait_until(lambda: len(children(process.pid)) >= 2, process, "there were workers")
@@ -72,21 +72,21 @@ class Deadly:
     def name(self, item: int) -> str:
         return self.source.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         if os.getpid() != self.trainer:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.source.load(item, draw)
+        return self.source.load(item, rng)
 
 
 def test_workers_that_always_die_end_the_run_in_one_sentence(
     recipe: str, case: Case, data: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
-    made: Task[Any] = make_task(recipe, data, (*case.tiny, "data.workers=2"))
+    made: Task[Any] = make_task(recipe, data, (*case.tiny, "data.num_workers=2"))
     splits = made.splits()
     deadly = replace(splits, train=Deadly(splits.train, os.getpid()))
     trainer = Trainer(made, Run.new(run), splits=deadly, silent=True)
-    with pytest.raises(RunError, match=r"data workers died 3 times in a row .* data\.workers \(now 2\)"):
+    with pytest.raises(RunError, match=r"data workers died 3 times in a row .* data\.num_workers \(now 2\)"):
         trainer.train()
     trainer.close()
 
@@ -94,6 +94,6 @@ def test_workers_that_always_die_end_the_run_in_one_sentence(
     # As the sentence proposes, and as if nothing had happened.
     whole = tmp_path / "whole"
     succeed("train", recipe, data, "--out", whole, *case.tiny)
-    succeed("resume", run, "data.workers=0")
+    succeed("resume", run, "data.num_workers=0")
     assert tensor_hashes(run, 12) == tensor_hashes(whole, 12)
     ledger("worker-killed", 3)

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-EXACT = ("engine.device=cuda", "engine.deterministic=true", "optim.horizon=12")
+EXACT = ("engine.device=cuda", "engine.deterministic=true", "optim.decay_steps=12")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -42,7 +42,7 @@ def test_cuda_and_cpu_agree_in_fp64(pictures: Path, tmp_path: Path) -> None:
 
 def test_a_run_of_the_gpu_goes_on_without_one(pictures: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train_tiny(pictures, run, "engine.device=cuda", "train.steps=6", "optim.horizon=12")
+    train_tiny(pictures, run, "engine.device=cuda", "train.steps=6", "optim.decay_steps=12")
     succeed("resume", run, "train.steps=12", "engine.device=cpu")
     assert step_folder(run, 12).is_dir()
 
@@ -60,4 +60,4 @@ def test_out_of_memory_on_cuda_is_one_sentence(pictures: Path, tmp_path: Path) -
     words = ("model.image_size=4096", "model.dim=512", "train.batch_size=32", "engine.device=cuda")
     outcome = quintet("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, *words)
     assert outcome.code == 1
-    assert "train.accumulate" in error_line(outcome.errors)
+    assert "train.grad_accum_steps" in error_line(outcome.errors)

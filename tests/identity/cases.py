@@ -19,7 +19,7 @@ DATA = "{data}"
 
 COMMON = (
     *("--preset", "debug", "train.steps=20", "log.every=1", "log.trackers=[]", "engine.threads=1"),
-    *("data.workers=0", "data.cache=cache", "data.validation_fraction=0.25"),
+    *("data.num_workers=0", "data.cache_dir=cache", "data.validation_fraction=0.25"),
 )
 
 PRECISIONS = ("fp32", "fp64")
@@ -83,15 +83,25 @@ RECIPES: Mapping[str, Recipe] = {
         uses=(("sample", "--num", "4"), ("encode", DATA), ("decode", "encode-1")),
         brief_use=("encode", DATA),
         variants={
-            "lfq": ("model.quantizer=lfq", "train.accumulate=2"),
+            "lfq": ("model.quantizer=lfq", "train.grad_accum_steps=2"),
             "fsq": ("model.quantizer=fsq", "loss.lecam=0.01", "data.random_crop=true"),
-            "residual": ("model.quantizer_levels=2", "model.codebook_size=16", "optim.name=lion", "optim.clip=0.5"),
+            "residual": (
+                "model.num_quantizers=2",
+                "model.codebook_size=16",
+                "optim.name=lion",
+                "optim.max_grad_norm=0.5",
+            ),
             "revival": (
                 *("model.image_size=16", "model.dim=8", "loss.discriminator=false", "train.batch_size=4"),
                 *("train.steps=260", "eval.every=130", "sample.every=130", "checkpoint.every=130"),
             ),
-            "workers": ("data.workers=2", "train.steps=8", "engine.channels_last=false", "loss.adaptive=false"),
-            "two-processes": ("train.accumulate=2",),
+            "workers": (
+                "data.num_workers=2",
+                "train.steps=8",
+                "engine.channels_last=false",
+                "loss.adaptive_weight=false",
+            ),
+            "two-processes": ("train.grad_accum_steps=2",),
         },
     ),
     "muse": Recipe(
@@ -101,23 +111,28 @@ RECIPES: Mapping[str, Recipe] = {
             ("sample", *TEXT, "--text", "two blue squares", "--negative", "green", "--num", "2"),
             ("sample", *TEXT, "--image", f"{DATA}/images/00000.png", "--mask", "mask.png", "--num", "2"),
         ),
-        brief_use=("sample", *TEXT, "--num", "2", "sample.choice_noise=3", "sample.guidance=2"),
+        brief_use=("sample", *TEXT, "--num", "2", "sample.choice_temperature=3", "sample.guidance_scale=2"),
         inputs={"mask.png": inputs.half_mask(32)},
         variants={
-            "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
+            "critic": ("loss.critic=true", "train.grad_accum_steps=2", "optim.name=muon"),
             "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "model.rotary=true"),
-            "merged": ("model.merge=[2,2]", "loss.alike=0.5", "loss.label_smoothing=0", "model.dropout=0.1"),
+            "merged": (
+                "model.code_patch_size=[2,2]",
+                "loss.codebook_smoothing=0.5",
+                "loss.label_smoothing=0",
+                "model.dropout=0.1",
+            ),
             "super-resolution": ("--base", hub("muse")),
             "augmented": (
                 "data.variants=2",
                 "data.flip=true",
                 "model.text=words",
-                "loss.drop_text=0.3",
-                "optim.clip=0.5",
+                "loss.cond_drop_prob=0.3",
+                "optim.max_grad_norm=0.5",
             ),
             "bf16": ("engine.precision=bf16",),
-            "two-processes": ("loss.critic=true", "train.accumulate=2"),
-            "two-processes-sharded": ("loss.critic=true", "engine.shard=full", "engine.recompute=true"),
+            "two-processes": ("loss.critic=true", "train.grad_accum_steps=2"),
+            "two-processes-sharded": ("loss.critic=true", "engine.fsdp=true", "engine.activation_checkpointing=true"),
         },
     ),
     "mulan": Recipe(
@@ -125,11 +140,11 @@ RECIPES: Mapping[str, Recipe] = {
         uses=(("sample", "--num", "4"), ("embed", "--audio", DATA, *SOUND_TEXT, "--text", "slow drums")),
         brief_use=("embed", "--audio", DATA, *SOUND_TEXT),
         variants={
-            "quantizer": ("model.quantizer_levels=2", "model.codebook_size=8", "train.accumulate=2"),
-            "sigmoid": ("model.loss=sigmoid", "model.middle_losses=1", "optim.name=lion"),
+            "quantizer": ("model.num_quantizers=2", "model.codebook_size=8", "train.grad_accum_steps=2"),
+            "sigmoid": ("model.contrastive_loss=sigmoid", "model.intermediate_losses=1", "optim.name=lion"),
             "bf16": ("engine.precision=bf16",),
-            "decoupled": ("model.loss=decoupled", "model.audio.dropout=0.1", "model.text.dropout=0.1"),
-            "two-processes": ("train.accumulate=2",),
+            "decoupled": ("model.contrastive_loss=decoupled", "model.audio.dropout=0.1", "model.text.dropout=0.1"),
+            "two-processes": ("train.grad_accum_steps=2",),
         },
     ),
     "cvivit": Recipe(
@@ -137,9 +152,9 @@ RECIPES: Mapping[str, Recipe] = {
         uses=(("sample", "--num", "4"), ("encode", DATA), ("decode", "encode-1")),
         brief_use=("encode", DATA),
         variants={
-            "lfq": ("model.quantizer=lfq", "train.accumulate=2", "data.random_crop=true", "data.flip=true"),
-            "fsq": ("model.quantizer=fsq", "model.filter_dim=8", "loss.motion=0.5"),
-            "shortcut": ("model.shortcut=true", "model.quantizer_levels=2", "loss.reconstruction=l1"),
+            "lfq": ("model.quantizer=lfq", "train.grad_accum_steps=2", "data.random_crop=true", "data.flip=true"),
+            "fsq": ("model.quantizer=fsq", "model.filter_dim=8", "loss.frame_difference=0.5"),
+            "shortcut": ("model.shortcut=true", "model.num_quantizers=2", "loss.reconstruction=l1"),
             "two-processes": (),
         },
     ),
@@ -156,11 +171,20 @@ RECIPES: Mapping[str, Recipe] = {
         inputs={"scenes.txt": inputs.SCENES},
         variants={
             "bf16": ("engine.precision=bf16",),
-            "frame-order": ("loss.order=moments", "sample.later_steps=2"),
-            "critic": ("loss.critic=true", "train.accumulate=2", "optim.name=muon"),
-            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "loss.primed=0.5"),
-            "merged": ("model.merge=[1,2,2]", "loss.alike=0.5", "loss.label_smoothing=0", "data.stride=2"),
-            "merged-frame-order": ("model.merge=[1,2,2]", "loss.order=moments", "model.dropout=0.1"),
+            "frame-order": ("loss.frame_autoregressive=true", "sample.later_steps=2"),
+            "critic": ("loss.critic=true", "train.grad_accum_steps=2", "optim.name=muon"),
+            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "loss.continuation_prob=0.5"),
+            "merged": (
+                "model.code_patch_size=[1,2,2]",
+                "loss.codebook_smoothing=0.5",
+                "loss.label_smoothing=0",
+                "data.stride=2",
+            ),
+            "merged-frame-order": (
+                "model.code_patch_size=[1,2,2]",
+                "loss.frame_autoregressive=true",
+                "model.dropout=0.1",
+            ),
             "two-processes": ("model.self_critic=true", "model.self_conditioning=true"),
         },
     ),
@@ -169,8 +193,13 @@ RECIPES: Mapping[str, Recipe] = {
         uses=(("sample", "--num", "4"), ("encode", DATA), ("decode", "encode-1")),
         brief_use=("encode", DATA),
         variants={
-            "lfq": ("model.quantizer=lfq", "model.causal=true", "loss.kind=least-squares", "train.accumulate=2"),
-            "fsq": ("model.quantizer=fsq", "model.activation=elu", "model.levels=2", "optim.clip=0.5"),
+            "lfq": (
+                "model.quantizer=lfq",
+                "model.causal=true",
+                "loss.gan_loss=least-squares",
+                "train.grad_accum_steps=2",
+            ),
+            "fsq": ("model.quantizer=fsq", "model.activation=elu", "model.num_quantizers=2", "optim.max_grad_norm=0.5"),
             "transform": ("model.transform=64", "model.strides=[]", "model.latent_dim=null"),
             "two-processes": (),
         },
@@ -179,16 +208,21 @@ RECIPES: Mapping[str, Recipe] = {
         data="sounds",
         links=("--tokenizer", hub("audio-codec"), "--condition", hub("mulan")),
         uses=(
-            ("sample", *SOUND_TEXT, "--num", "2", "--seconds", "0.5", "sample.guidance=2"),
+            ("sample", *SOUND_TEXT, "--num", "2", "--seconds", "0.5", "sample.guidance_scale=2"),
             ("sample", *SOUND_TEXT, "--num", "1", "--prompt", "prompt.wav", "--seconds", "0.8"),
         ),
         brief_use=("sample", *SOUND_TEXT, "--num", "2", "--seconds", "0.5"),
         inputs={"prompt.wav": inputs.tone(0.3)},
         variants={
-            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.accumulate=2"),
-            "captions": ("loss.tell_caption=0.5", "data.clip=quantized", "loss.span=3", "optim.name=muon"),
-            "dropout": ("model.dropout=0.1", "loss.coarse_first=2", "loss.drop_condition=0.3"),
-            "semantic": ("data.semantic=encode-tokens", "model.self_conditioning=true"),
+            "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.grad_accum_steps=2"),
+            "captions": (
+                "loss.caption_cond_prob=0.5",
+                "model.condition_form=quantized",
+                "loss.mask_span=3",
+                "optim.name=muon",
+            ),
+            "dropout": ("model.dropout=0.1", "loss.coarse_bias=2", "loss.cond_drop_prob=0.3"),
+            "semantic": ("data.semantic_tokens=encode-tokens", "model.self_conditioning=true"),
             "two-processes": ("optim.name=lion",),
         },
         before={
@@ -201,10 +235,10 @@ RECIPES: Mapping[str, Recipe] = {
         uses=(("sample", "--num", "4"), ("encode", DATA), ("decode", "encode-1")),
         brief_use=("encode", DATA),
         variants={
-            "vq": ("model.quantizer=vq", "train.accumulate=2"),
+            "vq": ("model.quantizer=vq", "train.grad_accum_steps=2"),
             "fsq": (
                 *("model.quantizer=fsq", "model.encoder_attention=1", "model.decoder_attention=1"),
-                *("model.attention_head_dim=8", "model.dropout=0.1", "optim.clip=0.5"),
+                *("model.attention_head_dim=8", "model.dropout=0.1", "optim.max_grad_norm=0.5"),
             ),
             "two-processes": ("model.quantizer=vq",),
         },
@@ -213,17 +247,17 @@ RECIPES: Mapping[str, Recipe] = {
         data="solids",
         links=("--tokenizer", "coordinates"),
         uses=(
-            ("sample", *MESH_TEXT, "--num", "2", "sample.guidance=2"),
+            ("sample", *MESH_TEXT, "--num", "2", "sample.guidance_scale=2"),
             ("sample", *MESH_TEXT, "--num", "1", "--mesh", "part.obj", "sample.grammar=strict"),
         ),
         brief_use=("sample", *MESH_TEXT, "--num", "2"),
         inputs={"part.obj": inputs.MESH},
         variants={
             "bf16": ("engine.precision=bf16",),
-            "flat": ("model.kind=flat", "loss.window=16", "train.accumulate=2", "optim.name=muon"),
-            "window": ("loss.window=16", "data.variants=2", "model.dropout=0.1"),
-            "words": ("model.text=words", "model.face_buckets=0", "engine.recompute=true"),
-            "two-processes": ("loss.window=16", "engine.shard=full"),
+            "flat": ("model.kind=flat", "loss.window_faces=16", "train.grad_accum_steps=2", "optim.name=muon"),
+            "window": ("loss.window_faces=16", "data.variants=2", "model.dropout=0.1"),
+            "words": ("model.text=words", "model.face_buckets=0", "engine.activation_checkpointing=true"),
+            "two-processes": ("loss.window_faces=16", "engine.fsdp=true"),
         },
     ),
 }

@@ -13,7 +13,7 @@ from PIL import Image
 
 from helpers import quintet, succeed
 from quintet.common.rng import ItemRNG
-from quintet.config import AudioDataConfig
+from quintet.config import WindowedAudioDataConfig
 from quintet.data.audio import AudioFolder, audio_folder_splits
 from quintet.errors import UnreadableItem
 from quintet.media.audio import Samples
@@ -96,7 +96,9 @@ def folder(sounds: Path, tmp_path: Path) -> Path:
 
 
 def source_of(folder: Path) -> AudioFolder:
-    train = audio_folder_splits(AudioDataConfig(path=str(folder), seconds=1.0, validation_fraction=0.0), RATE).train
+    train = audio_folder_splits(
+        WindowedAudioDataConfig(path=str(folder), seconds=1.0, validation_fraction=0.0), RATE
+    ).train
     assert isinstance(train, AudioFolder)
     return train
 

@@ -206,7 +206,12 @@ TABLE = (
     Row("negative minutes", TRAIN + " train.minutes=-1", 2, ("train.minutes", "-1")),
     Row("image size not divisible", TRAIN + " model.image_size=30", 2, ("model.image_size=30", "32")),
     Row("rectangle not divisible", TRAIN + " model.image_size=[64,30]", 2, ("model.image_size", "30", "[64, 32]")),
-    Row("batch not divisible", TRAIN + " train.accumulate=3", 2, ("train.batch_size=4", "train.accumulate=3")),
+    Row(
+        "batch not divisible",
+        TRAIN + " train.grad_accum_steps=3",
+        2,
+        ("train.batch_size=4", "train.grad_accum_steps=3"),
+    ),
     Row(
         "impossible codebook",
         TRAIN + " model.quantizer=lfq model.codebook_size=100",
@@ -214,8 +219,8 @@ TABLE = (
         ("codebook_size", "100", "power of two"),
     ),
     Row("device that is not there", TRAIN + " engine.device=mps", 2, ("engine.device=mps", "engine.device=cpu")),
-    Row("parts of what has none", TRAIN + " engine.shard=full", 2, ("engine.shard=full", "generators", "vqgan")),
-    Row("processes that are not there", TRAIN + " engine.processes=2", 2, ("engine.processes=2", "torchrun")),
+    Row("parts of what has none", TRAIN + " engine.fsdp=true", 2, ("engine.fsdp=true", "generators", "vqgan")),
+    Row("processes that are not there", TRAIN + " engine.world_size=2", 2, ("engine.world_size=2", "torchrun")),
     Row(
         "tracker that is not there",
         TRAIN + " log.trackers=[trackio]",
@@ -407,7 +412,7 @@ IMPOSSIBLE = (
     ({"num_train_steps": "many"}, ("num_train_steps='many'", "train.steps")),
     ({"batch_size": -4}, ("batch_size=-4", "train.batch_size")),
     ({"batch_size": 64}, ("train.batch_size=64", "39 items")),
-    ({"grad_accum_every": 0}, ("grad_accum_every=0", "train.accumulate")),
+    ({"grad_accum_every": 0}, ("grad_accum_every=0", "train.grad_accum_steps")),
     ({"lr": -1.0}, ("lr=-1.0", "optim.lr")),
     ({"valid_frac": 1.5}, ("valid_frac=1.5", "data.validation_fraction")),
     ({"random_split_seed": "x"}, ("random_split_seed='x'", "data.split_seed")),

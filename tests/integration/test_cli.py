@@ -113,7 +113,7 @@ def test_dotted_keys_in_a_file_and_scientific_numbers(pictures: Path, tmp_path: 
     train_tiny_without_steps = [word for word in TINY if not word.startswith("train.steps")]
     succeed(
         "train", "vqgan", pictures, "--out", tmp_path / "run", *train_tiny_without_steps, "--config", file,
-        "optim.horizon=1e2",
+        "optim.decay_steps=1e2",
     )  # fmt: skip
     used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (used["train"]["steps"], used["optim"]["horizon"], used["preset"]) == (1, 100, "debug")

@@ -59,7 +59,7 @@ def test_it_trains_on_clips_of_one_frame_and_less_of_several_channels_and_silent
     said = train(data, tmp_path / "run", "train.steps=6", "data.validation_fraction=0")
     succeed("eval", tmp_path / "run", "--data", data)
 
-    assert said.count(f"resampled to the {RATE} Hz of the model (model.rate): ") == 1
+    assert said.count(f"resampled to the {RATE} Hz of the model (model.sample_rate): ") == 1
     found = json.loads((tmp_path / "run" / "data.json").read_text())
     assert len(found["train"]) == 8
     assert not found["skipped"]
@@ -103,7 +103,9 @@ def test_a_file_becomes_whole_frames_and_sound_of_as_many(
     codes, _ = read_codes(tmp_path / "codes")
     assert codes.shape == (1, frames, 2)
     assert codes.min() >= 0
-    assert (f"resampled to the {RATE} Hz of the model (model.rate): 1 of {rate} Hz" in said.errors) == (rate != RATE)
+    assert (f"resampled to the {RATE} Hz of the model (model.sample_rate): 1 of {rate} Hz" in said.errors) == (
+        rate != RATE
+    )
     (decoded,) = (tmp_path / "decoded").iterdir()
     made = read_audio(decoded)
     assert made.shape == (1, frames * HOP)

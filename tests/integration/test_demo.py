@@ -27,7 +27,7 @@ def tiny(demo: Demo) -> Demo:
 
 def _light(stage: Stage) -> Callable[[int, int], Sequence[str]]:
     """Without processes that take longer to start than this takes."""
-    return lambda steps, judged: (*stage.keys(steps, judged), "data.workers=0", "log.trackers=[]")
+    return lambda steps, judged: (*stage.keys(steps, judged), "data.num_workers=0", "log.trackers=[]")
 
 
 @pytest.fixture(autouse=True)

@@ -199,7 +199,7 @@ def test_a_family_of_the_page_trains_resumes_exactly_and_exports(
     assert recipe in succeed("recipes").output
     straight, halves = (tmp_path / name for name in ("straight", "halves"))
     succeed("train", recipe, pictures, "--out", straight, *tiny)
-    succeed("train", recipe, pictures, "--out", halves, *tiny, "optim.horizon=12", "train.steps=4")
+    succeed("train", recipe, pictures, "--out", halves, *tiny, "optim.decay_steps=12", "train.steps=4")
     succeed("resume", halves, "train.steps=12")
     assert tensor_hashes(straight, 12) == tensor_hashes(halves, 12)
     next_command = succeed("eval", straight).output

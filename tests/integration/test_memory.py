@@ -1,4 +1,4 @@
-"""Out of memory ends in one sentence that proposes a larger `train.accumulate`."""
+"""Out of memory ends in one sentence that proposes a larger `train.grad_accum_steps`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_out_of_memory_in_a_step(pictures: Path, trained: Path, tmp_path: Path) 
     words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, *large)
     sentence = sentence_of(words, tmp_path / "said")
     assert "out of memory" in sentence
-    assert "train.accumulate" in sentence
+    assert "train.grad_accum_steps" in sentence
 
 
 def test_out_of_memory_before_the_first_step(pictures: Path, tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_out_of_memory_before_the_first_step(pictures: Path, tmp_path: Path) -> 
     words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, *large)
     sentence = sentence_of(words, tmp_path / "said")
     assert "out of memory" in sentence
-    assert "train.accumulate" in sentence
+    assert "train.grad_accum_steps" in sentence
     assert not (tmp_path / "run").exists()
 
 

@@ -260,7 +260,7 @@ def test_a_model_of_quads_takes_files_of_quads(folder: Path, tmp_path: Path) -> 
         "train.batch_size=2",
         "eval.every=2",
         "sample.every=2",
-        "data.empty_captions=true",
+        "data.allow_missing_captions=true",
         "data.validation_fraction=0",
     )
     succeed("train", "mesh-transformer", folder, "--tokenizer", run, "--out", generator, "--preset", "debug", *brief)

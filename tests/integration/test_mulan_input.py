@@ -63,13 +63,13 @@ def test_missing_captions_are_counted(tmp_path: Path) -> None:
     refused = quintet(*words(data, tmp_path / "run"))
     assert refused.code == 2
     assert "3 of 8 clips have no caption" in error_line(refused.errors)
-    succeed(*words(data, tmp_path / "run", "data.empty_captions=true"))
+    succeed(*words(data, tmp_path / "run", "data.allow_missing_captions=true"))
 
 
 @pytest.mark.parametrize("reads", ["tokens:nowhere", "hf:nowhere", "letters"])
 def test_text_that_cannot_be_read_is_refused(reads: str, tmp_path: Path) -> None:
     data = clips(tmp_path / "data", lambda number: f"tone {number}")
-    refused = quintet(*words(data, tmp_path / "run", f"model.text.reads={reads}"))
+    refused = quintet(*words(data, tmp_path / "run", f"model.text.encoder={reads}"))
     assert refused.code == 2
     assert "nowhere" in error_line(refused.errors) or "choose bytes" in error_line(refused.errors)
 

@@ -140,7 +140,9 @@ def test_clips_of_every_length_and_pictures_train_together(tmp_path: Path) -> No
         (data / f"still-{'abcd'[number]}.txt").write_text("a still")
     (data / "damaged.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + b"\0" * 50)
     (data / "damaged.txt").write_text("nothing")
-    succeed(*words(data, tmp_path / "run", "train.steps=6", "train.batch_size=4", f"data.cache={tmp_path / 'cache'}"))
+    succeed(
+        *words(data, tmp_path / "run", "train.steps=6", "train.batch_size=4", f"data.cache_dir={tmp_path / 'cache'}")
+    )
     record = json.loads((tmp_path / "run" / "data.json").read_text())
     assert len(record["train"]) + len(record["validation"]) == 13
     assert list(record["skipped"]) == ["damaged.mp4"]
@@ -159,7 +161,7 @@ def test_a_folder_of_pictures_alone_trains(tmp_path: Path) -> None:
         Image.fromarray(counted(number + 1)[-1]).save(data / f"{number}.png")
         (data / f"{number}.txt").write_text(f"grey {number}")
     run = tmp_path / "run"
-    succeed(*words(data, run, "data.frames=1", f"data.cache={tmp_path / 'cache'}"))
+    succeed(*words(data, run, "data.frames=1", f"data.cache_dir={tmp_path / 'cache'}"))
     succeed("sample", run, "--text", "grey 3", "--num", 1, "--out", tmp_path / "out")
     assert set(frames_in(tmp_path / "out").values()) == {1}
     Image.fromarray(counted(1)[0]).save(tmp_path / "still.png")
@@ -175,11 +177,14 @@ def test_a_folder_of_pictures_alone_trains(tmp_path: Path) -> None:
         (("data.frames=259",), "data.frames=259 is more than the tokenizer"),
         (("model.num_codes=64",), "model.num_codes=64, but the tokenizer"),
         (("model.grid=[3,4,4]",), "model.grid=(3, 4, 4), but the tokenizer"),
-        (("model.low_grid=[2,2]", "model.low_codes=8"), "there is no such model of videos"),
-        (("model.merge=[3,2,2]",), "one token of several moments"),
-        (("model.merge=[1,3,2]",), "does not divide a grid"),
-        (("loss.alike=0.5",), "loss.alike shares targets out already: set loss.label_smoothing=0"),
-        (("loss.alike=-1", "loss.label_smoothing=0"), "loss.alike"),
+        (("model.low_res_grid=[2,2]", "model.low_res_num_codes=8"), "there is no such model of videos"),
+        (("model.code_patch_size=[3,2,2]",), "one token of several moments"),
+        (("model.code_patch_size=[1,3,2]",), "does not divide a grid"),
+        (
+            ("loss.codebook_smoothing=0.5",),
+            "loss.codebook_smoothing shares targets out already: set loss.label_smoothing=0",
+        ),
+        (("loss.codebook_smoothing=-1", "loss.label_smoothing=0"), "loss.codebook_smoothing"),
         (("model.text=word",), "choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME"),
         (("sample.later_steps=0",), "sample.later_steps"),
         (("sample.texts=[]",), "give at least one caption"),
@@ -201,7 +206,13 @@ def test_weights_on_codes_of_another_tokenizer_are_refused(run: Path, videos: Pa
 
 def test_words_and_shared_targets_from_training_to_samples(videos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    keys = ("model.text=words", "model.text_length=8", "loss.alike=0.5", "loss.label_smoothing=0", "loss.order=moments")
+    keys = (
+        "model.text=words",
+        "model.text_length=8",
+        "loss.codebook_smoothing=0.5",
+        "loss.label_smoothing=0",
+        "loss.frame_autoregressive=true",
+    )
     said = succeed(*words(videos, run, *keys, "sample.later_steps=1")).errors
     assert "captions have more than 7 words and are cut (model.text_length), for one: 'a " in said
     asked = ("sample", run, "--text", "a word that nobody knows, and more than there is room for")
@@ -213,7 +224,9 @@ def test_words_and_shared_targets_from_training_to_samples(videos: Path, tmp_pat
 def test_targets_are_not_shared_among_levels(videos: Path, tmp_path: Path) -> None:
     keys = ("--preset", "debug", "model.image_size=16", "model.dim=16", "model.head_dim=8", "model.codebook_size=32")
     other = tmp_path / "other"
-    levels = ("model.quantizer_levels=2", "train.steps=1", "loss.discriminator=false")
+    levels = ("model.num_quantizers=2", "train.steps=1", "loss.discriminator=false")
     succeed("train", "cvivit", videos, "--out", other, *keys, *levels)
-    asked = (f"tokenizer={other}", "loss.alike=0.5", "loss.label_smoothing=0")
-    assert "loss.alike needs a tokenizer with one code a place" in refusal(*words(videos, tmp_path / "run", *asked))
+    asked = (f"tokenizer={other}", "loss.codebook_smoothing=0.5", "loss.label_smoothing=0")
+    assert "loss.codebook_smoothing needs a tokenizer with one code a place" in refusal(
+        *words(videos, tmp_path / "run", *asked)
+    )

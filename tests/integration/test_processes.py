@@ -51,7 +51,7 @@ def test_a_launcher_runs_the_command_unchanged(
     run, single = tmp_path / "run", tmp_path / "single"
     # Batches of two and one: the second process has no item of its own in the last.
     uneven = (f"data.validation_path={three_pictures}", "eval.batch_size=2")
-    words = (*TINY, *uneven, "engine.processes=2", "engine.precision=fp64")
+    words = (*TINY, *uneven, "engine.world_size=2", "engine.precision=fp64")
     command = ("-m", "quintet", "train", "vqgan", pictures, "--out", run, *words)
     launched = torchrun(2, *command) if launcher == "torchrun" else accelerate_launch(2, *command)
     with executed(launched, tmp_path / "said") as process:
@@ -69,7 +69,7 @@ def test_a_launcher_runs_the_command_unchanged(
     assert {*rows.values()} == {1}
 
     # The figures are those of all three items, each counted once.
-    succeed("train", "vqgan", pictures, "--out", single, *words, "engine.processes=1")
+    succeed("train", "vqgan", pictures, "--out", single, *words, "engine.world_size=1")
     for ours, theirs in zip(metrics(run), metrics(single), strict=True):
         assert ours["step"] == theirs["step"]
         for name in ours.keys() - {"time"}:
@@ -98,7 +98,7 @@ def test_an_error_is_said_by_every_process(pictures: Path, tmp_path: Path) -> No
 def test_tasks_of_slurm_are_processes_of_one_run(pictures: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     step = {"SLURM_STEP_NUM_TASKS": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    words = ("train", "vqgan", pictures, "--out", run, *TINY, "train.steps=4", "engine.processes=2")
+    words = ("train", "vqgan", pictures, "--out", run, *TINY, "train.steps=4", "engine.world_size=2")
     with ExitStack() as stack:
         tasks = [
             stack.enter_context(forked(words, tmp_path / f"said-{rank}", SLURM_PROCID=rank, SLURM_LOCALID=rank, **step))
@@ -121,7 +121,7 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(pictures: Path, tmp_
 
 def test_a_run_of_two_processes_resumes_exactly(pictures: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    begin = ("train", "vqgan", pictures, *TINY, "optim.horizon=12", "--out")
+    begin = ("train", "vqgan", pictures, *TINY, "optim.decay_steps=12", "--out")
     for words in ((*begin, whole), (*begin, parts, "train.steps=6"), ("resume", parts, "train.steps=12")):
         with two_ranks(words, tmp_path) as ranks:
             assert [rank.end() for rank in ranks] == [0, 0], ranks[0].seen + ranks[1].seen

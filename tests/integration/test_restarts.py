@@ -76,8 +76,8 @@ def test_where_restarts_are_asked_for_only_the_same_run_is_continued(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    train_tiny(pictures, run, "train.steps=4", "optim.clip=1.5")
-    words = ("train", "vqgan", pictures, "--out", run, *TINY, "optim.clip=1.5")
+    train_tiny(pictures, run, "train.steps=4", "optim.max_grad_norm=1.5")
+    words = ("train", "vqgan", pictures, "--out", run, *TINY, "optim.max_grad_norm=1.5")
 
     assert "exists already" in quintet(*words).errors
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
@@ -85,9 +85,9 @@ def test_where_restarts_are_asked_for_only_the_same_run_is_continued(
     assert other.code == 2
     assert "cannot change model.dim: 8 -> 16" in other.errors
     # A key that is none now was not none before: that is another run too.
-    unclipped = quintet(*words, "optim.clip=null", "train.steps=6")
+    unclipped = quintet(*words, "optim.max_grad_norm=null", "train.steps=6")
     assert unclipped.code == 2
-    assert "cannot change optim.clip: 1.5 -> None" in unclipped.errors
+    assert "cannot change optim.max_grad_norm: 1.5 -> None" in unclipped.errors
     longer = quintet(*words, "train.steps=6")
     assert longer.code == 0, longer.errors
     assert state(run)["step"] == 6

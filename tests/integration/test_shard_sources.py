@@ -60,7 +60,7 @@ def test_shards_give_the_weights_of_the_folder(
 
 def test_workers_do_not_change_what_is_learned(pictures: Path, shared: Path, tmp_path: Path) -> None:
     shards = shards_of(pictures, shared)
-    found = [trained_on("vqgan", shards, tmp_path / str(count), f"data.workers={count}") for count in (0, 1, 2)]
+    found = [trained_on("vqgan", shards, tmp_path / str(count), f"data.num_workers={count}") for count in (0, 1, 2)]
     assert found[0] == found[1] == found[2]
 
 
@@ -71,11 +71,11 @@ def test_a_run_is_resumed_exactly_amid_an_epoch(portions: str, pictures: Path, s
     straight = trained_on("vqgan", shards, tmp_path / "straight", portions)
     parts = tmp_path / "parts"
     succeed(
-        "train", "vqgan", shards, "--out", parts, *case_of("vqgan").tiny, "train.steps=5", "optim.horizon=12", portions,
-        "data.workers=2",
+        "train", "vqgan", shards, "--out", parts, *case_of("vqgan").tiny, "train.steps=5", "optim.decay_steps=12", portions,
+        "data.num_workers=2",
     )  # fmt: skip
     shards.rename(tmp_path / "elsewhere")
-    succeed("resume", parts, "train.steps=12", f"data.path={tmp_path / 'elsewhere'}", "data.workers=0")
+    succeed("resume", parts, "train.steps=12", f"data.path={tmp_path / 'elsewhere'}", "data.num_workers=0")
     assert tensor_hashes(parts, 12) == straight
 
 
@@ -162,7 +162,7 @@ def reachable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS
 
 def test_a_run_on_s3_is_that_on_the_folder(s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
     expected = trained_on("vqgan", pictures, tmp_path / "folder")
-    cache = f"data.cache={tmp_path / 'cache'}"
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
     assert trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", cache) == expected
     assert sorted(s3.asked) == sorted({*s3.asked}), "each file is fetched once"
     fetched = len(s3.asked)
@@ -203,7 +203,7 @@ def test_what_never_comes_is_an_error_that_names_it(fault: str, s3: FaultyS3, tm
 def test_a_run_through_faults_is_one_without(workers: int, s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
     """Nothing is skipped: the weights are the same. Workers have connections of their own."""
     s3.faults = ["cut", "well", "error", "well", "cut"]
-    more = (f"data.cache={tmp_path / 'cache'}", f"data.workers={workers}")
+    more = (f"data.cache_dir={tmp_path / 'cache'}", f"data.num_workers={workers}")
     found = trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", *more)
     assert not s3.faults
     assert found == trained_on("vqgan", pictures, tmp_path / "folder")
@@ -236,7 +236,7 @@ def test_parquet_files_behind_an_address_are_those_of_a_folder(
     assert json.loads((tmp_path / "local" / "data.json").read_text())["captions_from"] == "shards"
     with reachable(tmp_path / "tables", monkeypatch) as server:
         server.faults = ["cut", "error"]
-        more = (f"data.cache={tmp_path / 'cache'}", "data.workers=2")
+        more = (f"data.cache_dir={tmp_path / 'cache'}", "data.num_workers=2")
         assert trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", *more) == expected
 
 

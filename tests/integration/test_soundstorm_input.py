@@ -112,7 +112,7 @@ def fitting() -> list[list[int]]:
 def test_semantic_tokens_train_a_model_that_makes_clips_again(tmp_path: Path) -> None:
     data, folder = tones(tmp_path / "data"), tokens(tmp_path / "tokens", fitting())
     run = tmp_path / "run"
-    succeed(*words(data, run, f"data.semantic={folder}", "condition=null"))
+    succeed(*words(data, run, f"data.semantic_tokens={folder}", "condition=null"))
     succeed("sample", run, "--num", 2, "--out", tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert "made from its semantic tokens" in lines[0]["columns"]
@@ -135,18 +135,18 @@ def test_tokens_that_do_not_fit_are_refused_before_anything_is_written(tmp_path:
     }
     for name, (rows, keys, message) in cases.items():
         folder = tokens(tmp_path / name, rows, **keys)
-        assert message in refusal(*words(data, tmp_path / "run", f"data.semantic={folder}")), name
-    assert "does not hold" in refusal(*words(data, tmp_path / "run", f"data.semantic={data}"))
+        assert message in refusal(*words(data, tmp_path / "run", f"data.semantic_tokens={folder}")), name
+    assert "does not hold" in refusal(*words(data, tmp_path / "run", f"data.semantic_tokens={data}"))
     other = tokens(tmp_path / "other", fitting())
     (other / "items.jsonl").write_text(json.dumps({"file": "nobody.wav", "row": 0}) + "\n")
-    assert "has no tokens of any file" in refusal(*words(data, tmp_path / "run", f"data.semantic={other}"))
+    assert "has no tokens of any file" in refusal(*words(data, tmp_path / "run", f"data.semantic_tokens={other}"))
     assert not (tmp_path / "run").exists()
 
 
 def test_other_tokens_than_at_the_start_are_noticed(tmp_path: Path) -> None:
     data, folder = tones(tmp_path / "data"), tokens(tmp_path / "tokens", fitting())
     run = tmp_path / "run"
-    succeed(*words(data, run, f"data.semantic={folder}"))
+    succeed(*words(data, run, f"data.semantic_tokens={folder}"))
     changed = load_file(folder / "codes.safetensors")["codes"]
     changed[0, 0] = (changed[0, 0] + 1) % 6
     save_file({"codes": changed}, folder / "codes.safetensors")
@@ -161,7 +161,7 @@ def test_other_tokens_than_at_the_start_are_noticed(tmp_path: Path) -> None:
 def test_texts_become_files_that_can_be_listened_to(told: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked = ("--text", "a rising flute", "--text", "a low drum", "--num", 2, "--seconds", 0.2)
-    succeed("sample", told, *asked, "--out", out, "sample.best_of=2", "sample.guidance=2")
+    succeed("sample", told, *asked, "--out", out, "sample.best_of=2", "sample.guidance_scale=2")
     lines = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert [line["file"] for line in lines] == ["spectrograms.png", *(f"00{number}.wav" for number in range(4))]
     assert [line["text"] for line in lines[1:]] == ["a rising flute"] * 2 + ["a low drum"] * 2
@@ -170,7 +170,7 @@ def test_texts_become_files_that_can_be_listened_to(told: Path, tmp_path: Path) 
         assert -1 <= line["mulan_score"] <= 1
         assert line["seconds"] == 0.2
         assert read_audio(out / line["file"]).shape == (1, 1600)
-    succeed("sample", told, *asked, "--out", tmp_path / "again", "sample.best_of=2", "sample.guidance=2")
+    succeed("sample", told, *asked, "--out", tmp_path / "again", "sample.best_of=2", "sample.guidance_scale=2")
     for line in lines[1:]:
         assert (out / line["file"]).read_bytes() == (tmp_path / "again" / line["file"]).read_bytes()
 

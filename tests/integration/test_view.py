@@ -19,9 +19,9 @@ import pytest
 from contract.cases import Train
 from helpers import error_line, made_once, quintet, succeed
 from quintet.errors import UsageError
+from quintet.web.playground import LONGEST_TEXT, GenerationJob
 from quintet.web.safety import RateLimit
 from quintet.web.server import LOOPBACK
-from quintet.web.trying import LONGEST_TEXT, Wish
 from viewing import Address, add_row, add_samples, serving, viewing, wait_for, write_run, write_state
 
 OUTSIDE = (
@@ -315,9 +315,9 @@ def test_a_page_for_looking_only_makes_nothing(runs: Path) -> None:
 
 
 def test_a_wish_is_read_with_its_bounds() -> None:
-    assert Wish.read({"text": "a", "seed": 3.0, "guidance": 2}) == Wish("a", 3, 1, 2.0, None)
+    assert GenerationJob.read({"text": "a", "seed": 3.0, "guidance": 2}) == GenerationJob("a", 3, 1, 2.0, None)
     with pytest.raises(UsageError, match="guidance must be a number from 0 to 100"):
-        Wish.read({"text": "a", "guidance": float("nan")})
+        GenerationJob.read({"text": "a", "guidance": float("nan")})
 
 
 def test_so_many_a_minute_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

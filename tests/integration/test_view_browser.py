@@ -19,7 +19,7 @@ from contract.cases import Train
 from helpers import made_once, succeed
 from quintet import config as configs
 from quintet import registry
-from quintet.web.trying import Wish
+from quintet.web.playground import GenerationJob
 from viewing import DEADLINE, Address, add_row, add_samples, row, serving, write_run, write_state
 
 if TYPE_CHECKING:
@@ -457,14 +457,14 @@ def test_a_prompt_becomes_pictures(
 def test_a_runs_own_numbers_may_be_sent(tmp_path: Path, serve: Serve, open_page: Open) -> None:
     run = write_run(tmp_path / "runs" / "muse", "muse")
     (run / "checkpoints" / "step-00000100").mkdir(parents=True)
-    numbers = {"sample.guidance": 1.75, "sample.steps": 1_000}
+    numbers = {"sample.guidance_scale": 1.75, "sample.steps": 1_000}
     built = configs.build(registry.find("muse").config_class(), preset="debug", overrides=numbers)
     (run / "config.yaml").write_text(built.to_yaml(), encoding="utf-8")
     page = open_page(serve(tmp_path / "runs"), "#/run/muse/try")
     assert page.get_by_label("Guidance").input_value() == "1.75"
     assert page.get_by_label("Steps").input_value() == "1000"
     assert page.evaluate("document.querySelector('form.try').checkValidity()")
-    assert Wish.read({"text": "a", "steps": 1_000}).steps == 1_000
+    assert GenerationJob.read({"text": "a", "steps": 1_000}).steps == 1_000
 
 
 @pytest.mark.parametrize("target", ["page.html", "site"])

@@ -104,9 +104,9 @@ def test_keys_outside_the_common_schema_are_those_of_families() -> None:
     of_families = {key for trainer in TRAINERS.values() for rule in trainer.rules for key in rule.keys} - common
     assert of_families == {
         "data.frames",
-        "loss.only",
-        "loss.penalty_every",
-        "optim.discriminator.clip",
+        "loss.train_only",
+        "loss.gradient_penalty_every",
+        "optim.discriminator.max_grad_norm",
         "sample.frames",
         "sample.texts",
     }
@@ -179,9 +179,9 @@ def test_the_whole_original_signature_of_the_vqgan_trainer() -> None:
         "train.steps": 10_000,
         "train.batch_size": 8,
         "optim.lr": 1e-4,
-        "train.accumulate": 2,
-        "optim.clip": 1.0,
-        "optim.discriminator.clip": 0.5,
+        "train.grad_accum_steps": 2,
+        "optim.max_grad_norm": 1.0,
+        "optim.discriminator.max_grad_norm": 0.5,
         "sample.every": 50,
         "checkpoint.every": 500,
         "data.validation_fraction": 0.1,
@@ -190,7 +190,7 @@ def test_the_whole_original_signature_of_the_vqgan_trainer() -> None:
         "ema.decay": 0.99,
         "ema.start": 10,
         "ema.every": 2,
-        "loss.penalty_every": 8,
+        "loss.gradient_penalty_every": 8,
         "engine.precision": "bf16",
         "log.trackers": ("wandb",),
     }
@@ -200,12 +200,12 @@ def test_the_whole_original_signature_of_the_vqgan_trainer() -> None:
 
 def test_own_keywords_of_the_readme() -> None:
     settings = {"ema.decay": 0.9, "optim": {"schedule": "constant"}}
-    translation = vqgan(data="photos", out="runs/tok", steps=10, batch_size=16, accumulate=4, config=settings)
+    translation = vqgan(data="photos", out="runs/tok", steps=10, batch_size=16, grad_accum_steps=4, config=settings)
     assert translation.arguments == {"data": "photos", "out": "runs/tok"}
     assert translation.overrides == {
         "train.steps": 10,
         "train.batch_size": 16,
-        "train.accumulate": 4,
+        "train.grad_accum_steps": 4,
         "ema.decay": 0.9,
         "optim.schedule": "constant",
     }
@@ -218,23 +218,23 @@ def test_none_is_not_given() -> None:
 
 
 def test_none_is_no_clipping_where_the_original_clips() -> None:
-    assert by("MeshTransformerTrainer", max_grad_norm=None).overrides == {"optim.clip": None}
+    assert by("MeshTransformerTrainer", max_grad_norm=None).overrides == {"optim.max_grad_norm": None}
     assert by("MeshAutoencoderTrainer", max_grad_norm=None).overrides == {}
 
 
 def test_counts_of_micro_batches_become_counts_of_steps() -> None:
     translation = by("MeshAutoencoderTrainer", batch_size=4, grad_accum_every=8, val_num_batches=5)
-    assert translation.overrides == {"train.batch_size": 32, "train.accumulate": 8, "eval.batches": 40}
+    assert translation.overrides == {"train.batch_size": 32, "train.grad_accum_steps": 8, "eval.batches": 40}
     assert len(translation.notices) == 2
     assert vqgan(batch_size=4, grad_accum_every=1).notices == []
-    assert vqgan(grad_accum_every=2).overrides == {"train.accumulate": 2}
+    assert vqgan(grad_accum_every=2).overrides == {"train.grad_accum_steps": 2}
 
 
 def test_values_by_position_keep_their_places() -> None:
     model, data = object(), object()
     translation = by("MeshAutoencoderTrainer", model, data, 100, 4, 2)
     assert translation.arguments == {"model": model, "data": data}
-    assert translation.overrides == {"train.steps": 100, "train.batch_size": 8, "train.accumulate": 2}
+    assert translation.overrides == {"train.steps": 100, "train.batch_size": 8, "train.grad_accum_steps": 2}
     assert not by("VQGanVAETrainer", model, data="photos").foreign
     with pytest.raises(UsageError, match=r"takes 1 value\(s\) by position \(vae\)"):
         by("VQGanVAETrainer", model, "photos")
@@ -246,7 +246,7 @@ def test_values_by_position_keep_their_places() -> None:
 def test_values_that_change_their_form() -> None:
     assert by("MuLaNTrainer", use_lion=True).overrides == {"optim.name": "lion"}
     assert by("MuLaNTrainer", use_lion=False).overrides == {"optim.name": "adamw"}
-    assert by("SoundStormTrainer", only_train_critic=True).overrides == {"loss.only": "critic"}
+    assert by("SoundStormTrainer", only_train_critic=True).overrides == {"loss.train_only": "critic"}
     assert by("SoundStormTrainer", only_train_critic=False).overrides == {}
     assert by("PhenakiTrainer", save_and_sample_every=5).overrides == {"sample.every": 5, "checkpoint.every": 5}
     assert by("PhenakiTrainer", amp=True, fp16=True).overrides == {"engine.precision": "bf16"}
@@ -269,7 +269,7 @@ def test_engine_arguments() -> None:
 def test_schedulers_by_class() -> None:
     cosine = type("CosineAnnealingLR", (), {})
     translation = by("MeshAutoencoderTrainer", scheduler=cosine, scheduler_kwargs={"T_max": 500, "eta_min": 1e-6})
-    assert translation.overrides == {"optim.schedule": "cosine", "optim.horizon": 500, "optim.final_lr": 1e-6}
+    assert translation.overrides == {"optim.schedule": "cosine", "optim.decay_steps": 500, "optim.final_lr": 1e-6}
     with pytest.raises(UsageError, match="lr_schedule"):
         by("MeshAutoencoderTrainer", scheduler=type("StepLR", (), {}))
 
@@ -310,9 +310,9 @@ IMPOSSIBLE: list[tuple[str, Any, str]] = [
     ("lr", 0, "optim.lr"),
     ("lr", float("nan"), "optim.lr"),
     ("lr", "3e-4", "optim.lr"),
-    ("grad_accum_every", 0, "train.accumulate"),
-    ("max_grad_norm", 0, "optim.clip"),
-    ("discr_max_grad_norm", -0.5, "optim.discriminator.clip"),
+    ("grad_accum_every", 0, "train.grad_accum_steps"),
+    ("max_grad_norm", 0, "optim.max_grad_norm"),
+    ("discr_max_grad_norm", -0.5, "optim.discriminator.max_grad_norm"),
     ("save_results_every", 0, "sample.every"),
     ("save_model_every", -1, "checkpoint.every"),
     ("valid_frac", 1.5, "data.validation_fraction"),
@@ -324,9 +324,9 @@ IMPOSSIBLE: list[tuple[str, Any, str]] = [
     ("ema_beta", 1.0, "ema.decay"),
     ("ema_update_after_step", -1, "ema.start"),
     ("ema_update_every", 0, "ema.every"),
-    ("apply_grad_penalty_every", 0, "loss.penalty_every"),
+    ("apply_grad_penalty_every", 0, "loss.gradient_penalty_every"),
     ("steps", 0, "train.steps"),
-    ("workers", -1, "data.workers"),
+    ("num_workers", -1, "data.num_workers"),
     ("lr_schedule", 3e-4, "lr_schedule"),
 ]
 
@@ -389,7 +389,7 @@ def test_two_keywords_for_one_thing_must_agree() -> None:
         vqgan(steps=10, config={"train": {"steps": 20}})
     with pytest.raises(UsageError, match="folder and dataset both set data"):
         by("PhenakiTrainer", folder="a", dataset=object())
-    with pytest.raises(UsageError, match=r"both set loss\.only"):
+    with pytest.raises(UsageError, match=r"both set loss\.train_only"):
         by("SoundStormTrainer", only_train_generator=True, only_train_critic=True)
     assert vqgan(num_train_steps=10, steps=10).overrides == {"train.steps": 10}
 

@@ -20,7 +20,7 @@ from quintet.families.mulan.pipeline import MuLaNPipeline
 
 STEP = 80 * 8
 """Samples of one step of the MuLaN below, which makes 25 of them a second."""
-KEYS = {"hop": 80, "patch": 8, "mels": 16, "frequency_mask": 8}
+KEYS = {"hop_length": 80, "patch_size": 8, "n_mels": 16, "frequency_mask": 8}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_step_of_mulan_is_the_mean_over_its_bands(mulan: Path) -> None:
 def test_tokens_of_a_folder(mulan: Path, clips: Path, tmp_path: Path) -> None:
     told = succeed("encode", mulan, clips, "--layer", 2, "--clusters", 16, "--out", tmp_path / "tokens")
     assert "16 clusters of 102 steps" in told.output
-    assert f"data.semantic={tmp_path / 'tokens'}" in told.output
+    assert f"data.semantic_tokens={tmp_path / 'tokens'}" in told.output
     tokens = read_semantic(tmp_path / "tokens")
     assert (tokens.num_codes, tokens.rate) == (16, 25)
     assert {file: len(row) for file, row in tokens.of_file.items()} == {

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from quintet.cli import data, results, sampling, telling, training, using
+from quintet.cli import data, inference, info, results, sampling, training
 from quintet.common.logging import say
 from quintet.errors import QuintetError
 
@@ -37,16 +37,16 @@ app.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
 )(sampling.sample)
 app.command()(results.view)
-app.command()(using.encode)
-app.command()(using.decode)
-app.command()(using.embed)
-app.command()(using.search)
-app.command()(using.export)
-app.command("recipes")(telling.list_recipes)
-app.command("config")(telling.show_config)
-app.command()(telling.doctor)
-app.command()(telling.demo)
-app.command()(telling.version)
+app.command()(inference.encode)
+app.command()(inference.decode)
+app.command()(inference.embed)
+app.command()(inference.search)
+app.command()(inference.export)
+app.command("recipes")(info.list_recipes)
+app.command("config")(info.show_config)
+app.command()(info.doctor)
+app.command()(info.demo)
+app.command()(info.version)
 
 data_app = typer.Typer(
     help="Make an embedded data set, look at a folder of your own, or put it into shards.", no_args_is_help=True

@@ -23,7 +23,8 @@ HELP = "Show what a model makes: of a text, or, for a tokenizer, inputs beside t
 
 _COMMON = {
     "overrides": Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Keys of `sample.*`, such as sample.guidance=5.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]…", help="Keys of `sample.*`, such as sample.guidance_scale=5."),
     ],
     "data": Annotated[str | None, typer.Option(help="Take the items of this folder instead of the validation items.")],
     "out": Annotated[Path, typer.Option(help="Folder for the results.")],

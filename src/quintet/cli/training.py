@@ -48,7 +48,7 @@ def train(
     named = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
     links = {name: reference for name, reference in named.items() if reference is not None}
     for name in links:
-        if name not in ("init", *schema.LINKS):
+        if name not in ("init", *schema.FROZEN_KEYS):
             raise UsageError(f"recipe {recipe} stands on no {name}: leave --{name} out")
     where = {} if folder is None else {"data.path": configs.data_path(folder)}
     settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **links, **where})

@@ -23,7 +23,7 @@ class Dataset(Protocol):
 
     def name(self, item: int) -> str: ...
 
-    def load(self, item: int, draw: ItemRNG) -> Item: ...
+    def load(self, item: int, rng: ItemRNG) -> Item: ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Batch:
 
     fields: dict[str, Any]
     names: tuple[str, ...]
-    draw: ItemRNG
+    rng: ItemRNG
     precision: torch.dtype = torch.float32
 
     def __getitem__(self, field: str) -> Any:
@@ -56,7 +56,7 @@ class Batch:
         }
         return replace(self, fields=fields)
 
-    def suspects(self) -> tuple[str, ...]:
+    def nonfinite_items(self) -> tuple[str, ...]:
         """The names of the items that hold a non-finite number."""
         bad = {
             self.names[row]

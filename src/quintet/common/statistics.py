@@ -49,13 +49,13 @@ class Statistics:
         parts = torch.split(self.rows[name], list(self.parts_of(name)))
         return torch.cat([collectives.gather_uneven_rows(part) for part in parts])
 
-    def emptied(self) -> Statistics:
+    def zeros_like(self) -> Statistics:
         """Of the same names and shapes, with nothing counted: what a rank without items adds."""
         sums = {name: torch.zeros_like(value) for name, value in self.sums.items()}
         parts = {name: (0,) * len(self.parts_of(name)) for name in self.rows}
         return Statistics(sums, {name: value[:0] for name, value in self.rows.items()}, parts)
 
-    def named(self, prefix: str) -> Statistics:
+    def with_prefix(self, prefix: str) -> Statistics:
         """Under `prefix/`, so that several owners can report side by side."""
         return Statistics(
             {f"{prefix}/{name}": value for name, value in self.sums.items()},
@@ -63,7 +63,7 @@ class Statistics:
             {f"{prefix}/{name}": value for name, value in self.parts.items()},
         )
 
-    def of(self, prefix: str) -> Statistics:
+    def strip_prefix(self, prefix: str) -> Statistics:
         """What was reported under `prefix/`, with the prefix taken off again."""
         start = f"{prefix}/"
         return Statistics(

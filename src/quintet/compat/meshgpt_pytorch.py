@@ -20,4 +20,4 @@ class MeshTransformerTrainer(OwnMeshTransformerTrainer):
     """quintet's `MeshTransformerTrainer`, called as that of meshgpt-pytorch or with quintet's own names."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
-        super().__init__(**own_arguments("MeshTransformerTrainer", positional, keywords, self.config_class.LINKS))
+        super().__init__(**own_arguments("MeshTransformerTrainer", positional, keywords, self.config_class.FROZEN_KEYS))

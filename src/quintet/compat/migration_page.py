@@ -27,7 +27,7 @@ VQGanVAETrainer(vae, folder="photos", image_size=128, num_train_steps=10_000, ba
                 results_folder="results").train()
 # quintet, its own keywords
 from quintet import VQGanVAETrainer
-VQGanVAETrainer(vae, data="photos", steps=10_000, batch_size=16, accumulate=4, out="results").train()
+VQGanVAETrainer(vae, data="photos", steps=10_000, batch_size=16, grad_accum_steps=4, out="results").train()
 ```
 
 This page is made from the tables that `quintet.compat` translates by (`python -m quintet.compat > docs/migration.md`).
@@ -88,7 +88,7 @@ with the same objects.
 
 METHODS: tuple[tuple[str, str, str], ...] = (
     ("`train(log_fn)`", "`train(log_fn)`", "`log_fn` gets the figures of each step, and the grids of a sampling step."),
-    ("`train(only_train_generator, only_train_critic)`", "`loss.only`", "A key of the run."),
+    ("`train(only_train_generator, only_train_critic)`", "`loss.train_only`", "A key of the run."),
     ("`trainer()`", "`trainer()`", "The same as `train()`."),
     ("`train_step()`", "`train_step()`", "Returns a dictionary of loss parts in every trainer, still on the device."),
     ("`save(path)`, `save(milestone)`, `save(overwrite=)`", "`save()`", "Into `checkpoints/` of the run, by step."),

@@ -16,5 +16,5 @@ class MuLaNTrainer(OwnMuLaNTrainer):
         asked = own_arguments("MuLaNTrainer", positional, keywords)
         longest, model = asked.pop("max_samples", None), asked["model"]
         if longest is not None and isinstance(model, MuLaN):
-            asked["config"] = {"data.seconds": longest / model.config.audio.rate, **asked["config"]}
+            asked["config"] = {"data.seconds": longest / model.config.audio.sample_rate, **asked["config"]}
         super().__init__(**asked)

@@ -12,4 +12,4 @@ class PhenakiTrainer(OwnPhenakiTrainer):
     """quintet's `PhenakiTrainer`, called as that of phenaki-pytorch or with quintet's own names."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
-        super().__init__(**own_arguments("PhenakiTrainer", positional, keywords, self.config_class.LINKS))
+        super().__init__(**own_arguments("PhenakiTrainer", positional, keywords, self.config_class.FROZEN_KEYS))

@@ -12,4 +12,4 @@ class SoundStormTrainer(OwnSoundStormTrainer):
     """quintet's `SoundStormTrainer`, called as that of soundstorm-pytorch or with quintet's own names."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
-        super().__init__(**own_arguments("SoundStormTrainer", positional, keywords, self.config_class.LINKS))
+        super().__init__(**own_arguments("SoundStormTrainer", positional, keywords, self.config_class.FROZEN_KEYS))

@@ -189,7 +189,7 @@ def _count_whole_steps(translation: Translation, rules: Mapping[str, Rule]) -> N
     """The originals count micro-batches and their size; quintet counts what a whole step takes."""
     if "grad_accum_every" not in translation.renamed:
         return
-    factor = translation.overrides["train.accumulate"]
+    factor = translation.overrides["train.grad_accum_steps"]
     for rule in rules.values():
         if not rule.times_accumulation or factor == 1:
             continue

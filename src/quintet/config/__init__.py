@@ -3,10 +3,10 @@
 from quintet.config.data import (
     AudioDataConfig,
     DataConfig,
+    ImageDataConfig,
     MeshDataConfig,
-    PictureDataConfig,
-    SoundDataConfig,
     VideoDataConfig,
+    WindowedAudioDataConfig,
 )
 from quintet.config.options import GenerateOptions, NegativePromptOptions
 from quintet.config.run import (
@@ -27,7 +27,7 @@ from quintet.config.run import (
     differences,
     refuse_changes,
 )
-from quintet.config.section import Section, keys, unknown_key, validate
+from quintet.config.section import Section, keys, migrated, unknown_key, validate
 from quintet.config.tree import (
     Tree,
     data_path,
@@ -48,20 +48,20 @@ __all__ = [
     "EngineConfig",
     "EvalConfig",
     "GenerateOptions",
+    "ImageDataConfig",
     "LogConfig",
     "MeshDataConfig",
     "NegativePromptOptions",
     "OptimConfig",
     "OptimizerConfig",
     "PhaseOptimConfig",
-    "PictureDataConfig",
     "RunConfig",
     "SampleConfig",
     "Section",
-    "SoundDataConfig",
     "TrainConfig",
     "Tree",
     "VideoDataConfig",
+    "WindowedAudioDataConfig",
     "build",
     "data_path",
     "describe",
@@ -70,6 +70,7 @@ __all__ = [
     "flatten",
     "keys",
     "merge_into",
+    "migrated",
     "parse_overrides",
     "parse_value",
     "read_yaml",

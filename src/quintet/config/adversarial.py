@@ -19,12 +19,12 @@ class AdversarialLossConfig(Section):
     def is_adversarial(self, step: int) -> bool:
         return self.discriminator and step >= self.discriminator_start
 
-    def say(self, step: int) -> float:
+    def adversarial_ramp(self, step: int) -> float:
         """The discriminator's: it begins with nothing, or its first mistakes would ruin the tokenizer."""
         return min(1.0, (step + 1 - self.discriminator_start) / max(1, self.discriminator_ramp))
 
 
-class PictureLossConfig(AdversarialLossConfig):
+class ImageLossConfig(AdversarialLossConfig):
     """What a tokenizer of pictures or frames is trained for."""
 
     reconstruction: Literal["l1", "l2"] = Field("l1", description="Distance of pixels.")
@@ -35,11 +35,11 @@ class PictureLossConfig(AdversarialLossConfig):
     discriminator_dim: int = Field(32, ge=8, multiple_of=8, description="Width of the discriminator's first layer.")
     discriminator_layers: int = Field(4, ge=1, description="Strided layers; fewer where the picture is small.")
     adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss.")
-    penalty: float = Field(10.0, ge=0, description="Weight of the gradient penalty on real pictures; 0: none.")
-    penalty_every: int = Field(4, gt=0, description="Steps between two gradient penalties.")
+    gradient_penalty: float = Field(10.0, ge=0, description="Weight of the gradient penalty on real pictures; 0: none.")
+    gradient_penalty_every: int = Field(4, gt=0, description="Steps between two gradient penalties.")
 
     def is_penalised(self, step: int) -> bool:
-        return self.penalty > 0 and step % self.penalty_every == 0
+        return self.gradient_penalty > 0 and step % self.gradient_penalty_every == 0
 
 
 class AdversarialOptimConfig(OptimConfig):

@@ -25,15 +25,15 @@ class DataConfig(Section):
     shuffle_shards: int | None = Field(
         None, ge=1, description="Shuffle so many shards at a time, for data that is copied on the way; none: all items."
     )
-    cache: str | None = Field(
+    cache_dir: str | None = Field(
         None, description="Folder of caches (codes, indexes and copies of shards); none: the user's own cache folder."
     )
-    workers: int = Field(
+    num_workers: int = Field(
         2, ge=0, description="Processes that read data beside the training; 0 reads in the training process."
     )
 
 
-class PictureDataConfig(DataConfig):
+class ImageDataConfig(DataConfig):
     """The data of recipes that read pictures."""
 
     flip: bool = Field(True, description="Mirror half of the training pictures.")
@@ -51,7 +51,7 @@ class MeshDataConfig(DataConfig):
     memory_megabytes: int = Field(512, ge=0, description="Meshes each process keeps once read; 0: none.")
 
 
-class SoundDataConfig(DataConfig):
+class AudioDataConfig(DataConfig):
     """The data of recipes that read sound; outside training clips come whole."""
 
     seconds: float = Field(2.0, gt=0, description="Length of a window; what is shorter is taken whole.")
@@ -80,7 +80,7 @@ class VideoDataConfig(DataConfig):
         return self
 
 
-class AudioDataConfig(SoundDataConfig):
+class WindowedAudioDataConfig(AudioDataConfig):
     """The data of recipes to which a long clip is several windows."""
 
     stride: float = Field(

@@ -18,12 +18,12 @@ class MaskGitConfig(TextConfig):
         None, description="Places of codes along each axis; none: those of the tokenizer."
     )
     num_codes: int | None = Field(None, gt=1, description="Vocabulary; none: that of the tokenizer.")
-    low_grid: tuple[int, ...] | None = Field(
+    low_res_grid: tuple[int, ...] | None = Field(
         None,
         description="Grid of the low-resolution codes that a super-resolution model is given; "
         "none: this is no super-resolution model.",
     )
-    low_codes: int | None = Field(
+    low_res_num_codes: int | None = Field(
         None,
         gt=1,
         description="Vocabulary of the low-resolution codes that a super-resolution model is given; "
@@ -32,7 +32,7 @@ class MaskGitConfig(TextConfig):
     dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Width of the transformer.")
     depth: int = Field(6, ge=1, le=256, description="Blocks of the transformer.")
     heads: int = Field(8, ge=1, description="Attention heads, among which the width is shared out.")
-    merge: tuple[int, ...] | None = Field(
+    code_patch_size: tuple[int, ...] | None = Field(
         None,
         description="Neighbouring codes along each axis of the grid that are one token to the transformer, such as "
         "[1,2,2] of video: a fraction of the work; none: each code is one.",
@@ -42,7 +42,7 @@ class MaskGitConfig(TextConfig):
     self_conditioning: bool = Field(False, description="Show the model its own prediction of the step before.")
     self_critic: bool = Field(False, description="A head that scores tokens, on the generator itself.")
 
-    @field_validator("low_grid")
+    @field_validator("low_res_grid")
     @classmethod
     def _possible_grid(cls, grid: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if grid is not None and (len(grid) not in (2, 3) or min(grid) < 1):
@@ -53,15 +53,15 @@ class MaskGitConfig(TextConfig):
     def _fits(self) -> MaskGitConfig:
         if self.dim % self.heads:
             raise ValueError(f"model.heads={self.heads} does not divide a width of {self.dim}")
-        if (self.low_grid is None) != (self.low_codes is None):
-            raise ValueError("model.low_grid and model.low_codes are given both or not at all")
-        if self.merge is not None and self.grid is not None:
-            fits = len(self.merge) == len(self.grid) and min(self.merge) > 0
-            if not fits or any(size % step for size, step in zip(self.grid, self.merge, strict=True)):
+        if (self.low_res_grid is None) != (self.low_res_num_codes is None):
+            raise ValueError("model.low_res_grid and model.low_res_num_codes are given both or not at all")
+        if self.code_patch_size is not None and self.grid is not None:
+            fits = len(self.code_patch_size) == len(self.grid) and min(self.code_patch_size) > 0
+            if not fits or any(size % step for size, step in zip(self.grid, self.code_patch_size, strict=True)):
                 raise ValueError(
-                    f"model.merge={list(self.merge)} does not divide a grid of {list(self.grid)} codes; null for none"
+                    f"model.code_patch_size={list(self.code_patch_size)} does not divide a grid of {list(self.grid)} codes; null for none"
                 )
-        if self.low_grid is not None and self.grid is not None and len(self.grid) not in (2, 3):
+        if self.low_res_grid is not None and self.grid is not None and len(self.grid) not in (2, 3):
             raise ValueError(f"a super-resolution model has rows and columns of codes, not model.grid={self.grid}")
         return self
 
@@ -69,15 +69,15 @@ class MaskGitConfig(TextConfig):
 class MaskedSampleConfig(SampleConfig):
     """How masked tokens are filled in, whatever the model."""
 
-    guidance: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
+    guidance_scale: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
     guidance_schedule: Literal["constant", "linear", "cosine", "falling"] = Field(
         "constant", description="Course of the guidance over the steps."
     )
     temperature: float = Field(1.0, ge=0, description="Of drawing a token; 0: the likeliest.")
-    anneal: Literal["constant", "linear"] = Field(
+    temperature_schedule: Literal["constant", "linear"] = Field(
         "constant", description="Course of the temperature over the steps; linear falls to 0."
     )
-    choice_noise: float = Field(4.5, ge=0, description="Noise in choosing which tokens stay; falls to 0.")
+    choice_temperature: float = Field(4.5, ge=0, description="Noise in choosing which tokens stay; falls to 0.")
     top_p: float | None = Field(
         None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
     )
@@ -85,7 +85,7 @@ class MaskedSampleConfig(SampleConfig):
 
 class MaskGitSampleConfig(MaskedSampleConfig):
     steps: int = Field(18, ge=1, le=1000, description="Decoding steps.")
-    guidance: float = Field(3.0, ge=0, description="Classifier-free guidance; 1: none.")
+    guidance_scale: float = Field(3.0, ge=0, description="Classifier-free guidance; 1: none.")
     guidance_schedule: Literal["constant", "linear", "cosine", "falling"] = Field(
         "linear", description="Course of the guidance over the steps."
     )
@@ -95,19 +95,19 @@ class MaskGitSampleConfig(MaskedSampleConfig):
 class MaskGitLossConfig(Section):
     """What it is trained for."""
 
-    schedule: Literal["cosine", "linear"] = Field("cosine", description="How the share of masked tokens is drawn.")
-    drop_text: float = Field(
+    mask_schedule: Literal["cosine", "linear"] = Field("cosine", description="How the share of masked tokens is drawn.")
+    cond_drop_prob: float = Field(
         0.1, ge=0, lt=1, description="Share of texts dropped, so that guidance has something to lead away from."
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Share of the target spread over all codes.")
-    alike: float = Field(
+    codebook_smoothing: float = Field(
         0.0,
         ge=0,
         description="Share targets among codes that look alike, so far: in median squared distances between nearest "
         "codes, instead of loss.label_smoothing; 0: each code is right alone.",
     )
     critic: bool = Field(False, description="Train a token critic beside it, which decides what is masked again.")
-    only: Literal["generator", "critic"] | None = Field(
+    train_only: Literal["generator", "critic"] | None = Field(
         None, description="Train only this of the two; the critic alone needs a trained generator (--init RUN)."
     )
 
@@ -130,8 +130,8 @@ class MaskGitRunConfig(RunConfig):
     def _critics_agree(self) -> Self:
         if self.loss.critic and self.model.self_critic:
             raise ValueError("loss.critic=true and model.self_critic=true are two critics; choose one")
-        if self.loss.only == "critic" and not (self.loss.critic or self.model.self_critic):
-            raise ValueError("loss.only=critic needs a critic: loss.critic=true or model.self_critic=true")
-        if self.loss.alike and self.loss.label_smoothing:
-            raise ValueError("loss.alike shares targets out already: set loss.label_smoothing=0")
+        if self.loss.train_only == "critic" and not (self.loss.critic or self.model.self_critic):
+            raise ValueError("loss.train_only=critic needs a critic: loss.critic=true or model.self_critic=true")
+        if self.loss.codebook_smoothing and self.loss.label_smoothing:
+            raise ValueError("loss.codebook_smoothing shares targets out already: set loss.label_smoothing=0")
         return self

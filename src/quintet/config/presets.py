@@ -24,27 +24,27 @@ def _every(steps: int) -> Tree:
     return {f"{section}.every": steps for section in ("eval", "sample", "checkpoint")}
 
 
-DEBUG = preset(_every(10), train={"steps": 20, "batch_size": 8}, log={"every": 5}, data={"workers": 0})
-DEBUG_GENERATOR = preset(DEBUG, model={"dim": 32, "depth": 2, "heads": 2}, eval={"generated": 8}, sample={"num": 4})
+DEBUG = preset(_every(10), train={"steps": 20, "batch_size": 8}, log={"every": 5}, data={"num_workers": 0})
+DEBUG_GENERATOR = preset(DEBUG, model={"dim": 32, "depth": 2, "heads": 2}, eval={"num_generated": 8}, sample={"num": 4})
 DEBUG_GAN = preset(DEBUG, discriminator(10, ramp=5, dim=16))
 DEBUG_TEXT = preset(model={"text_dim": 32, "text_depth": 1, "text_heads": 2})
 
 # A CPU: all items are soon in memory, and workers would take turns with the computation.
-SMALL = preset(_every(500), train={"batch_size": 16}, data={"workers": 0})
-MUON = preset(optim={"name": "muon", "lr": 3e-3, "matrix_lr": 0.01, "warmup_steps": 150, "clip": 1.0})
+SMALL = preset(_every(500), train={"batch_size": 16}, data={"num_workers": 0})
+MUON = preset(optim={"name": "muon", "lr": 3e-3, "muon_lr": 0.01, "warmup_steps": 150, "max_grad_norm": 1.0})
 SMALL_GENERATOR = preset(
     SMALL, MUON, model={"dim": 128, "depth": 6, "heads": 4}, eval={"every": 1000}, sample={"every": 1000}
 )
 
 BASE = preset(
-    _every(5000), train={"batch_size": 64}, ema={"decay": 0.9995}, engine={"precision": "bf16"}, data={"workers": 8}
+    _every(5000), train={"batch_size": 64}, ema={"decay": 0.9995}, engine={"precision": "bf16"}, data={"num_workers": 8}
 )
 BASE_GENERATOR = preset(
     BASE,
     model={"dim": 1024, "depth": 24, "heads": 16},
     train={"steps": 500_000, "batch_size": 256},
-    optim={"lr": 1e-4, "warmup_steps": 5000, "clip": 1.0},
+    optim={"lr": 1e-4, "warmup_steps": 5000, "max_grad_norm": 1.0},
     ema={"decay": 0.9999},
-    data={"workers": 4},
+    data={"num_workers": 4},
 )
 BASE_TEXT = preset(model={"text_dim": 512, "text_depth": 6})

@@ -15,13 +15,13 @@ from pydantic import BaseModel, Field, model_validator
 
 from quintet.config.data import DataConfig
 from quintet.config.options import GenerateOptions
-from quintet.config.section import Section, validate
+from quintet.config.section import Section, migrated, validate
 from quintet.config.tree import Tree, expand, flatten, merge_into, read_yaml, to_yaml
 from quintet.errors import UsageError
 
 RESUMABLE = (
-    *("train.steps", "train.minutes", "train.accumulate", "train.max_bad_steps", "train.max_rollbacks"),
-    *("data.path", "data.validation_path", "data.workers", "data.cache", "data.memory_megabytes"),
+    *("train.steps", "train.minutes", "train.grad_accum_steps", "train.max_nonfinite_steps", "train.max_rollbacks"),
+    *("data.path", "data.validation_path", "data.num_workers", "data.cache_dir", "data.memory_megabytes"),
     *("log.", "eval.", "sample.", "checkpoint.", "engine."),
 )
 """What a resumed run may change; see docs/decisions/0003-resumable-keys.md."""
@@ -36,16 +36,18 @@ class TrainConfig(Section):
         None, gt=0, description="Time limit of this process: saves and stops, to be resumed at will."
     )
     batch_size: int = Field(16, gt=0, description="Items of one optimizer step, over all processes and micro-batches.")
-    accumulate: int = Field(1, gt=0, description="Micro-batches a step is cut into; more of them need less memory.")
+    grad_accum_steps: int = Field(
+        1, gt=0, description="Micro-batches a step is cut into; more of them need less memory."
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and every random choice.")
-    max_bad_steps: int = Field(10, gt=0, description="Non-finite steps in a row after which the run stops.")
+    max_nonfinite_steps: int = Field(10, gt=0, description="Non-finite steps in a row after which the run stops.")
     max_rollbacks: int = Field(
         0, ge=0, description="Times the run goes back to its last good checkpoint, and on with other items, instead."
     )
 
 
-Share = Annotated[float, Field(ge=0, lt=1)]
-Betas = tuple[Share, Share]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Betas = tuple[Probability, Probability]
 
 
 class OptimizerConfig(Section):
@@ -53,11 +55,11 @@ class OptimizerConfig(Section):
         "adamw", description="Optimizer; `adam` couples the decay with the gradient; `muon` is AdamW outside of blocks."
     )
     lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
-    matrix_lr: float = Field(0.02, gt=0, description="Peak rate of the matrices inside of blocks (muon).")
+    muon_lr: float = Field(0.02, gt=0, description="Peak rate of the matrices inside of blocks (muon).")
     betas: Betas = Field((0.9, 0.99), description="Decay rates of the moments.")
     eps: float = Field(1e-8, gt=0, description="Term that keeps the division finite (Adam, AdamW).")
     weight_decay: float = Field(0.0, ge=0, description="Decay of matrices and kernels; vectors are never decayed.")
-    clip: float | None = Field(None, gt=0, description="Largest norm of the phase's whole gradient.")
+    max_grad_norm: float | None = Field(None, gt=0, description="Largest norm of the phase's whole gradient.")
 
 
 class PhaseOptimConfig(Section):
@@ -66,7 +68,9 @@ class PhaseOptimConfig(Section):
     lr: float | None = Field(None, gt=0, description="Peak learning rate of this phase; none: `optim.lr`.")
     betas: Betas | None = Field(None, description="Decay rates of the moments; none: `optim.betas`.")
     weight_decay: float | None = Field(None, ge=0, description="Weight decay; none: `optim.weight_decay`.")
-    clip: float | None = Field(None, gt=0, description="Largest norm of this phase's gradient; none: `optim.clip`.")
+    max_grad_norm: float | None = Field(
+        None, gt=0, description="Largest norm of this phase's gradient; none: `optim.max_grad_norm`."
+    )
 
 
 class OptimConfig(OptimizerConfig):
@@ -76,7 +80,7 @@ class OptimConfig(OptimizerConfig):
         "cosine", description="Course of the rate after the warm-up."
     )
     final_lr: float = Field(0.0, ge=0, description="Rate at the horizon and after it.")
-    horizon: int | None = Field(
+    decay_steps: int | None = Field(
         None, gt=0, description="Step at which the schedule ends; fixed to `train.steps` when the run starts."
     )
 
@@ -104,7 +108,7 @@ class EvalConfig(Section):
         None, gt=0, description="Items of a validation batch, over all processes; none: a micro-batch's."
     )
     live: bool = Field(True, description="Validate the live weights beside the average.")
-    generated: int = Field(
+    num_generated: int = Field(
         500, ge=0, description="Validation items from which `quintet eval` has a generator make something to judge."
     )
 
@@ -136,14 +140,14 @@ class EngineConfig(Section):
     compile: bool = Field(False, description="torch.compile every module.")
     channels_last: bool = Field(True, description="Channels-last memory for convolution kernels.")
     deterministic: bool = Field(False, description="Deterministic algorithms on CUDA too; on CPU they always are.")
-    recompute: bool = Field(
+    activation_checkpointing: bool = Field(
         False, description="Activation checkpointing: recompute blocks in the backward pass to save memory."
     )
     threads: int | None = Field(None, gt=0, description="CPU threads of a process; none: as torch finds them.")
-    processes: int | None = Field(None, gt=0, description="Refuse to start in a world of any other size.")
+    world_size: int | None = Field(None, gt=0, description="Refuse to start in a world of any other size.")
     timeout_seconds: int = Field(600, gt=0, description="How long a process waits for the others before it fails.")
-    shard: Literal["none", "full"] = Field(
-        "none", description="full: each process holds a part of weights, averages and optimizer state (FSDP2)."
+    fsdp: bool = Field(
+        False, description="Shard weights, moving average and optimizer state over the processes (FSDP2)."
     )
     bucket_megabytes: int = Field(25, gt=0, description="Size of DDP's gradient buckets.")
 
@@ -153,7 +157,7 @@ class RunConfig(Section):
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named sets of keys, dotted."""
-    LINKS: ClassVar[tuple[str, ...]] = ()
+    FROZEN_KEYS: ClassVar[tuple[str, ...]] = ()
     """Keys that name another trained model which this one stands on; a run keeps a copy of each in its folder. Beside
     each stands a key NAME_hash, filled in when the run starts: later the weights must still be those."""
     TRANSFORMERS: ClassVar[tuple[str, ...]] = ()
@@ -178,15 +182,17 @@ class RunConfig(Section):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
-        missing = {key for name in cls.LINKS for key in (name, f"{name}_hash")} - cls.model_fields.keys()
+        missing = {key for name in cls.FROZEN_KEYS for key in (name, f"{name}_hash")} - cls.model_fields.keys()
         if missing:
-            raise TypeError(f"{cls.__name__} has LINKS={cls.LINKS}, so it needs the keys {', '.join(sorted(missing))}")
+            raise TypeError(
+                f"{cls.__name__} has LINKS={cls.FROZEN_KEYS}, so it needs the keys {', '.join(sorted(missing))}"
+            )
 
     @model_validator(mode="after")
     def _batches_divide(self) -> RunConfig:
-        if self.train.batch_size % self.train.accumulate:
+        if self.train.batch_size % self.train.grad_accum_steps:
             raise ValueError(
-                f"train.batch_size={self.train.batch_size} is not divisible by train.accumulate={self.train.accumulate}"
+                f"train.batch_size={self.train.batch_size} is not divisible by train.grad_accum_steps={self.train.grad_accum_steps}"
             )
         return self
 
@@ -228,7 +234,7 @@ def build(
         merge_into(tree, expand(schema.PRESETS[preset]))
         tree["preset"] = preset
     if file is not None:
-        merge_into(tree, read_yaml(file))
+        merge_into(tree, migrated(schema, read_yaml(file)))
     merge_into(tree, expand(overrides or {}))
     return validate(schema, tree)
 

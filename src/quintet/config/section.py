@@ -9,6 +9,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from quintet.config.aliases import migrate, renamed
 from quintet.config.tree import LONGEST_VALUE, Tree, plain, short
 from quintet.errors import UsageError
 
@@ -30,6 +31,15 @@ def validate(schema: type[SectionT], tree: Tree) -> SectionT:
         return schema.model_validate(tree)
     except ValidationError as error:
         raise UsageError("; ".join(_explain(schema, detail) for detail in error.errors())) from None
+
+
+def migrated(schema: type[BaseModel], tree: Tree, section: str = "") -> Tree:
+    """A tree that a run, a checkpoint or an export stored, with present names of keys.
+
+    `section` is the section, such as `model`, whose inside the tree is; empty for a whole configuration.
+    """
+    known = set(keys(schema, f"{section}." if section else ""))
+    return dict(migrate({section: tree}, known)[section]) if section else migrate(tree, known)
 
 
 def keys(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -82,7 +92,10 @@ def _key_of(schema: type[BaseModel], location: Sequence[int | str]) -> str:
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """The message for a key that does not exist, with the nearest that does."""
+    """The message for a key that does not exist: its present name where it was renamed, else the nearest key."""
+    present = renamed(key, known)
+    if present is not None:
+        return f"unknown key {short(key)}: it is called '{present}' now"
     key = key if len(key) <= LONGEST_VALUE else f"{key[: LONGEST_VALUE - 1]}…"  # comparing takes time
     by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
     near = [by_last_part[key]] if key in by_last_part else difflib.get_close_matches(key, known, n=1, cutoff=0.6)

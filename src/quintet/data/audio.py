@@ -21,7 +21,7 @@ from torch import Tensor
 from quintet.common.batch import Dataset, Item, collate
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
-from quintet.config import AudioDataConfig, SoundDataConfig
+from quintet.config import AudioDataConfig, WindowedAudioDataConfig
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, split_object
 from quintet.data.splits import FolderDataset, HeaderCache, Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
@@ -57,12 +57,12 @@ class AudioFolder(FolderDataset[Samples]):
     _headers: HeaderCache[AudioHeader] = field(default_factory=HeaderCache, init=False, repr=False)
     _last: tuple[int, MediaFile] = field(default=(-1, ""), init=False, repr=False)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         frames, window = self.frames(item), self.window
         if self.opening:
             starts = [0]
         elif self.train:
-            starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
+            starts = [int(rng.number("crop") * (max(frames - window, 0) + 1))]
         elif self.whole:
             starts, window = [0], frames
         else:
@@ -175,7 +175,7 @@ def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
     return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def audio_folder_splits(config: SoundDataConfig, rate: int, *, opening: bool = False) -> Splits:
+def audio_folder_splits(config: AudioDataConfig, rate: int, *, opening: bool = False) -> Splits:
     """The folders that the configuration names, split for validation.
 
     Outside training clips come whole, unless the configuration says how they are cut into windows. With `opening` each
@@ -190,7 +190,7 @@ def audio_folder_splits(config: SoundDataConfig, rate: int, *, opening: bool = F
         opening=opening,
         memory=config.memory_megabytes * 2**20,
     )
-    if isinstance(config, AudioDataConfig):
+    if isinstance(config, WindowedAudioDataConfig):
         make = partial(make, whole=False, stride=config.stride, max_windows=config.max_windows)
     return split_folder(config, sounds.EXTENSIONS, make)
 
@@ -234,21 +234,21 @@ class PythonAudio(PythonDataset):
     fields = FIELDS
 
     rate: int
-    config: SoundDataConfig
+    config: AudioDataConfig
     captioned: bool = True
     """Whether every item must have a text."""
     opening: bool = False
     """Whether a sound comes as its first window, in training too."""
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         routed = self.routed(item)
         wave = _wave(routed["wavs"])
         frames, window = len(wave), max(1, round(self.config.seconds * self.rate))
         if self.opening:
             starts = [0]
         elif self.train:
-            starts = [int(draw.number("crop") * (max(frames - window, 0) + 1))]
-        elif not isinstance(self.config, AudioDataConfig):
+            starts = [int(rng.number("crop") * (max(frames - window, 0) + 1))]
+        elif not isinstance(self.config, WindowedAudioDataConfig):
             starts, window = [0], frames
         else:
             stride = max(1, round(self.config.stride * self.rate))
@@ -300,7 +300,7 @@ def _ids(value: Any) -> Tensor:
 
 def python_audio_splits(
     dataset: Indexable,
-    config: SoundDataConfig,
+    config: AudioDataConfig,
     rate: int,
     *,
     validation: Indexable | None = None,

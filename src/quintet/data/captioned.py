@@ -27,7 +27,7 @@ def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) 
             raise UsageError(
                 "a model of classes needs their names (model.classes) or a folder whose captions are classes"
             )
-        entries = list_media(data.path, extensions, cache=data.cache).entries
+        entries = list_media(data.path, extensions, cache=data.cache_dir).entries
         return {"model.classes": sorted({entry.text for entry in entries if entry.text})}
     return {}
 
@@ -49,7 +49,7 @@ def check_captions(model: TextConfig, media: Splits, what: str, may_be_empty: bo
     if missing and not may_be_empty:
         raise UsageError(
             f"{len(missing)} of {len(captions)} {what} have no caption, {missing[0]} for one; add captions, train "
-            "with data.empty_captions=true, or without text (model.text=none)"
+            "with data.allow_missing_captions=true, or without text (model.text=none)"
         )
     if long := too_long(model, [text for _, text in captions]):
         most = f"{most_symbols(model)} {model.text}"

@@ -328,7 +328,9 @@ def _duplicates(root: str | os.PathLike[str], entries: Sequence[Entry]) -> list[
     by_size: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_size[entry.stamp.size if entry.stamp else -1].append(entry)
-    candidates = [entry for alike in by_size.values() if len(alike) > 1 for entry in alike]
+    candidates = [
+        entry for codebook_smoothing in by_size.values() if len(codebook_smoothing) > 1 for entry in codebook_smoothing
+    ]
     by_content: dict[str, list[str]] = defaultdict(list)
     with _pool() as pool:
         for entry, digest in zip(candidates, pool.map(lambda entry: _digest(root, entry), candidates), strict=True):

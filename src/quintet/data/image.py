@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG
-from quintet.config import PictureDataConfig
+from quintet.config import ImageDataConfig
 from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
 from quintet.data.splits import FolderDataset, Splits, split_folder
 from quintet.errors import UnreadableItem
@@ -39,9 +39,9 @@ class ImageFolder(FolderDataset[Pixels]):
     random_crop: bool = field(default=False, kw_only=True)
     truncated: Truncated = field(default="skip", kw_only=True)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        pixels = self._moved(item, draw) if self.train and self.random_crop else self._centred(item)
-        if self.train and self.flip and draw.number("flip") < 0.5:
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        pixels = self._moved(item, rng) if self.train and self.random_crop else self._centred(item)
+        if self.train and self.flip and rng.number("flip") < 0.5:
             pixels = pixels[:, ::-1]
         return {**self.metadata(item), "images": images.bytes_tensor(pixels)}
 
@@ -52,8 +52,8 @@ class ImageFolder(FolderDataset[Pixels]):
         moved = self.train and (self.flip or self.random_crop)
         return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
 
-    def _moved(self, item: int, draw: ItemRNG) -> Pixels:
-        x, y = draw.number("crop-x"), draw.number("crop-y")
+    def _moved(self, item: int, rng: ItemRNG) -> Pixels:
+        x, y = rng.number("crop-x"), rng.number("crop-y")
         return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
 
     def _centred(self, item: int) -> Pixels:
@@ -68,7 +68,7 @@ class ImageFolder(FolderDataset[Pixels]):
         return images.read_image(self._file(item), mode=self.mode, truncated=self.truncated, side=side)
 
 
-def folder_splits(config: PictureDataConfig, size: tuple[int, int], channels: int) -> Splits:
+def folder_splits(config: ImageDataConfig, size: tuple[int, int], channels: int) -> Splits:
     """The folders that the configuration names, split for validation."""
     make = partial(
         ImageFolder,
@@ -105,10 +105,10 @@ class PythonImages(PythonDataset):
     channels: int
     flip: bool
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         routed = self.routed(item)
         image = self._fitted(routed["images"])
-        if self.train and self.flip and draw.number("flip") < 0.5:
+        if self.train and self.flip and rng.number("flip") < 0.5:
             image = image.flip(-1)
         return {"images": image, "texts": caption_of(routed)}
 
@@ -128,7 +128,7 @@ class PythonImages(PythonDataset):
 
 def python_splits(
     dataset: Indexable,
-    config: PictureDataConfig,
+    config: ImageDataConfig,
     size: tuple[int, int],
     channels: int,
     *,

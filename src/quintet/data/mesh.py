@@ -40,10 +40,10 @@ class MeshFolder(FolderDataset[Mesh]):
     corners: int = field(default=3, kw_only=True)
     """Of a face: with 4 only files of quads can be used."""
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         mesh = self.mesh(item)
         if self.train and self.augment:
-            mesh = augmented(mesh, draw, self.bins)
+            mesh = augmented(mesh, rng, self.bins)
         vertices = torch.from_numpy(mesh.vertices.astype(np.float32))
         return {**self.metadata(item), "vertices": vertices, "faces": torch.from_numpy(mesh.faces)}
 
@@ -65,9 +65,9 @@ class MeshFolder(FolderDataset[Mesh]):
         return self._keep(item, mesh, mesh.vertices.nbytes + mesh.faces.nbytes)
 
 
-def augmented(mesh: Mesh, draw: ItemRNG, bins: int = meshes.BINS) -> Mesh:
+def augmented(mesh: Mesh, rng: ItemRNG, bins: int = meshes.BINS) -> Mesh:
     """Stretched and shifted along each axis as far as it stays in the unit box, then clean and in order again."""
-    chances = np.array([[draw.number(f"{what}-{axis}") for axis in "xyz"] for what in ("scale", "shift")])
+    chances = np.array([[rng.number(f"{what}-{axis}") for axis in "xyz"] for what in ("scale", "shift")])
     low, high = mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)
     most = 2 * meshes.LIMIT / np.maximum(high - low, 1e-9)
     scale = np.minimum(SCALES[0] + (SCALES[1] - SCALES[0]) * chances[0], most)
@@ -136,7 +136,7 @@ class PythonMeshes(PythonDataset):
     max_faces: int
     augment: bool
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         routed = self.routed(item)
         vertices = np.asarray(routed["vertices"], np.float64)
         faces = np.asarray(routed["faces"], np.int64)
@@ -144,7 +144,7 @@ class PythonMeshes(PythonDataset):
         self._check(vertices, faces)
         mesh = Mesh(vertices, faces)
         if self.corners == 3:
-            mesh = self._prepared(mesh, draw)
+            mesh = self._prepared(mesh, rng)
         return {
             "texts": caption_of(routed),
             "vertices": torch.from_numpy(mesh.vertices.astype(np.float32)),
@@ -164,13 +164,13 @@ class PythonMeshes(PythonDataset):
         if np.abs(used).max() > 1:
             raise UnreadableItem("has coordinates outside of -1 to 1; scale it first")
 
-    def _prepared(self, mesh: Mesh, draw: ItemRNG) -> Mesh:
+    def _prepared(self, mesh: Mesh, rng: ItemRNG) -> Mesh:
         if not np.isfinite(mesh.vertices).all():
             raise UnreadableItem("has coordinates that are not finite")
         mesh = meshes.clean(mesh, self.bins)
         if not len(mesh.faces):
             raise UnreadableItem(f"no face of it has an area at {self.bins} bins a side")
-        return augmented(mesh, draw, self.bins) if self.train and self.augment else meshes.canonical(mesh, self.bins)
+        return augmented(mesh, rng, self.bins) if self.train and self.augment else meshes.canonical(mesh, self.bins)
 
 
 def python_mesh_splits(

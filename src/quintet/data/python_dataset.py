@@ -132,7 +132,7 @@ class PythonDataset(ABC):
         return f"item {self.positions[item]}"
 
     @abstractmethod
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         """Preprocess one item; `UnreadableItem` with the reason if it cannot be used."""
 
     def metadata(self, item: int) -> Item:

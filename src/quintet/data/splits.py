@@ -53,7 +53,7 @@ class FolderDataset(ABC, Generic[DecodedT]):
         return self.entries[item].file
 
     @abstractmethod
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         """Read one item; `UnreadableItem` with the reason if its file cannot be used."""
 
     def metadata(self, item: int) -> Item:
@@ -90,7 +90,7 @@ class HeaderCache(dict[int, HeaderT]):
 
 
 @dataclass(frozen=True)
-class Portions:
+class ShardShuffle:
     """Items that are shuffled a portion at a time: of each item the file it is in, and how many files are a portion."""
 
     file_of: npt.NDArray[np.int64]
@@ -108,7 +108,7 @@ class Splits:
     about: dict[str, Any] = field(default_factory=dict)
     extra_splits: Mapping[str, Dataset] = field(default_factory=dict)
     """What is neither trained on nor validated with, by the name of its split; a generator can be judged on it."""
-    portions: Portions | None = None
+    portions: ShardShuffle | None = None
     """Which training items are shuffled among each other, where not all are."""
     listed: bool = True
     """Whether `data.json` names each item; not where the fingerprint is that of an index, which does."""
@@ -123,7 +123,7 @@ MakeDataset = Callable[..., FolderDataset[Any]]
 def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDataset, *, films: bool = False) -> Splits:
     """The folders that the configuration names, split for validation; with `films`, folders of pictures are items."""
     root = _required(config)
-    found = list_media(root, extensions, films=films, cache=config.cache)
+    found = list_media(root, extensions, films=films, cache=config.cache_dir)
     train, held_out, aside = split_items(
         found.entries, config.validation_fraction, config.split_seed, config.validation_group
     )
@@ -132,7 +132,7 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDatas
     skipped = _reasons(found.skipped)
     prints = fingerprint_of(root, found.entries)
     if config.validation_path is not None:
-        other = list_media(config.validation_path, extensions, films=films, cache=config.cache)
+        other = list_media(config.validation_path, extensions, films=films, cache=config.cache_dir)
         train = joined(train, held_out)
         held_out, held_root, held_dataset = other.entries, config.validation_path, _dataset(other)
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
@@ -146,7 +146,7 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDatas
     if config.shuffle_shards is not None:
         if not isinstance(train, ShardEntries):
             raise UsageError(f"data.shuffle_shards={config.shuffle_shards} is for shards, and {root} holds none")
-        portions = Portions(train.shard_numbers, config.shuffle_shards)
+        portions = ShardShuffle(train.shard_numbers, config.shuffle_shards)
     trained_on = make(root, train, train=True, dataset=dataset)
     return Splits(trained_on, looked_at, prints, skipped, about, extra_splits, portions, not sharded, dataset)
 

@@ -124,9 +124,9 @@ class TokenCache:
         for variant in range(self.key.variants):
             read = dict(self._read([item for item in items if item not in skipped], variant, skipped))
             if read:
-                draw = ItemRNG(0, [variant] * len(read), list(read))
+                rng = ItemRNG(0, [variant] * len(read), list(read))
                 names = tuple(self.media.name(item) for item in read)
-                codes = self.encode(Batch(self.collate(list(read.values())), names, draw))
+                codes = self.encode(Batch(self.collate(list(read.values())), names, rng))
                 kept = np.float32 if codes.is_floating_point() else np.int32
                 for item, one in zip(read, codes.cpu().numpy().astype(kept), strict=True):
                     made[item].append(one)
@@ -161,10 +161,10 @@ class TokenDataset:
     def name(self, item: int) -> str:
         return self.media.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         if item in self.skipped:
             raise UnreadableItem(self.skipped[item])
-        variant = int(draw.number("variant") * self.variants)
+        variant = int(rng.number("variant") * self.variants)
         codes = self.codes(item)[variant]
         kept = codes.copy() if _is_vector(codes) else codes[: length(codes)].astype(np.int64)
         return {**self.media.metadata(item), self.field: torch.from_numpy(kept)}

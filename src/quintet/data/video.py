@@ -47,17 +47,17 @@ class VideoFolder(FolderDataset[Clip]):
     random_crop: bool = field(default=False, kw_only=True)
     _headers: HeaderCache[VideoHeader] = field(default_factory=HeaderCache, init=False, repr=False)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         file = self._file(item)
         header = self._header(item, file)
-        start = draw.number("start") if self.train else 0.5
+        start = rng.number("start") if self.train else 0.5
         places = films.clip_frames(header, self.frames, stride=self.stride, rate=self.fps, start=start)
         if self.train and self.random_crop:
-            fit = Fit(self.height, self.width, draw.number("crop-x"), draw.number("crop-y"))
+            fit = Fit(self.height, self.width, rng.number("crop-x"), rng.number("crop-y"))
             clip = films.read_video(file, places, fit=fit, header=header)
         else:
             clip = self._centred(item, file, header, places)
-        if self.train and self.flip and draw.number("flip") < 0.5:
+        if self.train and self.flip and rng.number("flip") < 0.5:
             clip = clip[:, :, ::-1]
         return {**self.metadata(item), "videos": films.clip_tensor(clip)}
 
@@ -138,16 +138,16 @@ class PythonVideos(PythonDataset):
     width: int
     config: VideoDataConfig
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         routed = self.routed(item)
         clip = _clip(routed["videos"])
-        start = draw.number("start") if self.train else 0.5
+        start = rng.number("start") if self.train else 0.5
         clip = clip[films.stride_frames(len(clip), self.config.frames, self.config.stride, start)]
         moved = self.train and self.config.random_crop
-        x, y = (draw.number("crop-x"), draw.number("crop-y")) if moved else (0.5, 0.5)
+        x, y = (rng.number("crop-x"), rng.number("crop-y")) if moved else (0.5, 0.5)
         if clip.shape[1:3] != (self.height, self.width):
             clip = np.stack([images.resize_and_crop(frame, self.height, self.width, x=x, y=y) for frame in clip])
-        if self.train and self.config.flip and draw.number("flip") < 0.5:
+        if self.train and self.config.flip and rng.number("flip") < 0.5:
             clip = clip[:, :, ::-1]
         return {"texts": caption_of(routed), "videos": films.clip_tensor(clip)}
 

@@ -42,7 +42,7 @@ MUSE = Stage(
     share=0.7,
     pace=3.5,
     links=(("tokenizer", "tokenizer"),),
-    keys=lambda steps, judged: (f"eval.generated={judged}",),
+    keys=lambda steps, judged: (f"eval.num_generated={judged}",),
     figures=(
         Figure("match_colour", "colour as unseen captions say", 0.95),
         Figure("match_position", "position", 0.9),
@@ -96,7 +96,7 @@ PHENAKI = Stage(
     share=0.75,
     pace=4.0,
     links=(("tokenizer", "tokenizer"),),
-    keys=lambda steps, judged: (f"eval.generated={judged}",),
+    keys=lambda steps, judged: (f"eval.num_generated={judged}",),
     figures=(
         Figure("match_colour", "colour as unseen captions say", 0.9),
         Figure("match_motion", "motion", 0.85),
@@ -177,9 +177,9 @@ MULAN = Stage(
     share=0.35,
     pace=0.6,
     keys=lambda steps, judged: (
-        "eval.distinct=200",
-        f"eval.labels={json.dumps([*TIMBRES, *DRUMS, *NOISES])}",
-        "eval.prompt=a {}",
+        "eval.distinct_captions=200",
+        f"eval.zero_shot_labels={json.dumps([*TIMBRES, *DRUMS, *NOISES])}",
+        "eval.zero_shot_template=a {}",
     ),
     figures=(
         Figure("text_to_audio_r1", "captions that find their unseen clip first", 0.6),
@@ -210,7 +210,7 @@ STORM = Stage(
     share=0.45,
     pace=1.2,
     links=(("tokenizer", "codec"), ("condition", "mulan")),
-    keys=lambda steps, judged: ("loss.tell_caption=0.5", f"eval.generated={judged}", "eval.batches=8"),
+    keys=lambda steps, judged: ("loss.caption_cond_prob=0.5", f"eval.num_generated={judged}", "eval.batches=8"),
     figures=(
         Figure("match_timbre", "instrument as unseen captions say", 0.8),
         Figure("match_register", "register", 0.8),
@@ -276,7 +276,7 @@ MESH_TRANSFORMER = Stage(
     pace=1.5,
     links=(("tokenizer", "coordinates"),),
     # There are enough meshes, and captions name proportions, which stretching would change.
-    keys=lambda steps, judged: ("data.augment=false", f"eval.generated={judged}"),
+    keys=lambda steps, judged: ("data.augment=false", f"eval.num_generated={judged}"),
     figures=(
         Figure("valid", "valid meshes from unseen captions", 0.9),
         Figure("match_class", "class as the caption says", 0.85),

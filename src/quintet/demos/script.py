@@ -177,7 +177,7 @@ class Show:
         limit = [] if left is None else [f"train.minutes={max(left, SHORTEST) / 60:.3f}"]
         if not (run / "config.yaml").exists():
             first = stage.first_steps(plan.steps)
-            horizon = [f"optim.horizon={plan.steps}"] if first < plan.steps else []
+            horizon = [f"optim.decay_steps={plan.steps}"] if first < plan.steps else []
             links = [word for name, to in stage.links for word in (f"--{name}", self._link(to))]
             keys = [*stage.keys(plan.steps, self.demo.judged(self.form)), *every(plan.every)]
             words = ["train", stage.recipe, str(self.out / "data"), "--out", str(run), "--preset", self.demo.preset]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from quintet.errors import UsageError
 
 
-def start_alike(weight: Tensor, codebook: Tensor) -> None:
+def init_from_codebook(weight: Tensor, codebook: Tensor) -> None:
     """Let similar codes start alike: `weight` is (codes, dim), `codebook` (codes, code_dim).
 
     The vectors are centred, brought to the scale that the weights were initialised with, and turned at random into
@@ -37,7 +37,7 @@ AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class Alike:
+class CodebookSmoothing:
     """For each code those that are most like it, itself first, (codes, some), and their shares of its target; where the
     codebook is."""
 
@@ -50,7 +50,7 @@ class Alike:
         return -(log_probabilities.gather(-1, codes) * shares.to(log_probabilities.dtype)).sum(-1)
 
 
-def alike(codebook: Tensor, spread: float) -> Alike:
+def codebook_smoothing(codebook: Tensor, spread: float) -> CodebookSmoothing:
     """Shares fall with the squared distance, by e for every `spread` times the median one between nearest codes."""
     device, codebook = codebook.device, codebook.detach().to("cpu", torch.float64)
     some = min(MOST, len(codebook))
@@ -58,11 +58,13 @@ def alike(codebook: Tensor, spread: float) -> Alike:
     distances, codes = (torch.cat(parts) for parts in zip(*near, strict=True))
     unit = distances[:, 1].median() * spread
     if not unit > 0:
-        raise UsageError("loss.alike: half of the tokenizer's codes are the same, so that nothing is known of the rest")
-    return Alike(codes.to(device), (-distances / unit).softmax(-1).float().to(device))
+        raise UsageError(
+            "loss.codebook_smoothing: half of the tokenizer's codes are the same, so that nothing is known of the rest"
+        )
+    return CodebookSmoothing(codes.to(device), (-distances / unit).softmax(-1).float().to(device))
 
 
-def check_alike(spread: float, levels: int | None) -> None:
-    """Refuse `loss.alike` before anything is read; `levels` are those of the tokenizer, if there is one."""
+def check_codebook_smoothing(spread: float, levels: int | None) -> None:
+    """Refuse `loss.codebook_smoothing` before anything is read; `levels` are those of the tokenizer, if there is one."""
     if spread and levels != 1:
-        raise UsageError("loss.alike needs a tokenizer with one code a place: set it to 0")
+        raise UsageError("loss.codebook_smoothing needs a tokenizer with one code a place: set it to 0")

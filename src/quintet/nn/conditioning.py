@@ -144,16 +144,22 @@ class LowResolution(nn.Module):
     cover: Tensor
 
     def __init__(
-        self, low_grid: Sequence[int], low_codes: int, grid: Sequence[int], dim: int, text_dim: int, heads: int
+        self,
+        low_res_grid: Sequence[int],
+        low_res_num_codes: int,
+        grid: Sequence[int],
+        dim: int,
+        text_dim: int,
+        heads: int,
     ) -> None:
         super().__init__()
-        if {len(low_grid), len(grid)} - {2, 3}:
-            raise UsageError("model.grid and model.low_grid have rows and columns, and levels if there are any")
-        self.low_grid, self.low_codes = tuple(low_grid), low_codes
-        self.levels = math.prod(low_grid[2:])
+        if {len(low_res_grid), len(grid)} - {2, 3}:
+            raise UsageError("model.grid and model.low_res_grid have rows and columns, and levels if there are any")
+        self.low_res_grid, self.low_res_num_codes = tuple(low_res_grid), low_res_num_codes
+        self.levels = math.prod(low_res_grid[2:])
         # The same code means something else at another level, so every level has rows of its own.
-        self.embedding = nn.Embedding(self.levels * low_codes, text_dim)
-        self.covering = nn.Embedding(self.levels * low_codes, dim)
+        self.embedding = nn.Embedding(self.levels * low_res_num_codes, text_dim)
+        self.covering = nn.Embedding(self.levels * low_res_num_codes, dim)
         for table in (self.embedding, self.covering):
             nn.init.normal_(table.weight, std=EMBEDDING_SCALE)
         self.transformer = Transformer(
@@ -161,38 +167,42 @@ class LowResolution(nn.Module):
             LOW_DEPTH,
             heads,
             text_dim // heads,
-            positions=LearnedPositions(low_grid[:2], text_dim),
+            positions=LearnedPositions(low_res_grid[:2], text_dim),
         )
         # Not saved: it follows from the grids.
-        self.register_buffer("cover", covering_places(low_grid, grid), persistent=False)
+        self.register_buffer("cover", covering_positions(low_res_grid, grid), persistent=False)
 
     def forward(self, low: Tensor) -> LowVectors:
         """`low` is (batch, tokens of the low grid)."""
         self._check(low)
         levels = rearrange(low, "b (places levels) -> b places levels", levels=self.levels)
-        ids = levels + self.low_codes * torch.arange(self.levels, device=low.device)
+        ids = levels + self.low_res_num_codes * torch.arange(self.levels, device=low.device)
         context = self.transformer(self.embedding(ids).sum(2))
         return LowVectors(context, self.covering(ids).sum(2)[:, self.cover])
 
     def _check(self, low: Tensor) -> None:
-        expected = math.prod(self.low_grid)
+        expected = math.prod(self.low_res_grid)
         if low.dim() != 2 or low.shape[1] != expected:
             raise UsageError(
                 f"low-resolution codes of shape {tuple(low.shape)} are not rows of {expected} "
-                f"(model.low_grid={self.low_grid})"
+                f"(model.low_res_grid={self.low_res_grid})"
             )
         # Not on a GPU: reading from it would hold up every step.
-        if low.device.type == "cpu" and low.numel() and not 0 <= int(low.min()) <= int(low.max()) < self.low_codes:
+        if (
+            low.device.type == "cpu"
+            and low.numel()
+            and not 0 <= int(low.min()) <= int(low.max()) < self.low_res_num_codes
+        ):
             raise UsageError(
                 f"low-resolution codes from {int(low.min())} to {int(low.max())} are not all in the vocabulary "
-                f"of model.low_codes={self.low_codes}"
+                f"of model.low_res_num_codes={self.low_res_num_codes}"
             )
 
 
-def covering_places(low_grid: Sequence[int], grid: Sequence[int]) -> Tensor:
+def covering_positions(low_res_grid: Sequence[int], grid: Sequence[int]) -> Tensor:
     """For each token of a grid, the place of the low grid under its centre; levels lie on one place."""
     rows, columns = (
-        (2 * torch.arange(size) + 1) * low // (2 * size) for low, size in zip(low_grid[:2], grid[:2], strict=True)
+        (2 * torch.arange(size) + 1) * low // (2 * size) for low, size in zip(low_res_grid[:2], grid[:2], strict=True)
     )
-    places = rows[:, None] * low_grid[1] + columns
+    places = rows[:, None] * low_res_grid[1] + columns
     return places.flatten().repeat_interleave(math.prod(grid[2:]))

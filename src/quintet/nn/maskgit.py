@@ -20,7 +20,7 @@ from quintet.config import validate
 from quintet.config.masked import MaskGitConfig
 from quintet.errors import UsageError
 from quintet.nn.attention import CrossKV
-from quintet.nn.codebook import start_alike
+from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
@@ -61,22 +61,27 @@ class _Tokens(nn.Module):
         self.embedding = nn.Embedding(config.num_codes + 1, config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
-        self.merging = Merging(config.merge, config.dim) if config.merge is not None else None
+        self.merging = Merging(config.code_patch_size, config.dim) if config.code_patch_size is not None else None
         seen = config.grid if self.merging is None else self.merging.merged(config.grid)
         self.transformer = Transformer(
             config.dim,
             config.depth,
             config.heads,
             config.dim // config.heads,
-            context_dim=None if config.text == "none" and config.low_grid is None else config.text_dim,
+            context_dim=None if config.text == "none" and config.low_res_grid is None else config.text_dim,
             dropout=config.dropout,
             positions=LearnedPositions(seen, config.dim),
             rotary=Rotary(seen, config.dim // config.heads, theta=100.0) if config.rotary else None,
         )
         self.low: LowResolution | None = None
-        if config.low_grid is not None and config.low_codes is not None:
+        if config.low_res_grid is not None and config.low_res_num_codes is not None:
             self.low = LowResolution(
-                config.low_grid, config.low_codes, config.grid, config.dim, config.text_dim, config.text_heads
+                config.low_res_grid,
+                config.low_res_num_codes,
+                config.grid,
+                config.dim,
+                config.text_dim,
+                config.text_heads,
             )
 
     @property
@@ -211,9 +216,9 @@ class _Tokens(nn.Module):
 
     def _has_low(self, conditioning: Conditioning) -> bool:
         if self.low is None and "low" in conditioning:
-            raise UsageError("low-resolution codes are for a super-resolution model (model.low_grid)")
+            raise UsageError("low-resolution codes are for a super-resolution model (model.low_res_grid)")
         if self.low is not None and "low" not in conditioning:
-            raise UsageError("a super-resolution model (model.low_grid) needs the low-resolution codes, as `low`")
+            raise UsageError("a super-resolution model (model.low_res_grid) needs the low-resolution codes, as `low`")
         return self.low is not None
 
 
@@ -264,6 +269,8 @@ class MaskGit(Pretrained, _Tokens):
 
     Keyword arguments are the keys of `model.*`; see `MaskGitConfig`.
     """
+
+    CONFIG = MaskGitConfig
 
     def __init__(self, config: MaskGitConfig | None = None, **keywords: Any) -> None:
         super().__init__(config or validate(MaskGitConfig, keywords))
@@ -328,7 +335,7 @@ class MaskGit(Pretrained, _Tokens):
         if codebook.dim() != 2 or len(codebook) != self.mask_id:
             raise UsageError(f"a codebook of shape {tuple(codebook.shape)} is not that of {self.mask_id} codes")
         for weight in (self.embedding.weight[: self.mask_id], self.to_logits.weight):
-            start_alike(weight, codebook)
+            init_from_codebook(weight, codebook)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -337,6 +344,8 @@ class MaskGit(Pretrained, _Tokens):
 
 class TokenCritic(Pretrained, _Tokens):
     """Tokens and a text to the logit of each token not being the original one (Lezama et al. 2022, 2209.04439)."""
+
+    CONFIG = MaskGitConfig
 
     def __init__(self, config: MaskGitConfig | None = None, **keywords: Any) -> None:
         super().__init__(config or validate(MaskGitConfig, keywords))

@@ -18,7 +18,7 @@ from quintet.config import RunConfig
 from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
 from quintet.nn import transformers_folder
-from quintet.nn.pretrained_hearing import is_hearing
+from quintet.nn.pretrained_audio import is_audio_encoder
 from quintet.pipelines.base import Frozen, Origin, Pipeline
 
 AVERAGED = "ema/"
@@ -80,7 +80,7 @@ def _open_export(folder: Path) -> Pipeline[Any]:
     if not isinstance(settings.get("run"), dict):
         raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
     schema = registry.find(str(settings.get("recipe"))).config_class()
-    config = configs.validate(schema, settings["run"])
+    config = configs.validate(schema, configs.migrated(schema, settings["run"]))
     pipeline = _build(config, open_frozen(config, folder), Origin(folder, settings.get("step")))
     for name in [*pipeline.modules]:
         if name == pipeline.exported:
@@ -96,7 +96,9 @@ def _open_transformers(folder: Path, model_type: str) -> Pipeline[Any]:
     entry = registry.find_by_type(model_type)
     if entry is None:
         known = ", ".join(registry.transformers_types())
-        hint = "; semantic tokens are made with it by `quintet encode … --layer N`" if is_hearing(model_type) else ""
+        hint = (
+            "; semantic tokens are made with it by `quintet encode … --layer N`" if is_audio_encoder(model_type) else ""
+        )
         raise UsageError(f"{folder} holds a model of transformers of type {model_type[:40]}, not of {known}{hint}")
     return entry.pipeline_class().from_transformers(folder)
 
@@ -106,7 +108,7 @@ def open_frozen(config: RunConfig, home: Path | None = None) -> dict[str, Pipeli
 
     They are taken from the copy in `home`, the folder of a run or export, where there is one.
     """
-    named = [name for name in config.LINKS if getattr(config, name)]
+    named = [name for name in config.FROZEN_KEYS if getattr(config, name)]
     return {name: open_pipeline(_location(config, name, home)).freeze() for name in named}
 
 

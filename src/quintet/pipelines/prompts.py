@@ -50,9 +50,11 @@ def check_prompts(model: TextConfig, texts: Iterable[str], negative: str | None,
     if model.text == "none" and (any(texts) or negative):
         raise UsageError("this model was trained without text (model.text=none); leave --text and --negative out")
     if negative and guidance == 1:
-        raise UsageError("a negative text works by guidance: it needs sample.guidance above 1 and loss.drop_text")
+        raise UsageError(
+            "a negative text works by guidance: it needs sample.guidance_scale above 1 and loss.cond_drop_prob"
+        )
     if model.text != "none" and asked != guidance:
-        say("warning: made without guidance, because no text was dropped in training (loss.drop_text)")
+        say("warning: made without guidance, because no text was dropped in training (loss.cond_drop_prob)")
     if long := too_long(model, [*texts, negative or ""]):
         most = f"{most_symbols(model)} {model.text}"
         say(f"warning: cut to {most}, which is all the model reads: {long[0][:100]!r}")
@@ -77,5 +79,5 @@ class TextGenerator(Generator[ConfigT]):
     def guidance(self) -> float:
         """The guidance scale that the model can be sampled with; 1, which is none, where no text was ever dropped."""
         keys: Any = self.config
-        possible = not self.unconditional and keys.loss.drop_text > 0
-        return float(keys.sample.guidance) if possible else 1.0
+        possible = not self.unconditional and keys.loss.cond_drop_prob > 0
+        return float(keys.sample.guidance_scale) if possible else 1.0

@@ -72,7 +72,7 @@ def decode(
     *,
     end_id: int,
     max_length: int,
-    draw: ItemRNG,
+    rng: ItemRNG,
     settings: Sampling,
     cond: Conditioning,
     uncond: Conditioning | None = None,
@@ -83,10 +83,10 @@ def decode(
 
     `uncond` is what guidance leads away from (no text, or a negative prompt); it names the tensors of `cond` that
     differ. Where guidance is not 1, both run as one batch, `cond` in its first half.
-    `legal` rules out codes, the end token among them. Decodings that share a `draw` need a `name` each, or their
+    `legal` rules out codes, the end token among them. Decodings that share a `rng` need a `name` each, or their
     noise is the same.
     """
-    _check(prompts, lengths, draw, max_length)
+    _check(prompts, lengths, rng, max_length)
     check_guidance(settings.guidance, uncond)
     tokens = prompts.new_full((len(prompts), max(max_length, prompts.shape[1])), end_id)
     given = torch.arange(prompts.shape[1], device=prompts.device) < lengths[:, None]
@@ -94,7 +94,7 @@ def decode(
     decoded = Decoded(tokens, lengths.clone(), torch.zeros_like(lengths, dtype=torch.bool))
     if bool((lengths < max_length).any()):
         conditioning = cond if settings.guidance == 1 or uncond is None else joined(cond, uncond)
-        _grow(begin, decoded, end_id, max_length, uniform(draw, name, max_length), settings, conditioning, legal)
+        _grow(begin, decoded, end_id, max_length, uniform(rng, name, max_length), settings, conditioning, legal)
     return decoded
 
 
@@ -159,11 +159,9 @@ def _restricted(scores: Tensor, legal: Tensor) -> Tensor:
     return scores.masked_fill(~legal, -math.inf)
 
 
-def _check(prompts: Tensor, lengths: Tensor, draw: ItemRNG, max_length: int) -> None:
-    if prompts.dim() != 2 or lengths.shape != prompts.shape[:1] or len(draw) != len(prompts):
-        raise ValueError(
-            f"prompts {tuple(prompts.shape)}, lengths {tuple(lengths.shape)} and draw {len(draw)} disagree"
-        )
+def _check(prompts: Tensor, lengths: Tensor, rng: ItemRNG, max_length: int) -> None:
+    if prompts.dim() != 2 or lengths.shape != prompts.shape[:1] or len(rng) != len(prompts):
+        raise ValueError(f"prompts {tuple(prompts.shape)}, lengths {tuple(lengths.shape)} and draw {len(rng)} disagree")
     if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= prompts.shape[1]:
         raise ValueError(f"prompts of {lengths.tolist()} tokens do not lie in rows of {prompts.shape[1]}")
     if max_length < 0:

@@ -86,9 +86,9 @@ def choose(
     return torch.searchsorted(sums, aims.to(sums.device)[:, None], right=True)[:, 0]
 
 
-def uniform(draw: ItemRNG, name: str, places: int) -> Tensor:
+def uniform(rng: ItemRNG, name: str, places: int) -> Tensor:
     """Float64 numbers within (0, 1), never 0 nor 1, (items, places); a longer row begins with the shorter one."""
-    words = draw.bits(name, places) >> np.uint64(12)
+    words = rng.bits(name, places) >> np.uint64(12)
     return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52)
 
 

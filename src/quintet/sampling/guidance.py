@@ -38,7 +38,9 @@ def encode_prompts(
 
 def check_guidance(scale: float, uncond: Conditioning | None) -> None:
     if scale != 1 and uncond is None:
-        raise UsageError(f"sample.guidance is {scale}, but there is nothing to guide away from; set sample.guidance=1.")
+        raise UsageError(
+            f"sample.guidance_scale is {scale}, but there is nothing to guide away from; set sample.guidance_scale=1."
+        )
 
 
 def joined(cond: Conditioning, uncond: Conditioning) -> dict[str, Tensor]:

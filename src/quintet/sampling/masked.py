@@ -90,8 +90,8 @@ class Sampling:
     """How to decode. The progress that schedules see is the share of steps done after the present one: 1 at the last.
 
     The guidance of a step is 1 + (guidance - 1) * guidance_schedule: between none, which is 1, and all of it.
-    `top_k` is a number of codes, or as a float the share of the codes. `choice_noise` 4.5 is MaskGIT's. With
-    `greedy_end` a row's last tokens, after which it has none masked, are the likeliest ones.
+    `top_k` is a number of codes, or as a float the share of the codes. `choice_temperature` 4.5 is MaskGIT's. With
+    `greedy_last_step` a row's last tokens, after which it has none masked, are the likeliest ones.
     """
 
     steps: int = 18
@@ -102,13 +102,15 @@ class Sampling:
     top_p: float | None = None
     guidance: float = 1.0
     guidance_schedule: Schedule = constant
-    choice_noise: float = 4.5
-    greedy_end: bool = False
+    choice_temperature: float = 4.5
+    greedy_last_step: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:
             raise UsageError(f"sample.steps is {self.steps}; give a whole number of at least 1.")
-        check_not_negative(temperature=self.temperature, guidance=self.guidance, choice_noise=self.choice_noise)
+        check_not_negative(
+            temperature=self.temperature, guidance=self.guidance, choice_temperature=self.choice_temperature
+        )
         check_filters(self.top_k, self.top_p)
         named = {"schedule": SCHEDULES, "anneal_temperature": ANNEALS, "guidance_schedule": GROWTHS}
         for key, table in named.items():
@@ -128,19 +130,19 @@ def settings_of(
     steps: int,
     guidance: float,
     top_k: int | float | None = None,
-    greedy_end: bool = False,
+    greedy_last_step: bool = False,
 ) -> Sampling:
     """As the keys `sample.*` say, with as much guidance as the model can be led by."""
     return Sampling(
         steps=steps,
         temperature=config.temperature,
-        anneal_temperature=ANNEALS[config.anneal],
+        anneal_temperature=ANNEALS[config.temperature_schedule],
         top_k=top_k,
         top_p=config.top_p,
         guidance=guidance,
         guidance_schedule=GROWTHS[config.guidance_schedule],
-        choice_noise=config.choice_noise,
-        greedy_end=greedy_end,
+        choice_temperature=config.choice_temperature,
+        greedy_last_step=greedy_last_step,
     )
 
 
@@ -148,7 +150,7 @@ def settings_of(
 
 
 def training_mask(
-    draw: ItemRNG, valid: Tensor, schedule: Schedule = cosine, name: str = "mask", span: int = 1
+    rng: ItemRNG, valid: Tensor, schedule: Schedule = cosine, name: str = "mask", span: int = 1
 ) -> Tensor:
     """Which tokens a model has to guess, as (batch, places) of bool: a share of each row's `valid` ones.
 
@@ -157,10 +159,10 @@ def training_mask(
     which the last one is cut where the count is reached.
     """
     lengths = valid.sum(1)
-    shares = _values(schedule, draw.uniform(f"{name}-progress").double()).float().to(valid.device)
+    shares = _values(schedule, rng.uniform(f"{name}-progress").double()).float().to(valid.device)
     counts = torch.round(shares * lengths).long().clamp(min=1).minimum(lengths)
     # float32 on the device of the batch: a training step must not wait to read from it
-    orders = -draw.uniform(f"{name}-places", valid.shape[1] + span - 1).to(valid.device)
+    orders = -rng.uniform(f"{name}-places", valid.shape[1] + span - 1).to(valid.device)
     if span > 1:
         # A stretch has one number, and a place that of the first stretch to cover it. Some begin before the row, so
         # that its first places are masked as often as others.
@@ -194,7 +196,7 @@ def decode(
     generate: Tensor,
     *,
     mask_id: int,
-    draw: ItemRNG,
+    rng: ItemRNG,
     settings: Sampling,
     cond: Conditioning,
     uncond: Conditioning | None = None,
@@ -207,16 +209,14 @@ def decode(
 
     Each step guesses all masked tokens, keeps the ones it trusts and masks as many as `masked_counts` says. Trust
     is the log-probability of the guess, and what is kept stays; with a `critic` it is the critic's opinion of
-    all generated tokens, and kept ones may be masked again. Gumbel noise of `choice_noise`, falling to 0, is added.
+    all generated tokens, and kept ones may be masked again. Gumbel noise of `choice_temperature`, falling to 0, is added.
     `uncond` is what guidance leads away from (no text, or a negative prompt); it names the tensors of `cond` that
     differ. Where guidance is not 1, both run as one batch, `cond` in its first half.
-    Where `valid` is False there is padding, which is neither masked nor generated. Decodings that share a `draw`
+    Where `valid` is False there is padding, which is neither masked nor generated. Decodings that share a `rng`
     need a `name` each, or their noise is the same. It ends when nothing is masked, if need be before `steps`.
     """
-    if tokens.shape != generate.shape or len(draw) != len(tokens):
-        raise ValueError(
-            f"tokens {tuple(tokens.shape)}, generate {tuple(generate.shape)} and draw {len(draw)} disagree"
-        )
+    if tokens.shape != generate.shape or len(rng) != len(tokens):
+        raise ValueError(f"tokens {tuple(tokens.shape)}, generate {tuple(generate.shape)} and draw {len(rng)} disagree")
     check_guidance(settings.guidance, uncond)
     generate = generate if valid is None else generate & valid
     left = generate.sum(1).cpu()
@@ -231,17 +231,17 @@ def decode(
         scale = settings.guidance_at(progress)
         scores, previous = _predict(logits, tokens, masked, cond, both, previous, scale)
         scores = _checked(scores, mask_id)
-        chances = uniform(draw, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
+        chances = uniform(rng, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
         guesses = choose(scores, chances, settings.temperature_at(progress), settings.top_k, settings.top_p)
-        if settings.greedy_end:
+        if settings.greedy_last_step:
             # Rows end at steps of their own: a short one has fewer tokens than there are steps.
             ends = (left == 0).to(tokens.device)[:, None].expand_as(masked)[masked]
             guesses = torch.where(ends, scores.argmax(-1), guesses)
         tokens = tokens.masked_scatter(masked, guesses.to(tokens.dtype))
 
         if left.any():
-            noise = _gumbel(uniform(draw, f"{name}-choice-{step}", tokens.shape[1]))
-            noise *= settings.choice_noise * (1 - progress)
+            noise = _gumbel(uniform(rng, f"{name}-choice-{step}", tokens.shape[1]))
+            noise *= settings.choice_temperature * (1 - progress)
             if critic is None:
                 trust = torch.zeros_like(noise).masked_scatter(masked.cpu(), _log_probability(scores, guesses))
                 among = masked

@@ -31,14 +31,14 @@ from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError
 from quintet.training.distributed import sharding
 from quintet.training.distributed.rendezvous import meet
-from quintet.training.distributed.watchdog import Watch
+from quintet.training.distributed.watchdog import HangWatchdog
 
 
 def check_world(config: EngineConfig, world_size: int) -> None:
-    if config.processes is not None and config.processes != world_size:
+    if config.world_size is not None and config.world_size != world_size:
         raise UsageError(
-            f"engine.processes={config.processes}, but the launcher started {world_size} "
-            f"process{'es' if world_size > 1 else ''}; use `torchrun --nproc_per_node {config.processes}`"
+            f"engine.world_size={config.world_size}, but the launcher started {world_size} "
+            f"process{'es' if world_size > 1 else ''}; use `torchrun --nproc_per_node {config.world_size}`"
         )
 
 
@@ -55,7 +55,7 @@ class Engine(Device):
         place = RankInfo.from_environment()
         self._owns_group = place.world_size > 1 and not dist.is_initialized()
         super().__init__(config)
-        self.watch: Watch | None = None
+        self.watch: HangWatchdog | None = None
         """Only where the processes met by this engine: a launcher that made the group watches over it."""
         if self._owns_group:
             self._join(place)
@@ -79,7 +79,7 @@ class Engine(Device):
     @property
     def is_sharded(self) -> bool:
         """Whether each process holds a part of the trained modules. Alone, a process holds all of them."""
-        return self.config.shard == "full" and self.is_distributed
+        return self.config.fsdp and self.is_distributed
 
     @property
     def device_name(self) -> str:
@@ -114,7 +114,7 @@ class Engine(Device):
 
     def place(self, modules: Mapping[str, nn.Module]) -> None:
         super().place(modules)
-        if self.config.recompute:
+        if self.config.activation_checkpointing:
             for module in modules.values():
                 _recompute_activations(module)
 
@@ -148,7 +148,7 @@ class Engine(Device):
     def shard(self, modules: Mapping[str, nn.Module]) -> None:
         """Keep this process's part of the modules alone, in place, if the run is to be sharded."""
         if self.is_sharded:
-            sharding.cut(modules, self.device)
+            sharding.shard_modules(modules, self.device)
 
     # --- a step -------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ MEETING = timedelta(minutes=10)
 """How long processes wait for each other to begin, at least: they need not start, nor list the data, at one pace."""
 
 
-def _watch(place: RankInfo, meeting: str) -> Watch:
+def _watch(place: RankInfo, meeting: str) -> HangWatchdog:
     """At the store through which the processes met, by a connection of its own."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
@@ -213,7 +213,7 @@ def _watch(place: RankInfo, meeting: str) -> Watch:
         return True
 
     store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
-    return Watch(store, alive, meeting, place.rank, place.world_size)
+    return HangWatchdog(store, alive, meeting, place.rank, place.world_size)
 
 
 def _recompute_activations(module: nn.Module) -> None:
@@ -233,7 +233,7 @@ def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> 
             return RunError("out of memory with micro-batches of one item; use a smaller model or smaller items")
         factor = next(number for number in range(2, micro_batch + 1) if micro_batch % number == 0)
         return RunError(
-            f"out of memory; use a larger train.accumulate (now {accumulate}, try {accumulate * factor}): "
+            f"out of memory; use a larger train.grad_accum_steps (now {accumulate}, try {accumulate * factor}): "
             "micro-batches shrink and the batch stays what it is"
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):

@@ -37,12 +37,12 @@ def evaluate(
         for loaded, counts in loader.validation(batch_size, batches):
             with engine.autocast():
                 measured = task.measure(modules, loaded.batch.to(engine.device, engine.dtype))
-            total = total + (measured if counts else measured.emptied())
+            total = total + (measured if counts else measured.zeros_like())
         for split, items in {"validation": loader, **(extra_splits or {})}.items():
             for loaded, counts in items.validation(batch_size, -(-generated // batch_size)):
                 with engine.autocast():
                     measured = task.measure_generated(modules, loaded.batch.to(engine.device, engine.dtype), split)
-                total = total + (measured if counts else measured.emptied())
+                total = total + (measured if counts else measured.zeros_like())
         return task.summarise(total.over_ranks())
 
 

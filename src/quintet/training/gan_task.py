@@ -18,7 +18,7 @@ from quintet.common.batch import Batch, Item
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig
-from quintet.config.adversarial import AdversarialLossConfig, PictureLossConfig
+from quintet.config.adversarial import AdversarialLossConfig, ImageLossConfig
 from quintet.data.splits import Splits
 from quintet.nn.adversarial import PatchDiscriminator, hinge_generator_loss, patch_loss
 from quintet.nn.perceptual import PerceptualLoss
@@ -79,7 +79,9 @@ class TokenizerTask(Task[ConfigT]):
         self.model.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
 
     def after_step(self, statistics: Statistics, step: int) -> None:
-        self.model.quantizer.update(statistics.of("quantizer"), seed_from(self.config.train.seed, step, "revival"))
+        self.model.quantizer.update(
+            statistics.strip_prefix("quantizer"), seed_from(self.config.train.seed, step, "revival")
+        )
 
 
 class GanTokenizerTask(TokenizerTask[ConfigT]):
@@ -124,7 +126,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
 
     # The gradient penalty of the discriminator is a gradient of a gradient.
     traits = Traits(best=("psnr", "max"), uncompiled=frozenset({"discriminator"}))
-    loss: PictureLossConfig
+    loss: ImageLossConfig
 
     def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen, modules)
@@ -157,7 +159,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
     def adversarial_loss(self, reconstruction: Tensor, output: Output, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The whole loss of the tokenizer, and the parts that the discriminator adds to it."""
         adversarial = self.hinge_loss(output["fake"])
-        weight = self.loss.adversarial * self.loss.say(step)
+        weight = self.loss.adversarial * self.loss.adversarial_ramp(step)
         return reconstruction + output["result"].loss + weight * adversarial, {"adversarial": adversarial}
 
     def hinge_loss(self, fake: Tensor) -> Tensor:
@@ -168,7 +170,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
         penalised = self.loss.is_penalised(step)
         loss, parts, logits = patch_loss(modules["discriminator"], output["real"], output["fake"], penalised)
         loss, statistics = self.regularise(loss, parts, *logits)
-        return Loss(loss + self.loss.penalty * parts["penalty"] if penalised else loss, parts, statistics)
+        return Loss(loss + self.loss.gradient_penalty * parts["penalty"] if penalised else loss, parts, statistics)
 
     def regularise(
         self, loss: Tensor, parts: dict[str, Tensor], real_logits: Tensor, fake_logits: Tensor

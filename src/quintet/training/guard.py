@@ -100,7 +100,7 @@ class NonFiniteGuard:
 
     def note_bad_step(self, batches: Sequence[Batch]) -> None:
         """A step was skipped: name what is to blame, and roll back or stop where there were too many."""
-        progress, limit = self.state.progress, self.state.task.config.train.max_bad_steps
+        progress, limit = self.state.progress, self.state.task.config.train.max_nonfinite_steps
         progress.bad_steps += 1
         progress.bad_steps_in_a_row += 1
         kind, names = self._culprits(batches)
@@ -123,7 +123,7 @@ class NonFiniteGuard:
             more = [f"and {len(broken) - 3} more"] if len(broken) > 3 else []
             return "tensors", [*broken[:3], *more]
         gather, device = collectives.gather_names, self.engine.device
-        names = gather([name for batch in batches for name in batch.suspects()], device)
+        names = gather([name for batch in batches for name in batch.nonfinite_items()], device)
         # Where no item holds a non-finite number itself, any of them may have caused one.
         return "items", names or gather([name for batch in batches for name in batch.names], device)
 
@@ -157,7 +157,7 @@ class NonFiniteGuard:
             )
         self.saver.save()
         raise RunError(
-            f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_bad_steps); weights are finite and "
+            f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_nonfinite_steps); weights are finite and "
             f"saved at step {progress.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
         )
 
@@ -169,10 +169,10 @@ def largest_moment(optimizer: Optimizer) -> Tensor | None:
     The largest element rather than the norm: squares of squared gradients overflow long before the moments do.
     """
     moments = [
-        sharding.own_part(value)
+        sharding.local_tensor(value)
         for state in optimizer.state.values()
         for value in state.values()
-        if isinstance(value, Tensor) and value.ndim and sharding.own_part(value).numel()
+        if isinstance(value, Tensor) and value.ndim and sharding.local_tensor(value).numel()
     ]
     return nn.utils.get_total_norm(moments, norm_type=torch.inf, foreach=True) if moments else None
 
@@ -183,6 +183,6 @@ def broken_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine) -
         f"{group}: {name}"
         for group, tensors in groups.items()
         for name, tensor in tensors.items()
-        if tensor.is_floating_point() and not bool(sharding.own_part(tensor).isfinite().all())
+        if tensor.is_floating_point() and not bool(sharding.local_tensor(tensor).isfinite().all())
     ]
     return list(dict.fromkeys(collectives.gather_names(broken, engine.device))) if engine.is_sharded else broken

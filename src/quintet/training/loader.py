@@ -19,7 +19,7 @@ from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.errors import QuintetError, RunError, UnreadableItem, UsageError
 from quintet.training.engine import Engine
-from quintet.training.order import Order, Slot, replacement
+from quintet.training.order import Order, SampleIndex, replacement
 from quintet.training.signals import SIGNALS
 
 VALIDATION_EPOCH = 2**31
@@ -35,19 +35,19 @@ Collate = Callable[[Sequence[Item]], dict[str, Any]]
 
 
 @dataclass
-class Loaded:
+class LoadedBatch:
     """One batch as the workers hand it over, with the items that turned out unreadable on the way."""
 
     batch: Batch
     skipped: dict[str, str]
 
-    def pin_memory(self) -> Loaded:
+    def pin_memory(self) -> LoadedBatch:
         """Called by DataLoader where the device is a GPU."""
-        return Loaded(self.batch.pin_memory(), self.skipped)
+        return LoadedBatch(self.batch.pin_memory(), self.skipped)
 
 
 @dataclass
-class _Reader(TorchDataset[Loaded | QuintetError]):
+class _Reader(TorchDataset[LoadedBatch | QuintetError]):
     """Lives in the workers. Indexed by the slots of a whole batch: the epoch travels in the index, because a
     persistent worker would never see a changed attribute."""
 
@@ -55,19 +55,19 @@ class _Reader(TorchDataset[Loaded | QuintetError]):
     seed: int
     collate: Collate
 
-    def __getitem__(self, slots: tuple[Slot, ...]) -> Loaded | QuintetError:
+    def __getitem__(self, slots: tuple[SampleIndex, ...]) -> LoadedBatch | QuintetError:
         """An error is handed over, not raised: raised in a worker, its one sentence would drown in a traceback."""
         skipped: dict[str, str] = {}
         try:
             read = [self._read(slot, skipped) for slot in slots]
             used = [item for item, _ in read]
             names = tuple(self.source.name(item) for item in used)
-            draw = ItemRNG(self.seed, [epoch for epoch, _ in slots], used)
-            return Loaded(Batch(self.collate([fields for _, fields in read]), names, draw), skipped)
+            rng = ItemRNG(self.seed, [epoch for epoch, _ in slots], used)
+            return LoadedBatch(Batch(self.collate([fields for _, fields in read]), names, rng), skipped)
         except QuintetError as error:
             return error
 
-    def _read(self, slot: Slot, skipped: dict[str, str]) -> tuple[int, Item]:
+    def _read(self, slot: SampleIndex, skipped: dict[str, str]) -> tuple[int, Item]:
         epoch, item = slot
         for attempt in range(ATTEMPTS):
             try:
@@ -81,7 +81,7 @@ class _Reader(TorchDataset[Loaded | QuintetError]):
         )
 
 
-def _only(loaded: Sequence[Loaded | QuintetError]) -> Loaded | QuintetError:
+def _only(loaded: Sequence[LoadedBatch | QuintetError]) -> LoadedBatch | QuintetError:
     return loaded[0]
 
 
@@ -105,18 +105,18 @@ class Loader:
     notice: Callable[[str], None] = lambda text: None
     """Where to say what happened."""
 
-    def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[Loaded]:
+    def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[LoadedBatch]:
         """The micro-batches of all steps in turn, `accumulate` of each."""
         return self._stream(self._shares(order, range(first_step, last_step), accumulate), self.workers)
 
-    def validation(self, batch_size: int, batches: int | None) -> Iterator[tuple[Loaded, bool]]:
+    def validation(self, batch_size: int, batches: int | None) -> Iterator[tuple[LoadedBatch, bool]]:
         """The items in order, at most `batches` batches, each shared out over the ranks.
 
         Every rank gets the same number of batches, because a forward pass may be a joint effort; where a rank
         has no items left it repeats one, marked False, and its figures are not to be counted.
         """
         count = len(self.source) if batches is None else min(len(self.source), batches * batch_size)
-        shares: list[tuple[tuple[Slot, ...], bool]] = []
+        shares: list[tuple[tuple[SampleIndex, ...], bool]] = []
         for start in range(0, count, batch_size):
             items = range(start, min(start + batch_size, count))
             size = -(-len(items) // self.engine.world_size)
@@ -129,18 +129,18 @@ class Loader:
 
     def single(self, item: int) -> Batch:
         """One item as a batch of its own; `UnreadableItem` where it cannot be read."""
-        draw = ItemRNG(self.seed, [VALIDATION_EPOCH], [item])
-        return Batch(self.collate([self.source.load(item, draw)]), (self.source.name(item),), draw)
+        rng = ItemRNG(self.seed, [VALIDATION_EPOCH], [item])
+        return Batch(self.collate([self.source.load(item, rng)]), (self.source.name(item),), rng)
 
-    def opening(self, order: Order, accumulate: int, steps: int = 1) -> Iterator[Loaded]:
+    def opening(self, order: Order, accumulate: int, steps: int = 1) -> Iterator[LoadedBatch]:
         """The micro-batches of the first steps, read in this process and consumed by nobody."""
         return self._stream(self._shares(order, range(steps), accumulate), workers=0)
 
-    def _shares(self, order: Order, steps: range, accumulate: int) -> Iterator[tuple[Slot, ...]]:
+    def _shares(self, order: Order, steps: range, accumulate: int) -> Iterator[tuple[SampleIndex, ...]]:
         place = (self.engine.rank, self.engine.world_size)
         return (tuple(order.share(step, micro, accumulate, *place)) for step in steps for micro in range(accumulate))
 
-    def first(self, count: int) -> Loaded:
+    def first(self, count: int) -> LoadedBatch:
         """The first items as one batch, the same on every rank."""
         slots = tuple((VALIDATION_EPOCH, item) for item in range(min(count, len(self.source))))
         return next(self._stream(iter([slots]), workers=0))
@@ -157,10 +157,10 @@ class Loader:
         listed = "; ".join(f"{name}: {reason}" for reason, name in list(reasons.items())[:3])
         raise UsageError(f"none of the {len(self.source)} items can be read ({listed})")
 
-    def _stream(self, shares: Iterator[tuple[Slot, ...]], workers: int) -> Iterator[Loaded]:
+    def _stream(self, shares: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch]:
         """The batches in turn. Workers that die are started again: what they read is a function of the slots."""
         deaths = 0
-        handed_out: deque[tuple[Slot, ...]] = deque()
+        handed_out: deque[tuple[SampleIndex, ...]] = deque()
         while True:
             batches = self._batches(_remembered(shares, handed_out), workers)
             try:
@@ -181,16 +181,16 @@ class Loader:
                 if deaths == DEATHS:
                     raise RunError(
                         f"data workers died {DEATHS} times in a row ({error}); if memory ran out, use fewer "
-                        f"data.workers (now {workers}), or 0 to read in the training process"
+                        f"data.num_workers (now {workers}), or 0 to read in the training process"
                     ) from None
                 self.notice(f"a data worker died ({error}); the workers are started again")
                 del batches
                 shares = chain([*handed_out], shares)
                 handed_out.clear()
 
-    def _batches(self, shares: Iterator[tuple[Slot, ...]], workers: int) -> Iterator[Loaded | QuintetError]:
+    def _batches(self, shares: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch | QuintetError]:
         generator = torch.Generator()  # so that starting workers does not touch the process's own stream
-        loader: DataLoader[Loaded | QuintetError] = DataLoader(
+        loader: DataLoader[LoadedBatch | QuintetError] = DataLoader(
             _Reader(self.source, self.seed, self.collate),
             batch_sampler=_Batches(shares),
             collate_fn=_only,
@@ -204,7 +204,9 @@ class Loader:
             return iter(loader)
 
 
-def _remembered(shares: Iterator[tuple[Slot, ...]], memory: deque[tuple[Slot, ...]]) -> Iterator[tuple[Slot, ...]]:
+def _remembered(
+    shares: Iterator[tuple[SampleIndex, ...]], memory: deque[tuple[SampleIndex, ...]]
+) -> Iterator[tuple[SampleIndex, ...]]:
     """The shares, each noted as it is handed out: batches come back in the same order."""
     for share in shares:
         memory.append(share)
@@ -225,7 +227,7 @@ def _child_handler_kept() -> Iterator[None]:
 class _Batches:
     """What DataLoader calls a batch sampler: each 'batch' is one index, the slots of a whole batch."""
 
-    shares: Iterator[tuple[Slot, ...]]
+    shares: Iterator[tuple[SampleIndex, ...]]
 
-    def __iter__(self) -> Iterator[list[tuple[Slot, ...]]]:
+    def __iter__(self) -> Iterator[list[tuple[SampleIndex, ...]]]:
         return ([slots] for slots in self.shares)

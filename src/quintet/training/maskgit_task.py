@@ -23,7 +23,7 @@ from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
-from quintet.nn.codebook import Alike, alike
+from quintet.nn.codebook import CodebookSmoothing, codebook_smoothing
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.base import Pipeline
 from quintet.sampling import filters, masked
@@ -78,8 +78,8 @@ class MaskGitTask(Task[ConfigT]):
         assert isinstance(maskgit, MaskGit)
         if self.is_new and tokenizer is not None:
             start_from_codebook(maskgit, tokenizer)
-        if config.data.cache:
-            maskgit.cache_texts(Path(config.data.cache))
+        if config.data.cache_dir:
+            maskgit.cache_texts(Path(config.data.cache_dir))
         self.maskgit = maskgit
         self.modules = {"maskgit": maskgit}
         if config.loss.critic:
@@ -87,10 +87,10 @@ class MaskGitTask(Task[ConfigT]):
         self.phases = self.make_phases()
 
     @cached_property
-    def alike(self) -> Alike | None:
+    def codebook_smoothing(self) -> CodebookSmoothing | None:
         """Which codes share a target, found once training asks; a tokenizer that has none was refused before."""
-        spread = self.config.loss.alike
-        return alike(self.frozen["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
+        spread = self.config.loss.codebook_smoothing
+        return codebook_smoothing(self.frozen["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
 
     @abstractmethod
     def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
@@ -101,12 +101,12 @@ class MaskGitTask(Task[ConfigT]):
         config, critic = self.config, "critic" if self.config.loss.critic else "maskgit"
         generator = Phase("generator", ("maskgit",), self.generator_loss, config.optim.for_phase())
         judge = Phase("critic", (critic,), self.critic_loss, config.optim.for_phase(config.optim.critic))
-        if config.loss.only == "critic":
+        if config.loss.train_only == "critic":
             self.maskgit.requires_grad_(False)
             if self.maskgit.to_score is not None:
                 self.maskgit.to_score.requires_grad_(True)
             return [judge]
-        if config.loss.only == "generator":
+        if config.loss.train_only == "generator":
             for module in (self.modules.get("critic"), self.maskgit.to_score):
                 if module is not None:
                     module.requires_grad_(False)
@@ -115,7 +115,7 @@ class MaskGitTask(Task[ConfigT]):
         return [generator]
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        if self.config.loss.only == "critic":
+        if self.config.loss.train_only == "critic":
             refuse_untrained(self.is_new and self.config.init is None)
 
     @property
@@ -125,12 +125,12 @@ class MaskGitTask(Task[ConfigT]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        keep = batch.draw.uniform("keep text") >= self.config.loss.drop_text
+        keep = batch.rng.uniform("keep text") >= self.config.loss.cond_drop_prob
         rows = self.rows(batch, keep, train=True)
-        hidden = masked.training_mask(batch.draw, rows.open, masked.SCHEDULES[self.config.loss.schedule])
+        hidden = masked.training_mask(batch.rng, rows.open, masked.SCHEDULES[self.config.loss.mask_schedule])
         hidden = hidden.to(rows.codes.device)
         tokens = rows.codes.masked_fill(hidden, self.maskgit.mask_id)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.only != "critic"):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
             previous = self._own_prediction(batch, tokens, rows.conditioning)
             logits = modules["maskgit"](tokens, rows.conditioning, where=hidden, previous=previous)
         return Output({"codes": rows.codes, "hidden": hidden, "logits": logits, "conditioning": rows.conditioning})
@@ -141,13 +141,13 @@ class MaskGitTask(Task[ConfigT]):
             return None
         with torch.no_grad():
             logits: Tensor = self.maskgit(tokens, conditioning)
-        helped = batch.draw.uniform("self-conditioning").to(logits.device) < SELF_CONDITIONED
+        helped = batch.rng.uniform("self-conditioning").to(logits.device) < SELF_CONDITIONED
         return logits * helped[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         target = output["codes"][output["hidden"]]
-        loss = token_loss(output["logits"], target, self.config.loss.label_smoothing, self.alike)
-        if self.config.model.self_critic and self.config.loss.only is None:
+        loss = token_loss(output["logits"], target, self.config.loss.label_smoothing, self.codebook_smoothing)
+        if self.config.model.self_critic and self.config.loss.train_only is None:
             opinion = self.critic_loss(modules, batch, output, step).value
             return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
         return loss
@@ -155,7 +155,7 @@ class MaskGitTask(Task[ConfigT]):
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Is a token the original one, where the generator has made it?"""
         codes, hidden = output["codes"], output["hidden"]
-        chances = batch.draw.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
+        chances = batch.rng.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
         tokens = codes.masked_scatter(hidden, filters.guesses(output["logits"].detach(), chances))
         if "critic" in modules:
             scores = modules["critic"](tokens, output["conditioning"])
@@ -170,7 +170,7 @@ class MaskGitTask(Task[ConfigT]):
         rows = self.rows(batch)
         sums: dict[str, Tensor] = {}
         for ratio in RATIOS:
-            hidden = masked.training_mask(batch.draw, rows.open, partial(_always, ratio), f"at {ratio}")
+            hidden = masked.training_mask(batch.rng, rows.open, partial(_always, ratio), f"at {ratio}")
             hidden = hidden.to(rows.codes.device)
             tokens, target = rows.codes.masked_fill(hidden, self.maskgit.mask_id), rows.codes[hidden]
             logits = at_least_fp32(modules["maskgit"](tokens, rows.conditioning, where=hidden))
@@ -194,18 +194,20 @@ def refuse_untrained(untrained: bool) -> None:
     """Before a critic alone is trained."""
     if untrained:
         raise UsageError(
-            "loss.only=critic needs a trained generator to judge: --init RUN; in Python, hand over the trained model"
+            "loss.train_only=critic needs a trained generator to judge: --init RUN; in Python, hand over the trained model"
         )
 
 
-def token_loss(logits: Tensor, target: Tensor, label_smoothing: float, alike: Alike | None = None) -> Loss:
+def token_loss(
+    logits: Tensor, target: Tensor, label_smoothing: float, codebook_smoothing: CodebookSmoothing | None = None
+) -> Loss:
     """Of the codes that were masked, over all processes; with the share that is guessed right."""
     # Also for the comparison: the likeliest of bf16 numbers takes a CPU four times as long to find.
     logits = at_least_fp32(logits)
-    if alike is None:
+    if codebook_smoothing is None:
         each = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
     else:
-        each = alike.loss(logits.log_softmax(-1), target)
+        each = codebook_smoothing.loss(logits.log_softmax(-1), target)
     everything = torch.ones_like(each, dtype=torch.bool)
     right = (logits.argmax(-1) == target).to(each.dtype)
     loss = collectives.mean_over_ranks(each, everything)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from quintet.config import OptimConfig, OptimizerConfig
 from quintet.errors import CheckpointError
-from quintet.training.distributed.sharding import copy_into, joined
+from quintet.training.distributed.sharding import copy_into, full_tensor
 
 Parameters = dict[str, nn.Parameter]
 Schedule = Callable[[int], float]
@@ -173,7 +173,7 @@ def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
         {
             "params": members,
             "orthogonal": turned,
-            "rate": config.matrix_lr / config.lr if turned else 1.0,
+            "rate": config.muon_lr / config.lr if turned else 1.0,
             "weight_decay": config.weight_decay if decays else 0.0,
         }
         for (turned, decays), members in kinds.items()
@@ -187,9 +187,9 @@ def learning_rate(config: OptimConfig, step: int) -> float:
     if step < config.warmup_steps:
         share = (step + 1) / (config.warmup_steps + 1)
         return config.initial_lr + (config.lr - config.initial_lr) * share
-    if config.schedule == "constant" or config.horizon is None:
+    if config.schedule == "constant" or config.decay_steps is None:
         return config.lr
-    progress = min(1.0, (step - config.warmup_steps) / max(1, config.horizon - config.warmup_steps))
+    progress = min(1.0, (step - config.warmup_steps) / max(1, config.decay_steps - config.warmup_steps))
     if config.schedule == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return config.lr + (config.final_lr - config.lr) * progress
@@ -203,7 +203,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 def gradient_norm(parameters: Parameters) -> Tensor:
     """The norm of the whole gradient: non-finite if any element is."""
     gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    return joined(nn.utils.get_total_norm(gradients, foreach=True))
+    return full_tensor(nn.utils.get_total_norm(gradients, foreach=True))
 
 
 def clip_gradients(parameters: Parameters, norm: Tensor, limit: float) -> None:

@@ -43,14 +43,14 @@ class TrainerOptions(TypedDict, total=False):
     """Optimizer steps of the run (`train.steps`)."""
     batch_size: int | None
     """Items of one optimizer step, over all processes and micro-batches (`train.batch_size`)."""
-    accumulate: int | None
-    """Micro-batches of one step (`train.accumulate`)."""
+    grad_accum_steps: int | None
+    """Micro-batches of one step (`train.grad_accum_steps`)."""
     lr: float | None
     """Peak learning rate (`optim.lr`)."""
     seed: int | None
     """Seed of weights, order and every random choice (`train.seed`)."""
-    workers: int | None
-    """Processes that read data (`data.workers`)."""
+    num_workers: int | None
+    """Processes that read data (`data.num_workers`)."""
     config: Mapping[str, Any] | None
     """Any other keys of the recipe, dotted or nested: `{"ema.decay": 0.999}`."""
 
@@ -111,10 +111,10 @@ FUNCTION = such("a function", "lambda step: 3e-4", callable)
 KEYS: Mapping[str, tuple[str, Kind]] = {
     "steps": ("train.steps", STEPS),
     "batch_size": ("train.batch_size", FEW),
-    "accumulate": ("train.accumulate", FEW),
+    "grad_accum_steps": ("train.grad_accum_steps", FEW),
     "lr": ("optim.lr", RATE),
     "seed": ("train.seed", SEED),
-    "workers": ("data.workers", WORKERS),
+    "num_workers": ("data.num_workers", WORKERS),
 }
 """The options that set one key, and what it takes."""
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.common.rng import absorb, mix, seed_from
-from quintet.data.splits import Portions
+from quintet.data.splits import ShardShuffle
 
-Slot = tuple[int, int]
+SampleIndex = tuple[int, int]
 """(epoch, item)"""
 
 BUCKET_BATCHES = 64
@@ -32,7 +32,7 @@ class Order:
         batch_size: int,
         seed: int,
         lengths: Sequence[int] | None = None,
-        portions: Portions | None = None,
+        portions: ShardShuffle | None = None,
     ) -> None:
         self.num_items = num_items
         self.batch_size = batch_size
@@ -42,21 +42,21 @@ class Order:
         self._permutation = lru_cache(maxsize=2)(self._make_permutation)
         self._window = lru_cache(maxsize=2)(self._make_window)
 
-    def batch(self, step: int) -> list[Slot]:
+    def batch(self, step: int) -> list[SampleIndex]:
         """The global batch of one step."""
         if self.lengths is None:
             return self._stream(step * self.batch_size, self.batch_size)
         return self._window(step // BUCKET_BATCHES)[step % BUCKET_BATCHES]
 
-    def share(self, step: int, micro: int, accumulate: int, rank: int, world_size: int) -> list[Slot]:
+    def share(self, step: int, micro: int, accumulate: int, rank: int, world_size: int) -> list[SampleIndex]:
         """One rank's part of one micro-batch: contiguous, so that the ranks' parts in order are the whole."""
         batch = self.batch(step)
         size = self.batch_size // (accumulate * world_size)
         start = (micro * world_size + rank) * size
         return batch[start : start + size]
 
-    def _stream(self, start: int, count: int) -> list[Slot]:
-        slots: list[Slot] = []
+    def _stream(self, start: int, count: int) -> list[SampleIndex]:
+        slots: list[SampleIndex] = []
         while len(slots) < count:
             epoch, offset = divmod(start + len(slots), self.num_items)
             part = self._permutation(epoch)[offset : offset + count - len(slots)]
@@ -78,7 +78,7 @@ class Order:
         start = mix(np.full(count, seed_from(self.seed, epoch, name), np.uint64))
         return absorb(start, np.arange(count, dtype=np.int64))
 
-    def _make_window(self, window: int) -> list[list[Slot]]:
+    def _make_window(self, window: int) -> list[list[SampleIndex]]:
         assert self.lengths is not None
         size = self.batch_size * BUCKET_BATCHES
         slots = self._stream(window * size, size)
@@ -96,6 +96,6 @@ class Order:
         return [batches[number] for number in np.argsort(keys, kind="stable")]
 
 
-def replacement(seed: int, slot: Slot, attempt: int, num_items: int) -> int:
+def replacement(seed: int, slot: SampleIndex, attempt: int, num_items: int) -> int:
     """The item that stands in for an unreadable one."""
     return seed_from(seed, slot[0], slot[1], attempt, "replacement") % num_items

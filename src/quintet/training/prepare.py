@@ -36,18 +36,18 @@ def place_frozen(task: Task[Any]) -> None:
 
 def check_sharding(task: Task[Any]) -> None:
     """Refuse what parts of a model cannot do, also where one process has all of it: the run may go on in several."""
-    if task.config.engine.shard == "none":
+    if not task.config.engine.fsdp:
         return
     if not task.traits.shardable:
         raise UsageError(
-            f"engine.shard=full is for generators, whose only large part is a transformer; recipe {task.name} needs "
-            "engine.shard=none"
+            f"engine.fsdp=true is for generators, whose only large part is a transformer; recipe {task.name} needs "
+            "engine.fsdp=false"
         )
     if task.config.engine.compile:
-        raise UsageError("engine.compile=true and engine.shard=full do not go together; choose one")
+        raise UsageError("engine.compile=true and engine.fsdp=true do not go together; choose one")
     if any(phase.optim.name == "muon" for phase in task.phases):
         raise UsageError(
-            "optim.name=muon turns whole matrices, and engine.shard=full leaves each process some of their rows; use "
+            "optim.name=muon turns whole matrices, and engine.fsdp=true leaves each process some of their rows; use "
             "optim.name=adamw or lion"
         )
 
@@ -71,20 +71,20 @@ def check_processes(task: Task[Any], world_size: int) -> None:
     """Refuse, before any data is read, a batch that the processes or the task do not fit."""
     train, batch = task.config.train, task.config.train.batch_size
     check_world(task.config.engine, world_size)
-    if batch % (world_size * train.accumulate):
+    if batch % (world_size * train.grad_accum_steps):
         raise UsageError(
-            f"train.batch_size={batch} is not divisible by {world_size} processes x train.accumulate={train.accumulate}"
+            f"train.batch_size={batch} is not divisible by {world_size} processes x train.grad_accum_steps={train.grad_accum_steps}"
         )
     if batch < task.traits.minimum_batch:
         raise UsageError(
             f"recipe {task.name} needs train.batch_size of at least {task.traits.minimum_batch} (got {batch}): it "
             "compares the items of a batch with each other"
         )
-    if train.accumulate > 1 and task.traits.minimum_batch > 1 and type(task).backward is Task.backward:
+    if train.grad_accum_steps > 1 and task.traits.minimum_batch > 1 and type(task).backward is Task.backward:
         raise UsageError(
-            f"recipe {task.name} compares the items of a batch with each other, and train.accumulate="
-            f"{train.accumulate} would leave only {batch // train.accumulate} at a time to compare with: it needs a "
-            "backward pass over the whole batch (training/whole_batch.py), or train.accumulate=1"
+            f"recipe {task.name} compares the items of a batch with each other, and train.grad_accum_steps="
+            f"{train.grad_accum_steps} would leave only {batch // train.grad_accum_steps} at a time to compare with: it needs a "
+            "backward pass over the whole batch (training/whole_batch.py), or train.grad_accum_steps=1"
         )
 
 
@@ -111,14 +111,14 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
     if config.train.epochs is not None:
         steps = max(1, math.ceil(config.train.epochs * num_items / config.train.batch_size))
         fixed["train.steps"] = steps
-    if config.optim.horizon is None:
-        fixed["optim.horizon"] = steps
+    if config.optim.decay_steps is None:
+        fixed["optim.decay_steps"] = steps
     return config.changed(fixed) if fixed else config
 
 
 def stands_still(config: RunConfig, step: int) -> bool:
     """Whether a run is to go on where its schedule has come down to nothing."""
-    horizon, steps = config.optim.horizon, config.train.steps
+    horizon, steps = config.optim.decay_steps, config.train.steps
     return horizon is not None and step < steps > horizon and not learning_rate(config.optim, steps - 1)
 
 

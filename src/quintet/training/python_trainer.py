@@ -41,13 +41,13 @@ class PythonTrainer(Trainer):
         cls.__signature__ = written_out(cls.__init__)  # type: ignore[attr-defined]
 
     def __init__(self, model: Any = None, **options: Any) -> None:
-        """`options` are those of `TrainerOptions`, and frozen models under their names in `LINKS`."""
+        """`options` are those of `TrainerOptions`, and frozen models under their names in `FROZEN_KEYS`."""
         trainer = type(self).__name__
-        links = {name: options.pop(name) for name in self.config_class.LINKS if name in options}
-        known = known_options(trainer, options, self.config_class.LINKS)
+        links = {name: options.pop(name) for name in self.config_class.FROZEN_KEYS if name in options}
+        known = known_options(trainer, options, self.config_class.FROZEN_KEYS)
         asked = keys_from(trainer, known, self.batch_sizes)
         handed = model
-        model, inside, beside = self.taken_apart(handed)
+        model, inside, beside = self.split_model(handed)
         opened = {name: open_pipeline(link) if _is_folder(link) else link for name, link in links.items()}
         links = {**inside, **{name: link for name, link in opened.items() if link is not None}}
         self._check_given(model, links)
@@ -67,7 +67,7 @@ class PythonTrainer(Trainer):
         else:
             references = {name: link.reference for name, link in links.items()}
             config = build(self.config_class, preset=preset, overrides={**references, **keys})
-            run = Run.new(out, config.LINKS)
+            run = Run.new(out, config.FROZEN_KEYS)
         if model is not None and config.model != model.config:
             raise UsageError(f"{trainer}: the keys of model.* are those of the model; build it with them")
         torch.manual_seed(config.train.seed)  # what the recipe makes beside the model
@@ -80,7 +80,7 @@ class PythonTrainer(Trainer):
         super().__init__(task, run, splits=splits, resume=resume, lr_schedule=known.get("lr_schedule"))
 
     @classmethod
-    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
+    def split_model(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
         """Of what was handed over as the model: what is trained, the links in it, and what else the recipe takes."""
         return model, {}, {}
 
@@ -115,7 +115,7 @@ class PythonTrainer(Trainer):
             raise UsageError(f"{cls.__name__} needs a model to train, a quintet.{wanted}")
         if model is not None and not isinstance(model, cls.model_class):
             raise UsageError(f"{cls.__name__} trains a quintet.{wanted}, not a {type(model).__name__}")
-        for name in cls.config_class.LINKS:
+        for name in cls.config_class.FROZEN_KEYS:
             if name in cls.needs and name not in links:
                 raise UsageError(f"{cls.__name__} needs a {name}: {name}=RUN, an exported folder, or a pipeline")
             if name in links and not isinstance(links[name], Pipeline):

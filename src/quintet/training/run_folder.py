@@ -56,7 +56,7 @@ class Run:
     def new(cls, folder: Path, links: Collection[str] = ()) -> Run:
         """A run that does not exist yet; an existing folder is refused, unless it is empty.
 
-        `links` are the names of what the run will stand on (`LINKS` of its configuration)."""
+        `links` are the names of what the run will stand on (`FROZEN_KEYS` of its configuration)."""
         run = cls(folder)
         run.refuse_used(links)
         return run
@@ -110,7 +110,7 @@ class Run:
         """Make the folder a run, unless another process has done so since it was looked at."""
         self.lock()
         try:
-            self.refuse_used(config.LINKS)
+            self.refuse_used(config.FROZEN_KEYS)
             self.write_first(config, data, links)
         except BaseException:
             self.close()

@@ -23,7 +23,7 @@ from quintet.training import prepare
 from quintet.training.display import Display
 from quintet.training.engine import Engine
 from quintet.training.guard import NonFiniteGuard, Saver
-from quintet.training.loader import Loaded, Loader
+from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker, check_trackers
 from quintet.training.optim import Schedule, learning_rate
 from quintet.training.order import Order
@@ -75,7 +75,7 @@ class TrainingSession:
         self.meter = Meter()
         self.trackers: list[Tracker] = []
         self._stop = StopRequest()
-        self._stream: Iterator[Loaded] | None = None
+        self._stream: Iterator[LoadedBatch] | None = None
         self._skipped: dict[str, str] = {}
         self._save_postponed = False
         self.stopwatch = Stopwatch()
@@ -102,7 +102,7 @@ class TrainingSession:
                 tensors = init[name]
                 copy_tensors(self.task.modules[name], tensors, f"--init {self.config.init}")
         else:
-            first = loader.opening(self._order(), self.config.train.accumulate, self.task.num_init_batches)
+            first = loader.opening(self._order(), self.config.train.grad_accum_steps, self.task.num_init_batches)
             self.task.init_from_data(self.modules, (self._moved(loaded) for loaded in first), self.engine)
         self._make_state()
 
@@ -174,7 +174,7 @@ class TrainingSession:
         return {name: pipeline.contents() for name, pipeline in self.task.frozen.items()}
 
     def _loader(self, source: Any) -> Loader:
-        seed, workers = self.config.train.seed, self.config.data.workers
+        seed, workers = self.config.train.seed, self.config.data.num_workers
         return Loader(source, seed, self.task.collate, self.engine, workers, self._skipped, self.print)
 
     def _order(self) -> Order:
@@ -182,7 +182,7 @@ class TrainingSession:
         size, seed = self.config.train.batch_size, self.config.train.seed
         return Order(len(train), size, seed, self.task.lengths(train), self.splits.portions)
 
-    def _moved(self, loaded: Loaded) -> Batch:
+    def _moved(self, loaded: LoadedBatch) -> Batch:
         return loaded.batch.to(self.engine.device, self.engine.dtype)
 
     @property
@@ -191,8 +191,8 @@ class TrainingSession:
         return self.state.progress.step
 
     def _explained(self, error: BaseException) -> RunError | None:
-        size = self.config.train.batch_size // (self.config.train.accumulate * self.engine.world_size)
-        return self.engine.explain(error, self.config.train.accumulate, size)
+        size = self.config.train.batch_size // (self.config.train.grad_accum_steps * self.engine.world_size)
+        return self.engine.explain(error, self.config.train.grad_accum_steps, size)
 
     # --- telling ------------------------------------------------------------------------------------------------
 

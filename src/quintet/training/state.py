@@ -215,4 +215,4 @@ def load_sharded(module: nn.Module, folder: Path, name: str) -> None:
 
 def _can_be_read_in_parts(tensors: Mapping[str, Tensor], folder: Path, name: str) -> bool:
     """Whether each process may read its own part alone."""
-    return any(map(sharding.is_cut, tensors.values())) and checkpoint.is_in_parts(folder, name)
+    return any(map(sharding.is_sharded, tensors.values())) and checkpoint.is_in_parts(folder, name)

@@ -39,7 +39,7 @@ class Traits:
     uncompiled: frozenset[str] = frozenset()
     """Modules that `engine.compile` must leave alone, because a loss differentiates twice through them."""
     shardable: bool = False
-    """Whether its modules can be sharded (`engine.shard`): training calls nothing of them but `forward`, no loss looks
+    """Whether its modules can be sharded (`engine.fsdp`): training calls nothing of them but `forward`, no loss looks
     at single weights, and no weight is a single number."""
     minimum_batch: int = 1
     """The smallest global batch that makes sense (a contrastive loss needs two items)."""

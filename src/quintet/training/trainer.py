@@ -69,8 +69,8 @@ class Trainer(TrainingSession):
         self.display.start(self.step, self.config.train.steps)
         if stands_still(self.config, self.step):
             self.print(
-                f"warning: the learning rate is 0 from step {self.config.optim.horizon} on, where the schedule ends; "
-                f"resume with optim.horizon={self.config.train.steps} and --force to stretch it"
+                f"warning: the learning rate is 0 from step {self.config.optim.decay_steps} on, where the schedule ends; "
+                f"resume with optim.decay_steps={self.config.train.steps} and --force to stretch it"
             )
         self.stopwatch = Stopwatch()
         stopped = False
@@ -108,8 +108,8 @@ class Trainer(TrainingSession):
             raise RunError(f"all {config.steps} steps are taken; raise train.steps to go on")
         if self._stream is None:
             loader = self._loader(self.splits.train)
-            self._stream = loader.training(self._order(), self.step, config.steps, config.accumulate)
-        batches = [self._moved(next(self._stream)) for _ in range(config.accumulate)]
+            self._stream = loader.training(self._order(), self.step, config.steps, config.grad_accum_steps)
+        batches = [self._moved(next(self._stream)) for _ in range(config.grad_accum_steps)]
         ready = time.perf_counter()
         step = self.step
         report = self.task.backward(batches, self.modules, self.engine, step)
@@ -140,8 +140,8 @@ class Trainer(TrainingSession):
         for state in self.state.phases:
             if state.phase.name not in norms:
                 continue
-            if state.phase.optim.clip is not None:
-                clip_gradients(state.parameters, norms[state.phase.name], state.phase.optim.clip)
+            if state.phase.optim.max_grad_norm is not None:
+                clip_gradients(state.parameters, norms[state.phase.name], state.phase.optim.max_grad_norm)
             set_learning_rate(state.optimizer, state.phase.optim.lr * factor)
             state.optimizer.step()
         self.task.after_step(statistics.over_ranks(), step)
@@ -200,7 +200,7 @@ class Trainer(TrainingSession):
 
     def evaluate(self, modules: Modules | None = None, batches: int | None = None) -> dict[str, float]:
         """The recipe's figures over the validation items; of the averaged weights unless told otherwise."""
-        size = self.config.eval.batch_size or self.config.train.batch_size // self.config.train.accumulate
+        size = self.config.eval.batch_size or self.config.train.batch_size // self.config.train.grad_accum_steps
         loader = self._loader(self.splits.validation)
         return evaluate(self.task, modules or self.state.averaged_modules(), loader, self.engine, size, batches)
 

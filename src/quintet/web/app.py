@@ -24,8 +24,8 @@ from quintet.web.common import PAGE, speakable, to_json
 from quintet.web.folders import Folders, Missing, Place
 from quintet.web.library import Library, Watched
 from quintet.web.live import Live
+from quintet.web.playground import GenerationJob, JobQueue
 from quintet.web.safety import App, Guard, RateLimit
-from quintet.web.trying import Wish, Workshop
 
 SENT_AS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 MOST_POINTS = 4_000
@@ -44,7 +44,7 @@ class Site:
     def __init__(self, folders: Folders, read_only: bool) -> None:
         self.library = Library(folders)
         self.live = Live(self.library)
-        self.workshop = Workshop()
+        self.workshop = JobQueue()
         self.read_only = read_only
         self.title = ", ".join(folders.roots)
         self.wishes = RateLimit(WISHES_A_MINUTE, 60.0)
@@ -129,7 +129,7 @@ class Site:
             return _problem(413, "that is too long")
         try:
             given = json.loads(content)
-            wish = Wish.read(given)
+            wish = GenerationJob.read(given)
         except (ValueError, RecursionError):
             return _problem(400, "that is no JSON")
         watched = await asyncio.to_thread(self.library.find, str(given.get("run", "")))

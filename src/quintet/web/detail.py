@@ -34,6 +34,7 @@ def configuration(place: Place) -> dict[str, Any]:
     name = text(tree.get("preset"))
     try:
         schema = registry.find(str(tree.get("recipe"))).config_class()
+        keys = configs.flatten(configs.migrated(schema, tree))
         base = configs.flatten(configs.build(schema, preset=name).model_dump(mode="json"))
     except UsageError as error:  # of another version, or of a family that is not installed here
         return {"keys": keys, "preset": name, "preset_keys": {}, "problem": str(error)}
@@ -141,8 +142,8 @@ def trying(keys: dict[str, Any], summary: dict[str, Any], saved: bool) -> dict[s
         schema: type[RunConfig] = registry.find(summary["recipe"]).config_class()
     except UsageError:
         return None
-    if "tokenizer" not in schema.LINKS or not saved or summary["state"] == "running":
+    if "tokenizer" not in schema.FROZEN_KEYS or not saved or summary["state"] == "running":
         return None
     steps = keys.get("sample.steps")
     first = steps[0] if isinstance(steps, list) and steps else steps
-    return {"guidance": keys.get("sample.guidance"), "steps": whole(first), "step_list": isinstance(steps, list)}
+    return {"guidance": keys.get("sample.guidance_scale"), "steps": whole(first), "step_list": isinstance(steps, list)}

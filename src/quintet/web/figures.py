@@ -103,8 +103,8 @@ class Figures:
 
     def add(self, rows: list[Row]) -> None:
         """Neighbours mostly have the same metrics, and are then added column by column."""
-        for names, alike in groupby(rows, key=tuple):
-            self._add(names, list(alike))
+        for names, codebook_smoothing in groupby(rows, key=tuple):
+            self._add(names, list(codebook_smoothing))
 
     def _pieces(self, file: Any) -> Iterator[list[Row]]:
         rest = b""

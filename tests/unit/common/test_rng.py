@@ -32,11 +32,11 @@ def test_order_of_the_batch_changes_nothing(places: list[int]) -> None:
 
 
 def test_questions_do_not_depend_on_earlier_questions() -> None:
-    draw = ItemRNG(4, EPOCHS, ITEMS)
-    first = draw.uniform("crop", 4)
-    draw.uniform("other", 100)
-    assert torch.equal(draw.uniform("crop", 4), first)
-    assert torch.equal(draw.uniform("crop", 9)[:, :4], first)  # a longer answer begins with the shorter one
+    rng = ItemRNG(4, EPOCHS, ITEMS)
+    first = rng.uniform("crop", 4)
+    rng.uniform("other", 100)
+    assert torch.equal(rng.uniform("crop", 4), first)
+    assert torch.equal(rng.uniform("crop", 9)[:, :4], first)  # a longer answer begins with the shorter one
 
 
 def test_asking_leaves_the_stream_of_torch_alone() -> None:
@@ -79,8 +79,8 @@ def test_other_seeds_epochs_and_items_differ(other: ItemRNG) -> None:
 
 
 def test_other_names_differ() -> None:
-    draw = ItemRNG(0, [0] * 8, range(8))
-    assert not torch.isclose(draw.uniform("x"), draw.uniform("y")).any()
+    rng = ItemRNG(0, [0] * 8, range(8))
+    assert not torch.isclose(rng.uniform("x"), rng.uniform("y")).any()
 
 
 @steady
@@ -109,21 +109,21 @@ def test_number_is_for_one_item() -> None:
 
 
 def test_an_empty_batch_is_a_batch() -> None:
-    draw = ItemRNG(0, [], [])
-    assert len(draw) == 0
-    assert draw.uniform("x", 3).shape == (0, 3)
+    rng = ItemRNG(0, [], [])
+    assert len(rng) == 0
+    assert rng.uniform("x", 3).shape == (0, 3)
 
 
 def test_the_numbers_stay_what_they_are_for_ever() -> None:
     """Written down once: a run of last year must make the same choices when it is resumed."""
-    draw = ItemRNG(0, [0, 0, 3], [0, 1, 12_345])
-    assert draw.bits("mask", 2).tolist() == [
+    rng = ItemRNG(0, [0, 0, 3], [0, 1, 12_345])
+    assert rng.bits("mask", 2).tolist() == [
         [310861477098224586, 8460592913428860753],
         [11533296528913843980, 2305049635760284117],
         [4203509037363579588, 817111028847765735],
     ]
-    assert draw.uniform("flip").tolist() == [0.706027626991272, 0.19679641723632812, 0.23119139671325684]
-    assert draw.integers("level", -3, 9, 4).tolist() == [[-1, 2, 3, 3], [8, 2, 8, 8], [1, 5, 0, -1]]
+    assert rng.uniform("flip").tolist() == [0.706027626991272, 0.19679641723632812, 0.23119139671325684]
+    assert rng.integers("level", -3, 9, 4).tolist() == [[-1, 2, 3, 3], [8, 2, 8, 8], [1, 5, 0, -1]]
     assert ItemRNG(2**63 + 5, [2**31], [7]).number("crop-x") == 0.3107345700263977
     assert seed_from(0, 1, "order") == 358907424293071457
     assert seed_from("a") == 6040484594543115847

@@ -44,18 +44,18 @@ def test_one_process_is_the_whole_world() -> None:
 
 
 def test_names_travel_under_a_prefix_and_back() -> None:
-    both = (report(0, 2) + report(2, 1)).named("quantizer") + report(7, 1).named("logits")
+    both = (report(0, 2) + report(2, 1)).with_prefix("quantizer") + report(7, 1).with_prefix("logits")
     assert set(both.sums) == {"quantizer/sum", "quantizer/count", "logits/sum", "logits/count"}
-    own = both.of("quantizer")
+    own = both.strip_prefix("quantizer")
     assert own.sums["sum"] == 3
     assert own.parts_of("rows") == (2, 1)
-    assert both.of("logits").rows["rows"].tolist() == [[7]]
-    assert both.of("quant") == Statistics()
+    assert both.strip_prefix("logits").rows["rows"].tolist() == [[7]]
+    assert both.strip_prefix("quant") == Statistics()
 
 
 def test_a_rank_without_items_counts_nothing_and_keeps_in_step() -> None:
     """As many parts as the others bring: they are gathered one by one, and a missing one would hang the rest."""
-    empty = (report(0, 3) + report(3, 2)).emptied()
+    empty = (report(0, 3) + report(3, 2)).zeros_like()
     assert empty.sums["sum"] == 0
     assert empty.sums["count"] == 0
     assert empty.sums["count"].dtype == torch.int64

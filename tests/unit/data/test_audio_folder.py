@@ -14,7 +14,7 @@ import soundfile
 import torch
 
 from quintet.common.rng import ItemRNG
-from quintet.config import AudioDataConfig
+from quintet.config import WindowedAudioDataConfig
 from quintet.data.audio import AudioFolder, audio_folder_splits, mean_over_windows, pad_windows, say_resampled
 from quintet.data.check import check_folder
 from quintet.data.splits import Splits
@@ -23,7 +23,7 @@ from quintet.errors import UnreadableItem
 RATE = 8000
 
 
-def draw(item: int = 0, epoch: int = 0) -> ItemRNG:
+def rng(item: int = 0, epoch: int = 0) -> ItemRNG:
     return ItemRNG(0, [epoch], [item])
 
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def splits(folder: Path, rate: int = RATE, **keys: Any) -> Splits:
-    return audio_folder_splits(AudioDataConfig(path=str(folder), seconds=1.0, **keys), rate)
+    return audio_folder_splits(WindowedAudioDataConfig(path=str(folder), seconds=1.0, **keys), rate)
 
 
 def looked_at(folder: Path, **keys: Any) -> AudioFolder:
@@ -60,7 +60,7 @@ def start_of(wave: torch.Tensor) -> int:
 
 def test_items_hold_windows_lengths_and_texts(folder: Path) -> None:
     train = splits(folder).train
-    items = [train.load(item, draw(item)) for item in range(3)]
+    items = [train.load(item, rng(item)) for item in range(3)]
     assert [item["wavs"].shape for item in items] == [(1, 4000), (1, 8000), (1, 8000)]
     assert [item["lengths"].tolist() for item in items] == [[4000], [8000], [8000]]
     assert [item["texts"] for item in items] == ["short", "middling", "long"]
@@ -69,14 +69,14 @@ def test_items_hold_windows_lengths_and_texts(folder: Path) -> None:
 
 def test_crops_are_drawn_by_item_and_epoch_and_stay_in_the_file(folder: Path) -> None:
     train = splits(folder).train
-    starts = [start_of(train.load(2, draw(2, epoch))["wavs"][0]) for epoch in range(40)]
-    again = [start_of(train.load(2, draw(2, epoch))["wavs"][0]) for epoch in range(40)]
+    starts = [start_of(train.load(2, rng(2, epoch))["wavs"][0]) for epoch in range(40)]
+    again = [start_of(train.load(2, rng(2, epoch))["wavs"][0]) for epoch in range(40)]
     assert starts == again
     assert len(set(starts)) > 35
     assert min(starts) >= 0
     assert max(starts) <= 19 * RATE
     assert max(starts) - min(starts) > 10 * RATE
-    window = train.load(2, draw(2))["wavs"][0]
+    window = train.load(2, rng(2))["wavs"][0]
     torch.testing.assert_close(window, (torch.arange(8000) + start_of(window)) / 200_000, atol=1e-6, rtol=0)
 
 
@@ -85,7 +85,7 @@ def test_keeping_clips_changes_no_sample(folder: Path, rate: int) -> None:
     kept, read = (splits(folder, rate, memory_megabytes=megabytes).train for megabytes in (64, 0))
     for epoch in range(3):
         for item in range(3):
-            one, two = (source.load(item, draw(item, epoch))["wavs"] for source in (kept, read))
+            one, two = (source.load(item, rng(item, epoch))["wavs"] for source in (kept, read))
             assert torch.equal(one, two)
     assert isinstance(kept, AudioFolder)
     assert sorted(kept._kept) == [0, 1]  # the long one is read by windows
@@ -94,23 +94,23 @@ def test_keeping_clips_changes_no_sample(folder: Path, rate: int) -> None:
 
 def test_a_long_clip_comes_as_several_windows_outside_training(folder: Path) -> None:
     source = looked_at(folder, stride=0.5, max_windows=10)
-    items = [source.load(item, draw(item)) for item in range(3)]
+    items = [source.load(item, rng(item)) for item in range(3)]
     assert [len(item["wavs"]) for item in items] == [1, 3, 10]
     assert [start_of(wave) for wave in items[1]["wavs"]] == [0, 4000, 8000]
     starts = [start_of(wave) for wave in items[2]["wavs"]]
     assert (starts[0], starts[-1]) == (0, 19 * RATE)
-    assert torch.equal(items[2]["wavs"], source.load(2, draw(2, 5))["wavs"])
+    assert torch.equal(items[2]["wavs"], source.load(2, rng(2, 5))["wavs"])
 
 
 def test_an_opening_is_the_first_window_in_training_and_outside(folder: Path) -> None:
-    found = audio_folder_splits(AudioDataConfig(path=str(folder), seconds=1.0), RATE, opening=True)
+    found = audio_folder_splits(WindowedAudioDataConfig(path=str(folder), seconds=1.0), RATE, opening=True)
     assert isinstance(found.train, AudioFolder)
     for epoch in range(3):
-        long = found.train.load(2, draw(2, epoch))["wavs"]
+        long = found.train.load(2, rng(2, epoch))["wavs"]
         assert long.shape == (1, RATE)
         assert start_of(long[0]) == 0
-    assert found.train.load(0, draw())["wavs"].shape == (1, RATE // 2)
-    assert replace(found.train, train=False).load(2, draw(2))["wavs"].shape == (1, RATE)
+    assert found.train.load(0, rng())["wavs"].shape == (1, RATE // 2)
+    assert replace(found.train, train=False).load(2, rng(2))["wavs"].shape == (1, RATE)
 
 
 def test_whatever_changes_what_is_read_changes_what_is_said_of_it(folder: Path) -> None:
@@ -143,7 +143,7 @@ def test_files_of_another_rate_are_told(folder: Path, capsys: pytest.CaptureFixt
 
 def test_batches_are_padded_and_masked_never_cut(folder: Path) -> None:
     source = looked_at(folder, stride=0.5)
-    items = [source.load(item, draw(item)) for item in (0, 1)]
+    items = [source.load(item, rng(item)) for item in (0, 1)]
     batch = pad_windows(items)
     assert batch["wavs"].shape == batch["mask"].shape == (4, 8000)
     assert batch["lengths"].tolist() == [4000, 8000, 8000, 8000] == batch["mask"].sum(dim=1).tolist()
@@ -158,18 +158,18 @@ def test_batches_are_padded_and_masked_never_cut(folder: Path) -> None:
 def test_windows_are_brought_to_a_loudness(folder: Path) -> None:
     time = np.arange(2 * RATE) / RATE
     soundfile.write(folder / "b.wav", 0.02 * np.sin(2 * np.pi * 997 * time), RATE)
-    wave = splits(folder, loudness=-20).train.load(1, draw(1))["wavs"]
+    wave = splits(folder, loudness=-20).train.load(1, rng(1))["wavs"]
     assert wave.abs().max().item() == pytest.approx(10 ** (-16.99 / 20), rel=0.03)
 
 
 def test_an_unreadable_file_says_why(folder: Path) -> None:
     with pytest.raises(UnreadableItem, match="no decoder"):
-        splits(folder).validation.load(0, draw())
+        splits(folder).validation.load(0, rng())
     train = splits(folder).train
-    train.load(0, draw())
+    train.load(0, rng())
     soundfile.write(folder / "a.wav", np.zeros(100), RATE)
     with pytest.raises(UnreadableItem, match="changed since"):
-        train.load(0, draw())
+        train.load(0, rng())
 
 
 def test_the_check_of_a_folder_of_sound(folder: Path) -> None:

@@ -402,14 +402,14 @@ def test_flips_and_crops_are_drawn_per_item_and_epoch(tmp_path: Path, pictures: 
     flipped = []
     crops = set()
     for epoch in range(12):
-        draw = ItemRNG(7, [epoch], [0])
-        taken = flipping.load(0, draw)["images"]
-        expected = centre.flip(-1) if draw.number("flip") < 0.5 else centre
+        rng = ItemRNG(7, [epoch], [0])
+        taken = flipping.load(0, rng)["images"]
+        expected = centre.flip(-1) if rng.number("flip") < 0.5 else centre
         assert torch.equal(taken, expected)
         assert torch.equal(flipping.load(0, ItemRNG(7, [epoch], [0]))["images"], taken)
         flipped.append(not torch.equal(taken, centre))
-        crops.add(bytes(moving.load(0, draw)["images"].numpy()))
-        assert torch.equal(plain.load(0, draw)["images"], centre)
+        crops.add(bytes(moving.load(0, rng)["images"].numpy()))
+        assert torch.equal(plain.load(0, rng)["images"], centre)
     assert any(flipped)
     assert not all(flipped)
     assert len(crops) > 3

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from quintet.common.rng import ItemRNG
-from quintet.config import PictureDataConfig
+from quintet.config import ImageDataConfig
 from quintet.data.image import PythonImages, folder_splits, python_splits
 from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
@@ -20,7 +20,7 @@ from quintet.errors import UnreadableItem, UsageError
 SIZE = (8, 8)
 
 
-def draw(item: int = 0, epoch: int = 0) -> ItemRNG:
+def rng(item: int = 0, epoch: int = 0) -> ItemRNG:
     return ItemRNG(0, [epoch], [item])
 
 
@@ -41,7 +41,7 @@ def make_folder(folder: Path, count: int, prefix: str = "") -> Path:
 
 
 def splits(folder: Path, **keys: Any) -> Splits:
-    return folder_splits(PictureDataConfig(path=str(folder), **keys), SIZE, 3)
+    return folder_splits(ImageDataConfig(path=str(folder), **keys), SIZE, 3)
 
 
 def test_a_folder_is_split_and_no_item_is_on_both_sides(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_a_folder_is_split_and_no_item_is_on_both_sides(tmp_path: Path) -> None:
 def test_without_a_validation_share_the_training_items_are_looked_at_unaugmented(tmp_path: Path) -> None:
     made = splits(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=True)
     assert names(made.train) == names(made.validation)
-    trained = [made.train.load(item, draw(item))["images"] for item in range(20)]
-    looked_at = [made.validation.load(item, draw(item))["images"] for item in range(20)]
+    trained = [made.train.load(item, rng(item))["images"] for item in range(20)]
+    looked_at = [made.validation.load(item, rng(item))["images"] for item in range(20)]
     flipped = sum(not torch.equal(one, two) for one, two in zip(trained, looked_at, strict=True))
     assert 3 <= flipped <= 17
     assert all(image[0, 0, 0] == 200 for image in looked_at)
@@ -67,7 +67,7 @@ def test_without_a_validation_share_the_training_items_are_looked_at_unaugmented
 
 def test_flips_can_be_off(tmp_path: Path) -> None:
     made = splits(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=False)
-    assert all(made.train.load(item, draw(item))["images"][0, 0, 0] == 200 for item in range(20))
+    assert all(made.train.load(item, rng(item))["images"][0, 0, 0] == 200 for item in range(20))
 
 
 def test_a_validation_folder_of_its_own_leaves_all_items_for_training(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_what_a_validation_folder_leaves_out_is_named_too(tmp_path: Path) -> Non
 def test_captions_and_shape(tmp_path: Path) -> None:
     data = make_folder(tmp_path / "data", 3)
     (data / "001.txt").write_text("a caption", encoding="utf-8")
-    made = folder_splits(PictureDataConfig(path=str(data), validation_fraction=0), (4, 12), 1)
-    items = [made.train.load(item, draw(item)) for item in range(3)]
+    made = folder_splits(ImageDataConfig(path=str(data), validation_fraction=0), (4, 12), 1)
+    items = [made.train.load(item, rng(item)) for item in range(3)]
     assert {item["images"].shape for item in items} == {(1, 4, 12)}
     assert items[0]["images"].dtype == torch.uint8
     assert [item["texts"] for item in items] == ["", "a caption", ""]
@@ -120,7 +120,7 @@ def test_captions_and_shape(tmp_path: Path) -> None:
 
 def test_a_run_of_python_objects_cannot_be_resumed_from_its_folder() -> None:
     with pytest.raises(UsageError, match="can only be resumed from Python"):
-        folder_splits(PictureDataConfig(), SIZE, 3)
+        folder_splits(ImageDataConfig(), SIZE, 3)
 
 
 # --- data set objects ---------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def pictures(dataset: Any, channels: int = 3, flip: bool = False, **options: Any
 
 
 def loaded(value: Any, **options: Any) -> torch.Tensor:
-    image: torch.Tensor = pictures([value], **options).load(0, draw())["images"]
+    image: torch.Tensor = pictures([value], **options).load(0, rng())["images"]
     return image
 
 
@@ -159,7 +159,7 @@ def test_a_picture_in_memory_is_treated_as_in_a_folder(tmp_path: Path, kind: str
     original = odd_pictures()[kind]
     file = make_folder(tmp_path / "data", 0) / "odd.png"
     original.save(file, exif=original.getexif())
-    in_folder = splits(file.parent, validation_fraction=0, flip=False).train.load(0, draw())["images"]
+    in_folder = splits(file.parent, validation_fraction=0, flip=False).train.load(0, rng())["images"]
     with Image.open(file) as opened:
         assert torch.equal(loaded(opened), in_folder)
 
@@ -200,14 +200,14 @@ def test_captions_come_along_and_a_missing_one_is_empty() -> None:
         {"image": picture, "text": None},
     ]
     source = pictures(items)
-    assert [source.load(item, draw(item))["texts"] for item in range(4)] == ["a cat", "a dog", "", ""]
+    assert [source.load(item, rng(item))["texts"] for item in range(4)] == ["a cat", "a dog", "", ""]
 
 
 def test_flips_follow_the_draw_of_the_item() -> None:
     tensor = torch.arange(3 * 64, dtype=torch.uint8).view(3, 8, 8)
     source = pictures([tensor] * 40, flip=True)
-    images = [source.load(item, draw(item))["images"] for item in range(40)]
-    again = [source.load(item, draw(item))["images"] for item in range(40)]
+    images = [source.load(item, rng(item))["images"] for item in range(40)]
+    again = [source.load(item, rng(item))["images"] for item in range(40)]
     assert all(torch.equal(one, two) for one, two in zip(images, again, strict=True))
     flipped = [torch.equal(image, tensor.flip(-1)) for image in images]
     assert 8 <= sum(flipped) <= 32
@@ -221,7 +221,7 @@ class Captioned(list[Any]):
 
 
 def split(dataset: Any, **options: Any) -> Splits:
-    return python_splits(dataset, PictureDataConfig(validation_fraction=0.2), SIZE, 3, **options)
+    return python_splits(dataset, ImageDataConfig(validation_fraction=0.2), SIZE, 3, **options)
 
 
 def test_a_data_set_is_split_by_fraction_and_seed() -> None:
@@ -232,7 +232,7 @@ def test_a_data_set_is_split_by_fraction_and_seed() -> None:
     assert len(train | validation) == 100
     assert 10 <= len(validation) <= 30
     place = int(made.validation.name(3).removeprefix("item "))
-    assert made.validation.load(3, draw())["images"].unique().tolist() == [place]
+    assert made.validation.load(3, rng())["images"].unique().tolist() == [place]
     assert names(split(dataset).validation) == validation
 
 
@@ -240,12 +240,12 @@ def test_a_validation_set_handed_over_leaves_the_other_whole() -> None:
     made = split([torch.zeros(3, 8, 8)] * 30, validation=[torch.ones(3, 8, 8)] * 4)
     assert len(made.train) == 30
     assert len(made.validation) == 4
-    assert made.validation.load(0, draw())["images"].min() == 1
+    assert made.validation.load(0, rng())["images"].min() == 1
 
 
 def test_a_small_data_set_has_items_on_both_sides() -> None:
     """As a folder has: neither side empty where two items can be had."""
-    config = PictureDataConfig(validation_fraction=0.05)
+    config = ImageDataConfig(validation_fraction=0.05)
     for count in range(2, 12):
         made = python_splits([torch.zeros(3, 8, 8)] * count, config, SIZE, 3)
         assert len(made.train) + len(made.validation) == count, count
@@ -254,6 +254,6 @@ def test_a_small_data_set_has_items_on_both_sides() -> None:
 
 def test_a_data_sets_own_field_names_are_used() -> None:
     made = split(Captioned([("a cat", torch.zeros(3, 8, 8))] * 10))
-    assert made.train.load(0, draw())["texts"] == "a cat"
+    assert made.train.load(0, rng())["texts"] == "a cat"
     declared = split([(5, torch.zeros(3, 8, 8))] * 10, declared=["label", "image"])
-    assert declared.train.load(0, draw())["texts"] == "5"
+    assert declared.train.load(0, rng())["texts"] == "5"

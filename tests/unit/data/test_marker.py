@@ -11,7 +11,7 @@ import pytest
 
 from quintet.common.batch import collate
 from quintet.common.rng import ItemRNG
-from quintet.config import PictureDataConfig
+from quintet.config import ImageDataConfig
 from quintet.data.check import scan_medium
 from quintet.data.image import folder_splits
 from quintet.data.index.marker import MARKER, read_marker
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def splits(folder: Path | str, **keys: Any) -> Splits:
-    return folder_splits(PictureDataConfig(path=str(folder), **keys), (16, 16), 3)
+    return folder_splits(ImageDataConfig(path=str(folder), **keys), (16, 16), 3)
 
 
 def items(made: Splits) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def test_shards_keep_the_marker(index: bool, folder: Path, tmp_path: Path) -> No
     assert (tmp_path / "shards" / MARKER).read_bytes() == (folder / MARKER).read_bytes()
     if not index:
         (tmp_path / "shards" / "index.safetensors").unlink()
-    there = {"cache": str(tmp_path / "cache")}
+    there = {"cache_dir": str(tmp_path / "cache")}
     for place in (tmp_path / "shards", tmp_path / "shards" / "shard-00000.tar", f"file://{tmp_path}/shards"):
         made = splits(place, **there)
         assert made.dataset == "shapes", place

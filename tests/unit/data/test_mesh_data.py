@@ -35,14 +35,14 @@ def source(folder: Path, **options: Any) -> MeshFolder:
     return MeshFolder(folder, scan(folder, EXTENSIONS).entries, **options)
 
 
-def draw(epoch: int = 0, item: int = 0) -> ItemRNG:
+def rng(epoch: int = 0, item: int = 0) -> ItemRNG:
     return ItemRNG(7, [epoch], [item])
 
 
 def test_an_item(folder: Path) -> None:
     items = source(folder, train=False)
     drawn = draw_item(1, 4)
-    item = items.load(4, draw())
+    item = items.load(4, rng())
     assert (len(items), items.name(4)) == (30, "meshes/00004.obj")
     assert items.metadata(4) == {"texts": item["texts"]} == {"texts": drawn.caption}
     assert (item["vertices"].dtype, item["faces"].dtype) == (torch.float32, torch.int64)
@@ -52,10 +52,10 @@ def test_an_item(folder: Path) -> None:
 
 def test_augmentation_is_drawn_per_item_and_epoch(folder: Path) -> None:
     items, plain = source(folder), source(folder, augment=False)
-    first = items.load(2, draw(0, 2))
-    assert torch.equal(items.load(2, draw(0, 2))["vertices"], first["vertices"])
-    assert not torch.equal(items.load(2, draw(1, 2))["vertices"], first["vertices"])
-    assert torch.equal(plain.load(2, draw(0, 2))["vertices"], plain.load(2, draw(1, 2))["vertices"])
+    first = items.load(2, rng(0, 2))
+    assert torch.equal(items.load(2, rng(0, 2))["vertices"], first["vertices"])
+    assert not torch.equal(items.load(2, rng(1, 2))["vertices"], first["vertices"])
+    assert torch.equal(plain.load(2, rng(0, 2))["vertices"], plain.load(2, rng(1, 2))["vertices"])
 
 
 def test_augmented_meshes_stay_in_the_box_and_in_order(folder: Path) -> None:
@@ -64,7 +64,7 @@ def test_augmented_meshes_stay_in_the_box_and_in_order(folder: Path) -> None:
     for item in range(10):
         mesh = items.mesh(item)
         for epoch in range(12):
-            moved = augmented(mesh, draw(epoch, item))
+            moved = augmented(mesh, rng(epoch, item))
             assert np.abs(moved.vertices).max() <= LIMIT + 1e-9
             again = canonical(clean(moved))
             assert np.array_equal(again.faces, moved.faces)
@@ -80,20 +80,20 @@ def test_augmented_meshes_stay_in_the_box_and_in_order(folder: Path) -> None:
 
 def test_what_is_kept_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     items, forgetful = source(folder, memory=2**20), source(folder)
-    expected = [items.load(0, draw())["vertices"], forgetful.load(0, draw())["vertices"]]
+    expected = [items.load(0, rng())["vertices"], forgetful.load(0, rng())["vertices"]]
     monkeypatch.setattr("quintet.media.mesh.read_mesh", lambda *_, **__: pytest.fail("read again"))
-    assert torch.equal(items.load(0, draw())["vertices"], expected[0])
+    assert torch.equal(items.load(0, rng())["vertices"], expected[0])
     assert torch.equal(*expected)
     with pytest.raises(pytest.fail.Exception):
-        forgetful.load(0, draw())
+        forgetful.load(0, rng())
 
 
 def test_too_large_is_named(folder: Path) -> None:
     items = source(folder, max_faces=20)
     large = next(item for item in range(30) if len(draw_item(1, item).mesh.faces) > 20)
     with pytest.raises(UnreadableItem, match=r"faces, more than 20 \(data.max_faces\)"):
-        items.load(large, draw())
-    reduced = source(folder, max_faces=20, decimate=True).load(large, draw())
+        items.load(large, rng())
+    reduced = source(folder, max_faces=20, decimate=True).load(large, rng())
     assert 0 < len(reduced["faces"]) <= 20
 
 
@@ -102,7 +102,7 @@ def test_what_augmentation_flattens_is_named() -> None:
     outcomes = []
     for epoch in range(40):
         try:
-            outcomes.append(len(augmented(thin, draw(epoch)).faces))
+            outcomes.append(len(augmented(thin, rng(epoch)).faces))
         except UnreadableItem as problem:
             outcomes.append(str(problem))
     assert set(outcomes) == {1, "no face of it has an area at 128 bins a side once it is augmented"}
@@ -110,7 +110,7 @@ def test_what_augmentation_flattens_is_named() -> None:
 
 def test_a_source_travels_to_a_worker(folder: Path) -> None:
     items = pickle.loads(pickle.dumps(source(folder)))
-    assert torch.equal(items.load(1, draw())["vertices"], source(folder).load(1, draw())["vertices"])
+    assert torch.equal(items.load(1, rng())["vertices"], source(folder).load(1, rng())["vertices"])
 
 
 def test_sources_of_a_folder_are_split_by_its_rows(folder: Path) -> None:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from quintet.common.rng import ItemRNG
-from quintet.config import AudioDataConfig
+from quintet.config import WindowedAudioDataConfig
 from quintet.data.audio import audio_folder_splits, pad_windows, python_audio_splits
 from quintet.errors import UnreadableItem, UsageError
 
 RATE = 8000
 
 
-def draw(item: int = 0, epoch: int = 0) -> ItemRNG:
+def rng(item: int = 0, epoch: int = 0) -> ItemRNG:
     return ItemRNG(0, [epoch], [item])
 
 
@@ -34,9 +34,9 @@ def start_of(samples: Tensor) -> int:
 
 
 def loaded(item: Any, *, train: bool = True, declared: Any = None, epoch: int = 0, **keys: Any) -> dict[str, Any]:
-    config = AudioDataConfig(**{"seconds": 1.0, **keys})
+    config = WindowedAudioDataConfig(**{"seconds": 1.0, **keys})
     made = python_audio_splits([item], config, RATE, declared=declared)
-    return (made.train if train else made.validation).load(0, draw(epoch=epoch))
+    return (made.train if train else made.validation).load(0, rng(epoch=epoch))
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_a_data_set_gives_the_items_that_a_folder_gives(tmp_path: Path, train: b
     for samples, text in sounds:
         soundfile.write(tmp_path / f"{text}.wav", samples.numpy(), RATE, subtype="FLOAT")
         (tmp_path / f"{text}.txt").write_text(text)
-    config = AudioDataConfig(path=str(tmp_path), seconds=1.0, validation_fraction=0, **keys)
+    config = WindowedAudioDataConfig(path=str(tmp_path), seconds=1.0, validation_fraction=0, **keys)
     folder, python = audio_folder_splits(config, RATE), python_audio_splits(sounds, config, RATE)
     for item in range(2):
         for epoch in range(2):
             ours, theirs = (
-                (made.train if train else made.validation).load(item, draw(item, epoch)) for made in (python, folder)
+                (made.train if train else made.validation).load(item, rng(item, epoch)) for made in (python, folder)
             )
             assert ours.keys() == theirs.keys()
             assert ours["texts"] == theirs["texts"]
@@ -156,7 +156,7 @@ def test_sounds_that_cannot_be_used_are_passed_over(sound: Any, reason: str) -> 
 
 def test_the_split_and_a_validation_set_of_its_own() -> None:
     dataset = [(wave(0.1), f"sound {number}") for number in range(40)]
-    config = AudioDataConfig(validation_fraction=0.2)
+    config = WindowedAudioDataConfig(validation_fraction=0.2)
     split = python_audio_splits(dataset, config, RATE)
     sides = [{side.name(item) for item in range(len(side))} for side in (split.train, split.validation)]
     assert all(sides)
@@ -164,10 +164,10 @@ def test_the_split_and_a_validation_set_of_its_own() -> None:
     assert len(sides[0] | sides[1]) == 40
     whole = python_audio_splits(dataset, config, RATE, validation=[(wave(2), "held out")])
     assert (len(whole.train), len(whole.validation)) == (40, 1)
-    assert whole.validation.load(0, draw())["texts"] == "held out"
+    assert whole.validation.load(0, rng())["texts"] == "held out"
 
 
 def test_workers_can_hold_it() -> None:
-    made = python_audio_splits([(wave(3), "rising")], AudioDataConfig(seconds=1.0), RATE)
+    made = python_audio_splits([(wave(3), "rising")], WindowedAudioDataConfig(seconds=1.0), RATE)
     again = pickle.loads(pickle.dumps(made.train))
-    assert torch.equal(again.load(0, draw())["wavs"], made.train.load(0, draw())["wavs"])
+    assert torch.equal(again.load(0, rng())["wavs"], made.train.load(0, rng())["wavs"])

@@ -22,13 +22,13 @@ from quintet.media.video_writing import write_video
 SIZE = (48, 64)
 
 
-def draw(item: int = 0, epoch: int = 0) -> ItemRNG:
+def rng(item: int = 0, epoch: int = 0) -> ItemRNG:
     return ItemRNG(0, [epoch], [item])
 
 
 def loaded(item: Any, *, train: bool = True, declared: Any = None, epoch: int = 0, **keys: Any) -> dict[str, Any]:
     made = python_video_splits([item], VideoDataConfig(**keys), SIZE, declared=declared)
-    return (made.train if train else made.validation).load(0, draw(epoch=epoch))
+    return (made.train if train else made.validation).load(0, rng(epoch=epoch))
 
 
 CLIP = clip_tensor(counted(5))
@@ -73,7 +73,7 @@ def test_a_data_set_gives_the_items_that_a_folder_gives(tmp_path: Path, train: b
     for item in range(2):
         for epoch in range(3):
             ours, theirs = (
-                (made.train if train else made.validation).load(item, draw(item, epoch)) for made in (python, folder)
+                (made.train if train else made.validation).load(item, rng(item, epoch)) for made in (python, folder)
             )
             assert ours["texts"] == theirs["texts"]
             assert torch.equal(ours["videos"], theirs["videos"])
@@ -112,4 +112,4 @@ def test_time_stamps_are_asked_for_in_vain() -> None:
 def test_workers_can_hold_it() -> None:
     made = python_video_splits([(CLIP, "lighter"), (Image.new("RGB", (2, 2)), "x")], VideoDataConfig(), SIZE)
     again = pickle.loads(pickle.dumps(made.train))
-    assert torch.equal(again.load(0, draw())["videos"], made.train.load(0, draw())["videos"])
+    assert torch.equal(again.load(0, rng())["videos"], made.train.load(0, rng())["videos"])

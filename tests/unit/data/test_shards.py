@@ -418,7 +418,7 @@ def test_what_is_hidden_is_passed_over(tmp_path: Path) -> None:
 
 def test_classes_are_looked_for_with_the_cache_of_the_run(tmp_path: Path) -> None:
     write_tar(tmp_path / "set" / "0.tar", {"a.png": b"x", "a.txt": b"cat", "b.png": b"y", "b.txt": b"dog"})
-    data = DataConfig(path=str(tmp_path / "set"), cache=str(tmp_path / "cache"))
+    data = DataConfig(path=str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"))
     assert found_keys(TextConfig(text="classes"), data, frozenset({".png"})) == {"model.classes": ["cat", "dog"]}
     assert [*(tmp_path / "cache" / "indexes").glob("*.safetensors")]
 

@@ -42,10 +42,10 @@ class Media:
     def name(self, item: int) -> str:
         return f"item-{item}"
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         if item in self.broken:
             raise UnreadableItem(f"{item} is broken")
-        return {"images": torch.full((2, 2), 100 * int(draw.epochs[0]) + item), "texts": "not kept"}
+        return {"images": torch.full((2, 2), 100 * int(rng.epochs[0]) + item), "texts": "not kept"}
 
     def metadata(self, item: int) -> Item:
         return {"texts": f"caption {item}"}

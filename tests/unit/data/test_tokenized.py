@@ -17,7 +17,7 @@ from PIL import Image
 from contract.cases import GOLDEN
 from quintet.common.batch import Dataset, Item
 from quintet.common.rng import ItemRNG
-from quintet.config import PictureDataConfig
+from quintet.config import ImageDataConfig
 from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.data.tokenized import tokenized_splits
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer[Any]:
 
 
 def media(pictures: Path, **keys: Any) -> Splits:
-    return folder_splits(PictureDataConfig(path=str(pictures), **{"flip": False, **keys}), (16, 16), 3)
+    return folder_splits(ImageDataConfig(path=str(pictures), **{"flip": False, **keys}), (16, 16), 3)
 
 
 def test_the_items_stay_what_they_are_and_their_codes_are_the_tokenizers(
@@ -99,8 +99,8 @@ class Anonymous:
     def name(self, item: int) -> str:
         return str(self.source.name(item))
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        return dict(self.source.load(item, draw))
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        return dict(self.source.load(item, rng))
 
     def metadata(self, item: int) -> Item:
         return dict(self.source.metadata(item))

@@ -16,7 +16,7 @@ from torch import Tensor
 from quintet import AudioCodec, AudioCodecTrainer, config, runs
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
-from quintet.config import AudioDataConfig, SoundDataConfig
+from quintet.config import AudioDataConfig, WindowedAudioDataConfig
 from quintet.data.audio import audio_folder_splits, pad_windows, python_audio_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
@@ -43,12 +43,12 @@ from quintet.training.engine import Engine
 
 RATE = 8000
 SMALL: dict[str, Any] = {
-    "rate": RATE,
+    "sample_rate": RATE,
     "strides": (5, 3, 2),
     "dim": 4,
-    "units": 2,
+    "num_residual_units": 2,
     "latent_dim": 8,
-    "levels": 3,
+    "num_quantizers": 3,
     "codebook_size": 16,
 }
 HOP = 30
@@ -86,7 +86,7 @@ def padded(rows: list[Tensor], value: float = 0.0) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("quantizer", "size"), [("vq", 16), ("lfq", 16), ("fsq", 256)])
 @pytest.mark.parametrize("levels", [1, 3])
 def test_decode_of_encode_is_what_forward_makes(quantizer: str, size: int, levels: int) -> None:
-    codec = make_codec(quantizer=quantizer, codebook_size=size, levels=levels)
+    codec = make_codec(quantizer=quantizer, codebook_size=size, num_quantizers=levels)
     waves = noise(2, 500)
     codes = codec.encode(waves)
     assert codes.shape == (2, math.ceil(500 / HOP), levels)
@@ -413,9 +413,9 @@ def test_what_has_no_phase_by_its_codes_is_heard_all_the_same() -> None:
     [
         ({"strides": (2,)}, "model.strides"),
         ({"latent_dim": 8}, "model.latent_dim"),
-        ({"levels": 1}, "leave none for phases"),
-        ({"loudness_levels": 3, "levels": 3}, "leave none for phases"),
-        ({"transform": None, "strides": (2, 2), "loudness_levels": 1}, "set model.transform"),
+        ({"num_quantizers": 1}, "leave none for phases"),
+        ({"num_loudness_quantizers": 3, "num_quantizers": 3}, "leave none for phases"),
+        ({"transform": None, "strides": (2, 2), "num_loudness_quantizers": 1}, "set model.transform"),
     ],
 )
 def test_what_contradicts_a_transform_is_named(keys: dict[str, Any], reason: str) -> None:
@@ -425,7 +425,7 @@ def test_what_contradicts_a_transform_is_named(keys: dict[str, Any], reason: str
 
 def test_layers_keep_the_scale_of_what_goes_through() -> None:
     torch.manual_seed(0)
-    codec = AudioCodec(dim=16, units=2).double()
+    codec = AudioCodec(dim=16, num_residual_units=2).double()
     waves = noise(4, 8000, seed=0)
     latents = codec.latents(waves, torch.full((4,), 8000))
     assert 0.3 < latents.std() / waves.std() < 3
@@ -433,7 +433,7 @@ def test_layers_keep_the_scale_of_what_goes_through() -> None:
 
 @pytest.mark.parametrize("kind", ["hinge", "least-squares"])
 def test_losses_of_a_batch_are_means_over_its_clips(kind: str) -> None:
-    task = make_task(**{"loss.kind": kind, "model.quantizer": "fsq", "model.codebook_size": 256})
+    task = make_task(**{"loss.gan_loss": kind, "model.quantizer": "fsq", "model.codebook_size": 256})
     lengths = (800, 333, 500, 7)
     whole = task.backward([make_batch(*lengths)], task.modules, Engine(task.config.engine), 0)
     items = make_batch(*lengths)
@@ -475,18 +475,18 @@ def test_padding_takes_no_part_in_what_the_discriminators_say() -> None:
 
 
 def test_levels_are_dropped_for_some_clips_alike_in_every_batch() -> None:
-    task = make_task(**{"loss.level_dropout": 0.5})
+    task = make_task(**{"loss.quantizer_dropout": 0.5})
     batch = make_batch(*[100] * 200)
     active = task.active_levels(batch)
     assert {1, 2, 3} == set(active.tolist())
     assert 100 < (active == 3).sum() < 160  # a half, and a third of the other half
     alone = Batch(batch.fields, ("sound 7",), ItemRNG(0, [0], [7]))
     assert task.active_levels(alone).tolist() == [active[7].item()]
-    assert (make_task(**{"loss.level_dropout": 0.0}).active_levels(batch) == 3).all()
+    assert (make_task(**{"loss.quantizer_dropout": 0.0}).active_levels(batch) == 3).all()
 
 
 def test_dead_codes_are_revived_and_the_codebook_starts_from_sound() -> None:
-    task = make_task(**{"loss.level_dropout": 0.0})
+    task = make_task(**{"loss.quantizer_dropout": 0.0})
     batch = make_batch(800, 800, 300)
     task.init_from_data(task.modules, [batch], Engine(task.config.engine))
     used = task.model.encode(*task.window(batch))
@@ -514,7 +514,7 @@ def test_figures_have_their_names_and_do_not_depend_on_the_batches() -> None:
     parts = [
         task.measure(
             task.modules,
-            Batch({"wavs": rows["wavs"][n : n + 1, :length], "lengths": rows["lengths"][n : n + 1]}, ("a",), rows.draw),
+            Batch({"wavs": rows["wavs"][n : n + 1, :length], "lengths": rows["lengths"][n : n + 1]}, ("a",), rows.rng),
         )
         for n, length in enumerate(lengths)
     ]
@@ -600,7 +600,7 @@ def test_fewer_levels_are_kept_in_a_cache_of_their_own(pipeline: AudioCodecPipel
 def test_several_windows_of_a_clip_have_no_codes(pipeline: AudioCodecPipeline) -> None:
     batch = make_batch(800, 800)
     with pytest.raises(UsageError, match="take it whole"):
-        pipeline.encode_batch(Batch(batch.fields, ("one",), batch.draw))
+        pipeline.encode_batch(Batch(batch.fields, ("one",), batch.rng))
 
 
 # --- data and the trainer in Python -------------------------------------------------------------------------------
@@ -617,19 +617,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_clips_come_whole_outside_of_training(folder: Path) -> None:
-    data = SoundDataConfig(path=str(folder), seconds=0.1, validation_fraction=0)
+    data = AudioDataConfig(path=str(folder), seconds=0.1, validation_fraction=0)
     sounds = [noise(400).float(), noise(16_000).float()]
     for made in (audio_folder_splits(data, RATE), python_audio_splits(sounds, data, RATE, captioned=False)):
         item = len(made.train) // 2
         assert made.train.load(item, ItemRNG(0, [0], [item]))["lengths"].tolist() == [800]
         assert made.validation.load(item, ItemRNG(0, [0], [item]))["wavs"].shape == (1, 16_000)
-    cut: Splits = audio_folder_splits(AudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
+    cut: Splits = audio_folder_splits(WindowedAudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
     assert cut.validation.load(2, ItemRNG(0, [0], [2]))["lengths"].tolist() == [800] * 3
 
 
 QUICK: dict[str, Any] = {
     **{key: value for key, value in TINY.items() if not key.startswith("model.")},
-    "data.workers": 0,
+    "data.num_workers": 0,
     "log.trackers": [],
     "eval.batches": 1,
     "sample.num": 2,

@@ -24,7 +24,15 @@ from quintet.training.engine import Engine
 from quintet.training.phase import Loss
 
 TINY = {
-    **{"image_size": (16, 24), "patch": 8, "temporal_patch": 2, "max_frames": 13, "dim": 16, "heads": 2, "head_dim": 8},
+    **{
+        "image_size": (16, 24),
+        "patch_size": 8,
+        "temporal_patch_size": 2,
+        "max_frames": 13,
+        "dim": 16,
+        "heads": 2,
+        "head_dim": 8,
+    },
     **{"spatial_depth": 1, "temporal_depth": 2, "codebook_size": 256},
 }
 KINDS: dict[str, dict[str, Any]] = {
@@ -63,7 +71,7 @@ def test_codes_and_videos_have_their_shapes(kind: str) -> None:
     result = model(film(9))
     assert torch.equal(result.codes, codes)
     torch.testing.assert_close(result.videos.clamp(0, 1), decoded)
-    levels = make(**KINDS[kind], quantizer_levels=2)
+    levels = make(**KINDS[kind], num_quantizers=2)
     assert levels.encode(film(5)).shape == (2, 3, 2, 3, 2)
     assert levels.decode(levels.encode(film(5))).shape == (2, 3, 5, 16, 24)
 
@@ -182,16 +190,18 @@ def test_codes_of_another_tokenizer_are_refused() -> None:
 
 
 def test_keys_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"model.image_size=30 is not divisible by model.patch = 8; .* 32"):
+    with pytest.raises(UsageError, match=r"model.image_size=30 is not divisible by model.patch_size = 8; .* 32"):
         validate(CViViTModelConfig, {"image_size": 30})
-    with pytest.raises(UsageError, match=r"data.frames=16 is not 1 and a multiple of model.temporal_patch = 2; .* 17"):
+    with pytest.raises(
+        UsageError, match=r"data.frames=16 is not 1 and a multiple of model.temporal_patch_size = 2; .* 17"
+    ):
         build(CViViTConfig, overrides={"data.frames": 16})
     with pytest.raises(UsageError, match=r"data.frames=17 is more than model.max_frames=9"):
         build(CViViTConfig, overrides={"model.max_frames": 9})
     with pytest.raises(UsageError, match=r"model.codebook_size=100"):
         CViViT(quantizer="lfq", codebook_size=100)
     with pytest.raises(UsageError, match=r"model.filter_dim is for sides of an even number of pixels, not \[15, 30\]"):
-        validate(CViViTModelConfig, {"image_size": [15, 30], "patch": 5, "filter_dim": 8})
+        validate(CViViTModelConfig, {"image_size": [15, 30], "patch_size": 5, "filter_dim": 8})
     for preset in ("debug", "small", "base"):
         build(CViViTConfig, preset=preset)
 
@@ -237,7 +247,7 @@ def test_batches_are_padded_to_whole_moments() -> None:
 
 def test_frames_that_are_not_there_count_nowhere() -> None:
     """Of what comes after a clip's last moment; in a moment that is filled in part the last frame stands still."""
-    made = task(**{"loss.discriminator_start": 0, "loss.motion": 0.5, "model.filter_dim": 8})
+    made = task(**{"loss.discriminator_start": 0, "loss.frame_difference": 0.5, "model.filter_dim": 8})
     for lengths in ([9, 5, 1], [9, 7, 3]):
         plain, other = batch_of(made, lengths), batch_of(made, lengths, fill=0.25)
         first, second = loss_of(made, plain), loss_of(made, other)
@@ -260,7 +270,7 @@ def test_the_loss_is_the_mean_over_all_frames_that_are_there() -> None:
 
 
 def test_errors_that_stand_still_are_no_wrong_motion() -> None:
-    made = task(**{"loss.motion": 2.0})
+    made = task(**{"loss.frame_difference": 2.0})
     batch = batch_of(made, [9, 4, 1])
     videos = batch["videos"]
 
@@ -372,7 +382,7 @@ def test_a_pipeline_encodes_and_decodes_from_an_exported_folder(tmp_path: Path) 
 
 def test_it_is_trained_in_python_on_a_data_set_object(tmp_path: Path) -> None:
     clips = [(film(frames, 1)[0].float(), f"clip {frames}") for frames in (9, 5, 1, 9)]
-    keys = {"data.frames": 9, "data.workers": 0, "loss.discriminator": False, "log.trackers": []}
+    keys = {"data.frames": 9, "data.num_workers": 0, "loss.discriminator": False, "log.trackers": []}
     trainer = CViViTTrainer(
         CViViT(**TINY, quantizer="fsq"), data=clips, out=tmp_path / "run", steps=2, batch_size=3, config=keys
     )
@@ -386,8 +396,8 @@ def test_it_is_trained_in_python_on_a_data_set_object(tmp_path: Path) -> None:
 
 def stripes(batch: int, frames: int) -> Tensor:
     """Films of few directions: a grey, a step between the halves of every patch, and a fading."""
-    draw = torch.Generator().manual_seed(frames)
-    grey, height, fading = torch.rand(3, batch, 1, 1, 1, 1, generator=draw, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(frames)
+    grey, height, fading = torch.rand(3, batch, 1, 1, 1, 1, generator=rng, dtype=torch.float64)
     edge = (torch.arange(24) % 8 < 4).double() - 0.5
     later = (torch.arange(frames) + 1)[:, None, None] % 2
     return (0.5 + (grey - 0.5) / 2 + edge * height / 4 + later * (fading - 0.5) / 4).expand(batch, 3, frames, 16, 24)

@@ -41,10 +41,10 @@ TINY: dict[str, Any] = {
     "angle_dim": 4,
     "area_dim": 4,
     "normal_dim": 4,
-    "encoder": (16, 16, 24),
+    "encoder_dims": (16, 16, 24),
     "code_dim": 8,
     "codebook_size": 256,
-    "decoder": (16, 16, 24),
+    "decoder_dims": (16, 16, 24),
     "bins": 32,
 }
 
@@ -147,7 +147,7 @@ KINDS = [
     {"quantizer": "lfq"},
     {"quantizer": "vq"},
     {"quantizer": "fsq"},
-    {"quantizer": "lfq", "quantizer_levels": 1},
+    {"quantizer": "lfq", "num_quantizers": 1},
     {
         "quantizer": "fsq",
         "encoder_attention": 1,
@@ -229,7 +229,7 @@ def test_a_vertex_without_a_face_counts_nowhere() -> None:
     model = small(quantizer="vq")
     vertices, faces = solid(1)
     lone = torch.cat([vertices, torch.full((1, 3), 0.9, dtype=torch.float64)])
-    with_it, without = (model(batch_of((each, faces)), want_rows=True) for each in (lone, vertices))
+    with_it, without = (model(batch_of((each, faces)), return_candidates=True) for each in (lone, vertices))
     torch.testing.assert_close(with_it.logits, without.logits)
     torch.testing.assert_close(with_it.loss, without.loss)
     assert with_it.statistics.sums["0/count"].sum() == len(vertices)
@@ -368,8 +368,8 @@ def items(count: int = 3) -> list[Item]:
 def make_batch(task: MeshAutoencoderTask, things: list[Item] | None = None) -> Batch:
     things = things or items()
     names = tuple(f"mesh {number}" for number in range(len(things)))
-    draw = ItemRNG(0, [0] * len(things), range(len(things)))
-    return Batch(task.collate(things), names, draw, torch.float64)
+    rng = ItemRNG(0, [0] * len(things), range(len(things)))
+    return Batch(task.collate(things), names, rng, torch.float64)
 
 
 @pytest.mark.parametrize("quantizer", ["lfq", "vq", "fsq"])
@@ -401,7 +401,7 @@ def test_a_number_that_is_none_makes_the_step_a_bad_one_and_its_mesh_a_suspect()
     batch = make_batch(task, things)
     report = task.backward([batch], task.modules, Engine(task.config.engine), 0)
     assert report.metrics["autoencoder/loss"].isnan()
-    assert batch.suspects() == ("mesh 1",)
+    assert batch.nonfinite_items() == ("mesh 1",)
 
 
 def test_figures_of_the_exact_tokenizer_are_perfect() -> None:
@@ -505,7 +505,7 @@ def test_the_pipeline_encodes_and_decodes_in_python(source: str, tmp_path: Path)
 
 # --- the trainer in Python ------------------------------------------------------------------------------------------
 
-QUICK: dict[str, Any] = {"data.workers": 0, "log.trackers": [], "eval.batches": 1, "sample.num": 2}
+QUICK: dict[str, Any] = {"data.num_workers": 0, "log.trackers": [], "eval.batches": 1, "sample.num": 2}
 
 
 class Solids:
@@ -564,7 +564,7 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
         )
     assert len(notices) == 1
     settings = trainer.config
-    assert (settings.optim.lr, settings.optim.clip, settings.ema.decay) == (1e-3, 1.0, 0.9)
+    assert (settings.optim.lr, settings.optim.max_grad_norm, settings.ema.decay) == (1e-3, 1.0, 0.9)
     trainer.train()
     trainer.close()
     assert trainer.step == 2
@@ -594,7 +594,7 @@ def test_items_that_cannot_be_used_are_named(tmp_path: Path, item: Any, reason: 
 
 def test_bins_that_lie_beside_each_other_begin_alike() -> None:
     torch.manual_seed(0)
-    model = MeshAutoencoder(bins=64, encoder=(32,), decoder=(32,), code_dim=16, codebook_size=256)
+    model = MeshAutoencoder(bins=64, encoder_dims=(32,), decoder_dims=(32,), code_dim=16, codebook_size=256)
     logits = model.decoder.to_logits.weight.view(9, 64, -1)
     for table in (model.features.coordinates.weight, model.features.normal.weight, *logits):
         near = torch.cosine_similarity(table[1:], table[:-1], dim=-1).mean()
@@ -605,7 +605,7 @@ def test_bins_that_lie_beside_each_other_begin_alike() -> None:
 def test_corners_with_the_same_codes_come_out_at_one_place() -> None:
     """Whatever the faces around them say: a vertex has one place in all of its faces, in its own mesh alone."""
     torch.manual_seed(0)
-    model = MeshAutoencoder(bins=64, encoder=(32,), decoder=(32, 32), code_dim=16, codebook_size=256).eval()
+    model = MeshAutoencoder(bins=64, encoder_dims=(32,), decoder_dims=(32, 32), code_dim=16, codebook_size=256).eval()
     vertices = torch.randint(0, 256, (9, 2))
     faces = torch.tensor([[0, 1, 2], [1, 3, 2], [2, 3, 4], [0, 1, 2], [5, 6, 7], [6, 8, 0]])
     made = model.decode_from_codes(vertices[faces].flatten(1), (3, 3))

@@ -77,7 +77,7 @@ def learned(shared: Path, meshes: Path) -> Path:
 def batch_of(task: MeshTransformerTask, items: range, epoch: int = 0) -> Batch:
     source = task.splits().train
     draws = [ItemRNG(0, [epoch], [item]) for item in items]
-    fields = task.collate([source.load(item, draw) for item, draw in zip(items, draws, strict=True)])
+    fields = task.collate([source.load(item, rng) for item, rng in zip(items, draws, strict=True)])
     return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
@@ -132,12 +132,12 @@ def test_variants_are_augmented_and_one_of_them_is_drawn_each_epoch(meshes: Path
 
 
 def test_a_window_is_a_stretch_of_the_mesh_and_knows_its_ends(meshes: Path) -> None:
-    whole, cut = made(meshes).splits().train, made(meshes, "loss.window=8").splits().train
+    whole, cut = made(meshes).splits().train, made(meshes, "loss.window_faces=8").splits().train
     ends: set[tuple[bool, bool]] = set()
     for item in range(len(whole)):
         for epoch in range(12):
-            draw = ItemRNG(0, [epoch], [item])
-            mesh, part = whole.load(item, draw)["codes"], cut.load(item, draw)
+            rng = ItemRNG(0, [epoch], [item])
+            mesh, part = whole.load(item, rng)["codes"], cut.load(item, rng)
             count = len(mesh)
             assert part["faces"] == count
             assert len(part["codes"]) == min(count, 8)
@@ -154,7 +154,7 @@ def test_a_window_is_a_stretch_of_the_mesh_and_knows_its_ends(meshes: Path) -> N
 
 
 def test_what_is_made_is_compared_with_whole_meshes_where_the_model_sees_stretches(meshes: Path) -> None:
-    task = made(meshes, "loss.window=8")
+    task = made(meshes, "loss.window_faces=8")
     source = task.splits().validation
     items = range(len(source))
     loaded = [source.load(item, ItemRNG(0, [0], [item])) for item in items]
@@ -178,7 +178,7 @@ def test_meshes_that_are_too_large_are_left_out_and_counted_or_cut(meshes: Path,
     said = [line for line in outcome.errors.splitlines() if "are left out" in line]
     assert sum(int(line.split()[0]) for line in said) == len(large)
     # In stretches all of them are used.
-    outcome = succeed(*words(meshes, tmp_path / "cut", "model.max_faces=30", "loss.window=30"))
+    outcome = succeed(*words(meshes, tmp_path / "cut", "model.max_faces=30", "loss.window_faces=30"))
     record = json.loads((tmp_path / "cut" / "data.json").read_text())
     assert record["skipped"] == {}
     assert set(record["train"]) > set(record["train"]) & set(large)
@@ -197,7 +197,7 @@ def test_meshes_that_are_all_too_large(meshes: Path, tmp_path: Path) -> None:
 
 
 def test_the_shares_of_dropped_texts_and_face_counts_are_what_the_keys_say(meshes: Path) -> None:
-    task = made(meshes, "loss.drop_text=0.3", "loss.drop_faces=0.6")
+    task = made(meshes, "loss.cond_drop_prob=0.3", "loss.face_count_drop_prob=0.6")
     batch = batch_of(task, range(20))
     seen: list[dict[str, Tensor]] = []
     hook = task.transformer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[2]))
@@ -210,7 +210,7 @@ def test_the_shares_of_dropped_texts_and_face_counts_are_what_the_keys_say(meshe
     assert counts.item() == pytest.approx(0.6, abs=0.04)
 
 
-@pytest.mark.parametrize("keys", [(), ("loss.window=8",), ("model.kind=flat",)])
+@pytest.mark.parametrize("keys", [(), ("loss.window_faces=8",), ("model.kind=flat",)])
 def test_the_loss_is_a_mean_over_tokens_whatever_the_batch(keys: tuple[str, ...], meshes: Path) -> None:
     task = made(meshes, *keys)
     task.transformer.double()
@@ -241,7 +241,7 @@ def test_figures_of_validation_are_means_over_all_tokens(task: MeshTransformerTa
 
 
 def test_dropout_and_dropped_texts_are_on_again_after_validation(meshes: Path, tmp_path: Path) -> None:
-    task = made(meshes, "model.dropout=0.5", "loss.drop_text=0.5", "eval.every=2", "sample.every=2")
+    task = made(meshes, "model.dropout=0.5", "loss.cond_drop_prob=0.5", "eval.every=2", "sample.every=2")
     trainer = Trainer(task, Run.new(tmp_path / "run"), silent=True)
     batch = batch_of(task, range(12))
 
@@ -268,7 +268,7 @@ def test_bf16_trains_measures_and_samples(kind: str, meshes: Path, tmp_path: Pat
     keys = (f"model.kind={kind}", "train.steps=2", "eval.every=1", "sample.every=1", "engine.precision=bf16")
     succeed(*words(meshes, run, *keys))
     succeed("eval", run)
-    succeed("sample", run, "sample.guidance=2", "--text", "a table", "--num", 2, "--out", tmp_path / "out")
+    succeed("sample", run, "sample.guidance_scale=2", "--text", "a table", "--num", 2, "--out", tmp_path / "out")
     figures = json.loads((run / "eval.json").read_text())
     assert np.isfinite([*figures.values()]).all()
 
@@ -335,11 +335,11 @@ def test_what_is_made_as_the_real_ones_are_is_told_so(task: MeshTransformerTask)
     with inference_mode(task.modules):
         measured = task.measure(task.modules, batch_of(task, range(2)))
     sums = {name: torch.tensor(1.0) for name in ("made", "valid", "watertight", "ended")}
-    alike = task.summarise(measured + Statistics(sums, {"made": sets[0], "real": sets[1]}))
+    codebook_smoothing = task.summarise(measured + Statistics(sums, {"made": sets[0], "real": sets[1]}))
     apart = task.summarise(measured + Statistics(sums, {"made": sets[0][:4], "real": sets[1]}))
-    assert alike["one_nna"] == pytest.approx(0.5, abs=0.2)
-    assert alike["coverage"] > 0.4 > apart["coverage"]
-    assert alike["mmd"] < apart["mmd"]
+    assert codebook_smoothing["one_nna"] == pytest.approx(0.5, abs=0.2)
+    assert codebook_smoothing["coverage"] > 0.4 > apart["coverage"]
+    assert codebook_smoothing["mmd"] < apart["mmd"]
 
 
 def test_a_model_that_knows_its_data_by_heart_makes_it_from_the_captions(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_model_that_knows_its_data_by_heart_makes_it_from_the_captions(tmp_pat
     write_marker(data, {"name": "solids", "version": 1})
     keys = ("data.augment=false", "data.validation_fraction=0", "train.batch_size=2", "train.steps=120", "model.dim=48")
     speed = ("optim.name=muon", "optim.lr=3e-3", "ema.decay=0.8", "eval.every=120", "sample.every=120")
-    making = ("sample.temperature=0", "sample.max_faces=null", "loss.drop_text=0", "model.heads=3")
+    making = ("sample.temperature=0", "sample.max_faces=null", "loss.cond_drop_prob=0", "model.heads=3")
     succeed(*words(data, run, *keys, *speed, *making, "checkpoint.every=120"))
     succeed("eval", run)
     figures = json.loads((run / "eval.json").read_text())
@@ -468,12 +468,12 @@ def test_a_negative_text_needs_guidance(run: Path, tmp_path: Path) -> None:
     asked = ("sample", run, "--text", "a table", "--negative", "a chair", "--num", 1, "--out", tmp_path / "out")
     outcome = quintet(*asked)
     assert outcome.code == 2
-    assert "sample.guidance above 1" in error_line(outcome.errors)
-    succeed(*asked, "sample.guidance=2")
+    assert "sample.guidance_scale above 1" in error_line(outcome.errors)
+    succeed(*asked, "sample.guidance_scale=2")
 
 
 def test_an_empty_negative_prompt_is_none(task: MeshTransformerTask) -> None:
-    generate = task.pipeline(task.modules).with_keys({"sample.guidance": 3.0})
+    generate = task.pipeline(task.modules).with_keys({"sample.guidance_scale": 3.0})
     (without,), (empty,), (other,) = (
         generate("a table", negative_prompt=text, seed=1) for text in (None, "", "a flat disc")
     )
@@ -576,7 +576,13 @@ def small_model(**keys: Any) -> MeshTransformer:
 
 
 def trainer(out: Path, data: Any, **more: Any) -> MeshTransformerTrainer:
-    keys = {"log.trackers": [], "data.workers": 0, "sample.max_faces": 4, "eval.generated": 0, "optim.horizon": 4}
+    keys = {
+        "log.trackers": [],
+        "data.num_workers": 0,
+        "sample.max_faces": 4,
+        "eval.num_generated": 0,
+        "optim.decay_steps": 4,
+    }
     tokenizer = open_pipeline(f"coordinates:{BINS}")
     arguments: dict[str, Any] = {"steps": 4, "batch_size": 2, "config": keys, **more}
     return MeshTransformerTrainer(small_model(), tokenizer=tokenizer, data=data, out=out, **arguments)
@@ -669,15 +675,15 @@ def test_classes_are_the_captions_of_the_data(meshes: Path, tmp_path: Path) -> N
 
 def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(meshes: Path, tmp_path: Path) -> None:
     encoder, cache, run = make_folder(tmp_path / "t5"), tmp_path / "cache", tmp_path / "run"
-    succeed(*words(meshes, run, f"model.text=hf:{encoder}", f"data.cache={cache}"))
+    succeed(*words(meshes, run, f"model.text=hf:{encoder}", f"data.cache_dir={cache}"))
     assert list((cache / "text").rglob("*.safetensors"))
     assert list(cache.glob("codes-*/*.npy"))
     succeed("sample", run, "--text", "a table", "--num", 1, "--out", tmp_path / "out")
 
 
 def test_a_window_larger_than_the_model_is_refused(meshes: Path) -> None:
-    with pytest.raises(UsageError, match=r"loss\.window=300 is more than model\.max_faces=256"):
-        made(meshes, "loss.window=300")
+    with pytest.raises(UsageError, match=r"loss\.window_faces=300 is more than model\.max_faces=256"):
+        made(meshes, "loss.window_faces=300")
 
 
 def test_every_preset_is_sound() -> None:

@@ -404,5 +404,5 @@ def test_requests_that_make_no_sense() -> None:
         silent.generate(["a"], items(1))
     with pytest.raises(UsageError, match="takes no text"):
         silent(random_codes(1, 1), lengths, model.texts(["a"]))
-    with pytest.raises(UsageError, match=r"sample\.guidance"):
+    with pytest.raises(UsageError, match=r"sample\.guidance_scale"):
         silent.generate([""], items(1), Sampling(guidance=2.0))

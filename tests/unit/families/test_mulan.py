@@ -19,7 +19,7 @@ from quintet.errors import UsageError
 from quintet.families.mulan.augment import hide, keep_patches, without_words
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_figures
+from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_metrics
 from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.towers import AudioSpectrogramTransformer, TextTransformer
 from quintet.media.audio import read_audio, write_audio
@@ -29,7 +29,16 @@ from text_models import make_folder
 
 RATE = 8000
 TOWER = {"dim": 16, "depth": 2, "heads": 2, "head_dim": 8}
-AUDIO = {**TOWER, "rate": RATE, "n_fft": 256, "hop": 80, "mels": 16, "patch": 8, "frequency_mask": 8, "max_seconds": 2}
+AUDIO = {
+    **TOWER,
+    "sample_rate": RATE,
+    "n_fft": 256,
+    "hop_length": 80,
+    "n_mels": 16,
+    "patch_size": 8,
+    "frequency_mask": 8,
+    "max_seconds": 2,
+}
 
 
 def waves(*lengths: int) -> list[Tensor]:
@@ -138,7 +147,7 @@ def test_a_text_means_the_same_alone_and_beside_longer_ones(reads: str, tmp_path
     if reads != "bytes":
         pytest.importorskip("transformers", reason="the extra hf is not installed")
         reads = f"{reads}:{make_folder(tmp_path / 'text')}"
-    tower = TextTransformer(**TOWER, reads=reads).eval()
+    tower = TextTransformer(**TOWER, encoder=reads).eval()
     texts = ["a red circle", "a", "a blue square a red circle left"]
     together = tower(*tower.prepare(texts))
     assert together.shape == (3, 1, 16)
@@ -155,12 +164,12 @@ def test_a_text_that_is_too_long_is_cut_at_its_end(tmp_path: Path) -> None:
     assert bytes(ids[0, 1:15].tolist()).decode() == "a flute that p"
     assert tower.too_long(texts) == texts[:1]
     pytest.importorskip("transformers", reason="the extra hf is not installed")
-    words = TextTransformer(**TOWER, max_length=8, reads=f"tokens:{make_folder(tmp_path / 'text')}")
+    words = TextTransformer(**TOWER, max_length=8, encoder=f"tokens:{make_folder(tmp_path / 'text')}")
     assert words.too_long(["a red circle", "a red circle " * 4]) == ["a red circle " * 4]
 
 
 def test_texts_may_come_as_ids() -> None:
-    tower = TextTransformer(**TOWER, vocabulary=20)
+    tower = TextTransformer(**TOWER, vocab_size=20)
     _, mask = tower.prepare_ids([torch.tensor([3, 4, 5]), torch.tensor([19])])
     assert mask.sum(1).tolist() == [3, 1]
     with pytest.raises(UsageError, match=r"go from 0 to 19 .* there is a 20"):
@@ -185,7 +194,7 @@ def test_a_model_is_made_of_two_towers() -> None:
 
 
 def test_vectors_have_length_one_and_one_for_each_loss() -> None:
-    model = small_model(middle_losses=1)
+    model = small_model(intermediate_losses=1)
     texts = model.text.prepare(["a flute", "a drum"])
     vectors = model(*padded(waves(4000, 8000)), *texts, None)
     assert vectors.audio.shape == vectors.text.shape == (2, 2, 8)
@@ -196,7 +205,7 @@ def test_vectors_have_length_one_and_one_for_each_loss() -> None:
 
 
 def test_an_exported_model_makes_the_same_vectors(tmp_path: Path) -> None:
-    model = small_model(loss="sigmoid").eval()
+    model = small_model(contrastive_loss="sigmoid").eval()
     model.audio.adjust(torch.tensor([-30.0, 100.0, 10.0], dtype=torch.float64))
     model.save_pretrained(tmp_path / "hub")
     again = MuLaN.from_pretrained(tmp_path / "hub")
@@ -229,7 +238,7 @@ def test_ranks_count_what_stands_before_the_right_answer() -> None:
 
 def test_vectors_that_are_all_the_same_find_nothing() -> None:
     same = torch.ones(10, 4)
-    figures = retrieval_figures(same, same, torch.arange(10))
+    figures = retrieval_metrics(same, same, torch.arange(10))
     assert figures["text_to_audio_r1"] == figures["audio_to_text_r5"] == 0
     assert figures["text_to_audio_median_rank"] == 10
 
@@ -327,20 +336,20 @@ class HalfHearted(MuLaNTask):
 
 
 def test_accumulation_that_would_compare_less_is_refused() -> None:
-    config = small_task(**{"train.batch_size": 8, "train.accumulate": 4}).config
+    config = small_task(**{"train.batch_size": 8, "train.grad_accum_steps": 4}).config
     check_processes(MuLaNTask(config), 1)
-    with pytest.raises(UsageError, match=r"train.accumulate=4 would leave only 2 at a time to compare with"):
+    with pytest.raises(UsageError, match=r"train.grad_accum_steps=4 would leave only 2 at a time to compare with"):
         check_processes(HalfHearted(config), 1)
-    alone = config.changed({"train.batch_size": 1, "train.accumulate": 1})
+    alone = config.changed({"train.batch_size": 1, "train.grad_accum_steps": 1})
     with pytest.raises(UsageError, match=r"at least 2 \(got 1\): it compares the items"):
         check_processes(MuLaNTask(alone), 1)
 
 
 def test_captions_lose_words_and_never_all() -> None:
     texts = [f"a loud low flute note number {number}" for number in range(200)]
-    draw = ItemRNG(0, [0] * 200, range(200))
-    assert without_words(texts, draw, 0.0) == texts
-    shorter = without_words(texts, draw, 1.0)
+    rng = ItemRNG(0, [0] * 200, range(200))
+    assert without_words(texts, rng, 0.0) == texts
+    shorter = without_words(texts, rng, 1.0)
     assert 80 < sum(short == text for short, text in zip(shorter, texts, strict=True)) < 125
     assert all(short and set(short.split()) <= set(text.split()) for short, text in zip(shorter, texts, strict=True))
     assert min(len(short.split()) for short in shorter) == 1
@@ -354,13 +363,13 @@ def test_captions_lose_words_and_never_all() -> None:
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> MuLaNPipeline:
     folder = tmp_path_factory.mktemp("mulan") / "hub"
-    task = small_task(**{"model.quantizer_levels": 2, "model.codebook_size": 8, "data.loudness": -20.0})
+    task = small_task(**{"model.num_quantizers": 2, "model.codebook_size": 8, "data.loudness": -20.0})
     task.pipeline(task.modules).save_pretrained(folder)
     return MuLaNPipeline.from_pretrained(folder)
 
 
 def test_an_exported_mulan_puts_clips_and_texts_into_one_space(pipeline: MuLaNPipeline) -> None:
-    assert pipeline.sample_rate == AUDIO["rate"]
+    assert pipeline.sample_rate == AUDIO["sample_rate"]
     audio = pipeline.embed_audio(waves(20_000, 8000, 100), pipeline.sample_rate)
     text = pipeline.embed_texts(["a flute", "slow drums"])
     assert (audio.shape, text.shape) == ((3, 8), (2, 8))

@@ -19,13 +19,27 @@ from quintet.families.mulan.trainer import MuLaNTrainer
 
 RATE = 8000
 TOWER: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "head_dim": 8}
-QUICK: dict[str, Any] = {"data.workers": 0, "log.trackers": [], "eval.batches": 1, "sample.num": 2, "data.seconds": 0.5}
+QUICK: dict[str, Any] = {
+    "data.num_workers": 0,
+    "log.trackers": [],
+    "eval.batches": 1,
+    "sample.num": 2,
+    "data.seconds": 0.5,
+}
 
 
 def small_mulan(**text: Any) -> MuLaN:
     torch.manual_seed(0)
     hearing = AudioSpectrogramTransformer(
-        **TOWER, rate=RATE, n_fft=256, hop=80, mels=16, patch=8, frequency_mask=4, time_mask=4, max_seconds=1.0
+        **TOWER,
+        sample_rate=RATE,
+        n_fft=256,
+        hop_length=80,
+        n_mels=16,
+        patch_size=8,
+        frequency_mask=4,
+        time_mask=4,
+        max_seconds=1.0,
     )
     return MuLaN(audio_transformer=hearing, text_transformer=TextTransformer(**TOWER, **text), latent_dim=8)
 
@@ -62,7 +76,7 @@ def trained(out: Path, form: str = "tuple", model: MuLaN | None = None, **more: 
 @pytest.mark.parametrize("form", ["tuple", "declared", "ids"])
 def test_data_sets_of_every_form_train(tmp_path: Path, form: str) -> None:
     declared = {"declared": ("texts", "wavs")} if form == "declared" else {}
-    model = small_mulan(vocabulary=20) if form == "ids" else None
+    model = small_mulan(vocab_size=20) if form == "ids" else None
     trainer = trained(tmp_path / "run", form, model, **declared)
     assert trainer.step == 2
     assert isinstance(trainer.unwrapped_model, MuLaN)
@@ -79,7 +93,7 @@ def test_equal_sounds_in_other_forms_train_the_same(tmp_path: Path) -> None:
 
 
 def test_a_run_given_objects_resumes_from_python_and_only_there(tmp_path: Path) -> None:
-    horizon = {**QUICK, "optim.horizon": 4}
+    horizon = {**QUICK, "optim.decay_steps": 4}
     straight = trained(tmp_path / "straight", steps=4, config=horizon)
     trained(tmp_path / "parts", config=horizon)
     with pytest.raises(UsageError, match="only be resumed from Python"):
@@ -113,7 +127,7 @@ def original_call(out: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
-    call = original_call(tmp_path / "run", config={"data.workers": 0, "log.trackers": []})
+    call = original_call(tmp_path / "run", config={"data.num_workers": 0, "log.trackers": []})
     dataset = call.pop("dataset")
     with pytest.warns(compat.CompatibilityNotice) as notices:
         trainer = musiclm_pytorch.MuLaNTrainer(small_mulan(), dataset, **call)
@@ -121,8 +135,8 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
     assert "data_max_length -> max_samples" in str(notices[0].message)
     settings = trainer.config
     assert settings.data.seconds == 4000 / RATE
-    assert (settings.train.batch_size, settings.train.accumulate, settings.optim.name) == (4, 2, "lion")
-    assert (settings.optim.clip, settings.optim.lr, settings.checkpoint.every) == (0.5, 1e-3, 1)
+    assert (settings.train.batch_size, settings.train.grad_accum_steps, settings.optim.name) == (4, 2, "lion")
+    assert (settings.optim.max_grad_norm, settings.optim.lr, settings.checkpoint.every) == (0.5, 1e-3, 1)
     longest = max(trainer.splits.train.load(item, ItemRNG(0, [0], [item]))["wavs"].shape[1] for item in range(9))
     assert longest == 4000
     logs: list[dict[str, Any]] = []
@@ -160,9 +174,9 @@ def test_captions_of_a_data_set_are_looked_at(tmp_path: Path, capsys: pytest.Cap
 
 def test_ids_beyond_the_vocabulary_are_an_error(tmp_path: Path) -> None:
     trainer = MuLaNTrainer(
-        small_mulan(vocabulary=5), data=Sounds("ids"), out=tmp_path / "run", steps=1, batch_size=4, config=QUICK
+        small_mulan(vocab_size=5), data=Sounds("ids"), out=tmp_path / "run", steps=1, batch_size=4, config=QUICK
     )
-    with pytest.raises(UsageError, match=r"model\.text\.vocabulary"):
+    with pytest.raises(UsageError, match=r"model\.text\.vocab_size"):
         trainer.train()
     trainer.close()
 

@@ -49,12 +49,12 @@ def recipe(pictures: Path) -> MuseTask:
 def batch_of(recipe: MuseTask, items: range, epoch: int = 0) -> Batch:
     source = recipe.splits().train
     draws = [ItemRNG(0, [epoch], [item]) for item in items]
-    fields = recipe.collate([source.load(item, draw) for item, draw in zip(items, draws, strict=True)])
+    fields = recipe.collate([source.load(item, rng) for item, rng in zip(items, draws, strict=True)])
     return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
 def test_the_share_of_dropped_texts_is_what_the_key_says(recipe: MuseTask) -> None:
-    recipe.config = recipe.config.changed({"loss.drop_text": 0.3})  # type: ignore[assignment]
+    recipe.config = recipe.config.changed({"loss.cond_drop_prob": 0.3})  # type: ignore[assignment]
     batch = batch_of(recipe, range(20))
     dropped = 0
     for epoch in range(100):
@@ -93,7 +93,7 @@ def test_what_is_generated_is_named_with_its_text_seed_and_settings(recipe: Muse
     assert grid.file == "grid.png"
     assert [artifact.about["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
     assert {artifact.about["seed"] for artifact in single} == {7}
-    assert single[0].about["settings"]["guidance"] == 3.0
+    assert single[0].about["settings"]["guidance_scale"] == 3.0
 
 
 def test_a_tokenizer_that_does_not_fit_is_named_beside_the_key(pictures: Path) -> None:
@@ -139,8 +139,8 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("critic", ["loss.critic=true", "model.self_critic=true"])
 def test_only_the_critic_is_trained(critic: str, pictures: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    succeed(*words(pictures, first, critic, "loss.only=generator"))
-    succeed(*words(pictures, second, critic, "loss.only=critic", "--init", first))
+    succeed(*words(pictures, first, critic, "loss.train_only=generator"))
+    succeed(*words(pictures, second, critic, "loss.train_only=critic", "--init", first))
     # A new run starts from the averaged weights.
     before, after = tensors(step_folder(first, 12) / "ema"), tensors(step_folder(second, 12))
     changed = {name for name, tensor in after.items() if not torch.equal(before[name], tensor)}
@@ -154,8 +154,8 @@ def test_only_the_critic_is_trained(critic: str, pictures: Path, tmp_path: Path)
     ("keys", "said"),
     [
         (("loss.critic=true", "model.self_critic=true"), "choose one"),
-        (("loss.only=critic",), "needs a critic"),
-        (("loss.only=critic", "loss.critic=true"), "--init RUN"),
+        (("loss.train_only=critic",), "needs a critic"),
+        (("loss.train_only=critic", "loss.critic=true"), "--init RUN"),
     ],
 )
 def test_critics_that_contradict(keys: tuple[str, ...], said: str, pictures: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def enlarging(pictures: Path) -> MuseTask:
 
 
 def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlarging: MuseTask, pictures: Path) -> None:
-    assert enlarging.config.model.low_grid == (4, 4)
+    assert enlarging.config.model.low_res_grid == (4, 4)
     assert enlarging.config.model.grid == (8, 8)
     batch = batch_of(enlarging, range(3))
     below = make_task("muse", pictures, TINY_MUSE).splits().train
@@ -201,7 +201,7 @@ def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlargi
 @pytest.mark.parametrize("shape", ["rectangle", "above a base"])
 def test_rectangles_levels_and_bases_are_trained_and_drawn_on(shape: str, levels: int, pictures: Path) -> None:
     base, size = (None, (32, 64)) if shape == "rectangle" else (open_pipeline(str(BASE)), (64, 64))
-    recipe = muse_over(pictures, base, image_size=size, quantizer="vq", quantizer_levels=levels)
+    recipe = muse_over(pictures, base, image_size=size, quantizer="vq", num_quantizers=levels)
     batch = batch_of(recipe, range(3))
     grid = (size[0] // 8, 8)
     assert batch["codes"].shape == ((3, *grid) if levels == 1 else (3, *grid, 2))
@@ -225,8 +225,8 @@ def test_a_base_draws_without_dropout(pictures: Path, tmp_path: Path) -> None:
     succeed(*words(pictures, tmp_path / "base", "model.dropout=0.5"))
     enlarging = muse_over(pictures, open_pipeline(str(tmp_path / "base")).freeze(), image_size=64)
     muse = enlarging.pipeline(enlarging.modules).muse()
-    draw = ItemRNG(0, [0, 0], [0, 1])
-    first, second = (muse.base.draw(["a red circle", "x"], draw) for _ in range(2))
+    rng = ItemRNG(0, [0, 0], [0, 1])
+    first, second = (muse.base.generate_tokens(["a red circle", "x"], rng) for _ in range(2))
     assert torch.equal(first, second)
     assert not any(parameter.requires_grad for parameter in muse.base.parameters())
 
@@ -236,9 +236,9 @@ def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseTask) 
     with inference_mode(enlarging.modules):
         muse = enlarging.pipeline(enlarging.modules).muse()
         assert muse(["a red circle"]).shape == (1, 3, 64, 64)
-        draw = ItemRNG(0, [0, 0], [0, 0])
+        rng = ItemRNG(0, [0, 0], [0, 0])
         low = torch.stack([torch.zeros(4, 4, dtype=torch.int64), torch.ones(4, 4, dtype=torch.int64)])
-        first, second = muse.last.draw(["a red circle"] * 2, draw, low=low)
+        first, second = muse.last.generate_tokens(["a red circle"] * 2, rng, low=low)
     assert not torch.equal(first, second)
 
 
@@ -304,7 +304,7 @@ def test_codes_outside_the_hole_are_those_of_the_picture(recipe: MuseTask) -> No
     hole[:, 9] = True  # a line within the third column of codes
     with inference_mode(recipe.modules):
         stage = recipe.pipeline(recipe.modules).muse().base
-        drawn = stage.draw(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
+        drawn = stage.generate_tokens(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
         known = recipe.tokenizer.model.encode(Canvas(picture, hole).scaled((16, 16)).picture[None])
     differs = (drawn != known)[0].any(0)
     assert not differs[[0, 1, 3]].any()
@@ -372,7 +372,7 @@ def test_classes_are_the_captions_of_the_data(pictures: Path, tmp_path: Path) ->
 
 def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(pictures: Path, tmp_path: Path) -> None:
     encoder, cache, run = make_folder(tmp_path / "t5"), tmp_path / "cache", tmp_path / "run"
-    succeed(*words(pictures, run, f"model.text=hf:{encoder}", f"data.cache={cache}"))
+    succeed(*words(pictures, run, f"model.text=hf:{encoder}", f"data.cache_dir={cache}"))
     assert list((cache / "text").rglob("*.safetensors"))
     assert not any("shared" in name for name in load_file(step_folder(run, 12) / "maskgit.safetensors"))
     succeed("sample", run, "--text", "a red circle", "--num", 1, "--out", tmp_path / "out")
@@ -445,7 +445,7 @@ def test_codes_are_those_of_the_item_whatever_the_split(pictures: Path, tmp_path
     data = tmp_path / "data"
     shutil.copytree(pictures / "images", data)  # without a split column: fraction and seed decide
     for keys in ((), ("data.validation_fraction=0.4",), ("data.split_seed=1", "data.validation_fraction=0.4")):
-        made = make_task("muse", data, (*TINY_MUSE, "data.empty_captions=true", *keys))
+        made = make_task("muse", data, (*TINY_MUSE, "data.allow_missing_captions=true", *keys))
         assert isinstance(made, MuseTask)
         splits = made.splits()
         for source in (splits.train, splits.validation):
@@ -462,7 +462,7 @@ def test_a_changed_picture_is_encoded_anew(pictures: Path, tmp_path: Path) -> No
         write_image(np.full((16, 16, 3), 60 * number, np.uint8), data / f"{number}.bmp")
 
     def codes() -> torch.Tensor:
-        splits = make_task("muse", data, (*TINY_MUSE, "data.empty_captions=true")).splits()
+        splits = make_task("muse", data, (*TINY_MUSE, "data.allow_missing_captions=true")).splits()
         return torch.stack([splits.train.load(item, ItemRNG(0, [0], [item]))["codes"] for item in range(3)])
 
     before = codes()
@@ -488,7 +488,7 @@ def test_the_judge_is_asked_of_the_right_objects(tmp_path: Path) -> None:
 
 def test_the_trainer_for_python(pictures: Path, tmp_path: Path) -> None:
     _, _, _, *keys = TINY_MUSE
-    config = {**configs.parse_overrides(keys), "sample.steps": 2, "data.workers": 0}
+    config = {**configs.parse_overrides(keys), "sample.steps": 2, "data.num_workers": 0}
 
     def trainer(out: str, **more: Any) -> MuseTrainer:
         return MuseTrainer(
@@ -506,7 +506,7 @@ def test_the_trainer_for_python(pictures: Path, tmp_path: Path) -> None:
 
 
 def test_what_an_evaluation_says_next_is_what_a_generator_needs(pictures: Path, tmp_path: Path) -> None:
-    outcome = succeed("eval", BASE, "eval.generated=0", "--data", pictures, "--out", tmp_path / "eval.json")
+    outcome = succeed("eval", BASE, "eval.num_generated=0", "--data", pictures, "--out", tmp_path / "eval.json")
     assert f'next: quintet sample {BASE} --text "…" --out out/' in outcome.output
     outcome = quintet("sample", BASE, "--negative", "grey", "--out", tmp_path / "out")
     assert outcome.code == 2
@@ -536,7 +536,7 @@ def test_withheld_pictures_are_judged_and_never_trained_on(recipe: MuseTask, fin
 
 def test_how_it_is_drawn_can_be_changed_for_one_evaluation(finished_muse: Path, tmp_path: Path) -> None:
     out = tmp_path / "other.json"
-    succeed("eval", finished_muse, "eval.generated=0", "sample.steps=1", "--out", out)
+    succeed("eval", finished_muse, "eval.num_generated=0", "sample.steps=1", "--out", out)
     assert "match_colour" not in json.loads(out.read_text())
     outcome = quintet("eval", finished_muse, "model.dim=32", "--out", out)
     assert outcome.code == 2

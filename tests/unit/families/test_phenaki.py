@@ -73,7 +73,7 @@ def phenaki(moments: int = 5, **keys: Any) -> Phenaki:
 
 def test_padding_is_never_masked_and_never_seen(task: PhenakiTask) -> None:
     lengths = [3, 1, 2, 3]
-    task.config = task.config.changed({"loss.primed": 0.0, "loss.drop_text": 0.0})
+    task.config = task.config.changed({"loss.continuation_prob": 0.0, "loss.cond_drop_prob": 0.0})
     for epoch in range(20):
         batch = batch_of(task, lengths, epoch)
         output = task.forward(task.modules, batch, step=0)
@@ -98,7 +98,7 @@ def test_measuring_and_scoring_leave_padding_out(task: PhenakiTask, videos: Path
         alone = [task.measure(task.modules, one_of(task, lengths, row)).sums for row in range(3)]
     for name, total in together.items():
         torch.testing.assert_close(total, sum(one[name] for one in alone), atol=1e-3, rtol=1e-4)
-    critical = make_task("phenaki", videos, (*TINY_PHENAKI, "loss.critic=true", "loss.primed=0"))
+    critical = make_task("phenaki", videos, (*TINY_PHENAKI, "loss.critic=true", "loss.continuation_prob=0"))
     assert isinstance(critical, PhenakiTask)
     batch = batch_of(critical, lengths)
     output = critical.forward(critical.modules, batch, step=0)
@@ -109,7 +109,7 @@ def test_measuring_and_scoring_leave_padding_out(task: PhenakiTask, videos: Path
 
 
 def test_the_share_of_dropped_texts_is_what_the_key_says(task: PhenakiTask) -> None:
-    task.config = task.config.changed({"loss.drop_text": 0.3})
+    task.config = task.config.changed({"loss.cond_drop_prob": 0.3})
     dropped = 0
     for epoch in range(100):
         output = task.forward(task.modules, batch_of(task, [1] * 10, epoch), step=0)
@@ -118,7 +118,7 @@ def test_the_share_of_dropped_texts_is_what_the_key_says(task: PhenakiTask) -> N
 
 
 def test_some_clips_are_gone_on_from(task: PhenakiTask) -> None:
-    task.config = task.config.changed({"loss.primed": 0.5})
+    task.config = task.config.changed({"loss.continuation_prob": 0.5})
     primed = 0
     for epoch in range(50):
         batch = batch_of(task, [3, 2, 1, 3], epoch)
@@ -138,7 +138,7 @@ def test_some_clips_are_gone_on_from(task: PhenakiTask) -> None:
 
 
 def test_in_the_order_of_moments_one_is_guessed_from_those_before(task: PhenakiTask) -> None:
-    task.config = task.config.changed({"loss.order": "moments", "loss.drop_text": 0.0})
+    task.config = task.config.changed({"loss.frame_autoregressive": True, "loss.cond_drop_prob": 0.0})
     lengths, guessed = [3, 1, 2, 3], torch.zeros(3)
     for epoch in range(30):
         batch = batch_of(task, lengths, epoch)
@@ -155,7 +155,7 @@ def test_in_the_order_of_moments_one_is_guessed_from_those_before(task: PhenakiT
     # Half of them the first one, the others share the rest.
     assert guessed[0] / 60 == pytest.approx(0.5, abs=0.15)
     assert (guessed[1:] > 7).all()
-    task.config = task.config.changed({"loss.first_moment": 1.0})
+    task.config = task.config.changed({"loss.first_frame_prob": 1.0})
     given = task.rows(batch_of(task, [3] * 8), train=True).given
     assert given is not None
     assert not given.any()
@@ -173,8 +173,8 @@ def test_the_only_critic_or_the_only_generator_is_trained(videos: Path) -> None:
 
     everything = trained("loss.critic=true")
     assert {"maskgit.to_logits", "critic.to_score"} <= everything
-    assert not any(name.startswith("critic") for name in trained("loss.critic=true", "loss.only=generator"))
-    only = trained("model.self_critic=true", "loss.only=critic", "init=somewhere")
+    assert not any(name.startswith("critic") for name in trained("loss.critic=true", "loss.train_only=generator"))
+    only = trained("model.self_critic=true", "loss.train_only=critic", "init=somewhere")
     assert only == {"maskgit.to_score"}
 
 
@@ -289,7 +289,7 @@ def test_an_overlap_as_long_as_the_model_leaves_room_to_go_on() -> None:
 
 
 def test_moments_behind_the_first_may_have_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = phenaki(order="moments", later_steps=1)
+    made = phenaki(frame_autoregressive=True, later_steps=1)
     passes: list[int] = []
     through = made.maskgit.forward
 
@@ -304,7 +304,7 @@ def test_moments_behind_the_first_may_have_fewer_steps(monkeypatch: pytest.Monke
 
 
 def test_moments_that_are_made_in_their_order_do_not_depend_on_how_many_follow() -> None:
-    made = phenaki(order="moments")
+    made = phenaki(frame_autoregressive=True)
     short, long = made.sample(["a", "b"], 5, seed=3), made.sample(["a", "b"], 9, seed=3)
     torch.testing.assert_close(long[:, :, :5], short)
     assert not torch.allclose(phenaki().sample(["a", "b"], 9, seed=3), long)

@@ -29,7 +29,14 @@ TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 SMALL: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "text_dim": 16, "text_length": 32}
 QUICK: dict[str, Any] = {
     **{f"model.{key}": value for key, value in SMALL.items()},
-    **{"data.workers": 0, "data.frames": 5, "log.trackers": [], "eval.batches": 1, "sample.num": 2, "sample.steps": 2},
+    **{
+        "data.num_workers": 0,
+        "data.frames": 5,
+        "log.trackers": [],
+        "eval.batches": 1,
+        "sample.num": 2,
+        "sample.steps": 2,
+    },
 }
 WIDTH = 6
 """Of text embeddings."""
@@ -111,7 +118,9 @@ def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: Tokenizer[Any
     """The order of moments, the overlap, and the critic that learns to judge a generator that stays as it is."""
     maskgit = MaskGit(grid=(3, 2, 2), num_codes=32, rotary=True, **SMALL)
     before = {name: tensor.clone() for name, tensor in maskgit.state_dict().items()}
-    phenaki = Phenaki(maskgit, tokenizer.model, critic=TokenCritic(maskgit.config), overlap=3, order="moments")
+    phenaki = Phenaki(
+        maskgit, tokenizer.model, critic=TokenCritic(maskgit.config), overlap=3, frame_autoregressive=True
+    )
     keys = {**QUICK, **{f"model.{key}": value for key, value in maskgit.config.model_dump(mode="json").items()}}
     trainer = PhenakiTrainer(
         phenaki,
@@ -119,12 +128,12 @@ def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: Tokenizer[Any
         out=tmp_path / "run",
         steps=2,
         batch_size=4,
-        config={**keys, "loss.only": "critic"},
+        config={**keys, "loss.train_only": "critic"},
     )
     trainer.train()
     trainer.close()
     config = trainer.task.config
-    assert (config.loss.order, config.sample.overlap, config.loss.critic) == ("moments", 3, True)
+    assert (config.loss.frame_autoregressive, config.sample.overlap, config.loss.critic) == (True, 3, True)
     assert [phase.name for phase in trainer.task.phases] == ["critic"]
     assert all(torch.equal(before[name], tensor) for name, tensor in maskgit.state_dict().items())
 
@@ -168,7 +177,7 @@ class Four:
 
 
 def test_it_learns_which_clip_a_text_stands_for(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
-    quick = {"optim.name": "muon", "optim.lr": 1e-2, "optim.matrix_lr": 0.03, "optim.warmup_steps": 5}
+    quick = {"optim.name": "muon", "optim.lr": 1e-2, "optim.muon_lr": 0.03, "optim.warmup_steps": 5}
     wide = {"model.dim": 32, "model.depth": 2, "model.rotary": True, "loss.label_smoothing": 0.0, "sample.steps": 4}
     keys = {**quick, **wide, "data.validation_fraction": 0.0, "ema.enabled": False}
     trainer = trained("codes", tmp_path / "run", tokenizer, data=Four(), steps=150, config=keys)

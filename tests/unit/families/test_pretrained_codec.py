@@ -177,7 +177,14 @@ def test_the_commands_take_its_folder(folders: dict[str, Path], tmp_path: Path) 
 def test_a_generator_stands_on_it_and_keeps_it(folders: dict[str, Path], tmp_path: Path) -> None:
     sounds = sound_folder(tmp_path / "sounds", *[0.3] * 10)
     place = shutil.copytree(folders["mimi"], tmp_path / "mimi")
-    words = ("--preset", "debug", "train.steps=2", "train.batch_size=2", "data.seconds=0.2", f"data.cache={tmp_path}")
+    words = (
+        "--preset",
+        "debug",
+        "train.steps=2",
+        "train.batch_size=2",
+        "data.seconds=0.2",
+        f"data.cache_dir={tmp_path}",
+    )
     succeed("train", "soundstorm", sounds, "--tokenizer", place, *words, "--out", tmp_path / "run")
     digest = open_pipeline(place).digest
     shutil.rmtree(place)
@@ -192,7 +199,7 @@ def test_it_is_not_trained(folders: dict[str, Path], tmp_path: Path) -> None:
     sounds = sound_folder(tmp_path / "sounds", *[0.3] * 10)
     codec = PretrainedCodec.from_transformers(folders["dac"])
     told = quintet(
-        "train", "audio-codec", sounds, "--preset", "debug", f"model.transformers='{codec.config.transformers}'",
+        "train", "audio-codec", sounds, "--preset", "debug", f"model.transformers_config='{codec.config.transformers_config}'",
         "--out", tmp_path / "run",
     )  # fmt: skip
     assert told.code != 0

@@ -21,11 +21,11 @@ from quintet.sampling.masked import Sampling, constant, cosine, linear, masked_c
 
 LEVELS, CODES, LONGEST = 4, 11, 20
 SMALL: dict[str, Any] = {
-    "num_codes": CODES, "levels": LEVELS, "frame_rate": 50.0, "max_frames": 64,
+    "num_codes": CODES, "num_quantizers": LEVELS, "frame_rate": 50.0, "max_frames": 64,
     "dim": 16, "depth": 1, "heads": 2, "head_dim": 8,
 }  # fmt: skip
 SEMANTIC: dict[str, Any] = {"semantic_codes": 7, "semantic_rate": 25.0}
-CLIP: dict[str, Any] = {"clip_dim": 6}
+CLIP: dict[str, Any] = {"condition_dim": 6}
 LENGTHS = [20, 13, 1]
 
 
@@ -65,7 +65,7 @@ def seen_by(model: SoundStorm) -> list[Tensor]:
 
 
 def settings(steps: tuple[int, ...] = (5, 2, 1), **keys: Any) -> list[Sampling]:
-    return for_levels(Sampling(**{"greedy_end": True, **keys}), steps, LEVELS)
+    return for_levels(Sampling(**{"greedy_last_step": True, **keys}), steps, LEVELS)
 
 
 def _always(share: float, progress: Tensor) -> Tensor:
@@ -138,16 +138,16 @@ def test_the_share_is_the_schedule_and_at_least_one_code_is_hidden() -> None:
 def test_rows_are_hidden_the_same_in_any_batch_and_beside_longer_ones() -> None:
     lengths = [20, 13, 1, 7]
     codes, frames = some_codes(4), there(lengths)
-    whole = hide(codes, frames, items(4), CODES, span=2, coarse_first=2)
+    whole = hide(codes, frames, items(4), CODES, span=2, coarse_bias=2)
     for row, length in enumerate(lengths):
-        alone = hide(codes[row, None, :length], there([length]), items(1, row), CODES, span=2, coarse_first=2)
+        alone = hide(codes[row, None, :length], there([length]), items(1, row), CODES, span=2, coarse_bias=2)
         assert torch.equal(alone.tokens[0], whole.tokens[row, :length])
         assert torch.equal(alone.levels[0], whole.levels[row])
 
 
 def test_coarse_levels_can_come_more_often() -> None:
     rows = 8000
-    hidden = hide(some_codes(rows, 2), there([2] * rows), items(rows), CODES, coarse_first=2)
+    hidden = hide(some_codes(rows, 2), there([2] * rows), items(rows), CODES, coarse_bias=2)
     often = torch.bincount(hidden.levels, minlength=LEVELS) / rows
     assert often.tolist() == pytest.approx([7 / 16, 5 / 16, 3 / 16, 1 / 16], abs=0.025)
 
@@ -187,7 +187,7 @@ def test_a_row_is_the_same_alone_and_in_a_padded_batch(keys: dict[str, Any]) -> 
     codes = codes.masked_fill(~frames[..., None], -1)
     semantic = torch.tensor([[1, 2, 3, 4, 5, 6, 0, 1, 2, 3], [3, 3, 3, 1, 2, 0, 6, -1, -1, -1], [5] + [-1] * 9])
     given: dict[str, Tensor] = {}
-    if "clip_dim" in keys:
+    if "condition_dim" in keys:
         given["clip"] = vectors(3)
     if "semantic_codes" in keys:
         given["semantic"] = semantic
@@ -245,7 +245,7 @@ def test_every_level_has_codes_and_a_mask_of_its_own() -> None:
 
 @pytest.mark.parametrize("positions", [True, False])
 def test_positions_tell_frames_apart_of_which_nothing_is_known(positions: bool) -> None:
-    model = make(positions=positions)
+    model = make(position_embedding=positions)
     empty = torch.full((1, LONGEST, LEVELS), CODES)
     logits = model(empty, model.conditioning(there([LONGEST])), torch.tensor([0]))[0]
     assert ((logits[9] - logits[10]).abs().max() > 1e-3) == positions
@@ -281,7 +281,11 @@ def test_built_from_a_net_or_from_keys_and_saved(tmp_path: Path) -> None:
         SoundStorm(net, dim=32)
     with pytest.raises(UsageError, match="tokenizer"):
         SoundStorm(dim=32)
-    for wrong, said in (({"kernel": 4}, "odd"), ({"semantic_codes": 5}, "semantic_rate"), ({"dmi": 16}, "dim")):
+    for wrong, said in (
+        ({"conv_kernel_size": 4}, "odd"),
+        ({"semantic_codes": 5}, "semantic_rate"),
+        ({"dmi": 16}, "dim"),
+    ):
         with pytest.raises(UsageError, match=said):
             SoundStorm(**{**SMALL, **wrong})
 
@@ -312,7 +316,7 @@ def test_clips_that_are_too_long_or_of_other_levels_are_refused() -> None:
     model = make()
     with pytest.raises(UsageError, match=r"65 frames are more than model\.max_frames=64"):
         model(some_codes(1, 65), model.conditioning(there([65])), torch.tensor([0]))
-    with pytest.raises(UsageError, match=r"model\.levels=4"):
+    with pytest.raises(UsageError, match=r"model\.num_quantizers=4"):
         model(some_codes(1)[..., :3], model.conditioning(there([LONGEST])), torch.tensor([0]))
 
 
@@ -355,9 +359,9 @@ def test_lengths_that_do_not_fit_and_unknown_tokens_are_refused() -> None:
     assert conditioning["semantic"].max() <= 7
     with pytest.raises(UsageError, match=r"model\.semantic_codes"):
         make().conditioning(frames, semantic=torch.zeros(2, 10, dtype=torch.int64))
-    with pytest.raises(UsageError, match=r"model\.clip_dim"):
+    with pytest.raises(UsageError, match=r"model\.condition_dim"):
         model.conditioning(frames, clip=vectors(2))
-    with pytest.raises(UsageError, match="clip_dim=6"):
+    with pytest.raises(UsageError, match="condition_dim=6"):
         make(**CLIP).conditioning(frames, clip=vectors(3))
 
 
@@ -474,9 +478,9 @@ def test_an_item_becomes_the_same_in_any_batch() -> None:
     def generated(rows: slice, longest: int) -> Tensor:
         frames = there(lengths, 20)[rows, :longest]
         whole = canvas(frames, LEVELS, given[rows, :1, :2])
-        return generate(model, whole, model.conditioning(frames, clip=clip[rows]), draw(rows), own)
+        return generate(model, whole, model.conditioning(frames, clip=clip[rows]), rng(rows), own)
 
-    def draw(rows: slice) -> ItemRNG:
+    def rng(rows: slice) -> ItemRNG:
         numbers = range(4)[rows]
         return items(len(numbers), numbers[0])
 
@@ -528,7 +532,7 @@ def test_guidance_leads_away_from_what_is_told_nothing() -> None:
     own, none = (model(start, said, level) for said in (conditioning, model.conditioning(frames)))
     assert torch.equal(guided[..., 0][frames], (none + 4 * (own - none)).argmax(-1)[frames])
     torch.testing.assert_close(generated(model.conditioning(frames), 4.0), generated(model.conditioning(frames), 1.0))
-    with pytest.raises(UsageError, match=r"sample\.guidance"):
+    with pytest.raises(UsageError, match=r"sample\.guidance_scale"):
         generate(make(), canvas(frames, LEVELS), make().conditioning(frames), items(2), settings(guidance=2.0))
 
 
@@ -608,15 +612,15 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     codes, clip = tunes.repeat(8, 1, 1), kinds.repeat(8, 1)
     for step in range(150):
-        draw = ItemRNG(1, [step] * 16, range(16))
-        conditioning = model.conditioning(frames, clip=clip, keep=draw.uniform("keep") >= 0.1)
-        hidden = hide(codes, frames, draw, CODES)
+        rng = ItemRNG(1, [step] * 16, range(16))
+        conditioning = model.conditioning(frames, clip=clip, keep=rng.uniform("keep") >= 0.1)
+        hidden = hide(codes, frames, rng, CODES)
         with torch.no_grad():
             before = model(hidden.tokens, conditioning, hidden.levels, want="vectors")
-        before = before * (draw.uniform("helped") < 0.75)[:, None, None]
+        before = before * (rng.uniform("helped") < 0.75)[:, None, None]
         logits = model(hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=before)
         loss = torch.nn.functional.cross_entropy(logits, hidden.targets)
-        guesses = filters.guesses(logits.detach(), draw.uniform("guess", length)[hidden.where])
+        guesses = filters.guesses(logits.detach(), rng.uniform("guess", length)[hidden.where])
         scores = model(hidden.filled(guesses), conditioning, hidden.levels, where=hidden.where, want="scores")
         wrong = (guesses != hidden.targets).float()
         loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, wrong)

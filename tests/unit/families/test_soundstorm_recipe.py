@@ -55,7 +55,7 @@ def batch_of(task: SoundStormTask, items: range, epoch: int = 0) -> Batch:
 
 
 def in_epoch(batch: Batch, epoch: int) -> Batch:
-    return replace(batch, draw=ItemRNG(0, [epoch] * len(batch), batch.draw.items))
+    return replace(batch, rng=ItemRNG(0, [epoch] * len(batch), batch.rng.items))
 
 
 # --- what it is trained on ----------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_an_item_is_the_beginning_of_a_clip_as_the_codec_and_the_mulan_have_it(s
 
 
 def test_codes_and_vectors_are_made_once(sounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = (f"data.cache={tmp_path}",)
+    keys = (f"data.cache_dir={tmp_path}",)
     made(sounds, *keys).splits()
     first = capsys.readouterr().err
     assert "clips encoded: 0 of" in first
@@ -114,7 +114,7 @@ def conditioning_clips(task: SoundStormTask, batch: Batch, epochs: int) -> tuple
 
 
 def test_some_clips_are_told_nothing_and_some_their_caption(sounds: Path) -> None:
-    task = made(sounds, "loss.drop_condition=0.3", "loss.tell_caption=0.25")
+    task = made(sounds, "loss.cond_drop_prob=0.3", "loss.caption_cond_prob=0.25")
     batch = batch_of(task, range(20))
     clips, there = conditioning_clips(task, batch, 60)
     assert there.float().mean().item() == pytest.approx(0.7, abs=0.05)
@@ -127,7 +127,7 @@ def test_some_clips_are_told_nothing_and_some_their_caption(sounds: Path) -> Non
 
 
 def test_a_quantized_vector_is_one_of_those_that_codes_stand_for(sounds: Path) -> None:
-    task = made(sounds, "data.clip=quantized")
+    task = made(sounds, "model.condition_form=quantized")
     batch = batch_of(task, range(6))
     clips, _ = conditioning_clips(task, batch, 1)
     quantizer = open_pipeline(MULAN).modules["quantizer"]
@@ -175,9 +175,9 @@ def tokens_of(sounds: Path, rate: float = 25.0) -> dict[str, list[int]]:
 def test_semantic_tokens_come_by_the_name_of_the_file_and_are_cut_with_the_clip(sounds: Path, tmp_path: Path) -> None:
     tokens = tokens_of(sounds)
     folder = write_tokens(tmp_path / "tokens", tokens)
-    task = made(sounds, f"data.semantic={folder}", "condition=null")
+    task = made(sounds, f"data.semantic_tokens={folder}", "condition=null")
     model = task.config.model
-    assert (model.semantic_codes, model.semantic_rate, model.clip_dim) == (10, 25.0, None)
+    assert (model.semantic_codes, model.semantic_rate, model.condition_dim) == (10, 25.0, None)
     source = train_source(task)
     for item in range(3):
         assert source.load(item, ItemRNG(0, [0], [item]))["semantic"].tolist() == tokens[source.name(item)][:8]
@@ -189,7 +189,7 @@ def test_a_file_without_tokens_is_named_and_left_out(sounds: Path, tmp_path: Pat
     tokens = tokens_of(sounds)
     left_out = train_source(made(sounds)).name(2)
     del tokens[left_out]
-    task = made(sounds, f"data.semantic={write_tokens(tmp_path / 'tokens', tokens)}")
+    task = made(sounds, f"data.semantic_tokens={write_tokens(tmp_path / 'tokens', tokens)}")
     splits = task.splits()
     assert "no semantic tokens" in splits.skipped[left_out]
     with pytest.raises(UnreadableItem, match="no semantic tokens"):
@@ -202,7 +202,7 @@ def test_other_tokens_are_other_data(sounds: Path, tmp_path: Path) -> None:
     prints: list[str] = []
     for name in ("one", "two"):
         tokens["sounds/00000.flac"][0] = len(prints)
-        task = made(sounds, f"data.semantic={write_tokens(tmp_path / name, tokens)}")
+        task = made(sounds, f"data.semantic_tokens={write_tokens(tmp_path / name, tokens)}")
         prints.append(task.splits().fingerprint)
     assert len({*prints, made(sounds).splits().fingerprint}) == 3
 
@@ -297,7 +297,7 @@ def test_a_prompt_is_the_beginning_of_what_is_made(sounds: Path, tmp_path: Path)
 
 
 def test_an_exported_model_is_called_with_texts(sounds: Path, tmp_path: Path) -> None:
-    task = made(sounds, "sample.guidance=2")
+    task = made(sounds, "sample.guidance_scale=2")
     pipeline_of(task).save_pretrained(tmp_path / "hub")
     pipeline = SoundStormPipeline.from_pretrained(tmp_path / "hub")
     assert (pipeline.sample_rate, pipeline.prompted, pipeline.unconditional) == (8000, True, False)
@@ -340,11 +340,11 @@ def test_a_model_without_condition_takes_no_text(sounds: Path) -> None:
 
 def test_the_critic_alone_is_trained_on_a_trained_generator(sounds: Path, tmp_path: Path) -> None:
     run, keys = tmp_path / "run", (*TINY_SOUNDSTORM, "model.self_critic=true")
-    refused = quintet("train", "soundstorm", sounds, "--out", run, *keys, "loss.only=critic")
+    refused = quintet("train", "soundstorm", sounds, "--out", run, *keys, "loss.train_only=critic")
     assert refused.code == 2
     assert "needs a trained generator to judge: --init RUN" in refused.errors
-    succeed("train", "soundstorm", sounds, "--out", tmp_path / "first", *keys, "loss.only=generator")
-    succeed("train", "soundstorm", sounds, "--out", run, *keys, "loss.only=critic", "--init", tmp_path / "first")
+    succeed("train", "soundstorm", sounds, "--out", tmp_path / "first", *keys, "loss.train_only=generator")
+    succeed("train", "soundstorm", sounds, "--out", run, *keys, "loss.train_only=critic", "--init", tmp_path / "first")
     last = Path("checkpoints", "step-00000012")
     before = checkpoint.read_tensors(tmp_path / "first" / last / "ema", "soundstorm")
     after = checkpoint.read_tensors(run / last, "soundstorm")
@@ -355,10 +355,10 @@ def test_the_critic_alone_is_trained_on_a_trained_generator(sounds: Path, tmp_pa
 def test_what_contradicts_the_links_is_refused(sounds: Path) -> None:
     for keys, message in (
         (("model.num_codes=7",), "model.num_codes=7, but the tokenizer"),
-        (("model.clip_dim=7",), "model.clip_dim=7, but the condition"),
+        (("model.condition_dim=7",), "model.condition_dim=7, but the condition"),
         (("model.max_frames=10",), "data.seconds=0.3 makes clips of 75 frames, more than model.max_frames=10"),
-        (("condition=null", "model.clip_dim=8"), "which --condition names"),
-        (("condition=null", "loss.tell_caption=0.5"), "name one with --condition RUN"),
+        (("condition=null", "model.condition_dim=8"), "which --condition names"),
+        (("condition=null", "loss.caption_cond_prob=0.5"), "name one with --condition RUN"),
         (("condition=null", "sample.best_of=2"), "name one with --condition RUN"),
         ((f"condition={CODEC}",), "--condition takes a run of mulan"),
     ):
@@ -372,8 +372,8 @@ def test_steps_of_levels_that_the_codec_does_not_have_are_left_out(sounds: Path)
 
 
 def test_fewer_levels_than_the_codec_has_are_made_and_heard(sounds: Path, tmp_path: Path) -> None:
-    whole, coarse = made(sounds), made(sounds, "model.levels=1")
-    assert made(sounds, "model.levels=9").soundstorm.levels == whole.soundstorm.levels == 2
+    whole, coarse = made(sounds), made(sounds, "model.num_quantizers=1")
+    assert made(sounds, "model.num_quantizers=9").soundstorm.levels == whole.soundstorm.levels == 2
     of_whole, of_coarse = (train_source(task).load(3, ItemRNG(0, [0], [3]))["codes"] for task in (whole, coarse))
     assert torch.equal(of_coarse, of_whole[:, :1])
     prompt = tmp_path / "prompt.wav"

@@ -22,8 +22,14 @@ from quintet.pipelines.loading import open_pipeline
 
 CODEC, MULAN = (str(GOLDEN / f"{name}-format-1" / "hub") for name in ("audio-codec", "mulan"))
 SMALL: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "head_dim": 8}
-TOKENS: dict[str, Any] = {"num_codes": 9, "levels": 3, "frame_rate": 50.0, "max_frames": 40}
-QUICK: dict[str, Any] = {"data.workers": 0, "log.trackers": [], "eval.batches": 1, "sample.num": 2, "sample.steps": [2]}
+TOKENS: dict[str, Any] = {"num_codes": 9, "num_quantizers": 3, "frame_rate": 50.0, "max_frames": 40}
+QUICK: dict[str, Any] = {
+    "data.num_workers": 0,
+    "log.trackers": [],
+    "eval.batches": 1,
+    "sample.num": 2,
+    "sample.steps": [2],
+}
 FRAMES = 20
 
 
@@ -111,7 +117,7 @@ def test_acoustic_ids_alone_train_a_model_that_is_told_nothing(tmp_path: Path) -
         ({"acoustic": torch.full((24, 3), 9)}, "acoustic tokens up to 9; the vocabulary ends at 8"),
         ({"acoustic": torch.tensor([[1, -1, 2]] * 24)}, "has no acoustic tokens"),
         ({"acoustic": torch.tensor([[-1] * 3, *[[1] * 3] * 23])}, "below 0 that are no padding at its end"),
-        ({"acoustic": torch.ones(24, 2, dtype=torch.long)}, "has 2 levels of acoustic tokens; model.levels=3"),
+        ({"acoustic": torch.ones(24, 2, dtype=torch.long)}, "has 2 levels of acoustic tokens; model.num_quantizers=3"),
         ({"acoustic": torch.ones(41, 3, dtype=torch.long)}, "has 41 frames, more than model.max_frames=40"),
         ({"acoustic": torch.ones(0, 3, dtype=torch.long)}, "has no acoustic tokens"),
         ({"semantic": torch.full((12,), 5)}, "semantic tokens up to 5; the vocabulary ends at 4"),
@@ -135,7 +141,7 @@ def test_ids_that_do_not_fit_make_an_item_unreadable_and_are_named(
 def test_sounds_are_encoded_and_heard(tmp_path: Path) -> None:
     links: dict[str, Any] = {"tokenizer": open_pipeline(CODEC), "condition": open_pipeline(MULAN)}
     keys = {**QUICK, **{f"model.{name}": value for name, value in SMALL.items()}, "data.seconds": 0.25}
-    trainer = trained(tmp_path / "run", Sounds(captioned=True), **links, config={**keys, "loss.tell_caption": 0.5})
+    trainer = trained(tmp_path / "run", Sounds(captioned=True), **links, config={**keys, "loss.caption_cond_prob": 0.5})
     item = trainer.splits.train.load(0, ItemRNG(0, [0], [0]))
     assert {"codes", "clip", "caption", "texts"} <= item.keys()
     assert item["codes"].shape[0] <= 63
@@ -168,7 +174,7 @@ def test_the_keywords_of_the_original_trainer(tmp_path: Path) -> None:
             config=QUICK,
         )
     config: Any = trainer.config
-    assert (config.loss.only, config.train.batch_size, config.optim.warmup_steps) == ("critic", 4, 1)
+    assert (config.loss.train_only, config.train.batch_size, config.optim.warmup_steps) == ("critic", 4, 1)
     model = trainer.unwrapped_model
     assert isinstance(model, SoundStorm)
     before = model.head_weights.clone()

@@ -43,7 +43,7 @@ def make_batch(count: int = 3, size: tuple[int, int] = (16, 16)) -> Batch:
 @pytest.mark.parametrize("levels", [1, 2])
 def test_decode_of_encode_is_what_forward_makes(quantizer: str, levels: int) -> None:
     vae = VQGanVAE(
-        image_size=16, dim=8, layers=2, codebook_size=256, quantizer=quantizer, quantizer_levels=levels
+        image_size=16, dim=8, layers=2, codebook_size=256, quantizer=quantizer, num_quantizers=levels
     ).double()
     images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
     codes = vae.encode(images)
@@ -76,7 +76,9 @@ def plain_generator_gradients(task: VQGanTask, batch: Batch) -> dict[str, Tensor
     adversarial = hinge_generator_loss(task.discriminator(result.images))
     last = task.model.last_layer.weight
     slopes = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in (reconstruction, adversarial)]
-    weight = (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * task.loss.adversarial * task.loss.say(0)
+    weight = (
+        (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * task.loss.adversarial * task.loss.adversarial_ramp(0)
+    )
     total = reconstruction + weight * adversarial + result.loss
     names = dict(task.model.named_parameters())
     gradients = torch.autograd.grad(total, list(names.values()), allow_unused=True)
@@ -114,7 +116,7 @@ def test_no_phase_leaves_a_gradient_in_the_other() -> None:
 
 
 def test_the_penalty_falls_on_every_nth_step_only() -> None:
-    task = make_task(**{"loss.penalty_every": 3})
+    task = make_task(**{"loss.gradient_penalty_every": 3})
     batch = make_batch()
     output = task.forward(task.modules, batch, 0)
     penalised = ["penalty" in task.discriminator_loss(task.modules, batch, output, step).parts for step in range(7)]
@@ -124,7 +126,7 @@ def test_the_penalty_falls_on_every_nth_step_only() -> None:
 def test_the_discriminator_starts_late_and_its_say_grows() -> None:
     task = make_task(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4})
     assert [task.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
-    assert [task.loss.say(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
+    assert [task.loss.adversarial_ramp(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
     batch = make_batch()
     output = task.forward(task.modules, batch, 9)
     assert "adversarial" not in task.generator_loss(task.modules, batch, output, 9).parts
@@ -193,7 +195,13 @@ def small_vae() -> VQGanVAE:
     return VQGanVAE(image_size=16, dim=8, layers=2)
 
 
-QUICK: dict[str, Any] = {"data.workers": 0, "log.trackers": [], "data.flip": False, "eval.batches": 1, "sample.num": 2}
+QUICK: dict[str, Any] = {
+    "data.num_workers": 0,
+    "log.trackers": [],
+    "data.flip": False,
+    "eval.batches": 1,
+    "sample.num": 2,
+}
 
 
 @pytest.mark.parametrize("form", ["tensor", "float tensor", "tuple", "declared", "dictionary", "picture", "larger"])
@@ -231,7 +239,7 @@ def test_an_ambiguous_item_is_an_error_that_lists_what_was_seen(tmp_path: Path) 
 
 def test_a_run_given_objects_resumes_from_python_and_only_there(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    keys = {**QUICK, "optim.horizon": 4}
+    keys = {**QUICK, "optim.decay_steps": 4}
     trainer = VQGanVAETrainer(small_vae(), data=Pictures("tensor"), out=out, steps=2, batch_size=4, config=keys)
     trainer.train()
     trainer.close()
@@ -293,7 +301,7 @@ def test_the_whole_original_signature_trains(folder: Path, tmp_path: Path) -> No
         trainer = muse_maskgit_pytorch.VQGanVAETrainer(small_vae(), **call)
     assert len(notices) == 1
     settings = trainer.config
-    assert (settings.train.steps, settings.ema.decay, settings.optim.clip, settings.checkpoint.every) == (
+    assert (settings.train.steps, settings.ema.decay, settings.optim.max_grad_norm, settings.checkpoint.every) == (
         2,
         0.9,
         1.0,

@@ -143,10 +143,10 @@ def test_a_set_against_itself_and_against_another_like_it() -> None:
     assert same.coverage == 1
     assert same.mmd == pytest.approx(0, abs=1e-12)
     assert same.one_nna == 0, "the nearest of each is its copy, in the other set"
-    alike = compare_sets(one, other)
-    assert alike.one_nna == pytest.approx(0.5, abs=0.15)
-    assert alike.coverage > 0.35
-    assert 0 < alike.mmd < 0.01
+    codebook_smoothing = compare_sets(one, other)
+    assert codebook_smoothing.one_nna == pytest.approx(0.5, abs=0.15)
+    assert codebook_smoothing.coverage > 0.35
+    assert 0 < codebook_smoothing.mmd < 0.01
 
 
 def test_sets_that_have_nothing_in_common() -> None:

@@ -173,8 +173,8 @@ def test_words_of_one_stem_begin_alike_and_unknown_ones_are_something() -> None:
     torch.manual_seed(0)
     encoder = WordTextEncoder(256, 1, 2, 24)
     words = encoder.look_up(encoder.prepare(["triangle triangles circle"])["text"])[0]
-    alike, other = (torch.cosine_similarity(words[0], words[number], dim=0) for number in (1, 2))
-    assert alike > other + 0.1
+    codebook_smoothing, other = (torch.cosine_similarity(words[0], words[number], dim=0) for number in (1, 2))
+    assert codebook_smoothing > other + 0.1
     assert encoder.prepare(["qzx"])["text"][0, 0, 0] > 0
 
 
@@ -266,12 +266,12 @@ def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
         ({"text": "classes", "classes": []}, "name at least one class"),
         ({"text": "classes", "classes": ["a", "b", "a"]}, "'a' is there twice"),
         ({"classes": ["a"]}, "model.classes are for model.text=classes, not for model.text=bytes"),
-        ({"low_grid": (2, 2)}, "both or not at all"),
-        ({"low_codes": 8}, "both or not at all"),
-        ({"low_grid": (2, 2), "low_codes": 1}, "low_codes: "),
-        ({"low_grid": (4,), "low_codes": 8}, "low_grid: rows and columns"),
-        ({"low_grid": (2, 0), "low_codes": 8}, "low_grid: rows and columns"),
-        ({"low_grid": (2, 2), "low_codes": 8, "grid": (2, 2, 2, 2)}, "not model.grid="),
+        ({"low_res_grid": (2, 2)}, "both or not at all"),
+        ({"low_res_num_codes": 8}, "both or not at all"),
+        ({"low_res_grid": (2, 2), "low_res_num_codes": 1}, "low_res_num_codes: "),
+        ({"low_res_grid": (4,), "low_res_num_codes": 8}, "low_res_grid: rows and columns"),
+        ({"low_res_grid": (2, 0), "low_res_num_codes": 8}, "low_res_grid: rows and columns"),
+        ({"low_res_grid": (2, 2), "low_res_num_codes": 8, "grid": (2, 2, 2, 2)}, "not model.grid="),
     ],
 )
 def test_keys_that_cannot_be(keys: dict[str, Any], message: str) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from quintet.errors import UsageError
-from quintet.nn.conditioning import covering_places
+from quintet.nn.conditioning import covering_positions
 from quintet.nn.maskgit import MaskGit, Merging, TokenCritic
 
 GRID, CODES = (4, 6), 11
-LOW = {"low_grid": (2, 3), "low_codes": 7}
+LOW = {"low_res_grid": (2, 3), "low_res_num_codes": 7}
 SMALL: dict[str, Any] = {
     "grid": GRID, "num_codes": CODES, "dim": 32, "depth": 2, "heads": 4,
     "text_dim": 16, "text_depth": 1, "text_heads": 2, "text_length": 24,
@@ -34,8 +34,8 @@ def tokens_of(model: MaskGit | TokenCritic, rows: int = 3) -> Tensor:
 
 def low_of(model: MaskGit, rows: int = 3) -> dict[str, Tensor]:
     assert model.low is not None
-    places = (rows, len(model.low.embedding.weight) // model.low.low_codes * 6)
-    return {"low": torch.randint(0, model.low.low_codes, places, generator=torch.Generator().manual_seed(2))}
+    places = (rows, len(model.low.embedding.weight) // model.low.low_res_num_codes * 6)
+    return {"low": torch.randint(0, model.low.low_res_num_codes, places, generator=torch.Generator().manual_seed(2))}
 
 
 def far(one: Tensor, other: Tensor) -> bool:
@@ -46,10 +46,12 @@ def far(one: Tensor, other: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("grid", [(4, 6), (4, 6, 2), (5, 7)])
-@pytest.mark.parametrize("low_grid", [(2, 3), (2, 3, 2)])
+@pytest.mark.parametrize("low_res_grid", [(2, 3), (2, 3, 2)])
 @pytest.mark.parametrize("text", ["bytes", "none"])
-def test_a_row_does_not_depend_on_its_neighbours(grid: tuple[int, ...], low_grid: tuple[int, ...], text: str) -> None:
-    model = make(grid=grid, low_grid=low_grid, low_codes=7, text=text)
+def test_a_row_does_not_depend_on_its_neighbours(
+    grid: tuple[int, ...], low_res_grid: tuple[int, ...], text: str
+) -> None:
+    model = make(grid=grid, low_res_grid=low_res_grid, low_res_num_codes=7, text=text)
     tokens = tokens_of(model)
     conditioning = {**model.texts(TEXTS, torch.tensor([True, True, False])), **low_of(model)}
     together = model(tokens, conditioning)
@@ -59,9 +61,9 @@ def test_a_row_does_not_depend_on_its_neighbours(grid: tuple[int, ...], low_grid
         torch.testing.assert_close(model(tokens[row : row + 1], own)[0], together[row], rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("low_grid", [(2, 3), (2, 3, 2)])
-def test_every_low_token_matters_and_so_does_its_place(low_grid: tuple[int, ...]) -> None:
-    model = make(low_grid=low_grid, low_codes=7, text="none")
+@pytest.mark.parametrize("low_res_grid", [(2, 3), (2, 3, 2)])
+def test_every_low_token_matters_and_so_does_its_place(low_res_grid: tuple[int, ...]) -> None:
+    model = make(low_res_grid=low_res_grid, low_res_num_codes=7, text="none")
     tokens, conditioning = tokens_of(model), low_of(model)
     logits, low = model(tokens, conditioning), conditioning["low"]
     for place in range(low.shape[1]):
@@ -93,7 +95,7 @@ def test_a_token_gets_the_embedding_of_the_low_token_that_covers_it() -> None:
 
 
 def test_levels_of_low_tokens_are_told_apart() -> None:
-    model = make(low_grid=(2, 3, 2), low_codes=7, text="none")
+    model = make(low_res_grid=(2, 3, 2), low_res_num_codes=7, text="none")
     tokens, low = tokens_of(model), low_of(model)["low"]
     swapped = low.unflatten(1, (6, 2)).flip(2).flatten(1)
     assert far(model(tokens, {"low": swapped}), model(tokens, {"low": low}))
@@ -110,7 +112,7 @@ def test_levels_of_low_tokens_are_told_apart() -> None:
     ],
 )
 def test_the_place_under_the_centre(low: tuple[int, ...], high: tuple[int, ...], places: list[int]) -> None:
-    assert covering_places(low, high).tolist() == places
+    assert covering_positions(low, high).tolist() == places
 
 
 def test_low_tokens_stay_where_the_text_is_dropped() -> None:
@@ -127,10 +129,10 @@ def test_low_tokens_that_cannot_be() -> None:
     model = make(**LOW)
     tokens, texts = tokens_of(model), model.texts(TEXTS)
     for wrong in (torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 2, 3, dtype=torch.int64)):
-        with pytest.raises(UsageError, match=r"not rows of 6 \(model.low_grid=\(2, 3\)\)"):
+        with pytest.raises(UsageError, match=r"not rows of 6 \(model.low_res_grid=\(2, 3\)\)"):
             model(tokens, {**texts, "low": wrong})
     for code in (-1, 7):
-        with pytest.raises(UsageError, match=r"vocabulary of model.low_codes=7"):
+        with pytest.raises(UsageError, match=r"vocabulary of model.low_res_num_codes=7"):
             model(tokens, {**texts, "low": torch.full((3, 6), code)})
     with pytest.raises(UsageError, match="needs the low-resolution codes"):
         model(tokens, texts)
@@ -218,7 +220,7 @@ def test_scores_come_from_the_last_hidden_states_of_the_generator() -> None:
     assert far(model.score(tokens, {**conditioning, **model.texts(TEXTS[::-1])}), scores)
 
 
-@pytest.mark.parametrize("keys", [{}, {"merge": (2, 2)}], ids=str)
+@pytest.mark.parametrize("keys", [{}, {"code_patch_size": (2, 2)}], ids=str)
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_places_that_are_asked_for_alone_are_what_they_are_among_all(keys: dict[str, Any], share: float) -> None:
     model = make(**keys)
@@ -300,7 +302,7 @@ MERGED = pytest.mark.parametrize("merge", [None, (1, 2, 2), (1, 4, 1)])
 
 @MERGED
 def test_what_is_behind_the_end_of_a_row_is_not_seen(merge: tuple[int, ...] | None) -> None:
-    model = make(grid=VIDEO, merge=merge, rotary=True, text="none")
+    model = make(grid=VIDEO, code_patch_size=merge, rotary=True, text="none")
     tokens = tokens_of(model, 2)
     there = torch.ones_like(tokens, dtype=torch.bool)
     there[1, 2 * 16 :] = False
@@ -315,7 +317,7 @@ def test_what_is_behind_the_end_of_a_row_is_not_seen(merge: tuple[int, ...] | No
 
 @MERGED
 def test_every_code_tells_every_other_one_something(merge: tuple[int, ...] | None) -> None:
-    model = make(grid=VIDEO, merge=merge, text="none")
+    model = make(grid=VIDEO, code_patch_size=merge, text="none")
     tokens = tokens_of(model, 1)
     before = model(tokens, {})[0]
     for place in (0, 5, 47):
@@ -336,10 +338,12 @@ def test_merged_codes_are_neighbours_and_come_back_to_their_places() -> None:
 
 
 def test_merged_codes_need_a_grid_they_divide() -> None:
-    with pytest.raises(UsageError, match=r"model\.merge=\[1, 3, 2\] does not divide a grid of \[3, 4, 4\] codes"):
-        make(grid=VIDEO, merge=(1, 3, 2))
+    with pytest.raises(
+        UsageError, match=r"model\.code_patch_size=\[1, 3, 2\] does not divide a grid of \[3, 4, 4\] codes"
+    ):
+        make(grid=VIDEO, code_patch_size=(1, 3, 2))
     with pytest.raises(UsageError, match="does not divide"):
-        make(grid=VIDEO, merge=(2, 2))
+        make(grid=VIDEO, code_patch_size=(2, 2))
 
 
 def test_rows_that_end_early_are_what_they_are_alone() -> None:

@@ -10,8 +10,8 @@ import torch
 
 from audio_models import RATE, make_model, noise
 from quintet.errors import UsageError
-from quintet.nn import pretrained_hearing
-from quintet.nn.pretrained_hearing import PretrainedHearing
+from quintet.nn import pretrained_audio
+from quintet.nn.pretrained_audio import PretrainedAudioEncoder
 
 KINDS = ("hubert", "wav2vec2-bert")
 
@@ -27,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_states_are_the_models_own(kind: str, folders: dict[str, Path]) -> None:
     from transformers import AutoModel, SeamlessM4TFeatureExtractor, Wav2Vec2FeatureExtractor
 
-    hearing = PretrainedHearing(folders[kind])
+    hearing = PretrainedAudioEncoder(folders[kind])
     assert (hearing.rate, hearing.token_rate, hearing.depth) == (RATE, 50, 2)
     (wave,) = noise(8000)
     own = AutoModel.from_pretrained(folders[kind]).eval()
@@ -45,10 +45,10 @@ def test_states_are_the_models_own(kind: str, folders: dict[str, Path]) -> None:
 def test_a_long_clip_is_heard_in_parts_without_a_gap(
     kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hearing = PretrainedHearing(folders[kind])
+    hearing = PretrainedAudioEncoder(folders[kind])
     (wave,) = noise(20_000)
     whole = hearing.states(wave, 1)
-    monkeypatch.setattr(pretrained_hearing, "LONGEST", 0.3)
+    monkeypatch.setattr(pretrained_audio, "LONGEST", 0.3)
     parts = hearing.states(wave, 1)
     assert parts.shape == whole.shape
     assert not torch.equal(parts, whole)
@@ -61,7 +61,7 @@ def test_a_long_clip_is_heard_in_parts_without_a_gap(
 @pytest.mark.parametrize("samples", [1, 300, 561])
 def test_a_short_clip_has_at_least_one_step(kind: str, samples: int, folders: dict[str, Path]) -> None:
     (wave,) = noise(samples)
-    states = PretrainedHearing(folders[kind]).states(wave, 2)
+    states = PretrainedAudioEncoder(folders[kind]).states(wave, 2)
     assert len(states) == 1
     assert states.isfinite().all()
 
@@ -71,7 +71,7 @@ def test_the_folders_own_preprocessor_is_used(folders: dict[str, Path], tmp_path
 
     place = shutil.copytree(folders["hubert"], tmp_path / "hubert")
     Wav2Vec2FeatureExtractor(do_normalize=False, sampling_rate=8000).save_pretrained(place)
-    plain, scaled = PretrainedHearing(place), PretrainedHearing(folders["hubert"])
+    plain, scaled = PretrainedAudioEncoder(place), PretrainedAudioEncoder(folders["hubert"])
     assert (plain.rate, plain.token_rate) == (8000, 25)
     assert plain.digest != scaled.digest
     (wave,) = noise(2000)
@@ -87,11 +87,11 @@ def test_pickles_and_missing_weights_are_refused(folders: dict[str, Path], tmp_p
     (place / "model.safetensors").unlink()
     torch.save(weights, place / "pytorch_model.bin")
     with pytest.raises(UsageError, match="reads no pickle"):
-        PretrainedHearing(place)
+        PretrainedAudioEncoder(place)
     weights.pop("masked_spec_embed")  # is for training alone
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    assert PretrainedHearing(place).depth == 2
+    assert PretrainedAudioEncoder(place).depth == 2
     weights.pop("feature_projection.projection.weight")
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match="lacks weights of its model of speech"):
-        PretrainedHearing(place)
+        PretrainedAudioEncoder(place)

@@ -99,7 +99,7 @@ def test_forward_changes_no_state(case: str, training: bool) -> None:
     quantizer = build(case).train(training)
     before = {name: value.clone() for name, value in quantizer.state_dict().items()}
     random = torch.get_rng_state()
-    quantizer(batch(), want_rows=True)
+    quantizer(batch(), return_candidates=True)
     quantizer.encode(batch())
     assert torch.equal(random, torch.get_rng_state())
     assert before.keys() == quantizer.state_dict().keys()
@@ -123,7 +123,7 @@ def test_padding_changes_nothing(case: str) -> None:
     lengths = torch.tensor([20, 13, 1, 0])
     mask = torch.arange(20) < lengths[:, None]
     other = torch.where(mask[..., None], x, torch.nan)
-    left, right = quantizer(x, mask, want_rows=True), quantizer(other, mask, want_rows=True)
+    left, right = quantizer(x, mask, return_candidates=True), quantizer(other, mask, return_candidates=True)
     assert torch.equal(left.vectors, right.vectors)
     assert torch.equal(left.codes, right.codes)
     assert torch.equal(left.loss, right.loss)
@@ -140,7 +140,7 @@ def test_padding_changes_nothing(case: str) -> None:
 def test_mask_equals_leaving_the_padding_out(case: str) -> None:
     quantizer, x = build(case, torch.float64), batch(dtype=torch.float64)
     mask = (torch.arange(20) < 13).expand(4, -1)
-    masked, short = quantizer(x, mask, want_rows=True), quantizer(x[:, :13], want_rows=True)
+    masked, short = quantizer(x, mask, return_candidates=True), quantizer(x[:, :13], return_candidates=True)
     assert torch.equal(masked.codes[:, :13], short.codes)
     torch.testing.assert_close(masked.loss, short.loss, rtol=0, atol=1e-12)
     assert_same_statistics(masked.statistics, short.statistics)
@@ -158,8 +158,8 @@ def test_all_padding_is_finite(case: str) -> None:
 def test_statistics_of_halves_add_up(case: str) -> None:
     whole, halves = build(case, torch.float64), build(case, torch.float64)
     x = batch(dtype=torch.float64)
-    together = whole(x, want_rows=True).statistics
-    added = halves(x[:2], want_rows=True).statistics + halves(x[2:], want_rows=True).statistics
+    together = whole(x, return_candidates=True).statistics
+    added = halves(x[:2], return_candidates=True).statistics + halves(x[2:], return_candidates=True).statistics
     assert_same_statistics(together, added)
     whole.update(together, seed=3)
     halves.update(added, seed=3)
@@ -172,7 +172,7 @@ def test_input_may_be_non_contiguous(case: str) -> None:
     quantizer, x = build(case), batch()
     image = x.transpose(1, 2).contiguous().transpose(1, 2)
     assert not image.is_contiguous()
-    left, right = quantizer(x, want_rows=True), quantizer(image, want_rows=True)
+    left, right = quantizer(x, return_candidates=True), quantizer(image, return_candidates=True)
     assert torch.equal(left.codes, right.codes)
     assert_same_statistics(left.statistics, right.statistics, 1e-5)
     for name, value in gradients(quantizer, x).items():
@@ -226,7 +226,7 @@ def test_nan_is_passed_on_and_not_raised(case: str) -> None:
     """The trainer skips such a step by what it sees, so the quantizer must neither raise nor hide it."""
     quantizer, x = build(case), batch()
     x[1, 3, :] = torch.nan
-    result = quantizer(x, want_rows=True)
+    result = quantizer(x, return_candidates=True)
     assert not result.vectors[1, 3].isfinite().any()
     assert result.vectors[0].isfinite().all()
 
@@ -235,7 +235,7 @@ def test_nan_is_passed_on_and_not_raised(case: str) -> None:
 def test_state_round_trips(case: str) -> None:
     quantizer, other = build(case), make_quantizer(dim=DIM, **CASES[case])
     quantizer.initialise(batch().flatten(0, 1), seed=1)
-    quantizer.update(quantizer(batch(), want_rows=True).statistics, seed=2)
+    quantizer.update(quantizer(batch(), return_candidates=True).statistics, seed=2)
     other.load_state_dict(quantizer.state_dict())
     assert torch.equal(quantizer(batch()).vectors, other(batch()).vectors)
 
@@ -266,7 +266,7 @@ def test_deterministic_algorithms_are_enough(case: str) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         once, again = gradients(quantizer, x, mask), gradients(quantizer, x, mask)
-        quantizer.update(quantizer(x, mask, want_rows=True).statistics, seed=0)
+        quantizer.update(quantizer(x, mask, return_candidates=True).statistics, seed=0)
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(once[name], again[name]) for name in once)

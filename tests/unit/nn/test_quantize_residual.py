@@ -124,7 +124,7 @@ def test_items_use_only_their_active_levels() -> None:
     ours = residual_vq()
     x = torch.randn(4, 10, 16)
     active = torch.tensor([1, 4, 0, 2])
-    result = ours(x, active_levels=active, want_rows=True)
+    result = ours(x, active_levels=active, return_candidates=True)
     full = ours(x)
     levels = torch.arange(4)
     used = (levels < active[:, None])[:, None].expand(4, 10, 4)
@@ -133,7 +133,7 @@ def test_items_use_only_their_active_levels() -> None:
     assert torch.equal(result.vectors[1], full.vectors[1])
     assert (result.vectors[2] == 0).all()
     for level in range(4):
-        statistics = result.statistics.of(str(level))
+        statistics = result.statistics.strip_prefix(str(level))
         assert statistics.sums["count"].sum() == 10 * (active > level).sum()
         assert statistics.rows["real"].sum() == 10 * (active > level).sum()
     alone = ours(x[3:], mask=torch.ones(1, 10, dtype=torch.bool), active_levels=active[3:])

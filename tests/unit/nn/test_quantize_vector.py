@@ -212,7 +212,7 @@ def test_a_collapsed_codebook_recovers() -> None:
     quantizer.vector_sums.mul_(0.01)
     first = quantizer(vectors)
     for step in range(60):
-        quantizer.update(quantizer(vectors, want_rows=step % 5 == 0).statistics, seed=step)
+        quantizer.update(quantizer(vectors, return_candidates=step % 5 == 0).statistics, seed=step)
     last = quantizer(vectors)
     assert (first.statistics.sums["count"] > 0).sum() <= 4
     assert (last.statistics.sums["count"] > 0).sum() > 12

@@ -75,7 +75,7 @@ def run(prompts: Sequence[Sequence[int]] = ((),) * 4, begin: Any = TableRows, **
     arguments: dict[str, Any] = {
         "end_id": END,
         "max_length": 16,
-        "draw": items(range(len(prompts))),
+        "rng": items(range(len(prompts))),
         "settings": Sampling(),
         "cond": {"text": torch.arange(len(prompts)) % 5},
     }
@@ -129,7 +129,7 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, options: dict[st
         return rows_of(
             run(
                 [prompts[number] for number in numbers],
-                draw=items(numbers),
+                rng=items(numbers),
                 settings=settings,
                 cond={"text": torch.tensor(numbers) % 5},
                 uncond={"text": torch.full((len(numbers),), 4)},
@@ -146,7 +146,7 @@ def test_other_seeds_and_names_make_other_rows() -> None:
     one = rows_of(run())
     assert rows_of(run()) == one
     assert rows_of(run(name="other")) != one
-    assert rows_of(run(draw=ItemRNG(4, [0] * 4, range(4)))) != one
+    assert rows_of(run(rng=ItemRNG(4, [0] * 4, range(4)))) != one
 
 
 def test_a_shorter_limit_gives_the_beginning() -> None:
@@ -164,7 +164,7 @@ def test_prompts_that_fill_the_row_are_given_back() -> None:
     assert made.ended.tolist() == [False, False]
     assert rows_of(run([[]], begin, max_length=0)) == [[]]
     tokens, lengths = padded([])
-    empty = decode(begin, tokens, lengths, end_id=END, max_length=4, draw=items([]), settings=GREEDY, cond={})
+    empty = decode(begin, tokens, lengths, end_id=END, max_length=4, rng=items([]), settings=GREEDY, cond={})
     assert empty.tokens.shape == (0, 4)
 
 
@@ -182,7 +182,7 @@ def test_what_is_common_to_all_prompts_is_read_at_once() -> None:
 def test_the_prompts_are_not_written_to() -> None:
     tokens, lengths = padded([[1, 2, 3], [4]])
     before = tokens.clone(), lengths.clone()
-    decode(TableRows, tokens, lengths, end_id=END, max_length=9, draw=items(range(2)), settings=GREEDY, cond={})
+    decode(TableRows, tokens, lengths, end_id=END, max_length=9, rng=items(range(2)), settings=GREEDY, cond={})
     assert torch.equal(tokens, before[0])
     assert torch.equal(lengths, before[1])
 
@@ -273,13 +273,13 @@ def test_guidance_leads_away_from_the_negative() -> None:
 
 
 def test_requests_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match=r"sample\.guidance is 3\.0"):
+    with pytest.raises(UsageError, match=r"sample\.guidance_scale is 3\.0"):
         run(settings=Sampling(guidance=3.0))
     for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_k": 1.5}, {"top_p": 0.0}, {"guidance": math.inf}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             Sampling(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="disagree"):
-        run(draw=items(range(3)))
+        run(rng=items(range(3)))
     with pytest.raises(ValueError, match="do not lie"):
         decode(
             TableRows,
@@ -287,7 +287,7 @@ def test_requests_that_make_no_sense() -> None:
             torch.tensor([3]),
             end_id=END,
             max_length=4,
-            draw=items([0]),
+            rng=items([0]),
             settings=GREEDY,
             cond={},
         )

@@ -208,7 +208,7 @@ def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Te
         "tokens": torch.zeros(count, places, dtype=torch.long),
         "generate": torch.ones(count, places, dtype=torch.bool),
         "mask_id": MASK,
-        "draw": items(count),
+        "rng": items(count),
         "settings": Sampling(**{"steps": 6, **known}),  # type: ignore[arg-type]
         "cond": text(count),
         **changes,
@@ -290,7 +290,7 @@ def test_uncond_names_only_what_differs() -> None:
 
 
 def test_guidance_without_anything_to_guide_away_from_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"sample\.guidance is 3\.0"):
+    with pytest.raises(UsageError, match=r"sample\.guidance_scale is 3\.0"):
         run(table_model(), guidance=3.0)
 
 
@@ -332,7 +332,7 @@ def test_every_step_masks_what_the_schedule_says(name: str, judged: bool) -> Non
         tokens=tokens,
         generate=generate,
         valid=valid,
-        draw=items(5),
+        rng=items(5),
         cond=text(5),
         settings=Sampling(steps=7, schedule=ANY_SCHEDULE[name]),
         critic=(lambda now, conditioning: now.double()) if judged else None,
@@ -345,7 +345,12 @@ def test_every_step_masks_what_the_schedule_says(name: str, judged: bool) -> Non
 
 def test_what_is_revealed_stays() -> None:
     states: list[tuple[Tensor, Tensor]] = []
-    run(table_model(), places=40, choice_noise=50.0, on_step=lambda _, tokens, masked: states.append((tokens, masked)))
+    run(
+        table_model(),
+        places=40,
+        choice_temperature=50.0,
+        on_step=lambda _, tokens, masked: states.append((tokens, masked)),
+    )
     for (before, masked_before), (after, masked_after) in pairwise(states):
         assert not (masked_after & ~masked_before).any()
         assert torch.equal(after[~masked_before], before[~masked_before])
@@ -402,7 +407,7 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) ->
             tokens=torch.nn.functional.pad(tokens[rows], pad),
             generate=torch.ones(len(rows), places + longer, dtype=torch.bool),
             valid=torch.nn.functional.pad(valid[rows], pad),
-            draw=ItemRNG(3, [0] * len(rows), rows),
+            rng=ItemRNG(3, [0] * len(rows), rows),
             cond={"text": torch.tensor(rows) % 5},
             uncond={"text": torch.zeros(len(rows), dtype=torch.long)},
             critic=critic,
@@ -421,7 +426,7 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) ->
 def test_seeds_and_names_differ_and_repeat() -> None:
     first = run(table_model())
     assert torch.equal(run(table_model()), first)
-    assert not torch.equal(run(table_model(), draw=items(4, seed=4)), first)
+    assert not torch.equal(run(table_model(), rng=items(4, seed=4)), first)
     assert not torch.equal(run(table_model(), name="second stage"), first)
 
 
@@ -446,7 +451,7 @@ def test_samples_follow_the_distribution(dtype: torch.dtype) -> None:
     probability = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 16, 40, 0], dtype=torch.float64)
     scores = (probability / probability.sum()).log().to(dtype)
     expected = scores.double().softmax(-1) * 40_000
-    made = run(constant_model(scores), 20, 2000, steps=1, choice_noise=0.0)
+    made = run(constant_model(scores), 20, 2000, steps=1, choice_temperature=0.0)
     counts = made.flatten().bincount(minlength=CODES).double()
     assert counts[-1] == 0  # a code without probability never appears
     assert ((counts - expected)[:-1].square() / expected[:-1]).sum() < 35.6
@@ -497,7 +502,7 @@ def test_a_greedy_end_is_that_of_each_row() -> None:
         rows,
         30,
         steps=8,
-        greedy_end=True,
+        greedy_last_step=True,
         valid=ragged(lengths.tolist(), 30),
         on_step=lambda _, tokens, masked: left.append(masked),
     )
@@ -527,7 +532,7 @@ def test_confidence_keeps_the_surest_without_noise_and_others_with_it() -> None:
             if step == 0:
                 first[noise] = masked
 
-        run(model, 4, 16, steps=2, schedule=linear, top_k=1, choice_noise=noise, on_step=observe)
+        run(model, 4, 16, steps=2, schedule=linear, top_k=1, choice_temperature=noise, on_step=observe)
     expected = sharpness < sharpness.sort().values[8]
     assert expected.sum() == 8
     assert torch.equal(first[0.0], expected.expand(4, -1))
@@ -540,7 +545,7 @@ def test_noise_falls_with_the_share_of_steps_to_come() -> None:
     def after_one_step(steps: int, noise: float) -> Tensor:
         states: list[Tensor] = []
         schedule = ANY_SCHEDULE["half"]
-        options = {"steps": steps, "choice_noise": noise, "schedule": schedule}
+        options = {"steps": steps, "choice_temperature": noise, "schedule": schedule}
         run(table_model(), 8, 60, on_step=lambda _, tokens, __: states.append(tokens), **options)
         return states[0]
 
@@ -574,7 +579,7 @@ def test_a_critic_has_wrong_tokens_made_again() -> None:
         judged.append(now)
         return 20.0 * (now != target)
 
-    options = {"tokens": tokens, "generate": ~fixed, "choice_noise": 0.0, "steps": 4, "schedule": linear}
+    options = {"tokens": tokens, "generate": ~fixed, "choice_temperature": 0.0, "steps": 4, "schedule": linear}
     made = run(forgetful(), 4, 30, critic=critic, **options)
     assert torch.equal(made[~fixed], target[~fixed])
     assert torch.equal(made[fixed], tokens[fixed])
@@ -588,7 +593,7 @@ def test_a_critic_may_mask_what_was_kept() -> None:
     def critic(tokens: Tensor, conditioning: Conditioning) -> Tensor:
         return torch.arange(30.0).expand(4, -1) * (1 if len(masks) % 2 else -1)
 
-    run(table_model(), 4, 30, critic=critic, choice_noise=0.0, on_step=lambda _, __, masked: masks.append(masked))
+    run(table_model(), 4, 30, critic=critic, choice_temperature=0.0, on_step=lambda _, __, masked: masks.append(masked))
     assert (masks[1] & ~masks[0]).any()
 
 
@@ -602,7 +607,7 @@ def test_noise_makes_the_critic_draw_by_its_score() -> None:
         count,
         8,
         steps=2,
-        choice_noise=2.0,  # of which half is left after one of two steps
+        choice_temperature=2.0,  # of which half is left after one of two steps
         schedule=lambda progress: torch.full_like(progress, 1 / 8),
         critic=lambda tokens, conditioning: scores.expand(len(tokens), -1),
         on_step=lambda _, __, masked: masks.append(masked),
@@ -659,7 +664,7 @@ def test_a_critic_that_gives_no_number_cannot_unmask_what_is_given() -> None:
 
 def test_tensors_that_disagree_are_refused() -> None:
     with pytest.raises(ValueError, match="disagree"):
-        run(table_model(), draw=items(3))
+        run(table_model(), rng=items(3))
     with pytest.raises(ValueError, match="disagree"):
         run(table_model(), generate=torch.ones(4, 11, dtype=torch.bool))
 
@@ -678,7 +683,7 @@ def test_tensors_that_disagree_are_refused() -> None:
         ("top_p", 1.1),
         ("guidance", math.inf),
         ("guidance", -1.0),
-        ("choice_noise", -1.0),
+        ("choice_temperature", -1.0),
         ("schedule", "cosine"),
         ("anneal_temperature", 0.5),
         ("guidance_schedule", "linear"),

@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "grid": (2, 4, 4), "num_codes": 11, "dim": 32, "depth": 2, "heads": 4,
     "text_dim": 16, "text_depth": 1, "text_heads": 2, "text_length": 24,
 }  # fmt: skip
-LOW: dict[str, Any] = {"grid": (4, 6), "low_grid": (2, 3), "low_codes": 7}
+LOW: dict[str, Any] = {"grid": (4, 6), "low_res_grid": (2, 3), "low_res_num_codes": 7}
 TEXTS = ["a red circle", "", "two blue squares"]
 
 
@@ -46,7 +46,7 @@ def filled(
     tokens = torch.full((3, model.length), model.mask_id)
     hole = both[0].get("there", torch.ones_like(tokens, dtype=torch.bool))
     return fill(
-        model, tokens, hole, draw=draw(), settings=settings(guidance), cond=both[0], uncond=both[1], critic=critic
+        model, tokens, hole, rng=rng(), settings=settings(guidance), cond=both[0], uncond=both[1], critic=critic
     )
 
 
@@ -67,7 +67,7 @@ def plainly(
         tokens,
         both[0].get("there", torch.ones_like(tokens, dtype=torch.bool)),
         mask_id=model.mask_id,
-        draw=draw(),
+        rng=rng(),
         settings=settings(guidance),
         cond=both[0],
         uncond=both[1],
@@ -75,7 +75,7 @@ def plainly(
     )
 
 
-def draw() -> ItemRNG:
+def rng() -> ItemRNG:
     return ItemRNG(3, [0] * 3, range(3))
 
 
@@ -94,7 +94,7 @@ def settings(guidance: float) -> Sampling:
         {"text": "none"},
         {"self_conditioning": True},
         {"self_critic": True},
-        {"merge": (1, 2, 2)},
+        {"code_patch_size": (1, 2, 2)},
     ],
     ids=str,
 )

@@ -108,9 +108,9 @@ def test_sha256sum_refuses_a_changed_one(saved: Path) -> None:
 def places(folder: Path, count: int) -> Iterator[tuple[Path, int, int]]:
     """Sampled (file, byte, bit), every file among them."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    draw = ItemRNG(0, [0] * count, range(count))
+    rng = ItemRNG(0, [0] * count, range(count))
     for number, where, bit in zip(
-        range(count), draw.uniform("place").tolist(), draw.integers("bit", 0, 8).tolist(), strict=True
+        range(count), rng.uniform("place").tolist(), rng.integers("bit", 0, 8).tolist(), strict=True
     ):
         file = files[number % len(files)]
         yield file, int(where * file.stat().st_size), bit

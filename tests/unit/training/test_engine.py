@@ -65,9 +65,9 @@ def test_the_environment_is_that_of_now(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_world_of_another_size_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"engine\.processes=4, but the launcher started 1 process; .*_per_node 4"):
-        Engine(EngineConfig(device="cpu", processes=4))
-    assert Engine(EngineConfig(device="cpu", processes=1)).world_size == 1
+    with pytest.raises(UsageError, match=r"engine\.world_size=4, but the launcher started 1 process; .*_per_node 4"):
+        Engine(EngineConfig(device="cpu", world_size=4))
+    assert Engine(EngineConfig(device="cpu", world_size=1)).world_size == 1
 
 
 def test_one_process_is_main_everywhere() -> None:
@@ -135,7 +135,7 @@ class Stack(nn.Module):
 
 def gradients(recompute: bool) -> tuple[list[Tensor], Stack]:
     torch.manual_seed(0)
-    engine = Engine(EngineConfig(device="cpu", recompute=recompute, precision="fp64"), seed=4)
+    engine = Engine(EngineConfig(device="cpu", activation_checkpointing=recompute, precision="fp64"), seed=4)
     stack = Stack()
     engine.place({"net": stack})
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
@@ -227,7 +227,7 @@ def test_out_of_memory_proposes_smaller_micro_batches(error: BaseException) -> N
     told = explain_failure(error, accumulate=2, micro_batch=8)
     assert isinstance(told, RunError)
     assert "out of memory" in str(told)
-    assert "train.accumulate" in str(told)
+    assert "train.grad_accum_steps" in str(told)
     assert "try 4" in str(told)
     assert "\n" not in str(told)
 
@@ -235,13 +235,13 @@ def test_out_of_memory_proposes_smaller_micro_batches(error: BaseException) -> N
 @pytest.mark.parametrize(("accumulate", "micro_batch", "proposed"), [(1, 3, 3), (4, 5, 20), (1, 9, 3), (3, 2, 6)])
 def test_the_proposal_divides_the_batch(accumulate: int, micro_batch: int, proposed: int) -> None:
     assert f"try {proposed})" in str(explain_failure(MemoryError(), accumulate, micro_batch))
-    toy_config(train__batch_size=accumulate * micro_batch, train__accumulate=proposed)
+    toy_config(train__batch_size=accumulate * micro_batch, train__grad_accum_steps=proposed)
 
 
 def test_out_of_memory_with_single_items_proposes_something_else() -> None:
     told = str(explain_failure(MemoryError(), accumulate=16, micro_batch=1))
     assert "smaller model" in told
-    assert "train.accumulate" not in told
+    assert "train.grad_accum_steps" not in told
 
 
 @pytest.mark.parametrize(

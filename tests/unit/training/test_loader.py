@@ -16,7 +16,7 @@ from toy import Points
 from quintet.common.batch import Dataset, Item, collate
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UnreadableItem, UsageError
-from quintet.training.loader import VALIDATION_EPOCH, Loaded, Loader
+from quintet.training.loader import VALIDATION_EPOCH, LoadedBatch, Loader
 from quintet.training.order import Order, replacement
 
 
@@ -34,16 +34,16 @@ def loader(source: Dataset, workers: int = 0, rank: int = 0, world_size: int = 1
     return Loader(source, seed, collate, engine, workers)
 
 
-def steps(made: Loader, order: Order, first: int, last: int, accumulate: int = 1) -> list[list[Loaded]]:
+def steps(made: Loader, order: Order, first: int, last: int, accumulate: int = 1) -> list[list[LoadedBatch]]:
     stream = made.training(order, first, last, accumulate)
     return [list(islice(stream, accumulate)) for _ in range(first, last)]
 
 
-def names(loaded: list[list[Loaded]]) -> list[list[tuple[str, ...]]]:
+def names(loaded: list[list[LoadedBatch]]) -> list[list[tuple[str, ...]]]:
     return [[each.batch.names for each in step] for step in loaded]
 
 
-def flat(loaded: list[list[Loaded]]) -> list[Loaded]:
+def flat(loaded: list[list[LoadedBatch]]) -> list[LoadedBatch]:
     return [each for step in loaded for each in step]
 
 
@@ -55,7 +55,7 @@ def test_batches_are_the_orders_slots_with_their_draws() -> None:
     ((whole,), *_) = steps(loader(source), order, 5, 6)
     slots = order.batch(5)
     assert whole.batch.names == tuple(f"point-{item}" for _, item in slots)
-    assert whole.batch.draw.epochs == [epoch for epoch, _ in slots]
+    assert whole.batch.rng.epochs == [epoch for epoch, _ in slots]
     assert whole.batch["length"].tolist() == [item + 1 for _, item in slots]
     for row, (epoch, item) in enumerate(slots):
         assert torch.equal(whole.batch["x"][row], source.load(item, ItemRNG(3, [epoch], [item]))["x"])
@@ -78,7 +78,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
         for mine, theirs in zip(flat(alone), flat(other), strict=True):
             assert torch.equal(mine.batch["x"], theirs.batch["x"])
             assert mine.skipped == theirs.skipped
-            assert torch.equal(mine.batch.draw.uniform("mask", 5), theirs.batch.draw.uniform("mask", 5))
+            assert torch.equal(mine.batch.rng.uniform("mask", 5), theirs.batch.rng.uniform("mask", 5))
 
 
 @dataclass
@@ -87,11 +87,11 @@ class CutOff(Points):
 
     flag: Path = Path()
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         if item == 5 and not self.flag.exists():
             self.flag.touch()
             raise ConnectionResetError("connection reset by peer")
-        return super().load(item, draw)
+        return super().load(item, rng)
 
 
 def test_a_batch_that_cannot_be_fetched_from_its_worker_is_read_again(tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_a_replacement_makes_its_own_choices() -> None:
     for row, (epoch, _) in enumerate(order.batch(0)):
         item = int(loaded.batch.names[row].split("-")[1])
         assert torch.equal(loaded.batch["x"][row], source.load(item, ItemRNG(3, [epoch], [item]))["x"])
-        assert torch.equal(loaded.batch.draw.uniform("m")[row], ItemRNG(3, [epoch], [item]).uniform("m")[0])
+        assert torch.equal(loaded.batch.rng.uniform("m")[row], ItemRNG(3, [epoch], [item]).uniform("m")[0])
 
 
 class Broken(Points):
-    def load(self, item: int, draw: ItemRNG) -> dict[str, Any]:
+    def load(self, item: int, rng: ItemRNG) -> dict[str, Any]:
         raise UnreadableItem("no such disk")
 
 
@@ -180,14 +180,14 @@ def test_one_readable_item_is_enough_and_is_all_that_is_read() -> None:
 # --- validation ---------------------------------------------------------------------------------------------------
 
 
-def validated(num: int, batch_size: int, batches: int | None, world_size: int) -> list[list[tuple[Loaded, bool]]]:
+def validated(num: int, batch_size: int, batches: int | None, world_size: int) -> list[list[tuple[LoadedBatch, bool]]]:
     return [
         list(loader(Points(num), rank=rank, world_size=world_size).validation(batch_size, batches))
         for rank in range(world_size)
     ]
 
 
-def counted(parts: list[tuple[Loaded, bool]]) -> Iterator[str]:
+def counted(parts: list[tuple[LoadedBatch, bool]]) -> Iterator[str]:
     return (name for loaded, counts in parts if counts for name in loaded.batch.names)
 
 
@@ -223,7 +223,7 @@ def test_first_and_single_show_the_validation_items() -> None:
     first = made.first(3).batch
     assert first.names == ("point-0", "point-1", "point-2")
     assert torch.equal(made.single(2)["x"][0], first["x"][2])
-    assert first.draw.epochs == [VALIDATION_EPOCH] * 3
+    assert first.rng.epochs == [VALIDATION_EPOCH] * 3
     assert len(made.first(100).batch) == 5
     with pytest.raises(UnreadableItem):
         loader(Points(5, broken=frozenset({2}))).single(2)

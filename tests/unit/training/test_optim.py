@@ -35,7 +35,7 @@ steady = settings(deadline=None, derandomize=True, max_examples=50)
 
 
 def schedule(**keys: Any) -> Callable[[int], float]:
-    config = OptimConfig(**{"lr": 2e-3, "horizon": 100, **keys})
+    config = OptimConfig(**{"lr": 2e-3, "decay_steps": 100, **keys})
     return lambda step: learning_rate(config, step)
 
 
@@ -78,20 +78,20 @@ def test_after_the_horizon_the_rate_stays_at_its_end(kind: str) -> None:
 @given(
     kind=st.sampled_from(["constant", "cosine", "linear"]),
     warmup=st.integers(0, 300),
-    horizon=st.integers(1, 200),
+    decay_steps=st.integers(1, 200),
     step=st.integers(0, 500),
 )
-def test_rates_stay_between_their_ends(kind: str, warmup: int, horizon: int, step: int) -> None:
+def test_rates_stay_between_their_ends(kind: str, warmup: int, decay_steps: int, step: int) -> None:
     """Also where the warm-up is longer than the whole schedule."""
-    rate = schedule(schedule=kind, warmup_steps=warmup, horizon=horizon, initial_lr=1e-4, final_lr=1e-5)(step)
+    rate = schedule(schedule=kind, warmup_steps=warmup, decay_steps=decay_steps, initial_lr=1e-4, final_lr=1e-5)(step)
     assert 1e-5 * (1 - 1e-12) <= rate <= 2e-3
 
 
 def test_a_phase_takes_the_common_keys_changed_by_its_own() -> None:
-    common = OptimConfig(lr=1e-3, clip=0.5, weight_decay=0.1, warmup_steps=5)
+    common = OptimConfig(lr=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=5)
     own = common.for_phase(PhaseOptimConfig(lr=2e-3))
-    assert (own.lr, own.clip, own.weight_decay) == (2e-3, 0.5, 0.1)
-    assert common.for_phase() == OptimizerConfig(lr=1e-3, clip=0.5, weight_decay=0.1)
+    assert (own.lr, own.max_grad_norm, own.weight_decay) == (2e-3, 0.5, 0.1)
+    assert common.for_phase() == OptimizerConfig(lr=1e-3, max_grad_norm=0.5, weight_decay=0.1)
 
 
 # --- which parameters ---------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class Stack(nn.Module):
 
 def muon_of(net: nn.Module, **keys: Any) -> tuple[Optimizer, dict[str, nn.Parameter]]:
     parameters = named_parameters({"net": net}, ["net"])
-    config = OptimizerConfig(name="muon", lr=1e-3, matrix_lr=0.02, **keys)
+    config = OptimizerConfig(name="muon", lr=1e-3, muon_lr=0.02, **keys)
     return make_optimizer(config, parameters), parameters
 
 

@@ -92,8 +92,8 @@ def statistics(rank: int, world: int) -> dict[str, Tensor]:
         total = total + Statistics(
             {"sum": share.sum(0), "count": torch.tensor(len(share))},
             {"rows": share, "some": share[share[:, 0] % 6 == 0]},
-        ).named("part")
-    whole = total.over_ranks().of("part")
+        ).with_prefix("part")
+    whole = total.over_ranks().strip_prefix("part")
     return {**{f"sums {name}": value for name, value in whole.sums.items()}, **whole.rows}
 
 
@@ -111,7 +111,7 @@ def between_ranks(rank: int) -> dict[str, Any]:
     replaced = collectives.broadcast(torch.full((2, 3), float(rank)).T)
     engine = Engine(EngineConfig(device="cpu"))
     with pytest.raises(UsageError) as refused:
-        Engine(EngineConfig(device="cpu", processes=3))
+        Engine(EngineConfig(device="cpu", world_size=3))
     return {
         "uneven rows": collectives.gather_uneven_rows(rows).tolist(),
         "no rows at all": list(collectives.gather_uneven_rows(torch.zeros(0, 4)).shape),
@@ -131,7 +131,7 @@ def write_in_parts(rank: int, folder: Path) -> dict[str, Any]:
     module = nn.Linear(3, 5, dtype=torch.float64)
     with torch.no_grad():
         module.weight.copy_(torch.arange(15).view(5, 3))
-    sharding.cut({"net": module}, CPU)
+    sharding.shard_modules({"net": module}, CPU)
     tied = {**module.state_dict(), "tied": module.weight, "plain": torch.tensor([True, False])}
     made = Contents({"net": tied, "deep/er": module.state_dict()}, {"meta": {"step": 1}}, {"note": "ü"})
     sharding.write(folder, 1, made, CPU)
@@ -145,7 +145,7 @@ def write_in_parts(rank: int, folder: Path) -> dict[str, Any]:
             sharding.write(folder / "full", 2, made, CPU)
         except OSError as error:
             refused = str(error)
-    return {"refused": refused, "own rows": len(sharding.own_part(module.weight))}
+    return {"refused": refused, "own rows": len(sharding.local_tensor(module.weight))}
 
 
 def no_space(folder: Path) -> dict[str, str]:
@@ -156,7 +156,7 @@ def no_space(folder: Path) -> dict[str, str]:
 
 LOOP: dict[str, Any] = {
     "engine__precision": "fp64",
-    "train__accumulate": 2,
+    "train__grad_accum_steps": 2,
     "train__batch_size": 8,
     "model__critic": True,
     "model__critic_start": 2,
@@ -175,7 +175,7 @@ def train_toys(folder: Path) -> dict[str, dict[str, Tensor]]:
         "plain": LOOP,
         "poisoned": {**LOOP, "data": points(**POISONED)},
         "bucketed": {**LOOP, "kind": BucketedTask},
-        "sharded": {**LOOP, "engine__shard": "full", "data": points(**POISONED)},
+        "sharded": {**LOOP, "engine__fsdp": True, "data": points(**POISONED)},
     }.items():
         trainer = toy_trainer(folder / name, **options)
         trainer.train()
@@ -252,7 +252,7 @@ def test_what_ranks_tell_each_other(ranks: Path, rank: int) -> None:
     assert found["flags"] == [True, True, False, False]
     assert found["from main"] == 7
     assert found["place"] == [rank, 2, rank == 0, True]
-    assert "engine.processes=3, but the launcher started 2 processes" in found["refused"]
+    assert "engine.world_size=3, but the launcher started 2 processes" in found["refused"]
 
 
 # --- the loop -----------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_the_main_process_alone_writes(ranks: Path, alone: tuple[Path, dict[str,
 def test_a_run_of_two_processes_goes_on_in_one(ranks: Path, tmp_path: Path) -> None:
     assert saved_hashes(ranks / "runs" / "plain", 6)
     resumed = trained(ranks / "runs" / "plain", resume=True, train__steps=8)
-    straight = trained(tmp_path / "run", **{**LOOP, "train__steps": 8, "optim__horizon": 6})
+    straight = trained(tmp_path / "run", **{**LOOP, "train__steps": 8, "optim__decay_steps": 6})
     for key, value in weights(straight).items():
         torch.testing.assert_close(weights(resumed)[key], value, rtol=1e-12, atol=1e-12)
 
@@ -320,7 +320,7 @@ def test_a_run_of_parts_goes_on_in_one_process(ranks: Path, tmp_path: Path) -> N
     saved = checkpoint.folder_of(ranks / "runs" / "sharded" / "checkpoints", 6)
     assert checkpoint.is_in_parts(saved, "ema/net")
     resumed = trained(ranks / "runs" / "sharded", resume=True, train__steps=8, **data)
-    straight = trained(tmp_path / "run", **{**LOOP, **data, "train__steps": 8, "optim__horizon": 6})
+    straight = trained(tmp_path / "run", **{**LOOP, **data, "train__steps": 8, "optim__decay_steps": 6})
     for key, value in weights(straight).items():
         torch.testing.assert_close(weights(resumed)[key], value, rtol=1e-12, atol=1e-12)
 
@@ -405,10 +405,10 @@ def test_a_part_that_lies_about_its_place_is_refused(offsets: object, message: s
     ("keys", "message"),
     [
         ({"optim__name": "muon"}, r"optim\.name=muon turns whole matrices.*optim\.name=adamw or lion"),
-        ({"engine__compile": True}, r"engine\.compile=true and engine\.shard=full do not go together"),
+        ({"engine__compile": True}, r"engine\.compile=true and engine\.fsdp=true do not go together"),
     ],
 )
 def test_what_parts_cannot_do_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        toy_trainer(tmp_path / "run", engine__shard="full", **keys)
+        toy_trainer(tmp_path / "run", engine__fsdp=True, **keys)
     assert not (tmp_path / "run").exists()

@@ -32,7 +32,7 @@ class GivenNet(Net):
 
 
 class LinkedConfig(ToyConfig):
-    LINKS: ClassVar = ("below",)
+    FROZEN_KEYS: ClassVar = ("below",)
     PRESETS: ClassVar = {"debug": {"train.steps": 3}}
     below: str | None = Field(None, description="What it stands on.")
     below_hash: str | None = Field(None, description="Of its weights.")
@@ -111,16 +111,16 @@ def test_options_become_keys(tmp_path: Path) -> None:
         out=tmp_path / "run",
         steps=1e1,  # type: ignore[arg-type]
         batch_size=4,
-        accumulate=2,
+        grad_accum_steps=2,
         lr=1,
         seed=3,
-        workers=None,
+        num_workers=None,
         lr_schedule=lambda step: 0.5,
         config={**quiet, "optim": {"schedule": "constant"}, "train.steps": 10},
     )
     trainer.close()
     config = trainer.config
-    assert (config.train.steps, config.train.batch_size, config.train.accumulate) == (10, 4, 2)
+    assert (config.train.steps, config.train.batch_size, config.train.grad_accum_steps) == (10, 4, 2)
     assert (config.optim.lr, config.train.seed, config.optim.schedule) == (1.0, 3, "constant")
     assert trainer.lr_schedule(7) == 0.5
 
@@ -131,10 +131,10 @@ def test_options_become_keys(tmp_path: Path) -> None:
         ({"steps": 0}, "steps=0 is impossible; it sets train.steps, which takes a whole number of at least 1, for exa"),
         ({"steps": True}, "steps=True is impossible"),
         ({"batch_size": "16"}, "batch_size='16' is impossible; it sets train.batch_size"),
-        ({"accumulate": 1.5}, "accumulate=1.5 is impossible; it sets train.accumulate"),
+        ({"grad_accum_steps": 1.5}, "grad_accum_steps=1.5 is impossible; it sets train.grad_accum_steps"),
         ({"lr": float("nan")}, "lr=nan is impossible; it sets optim.lr, which takes a number above 0, for example lr="),
         ({"seed": -1}, "seed=-1 is impossible; it sets train.seed"),
-        ({"workers": -1}, "workers=-1 is impossible; it sets data.workers"),
+        ({"num_workers": -1}, "num_workers=-1 is impossible; it sets data.num_workers"),
         ({"resume": "yes"}, "resume='yes' is impossible; it sets the argument resume, which takes True or False"),
         ({"lr_schedule": 3e-4}, "lr_schedule=0.0003 is impossible; it sets the argument lr_schedule"),
         ({"config": "train.steps=3"}, "config='train.steps=3' is impossible; it takes a dictionary"),
@@ -166,7 +166,7 @@ def test_the_signature_names_every_option() -> None:
 
 
 def test_a_resumed_run_keeps_what_is_not_named(tmp_path: Path) -> None:
-    trained(tmp_path / "run", steps=4, lr=0.02, config={"optim.horizon": 8, "checkpoint.every": 2, "eval.every": 3})
+    trained(tmp_path / "run", steps=4, lr=0.02, config={"optim.decay_steps": 8, "checkpoint.every": 2, "eval.every": 3})
     again = trained(tmp_path / "run", resume=True, steps=8)
     assert again.step == 8
     assert (again.config.optim.lr, again.config.checkpoint.every, again.config.eval.every) == (0.02, 1000, 1000)

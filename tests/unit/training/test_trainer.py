@@ -91,7 +91,7 @@ def test_micro_batches_make_no_difference(tmp_path: Path) -> None:
                 tmp_path / str(accumulate),
                 engine__precision="fp64",
                 train__batch_size=8,
-                train__accumulate=accumulate,
+                train__grad_accum_steps=accumulate,
                 model__critic=True,
             )
         )
@@ -129,12 +129,12 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(tmp_path: Path) -> Non
 
 
 def test_workers_make_no_difference(tmp_path: Path) -> None:
-    alone, helped = (trained(tmp_path / str(workers), data__workers=workers) for workers in (0, 1))
+    alone, helped = (trained(tmp_path / str(workers), data__num_workers=workers) for workers in (0, 1))
     assert equal(weights(alone), weights(helped))
 
 
 def test_statistics_of_every_step_arrive_in_the_order_of_the_batch(tmp_path: Path) -> None:
-    trainer = trained(tmp_path / "run", train__batch_size=8, train__accumulate=2)
+    trainer = trained(tmp_path / "run", train__batch_size=8, train__grad_accum_steps=2)
     recipe = trainer.task
     assert isinstance(recipe, ToyTask)
     slots = [slot for step in range(6) for slot in trainer._order().batch(step)]
@@ -211,14 +211,14 @@ def test_a_second_phase_does_not_touch_the_first(tmp_path: Path) -> None:
 
 
 def test_every_phase_has_its_own_rate_clip_and_decay_on_one_schedule(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path / "run", model__critic=True, optim__critic={"lr": 0.04, "clip": 1e-3})
+    trainer = toy_trainer(tmp_path / "run", model__critic=True, optim__critic={"lr": 0.04, "max_grad_norm": 1e-3})
     rates = []
     for _ in range(4):
         trainer.train_step()
         rates.append([state.optimizer.param_groups[0]["lr"] for state in trainer.state.phases])
     trainer.close()
     assert [critic for _, critic in rates] == pytest.approx([4 * fit for fit, _ in rates])
-    assert [state.phase.optim.clip for state in trainer.state.phases] == [1.0, 1e-3]
+    assert [state.phase.optim.max_grad_norm for state in trainer.state.phases] == [1.0, 1e-3]
 
 
 def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ class WholeBatch(ToyTask):
         whole = micro_batches[0]
         for more in micro_batches[1:]:
             fields = {name: torch.cat([whole[name], more[name]]) for name in ("x", "y")}
-            whole = Batch(fields, whole.names + more.names, more.draw)
+            whole = Batch(fields, whole.names + more.names, more.rng)
         with engine.micro_batch(modules, step, 0, synchronise=True):
             output = self.forward(modules, whole, step)
             loss = self.fit_loss(modules, whole, output, step)
@@ -252,7 +252,7 @@ class WholeBatch(ToyTask):
 
 
 def test_a_recipe_may_make_its_gradients_itself(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"engine__precision": "fp64", "train__batch_size": 8, "train__accumulate": 2}
+    options: dict[str, Any] = {"engine__precision": "fp64", "train__batch_size": 8, "train__grad_accum_steps": 2}
     own = weights(trained(tmp_path / "own", kind=WholeBatch, **options))
     for name, value in weights(trained(tmp_path / "plain", **options)).items():
         torch.testing.assert_close(own[name], value, rtol=1e-12, atol=1e-12, msg=name)
@@ -289,7 +289,7 @@ def step_of_item(trainer: Trainer, item: int) -> int:
 
 def test_a_bad_item_costs_one_step_and_is_named(tmp_path: Path) -> None:
     trainer = toy_trainer(
-        tmp_path / "run", data=points(poisoned=frozenset({5})), train__batch_size=8, train__accumulate=2
+        tmp_path / "run", data=points(poisoned=frozenset({5})), train__batch_size=8, train__grad_accum_steps=2
     )
     bad = step_of_item(trainer, 5)
     assert bad < 3
@@ -316,7 +316,7 @@ class Exploding(ToyTask):
 
 
 def test_where_no_item_is_to_blame_all_are_named(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path / "run", kind=Exploding, train__batch_size=8, train__accumulate=2)
+    trainer = toy_trainer(tmp_path / "run", kind=Exploding, train__batch_size=8, train__grad_accum_steps=2)
     trainer.train_step()
     trainer.close()
     (row,) = trainer.run.read_metrics()
@@ -345,10 +345,14 @@ def test_a_bad_gradient_of_a_good_loss_is_noticed(tmp_path: Path) -> None:
 def test_too_many_bad_steps_stop_the_run_with_finite_weights(tmp_path: Path) -> None:
     everything = frozenset(range(24)) - {0, 1}
     trainer = toy_trainer(
-        tmp_path / "run", data=points(poisoned=everything), train__max_bad_steps=3, train__batch_size=8, train__steps=50
+        tmp_path / "run",
+        data=points(poisoned=everything),
+        train__max_nonfinite_steps=3,
+        train__batch_size=8,
+        train__steps=50,
     )
     before = weights(trainer)
-    with pytest.raises(RunError, match=r"3 non-finite steps in a row \(train\.max_bad_steps\)"):
+    with pytest.raises(RunError, match=r"3 non-finite steps in a row \(train\.max_nonfinite_steps\)"):
         trainer.train()
     trainer.close()
     assert trainer.step == 3
@@ -369,7 +373,7 @@ class Hungry(ToyTask):
 @pytest.mark.parametrize("start", [0, 3])
 def test_out_of_memory_is_one_sentence_with_advice_that_can_be_followed(tmp_path: Path, start: int) -> None:
     trainer = toy_trainer(tmp_path / "run", kind=Hungry, model__critic_start=start, checkpoint__every=2)
-    with pytest.raises(RunError, match=r"out of memory.*larger train\.accumulate \(now 1, try 2\)") as caught:
+    with pytest.raises(RunError, match=r"out of memory.*larger train\.grad_accum_steps \(now 1, try 2\)") as caught:
         trainer.train()
     trainer.close()
     if not checkpoint.steps(trainer.run.checkpoints):
@@ -379,7 +383,7 @@ def test_out_of_memory_is_one_sentence_with_advice_that_can_be_followed(tmp_path
 
 # --- stopping and going on ----------------------------------------------------------------------------------------
 
-LONG: dict[str, Any] = {"train__steps": 8, "optim__horizon": 8, "model__dropout": 0.2, "model__critic": True}
+LONG: dict[str, Any] = {"train__steps": 8, "optim__decay_steps": 8, "model__dropout": 0.2, "model__critic": True}
 
 
 def test_a_resumed_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
@@ -394,7 +398,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
 def test_the_schedule_keeps_its_horizon_when_a_run_is_made_longer(tmp_path: Path) -> None:
     trained(tmp_path / "run", train__steps=4)
     resumed = trained(tmp_path / "run", resume=True, train__steps=6)
-    assert resumed.config.optim.horizon == 4
+    assert resumed.config.optim.decay_steps == 4
     assert resumed.lr_schedule(5) == 0
     assert "the learning rate is 0 from step 4 on" in log_text(resumed)
 
@@ -486,7 +490,7 @@ def test_a_run_may_go_on_in_another_precision(tmp_path: Path) -> None:
     trained(tmp_path / "run", train__steps=3)
     resumed = trained(tmp_path / "run", resume=True, train__steps=6, engine__precision="fp64")
     assert resumed.task.modules["net"].get_parameter("head.weight").dtype == torch.float64
-    straight = trained(tmp_path / "straight", optim__horizon=3)
+    straight = trained(tmp_path / "straight", optim__decay_steps=3)
     for name, value in weights(straight).items():
         torch.testing.assert_close(weights(resumed)[name].float(), value.float(), rtol=1e-3, atol=1e-4, msg=name)
 
@@ -613,7 +617,7 @@ def test_the_best_checkpoint_is_kept_and_pointed_to(tmp_path: Path) -> None:
         eval__every=1,
         checkpoint__keep=1,
         optim__lr=0.3,
-        optim__clip=None,
+        optim__max_grad_norm=None,
         ema__decay=0.01,
     )
     errors = {row["step"]: row["validation/error"] for row in trainer.run.read_metrics() if "validation/error" in row}
@@ -702,7 +706,7 @@ def test_what_is_fixed_at_the_start_is_in_the_folder(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "run" / "data.json").read_text(encoding="utf-8"))
     assert data["train"] == [f"point-{item}" for item in range(24)]
     assert data["validation"] == [f"point-{item}" for item in range(1000, 1007)]
-    assert trainer.config.optim.horizon == 6
+    assert trainer.config.optim.decay_steps == 6
     assert Run.open(tmp_path / "run").config_file.read_text(encoding="utf-8") == trainer.config.to_yaml()
 
 
@@ -724,14 +728,14 @@ def test_epochs_decide_the_steps_at_the_start(tmp_path: Path, epochs: float, ste
     trainer = toy_trainer(tmp_path / "run", train__epochs=epochs)
     trainer.close()
     assert trainer.config.train.steps == steps
-    assert trainer.config.optim.horizon == steps
+    assert trainer.config.optim.decay_steps == steps
 
 
 def test_epochs_count_also_where_a_horizon_is_given(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path / "run", train__epochs=2.0, train__steps=1000, optim__horizon=500)
+    trainer = toy_trainer(tmp_path / "run", train__epochs=2.0, train__steps=1000, optim__decay_steps=500)
     trainer.close()
     assert trainer.config.train.steps == 12
-    assert trainer.config.optim.horizon == 500
+    assert trainer.config.optim.decay_steps == 500
 
 
 def test_a_resumed_run_of_epochs_may_be_made_longer(tmp_path: Path) -> None:
@@ -817,10 +821,10 @@ class Unread(Contrastive):
     ("overrides", "said"),
     [
         ({"train__batch_size": 1}, r"needs train\.batch_size of at least 2"),
-        ({"train__accumulate": 2}, "compares the items of a batch with each other"),
-        ({"engine__processes": 3}, r"engine\.processes=3, but the launcher started 1 process"),
-        ({"engine__shard": "full", "engine__compile": True}, "do not go together"),
-        ({"engine__shard": "full", "optim__name": "muon"}, "muon turns whole matrices"),
+        ({"train__grad_accum_steps": 2}, "compares the items of a batch with each other"),
+        ({"engine__world_size": 3}, r"engine\.world_size=3, but the launcher started 1 process"),
+        ({"engine__fsdp": True, "engine__compile": True}, "do not go together"),
+        ({"engine__fsdp": True, "optim__name": "muon"}, "muon turns whole matrices"),
     ],
 )
 def test_what_the_keys_alone_refuse_is_refused_before_the_data_is_read(
@@ -873,8 +877,8 @@ def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 def test_compiled_modules_train_and_save_like_plain_ones(tmp_path: Path) -> None:
-    plain = trained(tmp_path / "plain", train__steps=2, optim__horizon=2)
-    compiled = trained(tmp_path / "compiled", train__steps=2, optim__horizon=2, engine__compile=True)
+    plain = trained(tmp_path / "plain", train__steps=2, optim__decay_steps=2)
+    compiled = trained(tmp_path / "compiled", train__steps=2, optim__decay_steps=2, engine__compile=True)
     assert compiled.modules["net"] is not compiled.task.modules["net"]
     for name, value in weights(plain).items():
         torch.testing.assert_close(weights(compiled)[name], value, rtol=1e-5, atol=1e-6)

@@ -8,11 +8,11 @@ import pytest
 from torch.distributed import HashStore
 
 from quintet.training.distributed import watchdog as watch_module
-from quintet.training.distributed.watchdog import Watch
+from quintet.training.distributed.watchdog import HangWatchdog
 
 
-def watch_at(store: HashStore, alive: bool = True, rank: int = 1, meeting: str = "0") -> Watch:
-    return Watch(store, lambda: alive, meeting, rank, world_size=2)
+def watch_at(store: HashStore, alive: bool = True, rank: int = 1, meeting: str = "0") -> HangWatchdog:
+    return HangWatchdog(store, lambda: alive, meeting, rank, world_size=2)
 
 
 def test_who_fails_says_why_and_waits_for_the_others_to_be_gone() -> None:

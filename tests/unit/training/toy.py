@@ -22,7 +22,7 @@ from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, Section, bu
 from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
 from quintet.pipelines.base import Pipeline
-from quintet.training.distributed.sharding import joined
+from quintet.training.distributed.sharding import full_tensor
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.run_folder import Run
 from quintet.training.task import Task, Traits
@@ -48,13 +48,13 @@ class ToyConfig(RunConfig):
 
 QUIET: Mapping[str, Any] = {
     "engine.device": "cpu",
-    "data.workers": 0,
+    "data.num_workers": 0,
     "log.trackers": [],
     "log.every": 1,
     "train.batch_size": 4,
     "train.steps": 6,
     "optim.lr": 0.01,
-    "optim.clip": 1.0,
+    "optim.max_grad_norm": 1.0,
     "optim.weight_decay": 0.1,
     "optim.warmup_steps": 2,
     "eval.every": 1000,
@@ -88,12 +88,12 @@ class Points:
     def name(self, item: int) -> str:
         return f"point-{self.first + item}"
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         if item in self.broken:
             raise UnreadableItem(f"point {item} is broken")
         self.loaded.append(item)
         own = ItemRNG(7, [0], [self.first + item])
-        x = own.uniform("x", 3)[0] * 2 - 1 + draw.uniform("jitter", 3)[0] * 0.1
+        x = own.uniform("x", 3)[0] * 2 - 1 + rng.uniform("jitter", 3)[0] * 0.1
         if item in self.poisoned:
             x[1] = float("nan")
         return {"x": x, "y": torch.stack([x.sin().sum(), x.square().sum()]), "length": item + 1}
@@ -245,7 +245,7 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     """Every number the run consists of: weights, averages and optimizer state, whole. All processes must ask."""
     contents = trainer.state.contents(1, "")
     return {
-        f"{group}/{name}": joined(value.detach()).clone()
+        f"{group}/{name}": full_tensor(value.detach()).clone()
         for group, tensors in contents.tensors.items()
         for name, value in tensors.items()
     }

@@ -23,7 +23,7 @@ from quintet.web.figures import Figures
 from quintet.web.folders import Folders, Missing, Place
 from quintet.web.library import Library
 from quintet.web.live import Live, event
-from quintet.web.trying import Job, Wish, Workshop
+from quintet.web.playground import GenerationJob, Job, JobQueue
 from viewing import DEADLINE, write_run
 
 # --- news -----------------------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ def made(tmp_path: Path) -> Job:
     """A wish for a run that is not there, brought to its end."""
 
     async def make() -> Job:
-        workshop = Workshop()
-        job = workshop.start("run", Place(str(tmp_path), str(tmp_path / "run")), Wish("a"))
+        workshop = JobQueue()
+        job = workshop.start("run", Place(str(tmp_path), str(tmp_path / "run")), GenerationJob("a"))
         assert workshop._task is not None
         await workshop._task
         assert not workshop.busy
@@ -203,7 +203,7 @@ def test_a_process_that_does_not_answer_is_an_answer(
     if program is not None:
         worker.write_text(f"#!/bin/sh\n{program}\n")
         worker.chmod(0o755)
-    monkeypatch.setattr("quintet.web.trying.sys", SimpleNamespace(executable=str(worker)))
+    monkeypatch.setattr("quintet.web.playground.sys", SimpleNamespace(executable=str(worker)))
     job = made(tmp_path)
     assert job.state == "failed"
     assert said in job.message

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
 from quintet.common.files import refuse_existing
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import copy_tensors
-from quintet.config import Section
+from quintet.config import Section, migrated
 from quintet.errors import UsageError
 
 CONFIG = "config.json"
@@ -19,6 +19,9 @@ WEIGHTS = "model"
 
 class Pretrained:
     """For models that are built from keyword arguments which they keep as `self.config`."""
+
+    CONFIG: ClassVar[type[Section]] = Section
+    """The schema of the keyword arguments."""
 
     def save_pretrained(self, folder: str | Path, **about: Any) -> None:
         """Write the folder that `from_pretrained` reads; `about` goes into config.json beside the model's keys."""
@@ -31,7 +34,7 @@ class Pretrained:
         settings = read_settings(path)
         if settings.get("class") != cls.__name__:
             raise UsageError(f"{path} holds a {settings.get('class')}, not a {cls.__name__}")
-        model = cls(**settings["model"])
+        model = cls(**migrated(cls.CONFIG, settings["model"], "model"))
         assert isinstance(model, nn.Module)
         copy_tensors(model, checkpoint.read_tensors(path, WEIGHTS), str(path / f"{WEIGHTS}.safetensors"))
         model.eval()

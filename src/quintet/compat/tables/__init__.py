@@ -63,7 +63,11 @@ VQGAN: tuple[Rule, ...] = (
     shared.accumulation(1),
     shared.clip(None, "Largest norm of the gradient; the discriminator's too, unless `discr_max_grad_norm` is given."),
     to_key(
-        "discr_max_grad_norm", None, "optim.discriminator.clip", kinds.NORM, "The same for the discriminator alone."
+        "discr_max_grad_norm",
+        None,
+        "optim.discriminator.max_grad_norm",
+        kinds.NORM,
+        "The same for the discriminator alone.",
     ),
     to_key("save_results_every", 100, "sample.every", kinds.INTERVAL, "Steps between two grids of reconstructions."),
     shared.checkpoints("save_model_every"),
@@ -74,7 +78,11 @@ VQGAN: tuple[Rule, ...] = (
     to_key("ema_update_after_step", 0, "ema.start", kinds.COUNT, "The average is a plain copy before."),
     to_key("ema_update_every", 1, "ema.every", FEW, "Steps between two updates."),
     to_key(
-        "apply_grad_penalty_every", 4, "loss.penalty_every", FEW, "The original ignored it: it penalised each step."
+        "apply_grad_penalty_every",
+        4,
+        "loss.gradient_penalty_every",
+        FEW,
+        "The original ignored it: it penalised each step.",
     ),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
 )

@@ -21,10 +21,10 @@ OWN: tuple[Rule, ...] = (
     to_argument("lr_schedule", None, "lr_schedule", "Any course of the rate: a function of the step.", FUNCTION),
     to_key("steps", None, "train.steps", STEPS, "Optimizer steps of the run."),
     to_key("batch_size", None, "train.batch_size", FEW, "Items of one optimizer step, over all processes."),
-    to_key("accumulate", None, "train.accumulate", FEW, "Micro-batches a step is cut into."),
+    to_key("grad_accum_steps", None, "train.grad_accum_steps", FEW, "Micro-batches a step is cut into."),
     to_key("lr", None, "optim.lr", RATE, "Peak learning rate."),
     to_key("seed", None, "train.seed", SEED, "Seed of weights, order and every random choice."),
-    to_key("workers", None, "data.workers", WORKERS, "Processes that read data."),
+    to_key("num_workers", None, "data.num_workers", WORKERS, "Processes that read data."),
     Rule("config", None, 'Any other keys, as in `config={"ema.decay": 0.999}`.', spread=True),
 )
 """Every trainer has these."""
@@ -45,7 +45,7 @@ def steps(keyword: str, default: Any, explanation: str = "Optimizer steps of the
 
 
 def accumulation(default: Any) -> Rule:
-    return to_key("grad_accum_every", default, "train.accumulate", FEW, "Micro-batches of one step.")
+    return to_key("grad_accum_every", default, "train.grad_accum_steps", FEW, "Micro-batches of one step.")
 
 
 def rate(keyword: str, default: float) -> Rule:
@@ -59,7 +59,9 @@ def betas(keyword: str) -> Rule:
 def clip(default: float | None, explanation: str = "Largest norm of the whole gradient.") -> Rule:
     # Where the original clips by default, None asks for something: not to clip.
     keeps_none = default is not None
-    return Rule("max_grad_norm", default, explanation, keys=("optim.clip",), kind=kinds.NORM, keeps_none=keeps_none)
+    return Rule(
+        "max_grad_norm", default, explanation, keys=("optim.max_grad_norm",), kind=kinds.NORM, keeps_none=keeps_none
+    )
 
 
 def weight_decay(keyword: str, default: float) -> Rule:
@@ -96,7 +98,7 @@ def declared(keyword: str, default: Any) -> Rule:
 
 
 def only_train(part: str) -> Rule:
-    return to_key(f"only_train_{part}", False, "loss.only", FLAG, f"Train the {part} alone.", if_true(part))
+    return to_key(f"only_train_{part}", False, "loss.train_only", FLAG, f"Train the {part} alone.", if_true(part))
 
 
 SPLIT: tuple[Rule, ...] = (
@@ -196,7 +198,7 @@ OPTIMIZER_PARTS: tuple[Rule, ...] = (
 )
 
 SCHEDULER_PARTS: tuple[Rule, ...] = (
-    to_key("T_max", REQUIRED, "optim.horizon", STEPS, "Step at which the cosine ends."),
+    to_key("T_max", REQUIRED, "optim.decay_steps", STEPS, "Step at which the cosine ends."),
     to_key("eta_min", 0.0, "optim.final_lr", kinds.NOT_NEGATIVE, "Rate at the end of the cosine."),
 )
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from quintet.config import EvalConfig, RunConfig, Section, SoundDataConfig
+from quintet.config import AudioDataConfig, EvalConfig, RunConfig, Section
 from quintet.config.adversarial import AdversarialLossConfig, AdversarialOptimConfig
 from quintet.config.presets import BASE, DEBUG, SMALL, discriminator, preset
 
@@ -21,7 +21,7 @@ Period = Annotated[int, Field(ge=1, le=256)]
 class AudioCodecModelConfig(Section):
     """The tokenizer; the keyword arguments of `AudioCodec`."""
 
-    rate: int = Field(16_000, ge=1000, le=384_000, description="Samples a second; files are resampled to it.")
+    sample_rate: int = Field(16_000, ge=1000, le=384_000, description="Samples a second; files are resampled to it.")
     transform: int | None = Field(
         None,
         ge=2,
@@ -36,7 +36,7 @@ class AudioCodecModelConfig(Section):
         "ones first are quick. Of a transform there are none.",
     )
     dim: int = Field(32, ge=4, le=4096, description="Width at full rate; doubles with every stride, to 8x at most.")
-    units: int = Field(
+    num_residual_units: int = Field(
         3, ge=0, le=8, description="Residual units after each stride, dilated by 1, 3, 9, …; the decoder has as many."
     )
     latent_dim: int | None = Field(
@@ -52,14 +52,14 @@ class AudioCodecModelConfig(Section):
     codebook_size: int = Field(
         1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
     )
-    levels: int = Field(8, ge=1, le=64, description="Codes of a frame, each of what the ones before left over.")
-    loudness_levels: int | None = Field(
+    num_quantizers: int = Field(8, ge=1, le=64, description="Codes of a frame, each of what the ones before left over.")
+    num_loudness_quantizers: int | None = Field(
         None,
         ge=1,
         le=63,
         description="Of the levels behind a transform so many, the first, say how loud frequencies are; none: a sixth.",
     )
-    transformers: str | None = Field(
+    transformers_config: str | None = Field(
         None,
         description="Configuration of a codec of transformers (JSON) that stands in for all of this, as its folder has "
         "it; there is nothing to train then.",
@@ -78,9 +78,9 @@ class AudioCodecModelConfig(Section):
     @property
     def levels_of_loudness(self) -> int:
         """The first levels behind a transform."""
-        return self.loudness_levels or max(1, self.levels // 6)
+        return self.num_loudness_quantizers or max(1, self.num_quantizers // 6)
 
-    @field_validator("transformers")
+    @field_validator("transformers_config")
     @classmethod
     def _is_a_configuration(cls, text: str | None) -> str | None:
         try:
@@ -96,15 +96,15 @@ class AudioCodecModelConfig(Section):
             raise ValueError(
                 "model.transform makes the frames and their vectors: set model.strides=[] and no model.latent_dim"
             )
-        if self.levels_of_loudness >= self.levels:
+        if self.levels_of_loudness >= self.num_quantizers:
             raise ValueError(
-                f"model.loudness_levels={self.levels_of_loudness} of model.levels={self.levels} leave none for phases"
+                f"model.num_loudness_quantizers={self.levels_of_loudness} of model.num_quantizers={self.num_quantizers} leave none for phases"
             )
 
     @model_validator(mode="after")
     def _frames_are_short(self) -> AudioCodecModelConfig:
-        if self.transform is None and self.loudness_levels is not None:
-            raise ValueError("model.loudness_levels are those behind a transform: set model.transform")
+        if self.transform is None and self.num_loudness_quantizers is not None:
+            raise ValueError("model.num_loudness_quantizers are those behind a transform: set model.transform")
         if self.transform is not None:
             self._fits_a_transform()
         if not 1 < self.hop <= LONGEST_HOP:
@@ -126,7 +126,7 @@ class AudioCodecLossConfig(AdversarialLossConfig):
         (2048, 1024, 512, 256, 128), min_length=1, max_length=16, description="Samples of their windows, one each."
     )
     quantizer: float = Field(1.0, ge=0, description="Weight of the quantizer's own loss: commitment, or entropy.")
-    level_dropout: float = Field(
+    quantizer_dropout: float = Field(
         0.5, ge=0, le=1, description="Share of the training clips of which only the first few levels, drawn, are used."
     )
     discriminator_dim: int = Field(16, ge=4, le=1024, description="Width of the discriminators' first layers.")
@@ -138,9 +138,9 @@ class AudioCodecLossConfig(AdversarialLossConfig):
         max_length=16,
         description="One discriminator of the wave for each: it sees every n-th sample.",
     )
-    kind: Literal["hinge", "least-squares"] = Field("hinge", description="The adversarial loss.")
+    gan_loss: Literal["hinge", "least-squares"] = Field("hinge", description="The adversarial loss.")
     adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss.")
-    feature: float = Field(
+    feature_matching: float = Field(
         0.5, ge=0, description="Weight of feature matching: how far the discriminators' features are apart, relatively."
     )
 
@@ -163,7 +163,7 @@ class AudioCodecConfig(RunConfig):
         "debug": preset(
             DEBUG,
             discriminator(10, ramp=5, dim=4),
-            model={"dim": 8, "units": 1, "latent_dim": 16, "codebook_size": 256, "levels": 4},
+            model={"dim": 8, "num_residual_units": 1, "latent_dim": 16, "codebook_size": 256, "num_quantizers": 4},
             data={"seconds": 0.5},
             loss={"stft_windows": [256], "periods": [3]},
             sample={"num": 4},
@@ -172,10 +172,10 @@ class AudioCodecConfig(RunConfig):
         "small": preset(
             SMALL,
             discriminator(260, ramp=30, dim=8),
-            model={"transform": 640, "strides": [], "dim": 192, "levels": 24},
+            model={"transform": 640, "strides": [], "dim": 192, "num_quantizers": 24},
             data={"seconds": 1.0},
             train={"steps": 300},
-            optim={"lr": 5e-5, "warmup_steps": 20, "clip": 1.0},
+            optim={"lr": 5e-5, "warmup_steps": 20, "max_grad_norm": 1.0},
             loss={"mel": 2.0, "stft_windows": [512], "periods": [3]},
             eval={"every": 100},
             sample={"every": 250, "num": 8},
@@ -187,13 +187,13 @@ class AudioCodecConfig(RunConfig):
             model={"strides": [2, 4, 5, 8], "dim": 64, "latent_dim": 128},
             data={"seconds": 2.0},
             train={"steps": 400_000},
-            optim={"lr": 1e-4, "betas": [0.8, 0.99], "warmup_steps": 1000, "clip": 1.0},
+            optim={"lr": 1e-4, "betas": [0.8, 0.99], "warmup_steps": 1000, "max_grad_norm": 1.0},
             loss={"stft_windows": [2048, 1024, 512, 256]},
         ),
     }
 
     recipe: Literal["audio-codec"] = Field("audio-codec", description="What is trained.")
-    data: SoundDataConfig = Field(default_factory=SoundDataConfig, description="The files.")
+    data: AudioDataConfig = Field(default_factory=AudioDataConfig, description="The files.")
     model: AudioCodecModelConfig = Field(default_factory=AudioCodecModelConfig, description="The tokenizer.")
     loss: AudioCodecLossConfig = Field(default_factory=AudioCodecLossConfig, description="What it is trained for.")
     optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")

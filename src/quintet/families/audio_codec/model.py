@@ -22,7 +22,7 @@ from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Residual, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
-from quintet.families.audio_codec.pretrained import PretrainedCodec, Rates
+from quintet.families.audio_codec.pretrained import CodecProperties, PretrainedCodec
 from quintet.nn.quantize import PartedQuantizer, Quantized, Quantizer, ResidualQuantizer, configured_quantizer
 
 __all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]
@@ -42,11 +42,13 @@ class Reconstruction:
     statistics: Statistics
 
 
-class AudioCodec(Rates, Pretrained, nn.Module):
+class AudioCodec(CodecProperties, Pretrained, nn.Module):
     """Waves (batch, samples) to codes (batch, frames, levels) and back.
 
     Keyword arguments are the keys of `model.*`; see `AudioCodecModelConfig`.
     """
+
+    CONFIG = AudioCodecModelConfig
 
     def __init__(self, config: AudioCodecModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
@@ -69,17 +71,17 @@ class AudioCodec(Rates, Pretrained, nn.Module):
     # --- training -------------------------------------------------------------------------------------------
 
     def forward(
-        self, waves: Tensor, lengths: Tensor, active_levels: Tensor | None = None, want_rows: bool = False
+        self, waves: Tensor, lengths: Tensor, active_levels: Tensor | None = None, return_candidates: bool = False
     ) -> Reconstruction:
         """Encode and decode. Changes no state.
 
         Of each row so many samples are sound. `active_levels (batch,)`: a clip uses only its first so many levels.
-        `want_rows` adds candidates for dead codes to the statistics.
+        `return_candidates` adds candidates for dead codes to the statistics.
         """
         present = self._present(waves, lengths)
         mask = _needed(present)
         latents = self._latents(waves, lengths, mask)
-        quantized = self._quantized(latents, present, active_levels, want_rows)
+        quantized = self._quantized(latents, present, active_levels, return_candidates)
         made = self._waves(quantized.vectors, mask)[:, : waves.shape[1]]
         made = made.masked_fill(_beyond(made, lengths), 0)
         return Reconstruction(made, self._with_levels(quantized.codes), quantized.loss, quantized.statistics)
@@ -148,10 +150,12 @@ class AudioCodec(Rates, Pretrained, nn.Module):
         latents: Tensor = self.encoder(F.pad(sound, (0, -waves.shape[1] % self.hop))[:, None], mask)
         return latents.transpose(1, 2)
 
-    def _quantized(self, latents: Tensor, present: Tensor, active_levels: Tensor | None, want_rows: bool) -> Quantized:
+    def _quantized(
+        self, latents: Tensor, present: Tensor, active_levels: Tensor | None, return_candidates: bool
+    ) -> Quantized:
         if isinstance(self.quantizer, ResidualQuantizer | PartedQuantizer):
-            return self.quantizer(latents, present, want_rows, active_levels)  # type: ignore[no-any-return]
-        return self.quantizer(latents, present, want_rows)  # type: ignore[no-any-return]
+            return self.quantizer(latents, present, return_candidates, active_levels)  # type: ignore[no-any-return]
+        return self.quantizer(latents, present, return_candidates)  # type: ignore[no-any-return]
 
     def _with_levels(self, codes: Tensor) -> Tensor:
         return codes if self.quantizer.code_axes else codes[..., None]
@@ -242,14 +246,14 @@ def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
 
 def _quantizer(config: AudioCodecModelConfig) -> Quantizer:
     loud = config.levels_of_loudness
-    levels = config.levels if config.transform is None else (loud, config.levels - loud)
+    levels = config.num_quantizers if config.transform is None else (loud, config.num_quantizers - loud)
     return configured_quantizer(config, config.width, levels)
 
 
 def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:
     return [
         ResidualUnit(dim, 3**number, causal=config.causal, activation=config.activation)
-        for number in range(config.units)
+        for number in range(config.num_residual_units)
     ]
 
 

@@ -37,7 +37,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
 
     @classmethod
     def build_modules(cls, config: AudioCodecConfig, frozen: Frozen) -> dict[str, nn.Module]:
-        return {"codec": (AudioCodec if config.model.transformers is None else PretrainedCodec)(config.model)}
+        return {"codec": (AudioCodec if config.model.transformers_config is None else PretrainedCodec)(config.model)}
 
     @classmethod
     def from_transformers(cls, folder: Path) -> AudioCodecPipeline:
@@ -72,9 +72,9 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
             return self.codec.decode(codes.to(self.device))
 
     def splits(self) -> Splits:
-        rate = self.config.model.rate
+        rate = self.config.model.sample_rate
         splits = audio_folder_splits(self.config.data, rate)
-        say_resampled(splits.train, rate, "the model (model.rate)")
+        say_resampled(splits.train, rate, "the model (model.sample_rate)")
         return splits
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:

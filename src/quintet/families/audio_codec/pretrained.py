@@ -1,4 +1,4 @@
-"""`PretrainedCodec`: EnCodec, DAC and Mimi of `transformers` behind the interface of `AudioCodec`, frozen; and `Rates`,
+"""`PretrainedCodec`: EnCodec, DAC and Mimi of `transformers` behind the interface of `AudioCodec`, frozen; and `CodecProperties`,
 which any codec has.
 
 Clips go through one by one, or together with others of their length: such a codec knows nothing of padding.
@@ -26,7 +26,7 @@ from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecMode
 from quintet.nn.transformers_folder import frozen, load_model, load_transformers, loading
 
 
-class Rates:
+class CodecProperties:
     """What follows from a codec's configuration and from how many samples a frame has."""
 
     config: AudioCodecModelConfig
@@ -40,12 +40,12 @@ class Rates:
 
     @property
     def levels(self) -> int:
-        return self.config.levels
+        return self.config.num_quantizers
 
     @property
     def rate(self) -> int:
         """Samples a second."""
-        return self.config.rate
+        return self.config.sample_rate
 
     @property
     def frame_rate(self) -> float:
@@ -67,29 +67,31 @@ FOLDERS_OWN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transf
 """What a configuration says beside what the codec is."""
 
 
-class PretrainedCodec(Rates, Pretrained, nn.Module):
+class PretrainedCodec(CodecProperties, Pretrained, nn.Module):
     """Waves (batch, samples) to codes (batch, frames, levels) and back, by a codec that others trained.
 
         PretrainedCodec.from_transformers("encodec_24khz/")
 
-    `model.transformers` is all it is made from; `model.rate`, `model.levels` and `model.codebook_size` tell of it.
+    `model.transformers_config` is all it is made from; `model.sample_rate`, `model.num_quantizers` and `model.codebook_size` tell of it.
     """
 
     about: Tensor
+
+    CONFIG = AudioCodecModelConfig
 
     def __init__(
         self, config: AudioCodecModelConfig | None = None, model: nn.Module | None = None, **keywords: Any
     ) -> None:
         super().__init__()
         self.config = config = config or validate(AudioCodecModelConfig, keywords)
-        if config.transformers is None:
+        if config.transformers_config is None:
             raise UsageError("PretrainedCodec is made from a folder: PretrainedCodec.from_transformers(FOLDER)")
-        settings = json.loads(config.transformers)
+        settings = json.loads(config.transformers_config)
         self.kind: str = settings["model_type"]
         self.model: Any = frozen(model or _untrained(settings))
         self.hop = _hop(self.model.config)
         # The same weights under other settings are another codec; whatever is hashed of this one tells them apart.
-        content = hashlib.sha256(config.transformers.encode()).digest()
+        content = hashlib.sha256(config.transformers_config.encode()).digest()
         self.register_buffer("about", torch.tensor(list(content), dtype=torch.uint8))
         self.eval()
 
@@ -100,9 +102,9 @@ class PretrainedCodec(Rates, Pretrained, nn.Module):
         model = load_model(Path(folder), WHAT)
         settings = model.config
         found = {
-            "transformers": _settings_text(Path(folder)),
-            "rate": int(settings.sampling_rate),
-            "levels": _levels(model),
+            "transformers_config": _settings_text(Path(folder)),
+            "sample_rate": int(settings.sampling_rate),
+            "num_quantizers": _levels(model),
             "codebook_size": int(settings.codebook_size),
         }
         return cls(validate(AudioCodecModelConfig, found), model)
@@ -208,7 +210,7 @@ def _settings_text(folder: Path) -> str:
 def _untrained(settings: dict[str, Any]) -> nn.Module:
     """The module for weights that are read from elsewhere."""
     library = load_transformers(WHAT)
-    with loading(Path("model.transformers"), WHAT):
+    with loading(Path("model.transformers_config"), WHAT):
         model: nn.Module = library.AutoModel.from_config(library.AutoConfig.for_model(**settings))
         return model
 

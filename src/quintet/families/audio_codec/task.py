@@ -59,8 +59,8 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
 
     def __init__(self, config: AudioCodecConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen, modules)
-        self.mel = MelDistance(config.model.rate, config.loss.mel_windows)
-        self.measured_mel = measured_mel(config.model.rate)
+        self.mel = MelDistance(config.model.sample_rate, config.loss.mel_windows)
+        self.measured_mel = measured_mel(config.model.sample_rate)
 
     @property
     def trainable(self) -> bool:
@@ -75,7 +75,7 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
     def num_init_batches(self) -> int:
         """As many as it takes for each code to begin as the mean of several frames."""
         model = self.config.model
-        frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.rate / model.hop))
+        frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.sample_rate / model.hop))
         return -(-FRAMES_OF_A_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
 
     def latents(self, batch: Batch) -> Tensor:
@@ -89,22 +89,24 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         waves, lengths = self.window(batch)
         levels = self.active_levels(batch).to(waves.device)
-        result: Reconstruction = modules["codec"](waves, lengths, levels, want_rows=step % self.revive_every == 0)
+        result: Reconstruction = modules["codec"](
+            waves, lengths, levels, return_candidates=step % self.revive_every == 0
+        )
         values = {"waves": waves, "lengths": lengths, "made": result.waves.to(waves.dtype), "quantizer": result.loss}
-        return Output(values, result.statistics.named("quantizer"))
+        return Output(values, result.statistics.with_prefix("quantizer"))
 
     def window(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The clips of a training batch and their lengths, padded to the length of a window whatever the batch holds:
         to the discriminators too a clip is then the same in every batch."""
         waves: Tensor = batch["wavs"]
-        window = max(1, round(self.config.data.seconds * self.config.model.rate))
+        window = max(1, round(self.config.data.seconds * self.config.model.sample_rate))
         return F.pad(waves, (0, window - waves.shape[1])), batch["lengths"]
 
     def active_levels(self, batch: Batch) -> Tensor:
         """How many levels each clip uses: all, or as many as are drawn, so that any number can be decoded."""
-        levels = self.config.model.levels
-        drawn = batch.draw.integers("levels", 1, levels + 1)
-        return torch.where(batch.draw.uniform("drop levels") < self.loss.level_dropout, drawn, levels)
+        levels = self.config.model.num_quantizers
+        drawn = batch.rng.integers("levels", 1, levels + 1)
+        return torch.where(batch.rng.uniform("drop levels") < self.loss.quantizer_dropout, drawn, levels)
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, made, lengths = output["waves"], output["made"], output["lengths"]
@@ -117,9 +119,9 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
                 with torch.no_grad():
                     real: list[Maps] = discriminator(waves)
                 fake: list[Maps] = discriminator(made)
-            ramp = self.loss.say(step)
-            aims["adversarial"] = (ramp * self.loss.adversarial, generator_loss(self.loss.kind, fake, lengths))
-            aims["feature"] = (ramp * self.loss.feature, feature_distance(real, fake, lengths))
+            ramp = self.loss.adversarial_ramp(step)
+            aims["adversarial"] = (ramp * self.loss.adversarial, generator_loss(self.loss.gan_loss, fake, lengths))
+            aims["feature"] = (ramp * self.loss.feature_matching, feature_distance(real, fake, lengths))
         parts = {name: distances.detach().mean() for name, (_, distances) in aims.items()}
         parts["quantizer"] = output["quantizer"]
         return Loss(balance_gradients(made, aims.values()) + self.loss.quantizer * parts["quantizer"], parts)
@@ -129,7 +131,7 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         # One call for both: a module that DDP wraps may be called only once before its backward pass.
         both: list[Maps] = modules["discriminator"](torch.cat([waves, output["made"].detach()]))
         real, fake = ([[(each.chunk(2)[side], step) for each, step in maps] for maps in both] for side in (0, 1))
-        loss = discriminator_loss(self.loss.kind, real, fake, lengths)
+        loss = discriminator_loss(self.loss.gan_loss, real, fake, lengths)
         judgements = {"real": real, "fake": fake}
         parts = {name: judged(maps, lengths, torch.Tensor.detach).mean() for name, maps in judgements.items()}
         return Loss(loss.mean(), parts)
@@ -184,7 +186,7 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
 
     def opening(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The first `eval.seconds` of each clip, and their lengths."""
-        most = max(1, round(self.config.eval.seconds * self.config.model.rate))
+        most = max(1, round(self.config.eval.seconds * self.config.model.sample_rate))
         return batch["wavs"][:, :most], batch["lengths"].clamp(max=most)
 
 

@@ -18,7 +18,7 @@ from quintet.training.task import Task
 class AudioCodecTrainer(PythonTrainer):
     """Train an `AudioCodec` on a folder of sounds or a data set object.
 
-        AudioCodecTrainer(AudioCodec(dim=32, rate=16_000), data="sounds/", out="runs/codec", steps=10_000).train()
+        AudioCodecTrainer(AudioCodec(dim=32, sample_rate=16_000), data="sounds/", out="runs/codec", steps=10_000).train()
 
     Items of a data set are waves at the model's rate, alone or under the name `wavs`; captions are not looked at.
     """
@@ -34,5 +34,5 @@ class AudioCodecTrainer(PythonTrainer):
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: AudioCodecConfig = task.config
         return python_audio_splits(
-            data, config.data, config.model.rate, validation=validation, declared=declared, captioned=False
+            data, config.data, config.model.sample_rate, validation=validation, declared=declared, captioned=False
         )

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import RunConfig, Section, VideoDataConfig
-from quintet.config.adversarial import AdversarialOptimConfig, PictureLossConfig
+from quintet.config.adversarial import AdversarialOptimConfig, ImageLossConfig
 from quintet.config.presets import BASE, DEBUG_GAN, MUON, SMALL, discriminator, preset
 
 CHANNELS = 3
@@ -17,8 +17,8 @@ class CViViTModelConfig(Section):
     """The tokenizer; the keyword arguments of `CViViT`."""
 
     image_size: int | tuple[int, int] = Field(64, description="Side in pixels, or [height, width].")
-    patch: int = Field(8, gt=0, description="Side in pixels of the square that one code stands for.")
-    temporal_patch: int = Field(
+    patch_size: int = Field(8, gt=0, description="Side in pixels of the square that one code stands for.")
+    temporal_patch_size: int = Field(
         2, gt=0, description="Frames that one code stands for; the first frame of a video has codes of its own."
     )
     max_frames: int = Field(257, gt=0, description="Frames of the longest video.")
@@ -48,7 +48,7 @@ class CViViTModelConfig(Section):
     codebook_size: int = Field(
         1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
     )
-    quantizer_levels: int = Field(
+    num_quantizers: int = Field(
         1, ge=1, le=64, description="More than one: residual quantization, so many codes a position."
     )
 
@@ -65,22 +65,22 @@ class CViViTModelConfig(Section):
     def grid(self) -> tuple[int, int]:
         """Rows and columns of codes at one moment."""
         height, width = self.size
-        return height // self.patch, width // self.patch
+        return height // self.patch_size, width // self.patch_size
 
     def moments(self, frames: int) -> int:
         """How many moments of codes so many frames have; a last one may be filled in part."""
-        return 1 + -(-(frames - 1) // self.temporal_patch)
+        return 1 + -(-(frames - 1) // self.temporal_patch_size)
 
     def frames(self, moments: int) -> int:
         """How many frames so many moments of codes stand for."""
-        return 1 + (moments - 1) * self.temporal_patch
+        return 1 + (moments - 1) * self.temporal_patch_size
 
     @model_validator(mode="after")
     def _divisible(self) -> CViViTModelConfig:
-        if any(side <= 0 or side % self.patch for side in self.size):
-            near = tuple(max(self.patch, round(side / self.patch) * self.patch) for side in self.size)
+        if any(side <= 0 or side % self.patch_size for side in self.size):
+            near = tuple(max(self.patch_size, round(side / self.patch_size) * self.patch_size) for side in self.size)
             raise ValueError(
-                f"model.image_size={self.image_size} is not divisible by model.patch = {self.patch}; "
+                f"model.image_size={self.image_size} is not divisible by model.patch_size = {self.patch_size}; "
                 f"the nearest that is: {near[0] if near[0] == near[1] else list(near)}"
             )
         if self.filter_dim is not None and any(side % 2 for side in self.size):
@@ -88,11 +88,11 @@ class CViViTModelConfig(Section):
         return self
 
 
-class CViViTLossConfig(PictureLossConfig):
+class CViViTLossConfig(ImageLossConfig):
     """What the tokenizer is trained for; the discriminator looks at single frames."""
 
     reconstruction: Literal["l1", "l2"] = Field("l2", description="Distance of pixels.")
-    motion: float = Field(
+    frame_difference: float = Field(
         0.0,
         ge=0,
         description="Weight of the distance of changes from each frame to the next: what is wrong should at least "
@@ -115,11 +115,18 @@ class CViViTConfig(RunConfig):
         "small": preset(
             SMALL,
             MUON,
-            model={"image_size": 32, "patch": 4, "temporal_patch": 4, "dim": 128, "head_dim": 32, "spatial_depth": 1}
+            model={
+                "image_size": 32,
+                "patch_size": 4,
+                "temporal_patch_size": 4,
+                "dim": 128,
+                "head_dim": 32,
+                "spatial_depth": 1,
+            }
             | {"temporal_depth": 2, "shortcut": True, "filter_dim": 32},
             train={"steps": 2000, "batch_size": 4},
             optim={"lr": 1e-3, "warmup_steps": 50},
-            loss={"discriminator": False, "motion": 1.0},
+            loss={"discriminator": False, "frame_difference": 1.0},
             eval={"every": 1000},
             sample={"every": 1000},
             checkpoint={"every": 1000},
@@ -130,7 +137,7 @@ class CViViTConfig(RunConfig):
             model={"image_size": 128, "dim": 512, "spatial_depth": 4, "temporal_depth": 4, "heads": 8}
             | {"codebook_size": 65536, "quantizer": "lfq"},
             train={"steps": 500_000},
-            optim={"lr": 1e-4, "warmup_steps": 5000, "clip": 1.0},
+            optim={"lr": 1e-4, "warmup_steps": 5000, "max_grad_norm": 1.0},
             data={"random_crop": True},
         ),
     }
@@ -143,10 +150,10 @@ class CViViTConfig(RunConfig):
 
     @model_validator(mode="after")
     def _whole_moments(self) -> CViViTConfig:
-        frames, step = self.data.frames, self.model.temporal_patch
+        frames, step = self.data.frames, self.model.temporal_patch_size
         if (frames - 1) % step:
             raise ValueError(
-                f"data.frames={frames} is not 1 and a multiple of model.temporal_patch = {step}; the nearest that is: "
+                f"data.frames={frames} is not 1 and a multiple of model.temporal_patch_size = {step}; the nearest that is: "
                 f"{1 + step * max(1, round((frames - 1) / step))}"
             )
         if frames > self.model.max_frames:

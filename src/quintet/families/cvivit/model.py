@@ -47,17 +47,19 @@ class CViViT(Pretrained, nn.Module):
     are the keys of `model.*`; see `CViViTModelConfig`.
     """
 
+    CONFIG = CViViTModelConfig
+
     def __init__(self, config: CViViTModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(CViViTModelConfig, keywords)
-        pixels = CHANNELS * self.config.patch**2
+        pixels = CHANNELS * self.config.patch_size**2
         self.first_in = nn.Linear(pixels, self.config.dim)
-        self.tubes_in = nn.Linear(pixels * self.config.temporal_patch, self.config.dim)
+        self.tubes_in = nn.Linear(pixels * self.config.temporal_patch_size, self.config.dim)
         self.encode_space, self.encode_time = _space(self.config), _time(self.config)
-        self.quantizer = configured_quantizer(self.config, self.config.dim, self.config.quantizer_levels)
+        self.quantizer = configured_quantizer(self.config, self.config.dim, self.config.num_quantizers)
         self.decode_time, self.decode_space = _time(self.config), _space(self.config)
         self.first_out = nn.Linear(self.config.dim, pixels)
-        self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch)
+        self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch_size)
         if self.config.shortcut:
             self.improve_in, self.improve_out = _nothing(self.config.dim), _nothing(self.config.dim)
         self.filter_in, self.filter_out = _filter(self.config), _filter(self.config)
@@ -67,10 +69,10 @@ class CViViT(Pretrained, nn.Module):
         """The vocabulary of each level."""
         return self.quantizer.num_codes
 
-    def forward(self, videos: Tensor, mask: Tensor | None = None, want_rows: bool = False) -> Reconstruction:
-        """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
+    def forward(self, videos: Tensor, mask: Tensor | None = None, return_candidates: bool = False) -> Reconstruction:
+        """Encode and decode. Changes no state; `return_candidates` adds candidates for dead codes to the statistics."""
         latents = self.latents(videos)
-        quantized = self.quantizer(latents.flatten(1, 2), self._of_positions(mask), want_rows)
+        quantized = self.quantizer(latents.flatten(1, 2), self._of_positions(mask), return_candidates)
         made = self._pixels(quantized.vectors.view_as(latents))
         codes = self._on_grid(quantized.codes, latents.shape[1])
         return Reconstruction(made, codes, quantized.loss, quantized.statistics)
@@ -99,7 +101,7 @@ class CViViT(Pretrained, nn.Module):
     def patches(self, videos: Tensor) -> tuple[Tensor, Tensor]:
         """Pixels around 0: (batch, 1, places, numbers of a patch) of the first frame, (batch, moments - 1, places,
         numbers of a tube) of the others."""
-        patch, step = self.config.patch, self.config.temporal_patch
+        patch, step = self.config.patch_size, self.config.temporal_patch_size
         centred = self.filter_in(self._checked(videos) * 2 - 1)
         first = rearrange(centred[:, :, :1], "b c f (h p) (w q) -> b f (h w) (c p q)", p=patch, q=patch)
         tubes = rearrange(centred[:, :, 1:], "b c (k t) (h p) (w q) -> b k (h w) (c t p q)", t=step, p=patch, q=patch)
@@ -107,7 +109,7 @@ class CViViT(Pretrained, nn.Module):
 
     def moments_there(self, mask: Tensor) -> Tensor:
         """Which moments of a batch there are, (batch, moments), from which frames there are."""
-        return torch.cat([mask[:, :1], mask[:, 1 :: self.config.temporal_patch]], dim=1)
+        return torch.cat([mask[:, :1], mask[:, 1 :: self.config.temporal_patch_size]], dim=1)
 
     def _checked(self, videos: Tensor) -> Tensor:
         videos = videos[:, :, None] if videos.ndim == 4 else videos
@@ -117,8 +119,8 @@ class CViViT(Pretrained, nn.Module):
                 f"not {tuple(videos.shape)}"
             )
         frames = videos.shape[2]
-        if (frames - 1) % self.config.temporal_patch:
-            raise UsageError(f"{frames} frames are not 1 and a multiple of {self.config.temporal_patch}")
+        if (frames - 1) % self.config.temporal_patch_size:
+            raise UsageError(f"{frames} frames are not 1 and a multiple of {self.config.temporal_patch_size}")
         if frames > self.config.max_frames:
             raise UsageError(f"{frames} frames are more than model.max_frames={self.config.max_frames}")
         return videos
@@ -133,7 +135,7 @@ class CViViT(Pretrained, nn.Module):
         tokens = _over_space(self.decode_space, _along_time(self.decode_time, vectors))
         if self.config.shortcut:
             tokens = vectors + self.improve_out(tokens)
-        patch, step, rows = self.config.patch, self.config.temporal_patch, self.config.grid[0]
+        patch, step, rows = self.config.patch_size, self.config.temporal_patch_size, self.config.grid[0]
         first = rearrange(
             self.first_out(tokens[:, :1]), "b f (h w) (c p q) -> b c f (h p) (w q)", h=rows, p=patch, q=patch
         )

@@ -63,11 +63,13 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         videos = pixels(batch)
-        result: Reconstruction = modules["cvivit"](videos, batch["mask"], want_rows=step % self.revive_every == 0)
+        result: Reconstruction = modules["cvivit"](
+            videos, batch["mask"], return_candidates=step % self.revive_every == 0
+        )
         chosen = chosen_frames(batch)
         rows = torch.arange(len(videos), device=videos.device)
         frames = {"real": videos[rows, :, chosen], "fake": result.videos[rows, :, chosen]}
-        return Output({**frames, "videos": videos, "result": result}, result.statistics.named("quantizer"))
+        return Output({**frames, "videos": videos, "result": result}, result.statistics.with_prefix("quantizer"))
 
     def reconstruction_loss(self, batch: Batch, output: Output) -> tuple[Tensor, dict[str, Tensor]]:
         videos, made = output["videos"], output["result"].videos.to(output["videos"].dtype)
@@ -75,11 +77,11 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         by_frame = distance_of(made, videos, reduction="none").mean((1, 3, 4))
         loss = mean_over_ranks(by_frame, batch["mask"])
         parts = {"reconstruction": loss}
-        if self.loss.motion:
+        if self.loss.frame_difference:
             both = batch["mask"][:, 1:] & batch["mask"][:, :-1]
             changes = distance_of(made.diff(dim=2), videos.diff(dim=2), reduction="none").mean((1, 3, 4))
             parts["motion"] = mean_over_ranks(changes, both)
-            loss = loss + self.loss.motion * parts["motion"]
+            loss = loss + self.loss.frame_difference * parts["motion"]
         return self.add_perceptual(loss, parts, output["fake"], output["real"]), parts
 
     # --- validation -----------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
 def chosen_frames(batch: Batch) -> Tensor:
     """One frame of each clip, among those that are there."""
     lengths: Tensor = batch["mask"].sum(1)
-    return (batch.draw.uniform("frame").to(lengths.device) * lengths).long()
+    return (batch.rng.uniform("frame").to(lengths.device) * lengths).long()
 
 
 def frames_of(clip: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from quintet.families.cvivit.model import CViViT
 def patch_statistics(model: CViViT, videos: Tensor, mask: Tensor) -> Statistics:
     """Number, sum and products of the patches of clips in [0, 1], of moments that are there."""
     still, tubes = model.patches(videos)
-    still = _stands_still(still, model.config.temporal_patch)
+    still = _stands_still(still, model.config.temporal_patch_size)
     patches = torch.cat([still, tubes], dim=1)[model.moments_there(mask)].flatten(0, 1).double()
     count = torch.tensor(float(len(patches)), dtype=torch.float64, device=patches.device)
     return Statistics({"count": count, "sum": patches.sum(0), "products": patches.T @ patches})
@@ -28,7 +28,7 @@ def patch_statistics(model: CViViT, videos: Tensor, mask: Tensor) -> Statistics:
 @torch.no_grad()
 def begin_as_transform(model: CViViT, statistics: Statistics) -> None:
     """Set the maps between patches and tokens; the blocks have no say yet, since a shortcut leads past them."""
-    sums, step = statistics.sums, model.config.temporal_patch
+    sums, step = statistics.sums, model.config.temporal_patch_size
     mean = sums["sum"] / sums["count"]
     covariance = sums["products"] / sums["count"] - mean.outer(mean)
     directions = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, : model.config.dim]

@@ -26,7 +26,7 @@ class MeshAutoencoderModelConfig(Section):
     angle_dim: int = Field(16, gt=0, description="Width of the embedding of one angle.")
     area_dim: int = Field(16, gt=0, description="Width of the embedding of the area.")
     normal_dim: int = Field(64, gt=0, description="Width of the embedding of one part of the normal.")
-    encoder: tuple[Width, ...] = Field(
+    encoder_dims: tuple[Width, ...] = Field(
         (64, 128, 256, 256, 576), min_length=1, description="Widths of the graph convolutions over neighbouring faces."
     )
     encoder_attention: int = Field(0, ge=0, description="Layers of local attention behind the graph convolutions.")
@@ -37,8 +37,8 @@ class MeshAutoencoderModelConfig(Section):
     codebook_size: int = Field(
         16384, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
     )
-    quantizer_levels: int = Field(2, ge=1, le=64, description="Codes a vertex; a face has one set for each vertex.")
-    decoder: tuple[Width, ...] = Field(
+    num_quantizers: int = Field(2, ge=1, le=64, description="Codes a vertex; a face has one set for each vertex.")
+    decoder_dims: tuple[Width, ...] = Field(
         (128,) * 4 + (192,) * 4 + (256,) * 4 + (384,) * 4,
         min_length=1,
         description="Widths of the residual blocks along the faces, in their order.",
@@ -50,7 +50,10 @@ class MeshAutoencoderModelConfig(Section):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> MeshAutoencoderModelConfig:
-        for layers, width in ((self.encoder_attention, self.encoder[-1]), (self.decoder_attention, self.decoder[-1])):
+        for layers, width in (
+            (self.encoder_attention, self.encoder_dims[-1]),
+            (self.decoder_attention, self.decoder_dims[-1]),
+        ):
             if layers and width < self.attention_head_dim:
                 raise ValueError(
                     f"model.attention_head_dim={self.attention_head_dim} does not fit into layers {width} wide"
@@ -61,7 +64,7 @@ class MeshAutoencoderModelConfig(Section):
 class MeshAutoencoderLossConfig(Section):
     """What the tokenizer is trained for."""
 
-    blur: float = Field(
+    bin_blur_sigma: float = Field(
         0.4, ge=0, le=4, description="Bins by which right answers are blurred (standard deviation); 0: not at all."
     )
     quantizer: float = Field(0.1, ge=0, description="Weight of the quantizer's own loss.")
@@ -71,7 +74,13 @@ class MeshAutoencoderConfig(RunConfig):
     PRESETS: ClassVar = {
         "debug": preset(
             DEBUG,
-            model={"coordinate_dim": 16, "normal_dim": 16, "encoder": [32, 64], "code_dim": 32, "decoder": [64, 64]}
+            model={
+                "coordinate_dim": 16,
+                "normal_dim": 16,
+                "encoder_dims": [32, 64],
+                "code_dim": 32,
+                "decoder_dims": [64, 64],
+            }
             | {"codebook_size": 1024},
             eval={"batches": 2},
             sample={"num": 4},
@@ -79,12 +88,12 @@ class MeshAutoencoderConfig(RunConfig):
         # Two CPU cores, minutes.
         "small": preset(
             SMALL,
-            model={"coordinate_dim": 32, "normal_dim": 32, "encoder": [64, 128, 256], "code_dim": 96}
-            | {"codebook_size": 4096, "decoder": [128] * 4 + [192] * 4},
+            model={"coordinate_dim": 32, "normal_dim": 32, "encoder_dims": [64, 128, 256], "code_dim": 96}
+            | {"codebook_size": 4096, "decoder_dims": [128] * 4 + [192] * 4},
             train={"steps": 4000},
-            optim={"lr": 3e-3, "warmup_steps": 100, "clip": 1.0},
+            optim={"lr": 3e-3, "warmup_steps": 100, "max_grad_norm": 1.0},
         ),
-        "base": preset(BASE, train={"steps": 200_000}, optim={"lr": 3e-4, "warmup_steps": 2000, "clip": 1.0}),
+        "base": preset(BASE, train={"steps": 200_000}, optim={"lr": 3e-4, "warmup_steps": 2000, "max_grad_norm": 1.0}),
     }
 
     recipe: Literal["mesh-autoencoder"] = Field("mesh-autoencoder", description="What is trained.")

@@ -25,6 +25,8 @@ class CoordinateTokenizer(FaceTokenizer, Pretrained, nn.Module):
 
     centres: Tensor
 
+    CONFIG = MeshAutoencoderModelConfig
+
     def __init__(self, config: MeshAutoencoderModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(MeshAutoencoderModelConfig, {"kind": "coordinates", **keywords})

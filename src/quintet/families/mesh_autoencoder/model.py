@@ -56,12 +56,14 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
     `model.*`; see `MeshAutoencoderModelConfig`.
     """
 
+    CONFIG = MeshAutoencoderModelConfig
+
     def __init__(self, config: MeshAutoencoderModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(MeshAutoencoderModelConfig, keywords)
-        self.features = FaceFeatures(self.config, self.config.encoder[0])
+        self.features = FaceFeatures(self.config, self.config.encoder_dims[0])
         self.encoder = GraphEncoder(self.config)
-        self.to_vertices = nn.Linear(self.config.encoder[-1], self.config.vertices_per_face * self.config.code_dim)
+        self.to_vertices = nn.Linear(self.config.encoder_dims[-1], self.config.vertices_per_face * self.config.code_dim)
         self.quantizer = _quantizer(self.config)
         self.decoder = FaceDecoder(self.config)
 
@@ -79,10 +81,10 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
         """Codes of a vertex, each of a vocabulary of its own."""
         return self.quantizer.levels
 
-    def forward(self, meshes: Meshes, want_rows: bool = False) -> Reconstruction:
-        """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
+    def forward(self, meshes: Meshes, return_candidates: bool = False) -> Reconstruction:
+        """Encode and decode. Changes no state; `return_candidates` adds candidates for dead codes to the statistics."""
         vectors, mask = self._vertex_vectors(meshes)
-        quantized = self.quantizer(vectors, mask, want_rows=want_rows)
+        quantized = self.quantizer(vectors, mask, return_candidates=return_candidates)
         corners = F.embedding(meshes.faces, meshes.by_vertex.unpad(quantized.vectors))
         logits = self.decoder(corners.flatten(1), meshes.by_face)
         return Reconstruction(logits, self._face_codes(meshes, quantized.codes), quantized.loss, quantized.statistics)
@@ -106,9 +108,11 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
         logits = at_least_fp32(logits)
         own = codes.view(len(codes) * self.vertices_per_face, -1)
         owners = rows.items.repeat_interleave(self.vertices_per_face)[:, None]
-        alike, numbers = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
+        codebook_smoothing, numbers = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
         chances = logits.log_softmax(-1).view(len(own), -1)
-        vertices = means_at(chances, numbers, len(alike)).view(len(alike), 3, self.bins).argmax(-1)
+        vertices = (
+            means_at(chances, numbers, len(codebook_smoothing)).view(len(codebook_smoothing), 3, self.bins).argmax(-1)
+        )
         places = vertices[numbers].view(-1, self.vertices_per_face, 3)
         return bin_centres(places, self.bins, torch.promote_types(vectors.dtype, torch.float32))
 
@@ -144,9 +148,9 @@ class GraphEncoder(nn.Module):
 
     def __init__(self, config: MeshAutoencoderModelConfig) -> None:
         super().__init__()
-        widths = (config.encoder[0], *config.encoder)
+        widths = (config.encoder_dims[0], *config.encoder_dims)
         self.layers = nn.ModuleList(GraphLayer(before, after, config.dropout) for before, after in pairwise(widths))
-        self.attention = LocalAttention(config, config.encoder[-1], config.encoder_attention)
+        self.attention = LocalAttention(config, config.encoder_dims[-1], config.encoder_attention)
 
     def forward(self, faces: Tensor, edges: Tensor, by_face: Packing) -> Tensor:
         for layer in self.layers:
@@ -178,16 +182,18 @@ class FaceDecoder(nn.Module):
     def __init__(self, config: MeshAutoencoderModelConfig) -> None:
         super().__init__()
         self.bins = config.bins
-        self.first = RowConvolution(config.vertices_per_face * config.code_dim, config.decoder[0])
+        self.first = RowConvolution(config.vertices_per_face * config.code_dim, config.decoder_dims[0])
         layers: list[nn.Module] = []
-        for before, after in pairwise((config.decoder[0], *config.decoder)):
+        for before, after in pairwise((config.decoder_dims[0], *config.decoder_dims)):
             layers.append(ResidualBlock(before, after, config.dropout))
         self.blocks = nn.ModuleList(layers)
-        self.attention = LocalAttention(config, config.decoder[-1], config.decoder_attention)
-        self.norm = nn.LayerNorm(config.decoder[-1])
-        self.to_logits = nn.Linear(config.decoder[-1], config.vertices_per_face * 3 * config.bins)
+        self.attention = LocalAttention(config, config.decoder_dims[-1], config.decoder_attention)
+        self.norm = nn.LayerNorm(config.decoder_dims[-1])
+        self.to_logits = nn.Linear(config.decoder_dims[-1], config.vertices_per_face * 3 * config.bins)
         with torch.no_grad():
-            self.to_logits.weight.copy_(_smooth_logits(config.vertices_per_face * 3, config.bins, config.decoder[-1]))
+            self.to_logits.weight.copy_(
+                _smooth_logits(config.vertices_per_face * 3, config.bins, config.decoder_dims[-1])
+            )
 
     def forward(self, corners: Tensor, by_face: Packing) -> Tensor:
         present = by_face.present
@@ -253,7 +259,7 @@ class LocalAttention(nn.Module):
 def _quantizer(config: MeshAutoencoderModelConfig) -> Quantizer:
     # One unit of commitment: its weight is `loss.quantizer`, for all of the quantizer's loss.
     options = {} if config.quantizer == "fsq" else {"commitment_weight": 1.0}
-    return configured_quantizer(config, config.code_dim, config.quantizer_levels, **options)
+    return configured_quantizer(config, config.code_dim, config.num_quantizers, **options)
 
 
 def blurred_cross_entropy(logits: Tensor, places: Tensor, blur: float) -> Tensor:

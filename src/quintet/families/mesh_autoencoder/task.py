@@ -56,14 +56,16 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
         return latents
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        result: Reconstruction = modules["autoencoder"](meshes_of(batch), want_rows=step % self.revive_every == 0)
-        return Output({"result": result}, result.statistics.named("quantizer"))
+        result: Reconstruction = modules["autoencoder"](
+            meshes_of(batch), return_candidates=step % self.revive_every == 0
+        )
+        return Output({"result": result}, result.statistics.with_prefix("quantizer"))
 
     def reconstruction_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         corners = meshes_of(batch).corners.flatten(1)
         result: Reconstruction = output["result"]
         places = coordinate_bins(corners, self.config.model.bins)
-        losses = blurred_cross_entropy(result.logits, places, self.config.loss.blur)
+        losses = blurred_cross_entropy(result.logits, places, self.config.loss.bin_blur_sigma)
         # What is no number was put into some bin; the step must not pass for a good one.
         losses = torch.where(corners.isfinite(), losses, torch.nan)
         reconstruction = collectives.mean_over_ranks(losses, torch.ones_like(losses))

@@ -51,23 +51,25 @@ class MeshTransformerDataConfig(MeshDataConfig):
     variants: int = Field(
         8, ge=1, le=1000, description="Augmented variants of each training mesh in the code cache (data.augment)."
     )
-    empty_captions: bool = Field(False, description="Train a text model although meshes without caption are there.")
+    allow_missing_captions: bool = Field(
+        False, description="Train a text model although meshes without caption are there."
+    )
 
 
 class MeshTransformerLossConfig(Section):
     """What it is trained for."""
 
-    drop_text: float = Field(
+    cond_drop_prob: float = Field(
         0.1, ge=0, lt=1, description="Share of texts dropped, so that guidance has something to lead away from."
     )
-    drop_faces: float = Field(
+    face_count_drop_prob: float = Field(
         0.5,
         gt=0,
         le=1,
         description="Share of meshes whose number of faces is not told; meshes can then be made with and without.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all codes.")
-    window: int | None = Field(
+    window_faces: int | None = Field(
         None,
         ge=2,
         description="Faces of the stretch that is trained on of a larger mesh, drawn anew each epoch; none: whole "
@@ -81,7 +83,7 @@ class MeshTransformerSampleConfig(SampleConfig):
     top_p: float | None = Field(
         None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
     )
-    guidance: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
+    guidance_scale: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
     max_faces: int | None = Field(None, ge=1, description="Faces after which a mesh is cut off; none: the model's.")
     faces: int = Field(0, ge=0, description="Number of faces to ask for, roughly; 0: as many as it takes.")
     grammar: Literal["none", "strict"] = Field(
@@ -99,7 +101,7 @@ class MeshTransformerOptions(NegativePromptOptions):
 
 class MeshTransformerConfig(RunConfig):
     OPTIONS = MeshTransformerOptions
-    LINKS = ("tokenizer",)
+    FROZEN_KEYS = ("tokenizer",)
     PRESETS: ClassVar = {
         "debug": preset(
             DEBUG_GENERATOR, DEBUG_TEXT, model={"fine_depth": 1}, data={"variants": 1}, sample={"max_faces": 16}
@@ -109,15 +111,15 @@ class MeshTransformerConfig(RunConfig):
             SMALL_GENERATOR,
             model={"fine_depth": 2, "text_dim": 96},
             train={"steps": 3600},
-            eval={"every": 500, "generated": 200},
+            eval={"every": 500, "num_generated": 200},
         ),
         "base": preset(
             BASE,
             BASE_TEXT,
             model={"dim": 768, "depth": 24, "fine_depth": 4, "heads": 12, "max_faces": 800},
-            data={"variants": 32, "workers": 4},
+            data={"variants": 32, "num_workers": 4},
             train={"steps": 200_000},
-            optim={"lr": 1e-4, "final_lr": 6e-5, "warmup_steps": 2000, "weight_decay": 0.1, "clip": 1.0},
+            optim={"lr": 1e-4, "final_lr": 6e-5, "warmup_steps": 2000, "weight_decay": 0.1, "max_grad_norm": 1.0},
             sample={"temperature": 0.8, "top_p": 0.9},
         ),
     }
@@ -141,13 +143,13 @@ class MeshTransformerConfig(RunConfig):
     @model_validator(mode="after")
     def _faces_fit(self) -> MeshTransformerConfig:
         most = self.model.max_faces
-        asked = {"loss.window": self.loss.window, "sample.max_faces": self.sample.max_faces}
+        asked = {"loss.window_faces": self.loss.window_faces, "sample.max_faces": self.sample.max_faces}
         for key, faces in {**asked, "sample.faces": self.sample.faces}.items():
             if faces is not None and faces > most:
                 raise ValueError(f"{key}={faces} is more than model.max_faces={most}")
-        if self.sample.faces and (not self.model.face_buckets or self.loss.drop_faces == 1):
+        if self.sample.faces and (not self.model.face_buckets or self.loss.face_count_drop_prob == 1):
             raise ValueError(
                 "sample.faces needs a model that is told numbers of faces: model.face_buckets above 0, "
-                "loss.drop_faces below 1"
+                "loss.face_count_drop_prob below 1"
             )
         return self

@@ -46,11 +46,11 @@ class FaceDataset:
     def name(self, item: int) -> str:
         return self.codes.name(self.places[item])
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        loaded = self.codes.load(self.places[item], draw)
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        loaded = self.codes.load(self.places[item], rng)
         codes: Tensor = loaded["codes"]
         faces, size = len(codes), len(codes) if self.window is None else min(len(codes), self.window)
-        start = int(draw.number("window") * (faces - size + 1))
+        start = int(rng.number("window") * (faces - size + 1))
         whole = {} if self.train or self.window is None else {"whole": codes}
         ends = {"begins": start == 0, "ends": start + size == faces}
         return {**loaded, **whole, **ends, "codes": codes[start : start + size], "faces": faces}
@@ -89,10 +89,10 @@ def token_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Sp
 
 def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
     """The same items as codes, without the meshes that are too large."""
-    check_captions(config.model, media, "meshes", config.data.empty_captions)
+    check_captions(config.model, media, "meshes", config.data.allow_missing_captions)
     variants = config.data.variants if config.data.augment else 1
     encoder = tokenizer.token_encoder()
-    codes = tokenized_splits(encoder, media, "meshes encoded", cache=config.data.cache, variants=variants)
+    codes = tokenized_splits(encoder, media, "meshes encoded", cache=config.data.cache_dir, variants=variants)
 
     def small_enough(source: Dataset, part: str) -> FaceDataset:
         assert isinstance(source, TokenDataset)
@@ -111,18 +111,18 @@ def _small_enough(
 ) -> FaceDataset:
     """Without what could not be read, and without what is too large where nothing is cut; both are in `skipped`."""
     counts, most = codes.lengths(), config.model.max_faces
-    limit = most if config.loss.window is None else max(counts, default=0)
+    limit = most if config.loss.window_faces is None else max(counts, default=0)
     large = [item for item, count in enumerate(counts) if count > limit]
     for item in large:
         skipped[codes.name(item)] = f"{counts[item]} faces, more than model.max_faces={most}"
     if large:
         say(
             f"{len(large)} of {len(counts)} meshes ({part}) have more than model.max_faces={most} faces and are left "
-            "out; a larger model.max_faces takes them whole, loss.window in stretches"
+            "out; a larger model.max_faces takes them whole, loss.window_faces in stretches"
         )
     used = [item for item, count in enumerate(counts) if 0 < count <= limit]
     if not used:
         reasons = {skipped[codes.name(item)]: codes.name(item) for item in reversed(range(len(counts)))}
         listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
         raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")
-    return FaceDataset(codes, used, [counts[item] for item in used], config.loss.window, part == "train")
+    return FaceDataset(codes, used, [counts[item] for item in used], config.loss.window_faces, part == "train")

@@ -66,6 +66,8 @@ class MeshTransformer(Pretrained, nn.Module):
     Keyword arguments are the keys of `model.*`; see `MeshTransformerModelConfig`.
     """
 
+    CONFIG = MeshTransformerModelConfig
+
     def __init__(self, config: MeshTransformerModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         config = config or validate(MeshTransformerModelConfig, keywords)
@@ -154,7 +156,7 @@ class MeshTransformer(Pretrained, nn.Module):
     def generate(
         self,
         texts: Sequence[str],
-        draw: ItemRNG,
+        rng: ItemRNG,
         settings: Sampling | None = None,
         *,
         negative: str | None = None,
@@ -183,7 +185,7 @@ class MeshTransformer(Pretrained, nn.Module):
             lengths,
             end_id=self.end_id,
             max_length=most * self.tokens_per_face,
-            draw=draw,
+            rng=rng,
             settings=settings or Sampling(),
             cond=cond,
             uncond=uncond,

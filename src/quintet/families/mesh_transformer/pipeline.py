@@ -94,7 +94,7 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
 
     def _run(self, asked: Prompts, negative: str | None, mesh: str | Path | None) -> tuple[list[Mesh], list[bool]]:
         """The meshes, and which of them ended by themselves."""
-        check_prompts(self.config.model, asked.texts, negative, self.config.sample.guidance, self.guidance)
+        check_prompts(self.config.model, asked.texts, negative, self.config.sample.guidance_scale, self.guidance)
         meshes: list[Mesh] = []
         ended: list[bool] = []
         with self.inference():

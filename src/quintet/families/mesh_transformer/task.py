@@ -47,8 +47,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
         self.modules = dict(modules or MeshTransformerPipeline.build_modules(self.config, self.frozen))
         self.transformer: MeshTransformer = self.pipeline(self.modules).transformer
-        if self.config.data.cache:
-            self.transformer.cache_texts(Path(self.config.data.cache))
+        if self.config.data.cache_dir:
+            self.transformer.cache_texts(Path(self.config.data.cache_dir))
         self.phases = [Phase("transformer", ("transformer",), self.token_loss, self.config.optim.for_phase())]
 
     # --- data -------------------------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        loss, draw = self.config.loss, batch.draw
-        conditioning = self._texts(batch, draw.uniform("keep text") >= loss.drop_text)
-        conditioning |= self.transformer.faces(batch["faces"], draw.uniform("keep faces") >= loss.drop_faces)
+        loss, rng = self.config.loss, batch.rng
+        conditioning = self._texts(batch, rng.uniform("keep text") >= loss.cond_drop_prob)
+        conditioning |= self.transformer.faces(batch["faces"], rng.uniform("keep faces") >= loss.face_count_drop_prob)
         return Output(self._predicted(modules, batch, conditioning))
 
     def _texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         if split != "validation":
             return Statistics()
         pipeline: MeshTransformerPipeline = self.pipeline(modules)
-        made = pipeline.generate(batch["texts"], batch.draw)
+        made = pipeline.generate(batch["texts"], batch.rng)
         meshes, real = pipeline.decode(made.rows), _reconstruct(pipeline, batch)
         sums = {"made": torch.tensor(float(len(meshes)), dtype=torch.float64)}
         sums |= soundness(meshes, made.ended.tolist())
@@ -126,13 +126,13 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         if not sums.get("made"):
             return figures
         figures |= {name: sums[name] / sums["made"] for name in ("valid", "watertight", "ended")}
-        return figures | mean_scores(statistics.rows) | set_figures(statistics.rows)
+        return figures | mean_scores(statistics.rows) | set_metrics(statistics.rows)
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """A sheet of pairs: the mesh as the tokenizer has it, and what is made from its caption; the first of them also
         as files to turn."""
         pipeline: MeshTransformerPipeline = self.pipeline(modules)
-        made = pipeline.decode(pipeline.generate(batch["texts"], batch.draw, legal=pipeline.grammar()).rows)
+        made = pipeline.decode(pipeline.generate(batch["texts"], batch.rng, legal=pipeline.grammar()).rows)
         given = _reconstruct(pipeline, batch)
         pairs = [mesh for pair in zip(given, made, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=RENDERED)
@@ -167,7 +167,7 @@ def clouds(meshes: Sequence[Mesh]) -> Tensor:
     return torch.from_numpy(np.stack([cloud(mesh) for mesh in meshes]).astype(np.float32))
 
 
-def set_figures(rows: Mapping[str, Tensor]) -> dict[str, float]:
+def set_metrics(rows: Mapping[str, Tensor]) -> dict[str, float]:
     """How the points of generated meshes compare with those of real ones."""
     made, real = (rows[name].cpu().numpy() for name in ("made", "real"))
     return compare_sets(made, real)._asdict()

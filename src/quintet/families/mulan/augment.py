@@ -19,9 +19,9 @@ MASKS = 4
 """Numbers that a clip's masks take: width and place of the band, and of the stretch."""
 
 
-def draw_masks(draw: ItemRNG) -> Tensor:
+def draw_masks(rng: ItemRNG) -> Tensor:
     """What `hide` takes, `(batch, 4)`."""
-    return draw.uniform("spectrogram masks", MASKS)
+    return rng.uniform("spectrogram masks", MASKS)
 
 
 def hide(spectrogram: Tensor, frames: Tensor, masks: Tensor, config: AudioTowerConfig) -> Tensor:
@@ -42,11 +42,11 @@ def _span(numbers: Tensor, width: Tensor, place: Tensor, length: Tensor) -> Tens
     return (numbers >= start[:, None]) & (numbers < (start + width)[:, None])
 
 
-def without_words(texts: Sequence[str], draw: ItemRNG, share: float) -> list[str]:
+def without_words(texts: Sequence[str], rng: ItemRNG, share: float) -> list[str]:
     """Captions without some of their words: half of them whole, of the others up to `share`, never all."""
-    most = 2 * draw.uniform("words left out") - 1
+    most = 2 * rng.uniform("words left out") - 1
     words = [text.split() for text in texts]
-    chances = draw.uniform("words", max(map(len, words), default=0))
+    chances = rng.uniform("words", max(map(len, words), default=0))
     return [
         " ".join(_kept(own, row[: len(own)], share * float(rate))) if rate > 0 and own else text
         for text, own, row, rate in zip(texts, words, chances, most, strict=True)

@@ -22,14 +22,14 @@ LOOKED_AT = 100
 
 
 def mulan_splits(config: MuLaNConfig, tower: TextTransformer) -> Splits:
-    splits = audio_folder_splits(config.data, config.model.audio.rate)
+    splits = audio_folder_splits(config.data, config.model.audio.sample_rate)
     check_captions(splits, config, tower)
     return splits
 
 
 def clip_windows(wave: Tensor, rate: int, config: MuLaNConfig) -> Item:
     """A clip (samples,) as an item: at the rate of the model, in windows as those of files, as loud."""
-    data, own_rate = config.data, config.model.audio.rate
+    data, own_rate = config.data, config.model.audio.sample_rate
     samples = resample(wave.detach().float().cpu().numpy()[None], rate, own_rate)
     size, stride = (max(1, round(each * own_rate)) for each in (data.seconds, data.stride))
     starts = window_starts(samples.shape[1], size, stride, data.max_windows)
@@ -46,10 +46,10 @@ def check_captions(splits: Splits, config: MuLaNConfig, tower: TextTransformer) 
     if not captions:
         return
     missing = [name for name, text in captions if not text]
-    if missing and not config.data.empty_captions:
+    if missing and not config.data.allow_missing_captions:
         raise UsageError(
             f"{len(missing)} of {len(captions)} clips have no caption, {missing[0]} for one; add captions, or train "
-            "with data.empty_captions=true"
+            "with data.allow_missing_captions=true"
         )
     if long := tower.too_long([text for _, text in captions]):
         say(

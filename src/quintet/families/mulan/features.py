@@ -1,6 +1,6 @@
 """`MuLaNFeatures`: hidden states of the audio tower as an `AudioFeatureExtractor`, one vector a step of time.
 
-A step is one column of patches: `model.audio.patch` spectrogram windows of `model.audio.hop` samples, and its vector
+A step is one column of patches: `model.audio.patch_size` spectrogram windows of `model.audio.hop_length` samples, and its vector
 the mean over the patches of all bands. A clip is heard in windows as long as those of training, one after the other,
 cut at whole steps: places beyond were never trained.
 """
@@ -31,7 +31,7 @@ class MuLaNFeatures:
 
     @property
     def rate(self) -> int:
-        return self.tower.config.rate
+        return self.tower.config.sample_rate
 
     @property
     def token_rate(self) -> float:
@@ -65,4 +65,4 @@ class MuLaNFeatures:
     @property
     def _step(self) -> int:
         """Samples of a step."""
-        return self.tower.config.hop * self.tower.config.patch
+        return self.tower.config.hop_length * self.tower.config.patch_size

@@ -46,6 +46,8 @@ class MuLaN(Pretrained, nn.Module):
     keyword arguments that are the keys of `model.*`; see `MuLaNModelConfig`.
     """
 
+    CONFIG = MuLaNModelConfig
+
     def __init__(
         self,
         config: MuLaNModelConfig | None = None,
@@ -63,16 +65,16 @@ class MuLaN(Pretrained, nn.Module):
         self.config = config = config or validate(MuLaNModelConfig, keywords)
         self.audio = audio_transformer or AudioSpectrogramTransformer(config.audio)
         self.text = text_transformer or TextTransformer(config.text)
-        states = config.middle_losses + 1
+        states = config.intermediate_losses + 1
         self.audio_to_latent = _projections(config.audio.dim, config.latent_dim, states)
         self.text_to_latent = _projections(config.text.dim, config.latent_dim, states)
         self.log_scale = nn.Parameter(torch.full((states,), -math.log(config.temperature)))
-        self.bias = nn.Parameter(torch.full((states,), FIRST_BIAS)) if config.loss == "sigmoid" else None
+        self.bias = nn.Parameter(torch.full((states,), FIRST_BIAS)) if config.contrastive_loss == "sigmoid" else None
 
     @property
     def rate(self) -> int:
         """Samples a second of what it hears."""
-        return self.config.audio.rate
+        return self.config.audio.sample_rate
 
     @property
     def latent_dim(self) -> int:
@@ -81,8 +83,8 @@ class MuLaN(Pretrained, nn.Module):
     def forward(self, waves: Tensor, lengths: Tensor, text: Tensor, mask: Tensor, hiding: Hiding | None) -> Vectors:
         """Both views of a batch, in training; `text` and `mask` are what `prepare` made."""
         config = self.config
-        audio = self.audio(waves, lengths, hiding, _evenly(config.audio.depth, config.middle_losses))
-        texts = self.text(text, mask, _evenly(config.text.depth, config.middle_losses))
+        audio = self.audio(waves, lengths, hiding, _evenly(config.audio.depth, config.intermediate_losses))
+        texts = self.text(text, mask, _evenly(config.text.depth, config.intermediate_losses))
         return Vectors(_latents(self.audio_to_latent, audio), _latents(self.text_to_latent, texts), *self._sharpness())
 
     def embed_audio(self, waves: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -159,7 +161,7 @@ class MuLaNEmbedQuantizer(nn.Module):
         inner = codes if self.quantizer.code_axes else codes[:, 0]
         return F.normalize(self.quantizer.codes_to_vectors(inner[None])[0], dim=-1)
 
-    def forward(self, views: Tensor, want_rows: bool) -> Statistics:
+    def forward(self, views: Tensor, return_candidates: bool) -> Statistics:
         """What the views of a batch, `(batch, views, latent_dim)`, add to the codebooks."""
-        statistics: Statistics = self.quantizer(views, want_rows=want_rows).statistics
+        statistics: Statistics = self.quantizer(views, return_candidates=return_candidates).statistics
         return statistics

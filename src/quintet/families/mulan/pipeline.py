@@ -54,9 +54,9 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
         modules, model = dict(given or {}), config.model
         if "mulan" not in modules:
             modules["mulan"] = MuLaN(model)
-        if model.quantizer_levels and "quantizer" not in modules:
+        if model.num_quantizers and "quantizer" not in modules:
             modules["quantizer"] = MuLaNEmbedQuantizer(
-                model.latent_dim, model.quantizer_levels, model.codebook_size, positions=2 * config.train.batch_size
+                model.latent_dim, model.num_quantizers, model.codebook_size, positions=2 * config.train.batch_size
             )
         return modules
 
@@ -79,7 +79,7 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
 
     @property
     def quantizer(self) -> MuLaNEmbedQuantizer:
-        """The residual quantizer of the space, of a model with `model.quantizer_levels`."""
+        """The residual quantizer of the space, of a model with `model.num_quantizers`."""
         quantizer = self.modules["quantizer"]
         assert isinstance(quantizer, MuLaNEmbedQuantizer)
         return quantizer
@@ -124,12 +124,12 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
 
 def _text_keys(config: MuLaNConfig) -> dict[str, Any]:
     """The keys that follow from the files of a tokenizer or a frozen text encoder: where it lies, its vocabulary."""
-    reads = config.model.text.reads
+    reads = config.model.text.encoder
     found: dict[str, Any] = {}
     for kind in (TOKENS, PRETRAINED):
         folder = Path(reads.removeprefix(kind)).expanduser()
         if reads.startswith(kind) and folder.is_dir():
-            found["model.text.reads"] = f"{kind}{folder.resolve()}"
-    if reads.startswith(TOKENS) and config.model.text.vocabulary is None:
-        found["model.text.vocabulary"] = TokenizerFolder(reads.removeprefix(TOKENS)).vocabulary
+            found["model.text.encoder"] = f"{kind}{folder.resolve()}"
+    if reads.startswith(TOKENS) and config.model.text.vocab_size is None:
+        found["model.text.vocab_size"] = TokenizerFolder(reads.removeprefix(TOKENS)).vocabulary
     return found

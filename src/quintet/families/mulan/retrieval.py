@@ -16,7 +16,7 @@ _ROWS = 1024
 """Questions that are answered at a time: all at once would fill the memory of a large data set."""
 
 
-def retrieval_figures(audio: Tensor, text: Tensor, captions: Tensor) -> dict[str, float]:
+def retrieval_metrics(audio: Tensor, text: Tensor, captions: Tensor) -> dict[str, float]:
     """Recall, median rank and mean reciprocal rank, both ways. Any clip of the same caption is a right answer."""
     figures: dict[str, float] = {}
     for name, asked, answers in (("text_to_audio", text, audio), ("audio_to_text", audio, text)):

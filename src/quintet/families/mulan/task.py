@@ -25,7 +25,7 @@ from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import mulan_splits
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_figures
+from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_metrics
 from quintet.families.mulan.towers import Prepared
 from quintet.media.chart import draw_matrix
 from quintet.media.image import write_image
@@ -52,7 +52,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         self.modules = MuLaNPipeline.build_modules(config, self.frozen, modules)
         own: MuLaNPipeline = self.pipeline(self.modules)
         self.mulan = own.mulan
-        if config.model.quantizer_levels:
+        if config.model.num_quantizers:
             self.quantizer = own.quantizer
         self.phases = [Phase("mulan", ("mulan",), self.loss, config.optim.for_phase())]
 
@@ -69,7 +69,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         held = list(batches)
         levels = [Statistics({"level": self.mulan.audio.level(batch["wavs"], batch["lengths"])}) for batch in held]
         self.mulan.audio.adjust(sum(levels, Statistics()).over_ranks().sums["level"])
-        if self.config.model.quantizer_levels:
+        if self.config.model.num_quantizers:
             with torch.no_grad():
                 views = [Statistics(rows={"views": _views(self._vectors(modules, batch))}) for batch in held]
             vectors = sum(views, Statistics()).over_ranks().rows["views"].flatten(0, 1)
@@ -78,10 +78,10 @@ class MuLaNTask(Task[MuLaNConfig]):
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         vectors = self._vectors(modules, batch)
         statistics = Statistics()
-        if self.config.model.quantizer_levels:
+        if self.config.model.num_quantizers:
             # The codebooks follow the vectors, and the vectors know nothing of them.
-            counted = self.quantizer(_views(vectors).detach(), want_rows=step % REVIVE_EVERY == 0)
-            statistics = counted.named("quantizer")
+            counted = self.quantizer(_views(vectors).detach(), return_candidates=step % REVIVE_EVERY == 0)
+            statistics = counted.with_prefix("quantizer")
         rows = {"audio": vectors.audio, "text": vectors.text}
         return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}}, statistics)
 
@@ -93,7 +93,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         # Every rank's rows, so that each is held against all; the loss is then the same on every rank.
         audio, text = (collectives.gather_rows(rows[name]).unbind(1) for name in ("audio", "text"))
         losses = [
-            contrastive_loss(self.config.model.loss, clips, texts, scale, bias)
+            contrastive_loss(self.config.model.contrastive_loss, clips, texts, scale, bias)
             for clips, texts, scale, bias in zip(audio, text, shared["scale"], shared["bias"], strict=True)
         ]
         best = similarities(audio[-1], text[-1]).detach().argmax(1)
@@ -104,9 +104,9 @@ class MuLaNTask(Task[MuLaNConfig]):
     @torch.no_grad()
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.mulan.log_scale.clamp_(max=-math.log(self.config.model.min_temperature))
-        if self.config.model.quantizer_levels:
+        if self.config.model.num_quantizers:
             seed = seed_from(self.config.train.seed, step, "revival")
-            self.quantizer.quantizer.update(statistics.of("quantizer"), seed)
+            self.quantizer.quantizer.update(statistics.strip_prefix("quantizer"), seed)
 
     # --- validation -----------------------------------------------------------------------------------------
 
@@ -114,8 +114,8 @@ class MuLaNTask(Task[MuLaNConfig]):
         pipeline: MuLaNPipeline = self.pipeline(modules)
         audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self._texts(batch))
         captions = torch.tensor([caption_number(each) for each in _texts_of(batch)], device=audio.device)
-        sums = self._zero_shot(pipeline, batch, audio) if self.config.eval.labels else {}
-        if self.config.model.quantizer_levels:
+        sums = self._zero_shot(pipeline, batch, audio) if self.config.eval.zero_shot_labels else {}
+        if self.config.model.num_quantizers:
             kept = F.cosine_similarity(pipeline.quantizer.decode(pipeline.quantizer.encode(audio)), audio)
             sums["quantized"] = kept.double().sum()
         # The temperature of these weights, averaged or live, as often as there are batches.
@@ -124,8 +124,10 @@ class MuLaNTask(Task[MuLaNConfig]):
 
     def _zero_shot(self, pipeline: MuLaNPipeline, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
         """How many clips name a label in their caption, and of how many the nearest label is that one."""
-        labels = self.config.eval.labels
-        prompts = pipeline.mulan.embed_texts([self.config.eval.prompt.replace("{}", label) for label in labels])
+        labels = self.config.eval.zero_shot_labels
+        prompts = pipeline.mulan.embed_texts(
+            [self.config.eval.zero_shot_template.replace("{}", label) for label in labels]
+        )
         guesses = similarities(audio, prompts).argmax(1).tolist()
         named = [label_in(text, labels) for text in _texts_of(batch)]
         right = [guess == own for guess, own in zip(guesses, named, strict=True) if own is not None]
@@ -137,17 +139,17 @@ class MuLaNTask(Task[MuLaNConfig]):
         figures: dict[str, float] = {}
         if "quantized" in sums:
             figures["quantizer_similarity"] = float(sums["quantized"] / len(audio))
-        if self.config.eval.distinct:
-            chosen = first_of_each(captions, self.config.eval.distinct)
+        if self.config.eval.distinct_captions:
+            chosen = first_of_each(captions, self.config.eval.distinct_captions)
             audio, text, captions = audio[chosen], text[chosen], captions[chosen]
-        figures |= retrieval_figures(audio, text, captions)
+        figures |= retrieval_metrics(audio, text, captions)
         figures["compared"] = float(len(audio))
         figures["loss"] = _loss_of_all(audio, text, (sums["log_scale"] / sums["batches"]).exp())
         if sums.get("labelled"):
             figures["zero_shot_accuracy"] = float(sums["told_right"] / sums["labelled"])
             figures["zero_shot_clips"] = float(sums["labelled"])
         elif "labelled" in sums:
-            say("warning: no caption names just one of eval.labels, so nothing can be told of them")
+            say("warning: no caption names just one of eval.zero_shot_labels, so nothing can be told of them")
         return figures
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
@@ -161,21 +163,21 @@ class MuLaNTask(Task[MuLaNConfig]):
 
     # --- parts ----------------------------------------------------------------------------------------------
 
-    def _texts(self, batch: Batch, drop_words: float = 0.0) -> Prepared:
+    def _texts(self, batch: Batch, word_dropout: float = 0.0) -> Prepared:
         """The captions of a batch as the tower takes them, on its device."""
         tower = self.mulan.text
         if "token_ids" in batch:
             prepared = tower.prepare_ids(batch["token_ids"])
         else:
             texts = batch["texts"]
-            prepared = tower.prepare(without_words(texts, batch.draw, drop_words) if drop_words else texts)
+            prepared = tower.prepare(without_words(texts, batch.rng, word_dropout) if word_dropout else texts)
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
 
     def _vectors(self, modules: Modules, batch: Batch) -> Vectors:
         """A batch as training sees it."""
-        hiding = self.mulan.audio.hiding(batch.draw).to(batch["wavs"].device)
-        prepared = self._texts(batch, drop_words=self.config.data.drop_words)
+        hiding = self.mulan.audio.hiding(batch.rng).to(batch["wavs"].device)
+        prepared = self._texts(batch, word_dropout=self.config.data.word_dropout)
         vectors: Vectors = modules["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
         return vectors
 

@@ -52,11 +52,11 @@ class AudioSpectrogramTransformer(nn.Module):
     def __init__(self, config: AudioTowerConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config = config or validate(AudioTowerConfig, keywords)
-        self.log_mel = LogMel(config.rate, n_fft=config.n_fft, hop=config.hop, mels=config.mels)
+        self.log_mel = LogMel(config.sample_rate, n_fft=config.n_fft, hop=config.hop_length, mels=config.n_mels)
         # What a spectrogram is brought to zero and one by; set from the data when training begins.
         self.register_buffer("mean", torch.tensor(-6.0))
         self.register_buffer("deviation", torch.tensor(4.0))
-        self.project = nn.Linear(config.patch**2, config.dim)
+        self.project = nn.Linear(config.patch_size**2, config.dim)
         self.transformer = _transformer(
             config,
             # Which tone a patch is of is what counts, so places are told; distances come by turning.
@@ -97,9 +97,9 @@ class AudioSpectrogramTransformer(nn.Module):
         state = next(islice(blocks, layer - 1, None))
         return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
 
-    def hiding(self, draw: ItemRNG) -> Hiding:
+    def hiding(self, rng: ItemRNG) -> Hiding:
         """What `forward` hides of a batch. It does not depend on how long the other clips of the batch are."""
-        return Hiding(draw_masks(draw), draw.uniform("patches", *self.config.grid))
+        return Hiding(draw_masks(rng), rng.uniform("patches", *self.config.grid))
 
     @torch.no_grad()
     def level(self, waves: Tensor, lengths: Tensor) -> Tensor:
@@ -125,9 +125,9 @@ class AudioSpectrogramTransformer(nn.Module):
         return values.masked_fill(beyond[:, None], 0)
 
     def _columns(self, frames: int) -> int:
-        columns, most = -(-frames // self.config.patch), self.config.grid[1]
+        columns, most = -(-frames // self.config.patch_size), self.config.grid[1]
         if columns > most:
-            seconds = (frames - 1) * self.config.hop / self.config.rate
+            seconds = (frames - 1) * self.config.hop_length / self.config.sample_rate
             raise UsageError(
                 f"a clip of {seconds:.2f} s is longer than model.audio.max_seconds={self.config.max_seconds}"
             )
@@ -135,14 +135,14 @@ class AudioSpectrogramTransformer(nn.Module):
 
     def _patches(self, spectrogram: Tensor) -> Tensor:
         """`(batch, rows * columns, side * side)`"""
-        side = self.config.patch
+        side = self.config.patch_size
         columns = self._columns(spectrogram.shape[-1])
         whole = F.pad(spectrogram, (0, columns * side - spectrogram.shape[-1]))
         return rearrange(whole, "b (rows p) (columns q) -> b (rows columns) (p q)", p=side, q=side)
 
     def _present(self, frames: Tensor, columns: int) -> Tensor:
         """Which patches hold sound, `(batch, patches)`."""
-        starts = torch.arange(columns, device=frames.device) * self.config.patch
+        starts = torch.arange(columns, device=frames.device) * self.config.patch_size
         return (starts < frames[:, None]).repeat(1, self.config.grid[0])
 
     def _places(self, columns: int, device: torch.device) -> Tensor:
@@ -159,13 +159,13 @@ class TextTransformer(nn.Module):
         self.config = config = config or validate(TextTowerConfig, keywords)
         self.tokenizer: TokenizerFolder | None = None
         self.frozen: PretrainedText | None = None
-        if config.reads.startswith(PRETRAINED):
-            self.frozen = PretrainedText(config.reads, default_folder(), config.max_length)
+        if config.encoder.startswith(PRETRAINED):
+            self.frozen = PretrainedText(config.encoder, default_folder(), config.max_length)
             self.project = nn.Linear(self.frozen.dim, config.dim)
         else:
-            if config.reads.startswith(TOKENS):
-                self.tokenizer = TokenizerFolder(config.reads.removeprefix(TOKENS))
-            self.embedding = nn.Embedding(config.vocabulary or self._own_vocabulary(), config.dim)
+            if config.encoder.startswith(TOKENS):
+                self.tokenizer = TokenizerFolder(config.encoder.removeprefix(TOKENS))
+            self.embedding = nn.Embedding(config.vocab_size or self._own_vocabulary(), config.dim)
             nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.transformer = _transformer(config, positions=Rotary((config.max_length,), config.head_dim))
 
@@ -186,12 +186,12 @@ class TextTransformer(nn.Module):
     def prepare_ids(self, rows: Sequence[Tensor]) -> Prepared:
         """The same of texts that come as ids of the vocabulary, without padding."""
         if self.frozen is not None:
-            raise UsageError(f"model.text.reads={self.config.reads} reads texts, not ids")
+            raise UsageError(f"model.text.encoder={self.config.encoder} reads texts, not ids")
         kept = [row[: self.config.max_length] for row in rows]
         largest = max((int(row.max()) for row in kept if len(row)), default=0)
         if largest >= self.embedding.num_embeddings or any(int(row.min()) < 0 for row in kept if len(row)):
             raise UsageError(
-                f"ids of a text go from 0 to {self.embedding.num_embeddings - 1} (model.text.vocabulary), "
+                f"ids of a text go from 0 to {self.embedding.num_embeddings - 1} (model.text.vocab_size), "
                 f"and there is a {largest}"
             )
         width = padded_length(max((len(row) for row in kept), default=1) or 1, self.config.max_length)
@@ -218,7 +218,7 @@ class TextTransformer(nn.Module):
 
 def _transformer(config: TowerConfig, **positions: Any) -> Transformer:
     shape = (config.dim, config.depth, config.heads, config.head_dim)
-    return Transformer(*shape, multiplier=config.multiplier, dropout=config.dropout, **positions)
+    return Transformer(*shape, multiplier=config.ff_mult, dropout=config.dropout, **positions)
 
 
 def pooled_states(

@@ -36,7 +36,7 @@ class MuLaNTrainer(PythonTrainer):
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         assert isinstance(task, MuLaNTask)
         config = task.config
-        rate = config.model.audio.rate
+        rate = config.model.audio.sample_rate
         splits = python_audio_splits(data, config.data, rate, validation=validation, declared=declared)
         check_captions(splits, config, task.mulan.text)
         return splits

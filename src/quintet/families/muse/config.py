@@ -7,19 +7,21 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from quintet.config import NegativePromptOptions, PictureDataConfig
+from quintet.config import ImageDataConfig, NegativePromptOptions
 from quintet.config.masked import MaskGitRunConfig
 from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
 
 
-class MuseDataConfig(PictureDataConfig):
+class MuseDataConfig(ImageDataConfig):
     flip: bool = Field(
         False, description="Mirror half of the pictures; captions that name sides would contradict them."
     )
     variants: int = Field(
         1, ge=1, le=1000, description="Augmented variants of each picture in the code cache (flips, crops)."
     )
-    empty_captions: bool = Field(False, description="Train a text model although pictures without caption are there.")
+    allow_missing_captions: bool = Field(
+        False, description="Train a text model although pictures without caption are there."
+    )
 
 
 class MuseOptions(NegativePromptOptions):
@@ -31,7 +33,7 @@ class MuseOptions(NegativePromptOptions):
 
 class MuseConfig(MaskGitRunConfig):
     OPTIONS = MuseOptions
-    LINKS = ("tokenizer", "base")
+    FROZEN_KEYS = ("tokenizer", "base")
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, DEBUG_TEXT, sample={"steps": 4}),
         # Two CPU cores, minutes.
@@ -39,7 +41,7 @@ class MuseConfig(MaskGitRunConfig):
             SMALL_GENERATOR,
             model={"text_dim": 96, "rotary": True},
             train={"steps": 10_000},
-            sample={"steps": 24, "temperature": 0.6, "choice_noise": 12.0},
+            sample={"steps": 24, "temperature": 0.6, "choice_temperature": 12.0},
         ),
         "base": preset(BASE_GENERATOR, BASE_TEXT),
     }

@@ -18,7 +18,7 @@ from quintet.pipelines.base import Tokenizer
 def token_splits(config: MuseConfig, tokenizer: Tokenizer[Any], low: Tokenizer[Any] | None) -> Splits:
     """Codes and captions; of `low`, the tokenizer of a base model, the field `low` beside them."""
     media = _pictures(config, tokenizer)
-    check_captions(config.model, media, "pictures", config.data.empty_captions)
+    check_captions(config.model, media, "pictures", config.data.allow_missing_captions)
     own = _coded(config, tokenizer, media)
     if low is None:
         return own
@@ -45,8 +45,8 @@ class _Pairs:
     def name(self, item: int) -> str:
         return self.high.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
-        return {**self.high.load(item, draw), "low": self.low.load(item, draw)["codes"]}
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        return {**self.high.load(item, rng), "low": self.low.load(item, rng)["codes"]}
 
 
 def _pictures(config: MuseConfig, tokenizer: Tokenizer[Any]) -> Splits:
@@ -56,5 +56,5 @@ def _pictures(config: MuseConfig, tokenizer: Tokenizer[Any]) -> Splits:
 
 def _coded(config: MuseConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
     return tokenized_splits(
-        tokenizer.token_encoder(), media, "pictures encoded", cache=config.data.cache, variants=config.data.variants
+        tokenizer.token_encoder(), media, "pictures encoded", cache=config.data.cache_dir, variants=config.data.variants
     )

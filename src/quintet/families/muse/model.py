@@ -70,10 +70,10 @@ class Stage(nn.Module):
         self.critic = critic
         self.settings = settings or Sampling(guidance=3.0)
 
-    def draw(
+    def generate_tokens(
         self,
         texts: Sequence[str],
-        draw: ItemRNG,
+        rng: ItemRNG,
         negative: str | None = None,
         low: Tensor | None = None,
         canvas: Canvas | None = None,
@@ -93,7 +93,7 @@ class Stage(nn.Module):
             maskgit,
             tokens,
             hole,
-            draw=draw,
+            rng=rng,
             settings=self.settings,
             cond=cond,
             uncond=uncond,
@@ -122,7 +122,7 @@ class Muse(nn.Module):
     def __init__(self, base: Stage, superres: Stage | None = None) -> None:
         super().__init__()
         if superres is not None:
-            given, made = superres.maskgit.config.low_grid, base.maskgit.grid
+            given, made = superres.maskgit.config.low_res_grid, base.maskgit.grid
             if given != made:
                 raise UsageError(f"the super-resolution model is given a grid of {given}, but the base draws {made}")
         self.base = base
@@ -137,14 +137,14 @@ class Muse(nn.Module):
         self, texts: Sequence[str], seed: int = 0, negative: str | None = None, canvas: Canvas | None = None
     ) -> Tensor:
         """Pictures in [0, 1], (batch, channels, height, width); the same seed gives the same ones."""
-        return self.draw(texts, ItemRNG(seed, [0] * len(texts), range(len(texts))), negative, canvas)
+        return self.generate(texts, ItemRNG(seed, [0] * len(texts), range(len(texts))), negative, canvas)
 
-    def draw(
-        self, texts: Sequence[str], draw: ItemRNG, negative: str | None = None, canvas: Canvas | None = None
+    def generate(
+        self, texts: Sequence[str], rng: ItemRNG, negative: str | None = None, canvas: Canvas | None = None
     ) -> Tensor:
-        codes = self.base.draw(texts, draw, negative, canvas=canvas)
+        codes = self.base.generate_tokens(texts, rng, negative, canvas=canvas)
         if self.superres is not None:
-            codes = self.superres.draw(texts, draw, negative, low=codes, canvas=canvas, name="superres")
+            codes = self.superres.generate_tokens(texts, rng, negative, low=codes, canvas=canvas, name="superres")
         tokenizer = self.last.tokenizer
         images: Tensor = tokenizer.decode(codes)
         if canvas is None:

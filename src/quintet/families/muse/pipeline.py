@@ -46,7 +46,7 @@ class MusePipeline(MaskGitPipeline[MuseConfig]):
         config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
         if base is not None:
             config = _fit_to_base(config, tokenizer, base)
-        elif config.model.low_grid is not None:
+        elif config.model.low_res_grid is not None:
             raise UsageError("this is a super-resolution model: name the run below it with --base RUN")
         return super().fit(config, frozen)
 
@@ -65,7 +65,7 @@ class MusePipeline(MaskGitPipeline[MuseConfig]):
         With `image` and `mask`, two files of one size, only the white part of the mask is made; the rest stays.
         """
         asked = Prompts.of(prompts, num, seed)
-        check_prompts(self.config.model, asked.texts, negative_prompt, self.config.sample.guidance, self.guidance)
+        check_prompts(self.config.model, asked.texts, negative_prompt, self.config.sample.guidance_scale, self.guidance)
         canvas = self._read_canvas(image, mask)
         images: list[Tensor] = []
         with self.inference():
@@ -77,7 +77,7 @@ class MusePipeline(MaskGitPipeline[MuseConfig]):
         self, texts: Sequence[str], rng: ItemRNG, negative: str | None = None, canvas: Canvas | None = None
     ) -> Tensor:
         """Images of one batch of texts, by the random numbers of its items."""
-        return self.muse().draw(texts, rng, negative, canvas)
+        return self.muse().generate(texts, rng, negative, canvas)
 
     def files(self, prompts: Sequence[str], options: MuseOptions) -> list[Artifact]:
         """Each image, and a sheet of all of them."""
@@ -134,7 +134,7 @@ def _fit_to_base(config: MuseConfig, tokenizer: Pipeline[Any], base: Pipeline[An
             f"{_shape(high)}; both need the same channels and the same ratio of height to width"
         )
     return config.adopt(
-        f"the base {base.reference}", {"model.low_grid": below.grid, "model.low_codes": below.num_codes}
+        f"the base {base.reference}", {"model.low_res_grid": below.grid, "model.low_res_num_codes": below.num_codes}
     )
 
 

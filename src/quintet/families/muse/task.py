@@ -16,7 +16,7 @@ from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
 from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import EXTENSIONS, image_grid, write_image
-from quintet.nn.codebook import check_alike
+from quintet.nn.codebook import check_codebook_smoothing
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows
@@ -30,7 +30,7 @@ class MuseTask(MaskGitTask[MuseConfig]):
         super().__init__(config, frozen)
         self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
         self.tokenizer, self.base = as_tokenizer(self.frozen["tokenizer"]), self.frozen.get("base")
-        check_alike(config.loss.alike, self.tokenizer.model.quantizer.levels)
+        check_codebook_smoothing(config.loss.codebook_smoothing, self.tokenizer.model.quantizer.levels)
         self.make_modules(self.tokenizer, modules)
 
     def splits(self) -> Splits:
@@ -65,7 +65,7 @@ class MuseTask(MaskGitTask[MuseConfig]):
 
     def _generated(self, modules: Modules, batch: Batch) -> Tensor:
         pipeline: MusePipeline = self.pipeline(modules)
-        return pipeline.generate(batch["texts"], batch.draw)
+        return pipeline.generate(batch["texts"], batch.rng)
 
     def _reconstructed(self, batch: Batch) -> Tensor:
         images: Tensor = self.tokenizer.model.decode(batch["codes"])

@@ -16,23 +16,25 @@ class PhenakiDataConfig(VideoDataConfig):
     variants: int = Field(
         1, ge=1, le=1000, description="Variants of each clip in the code cache (other beginnings, flips, crops)."
     )
-    empty_captions: bool = Field(False, description="Train a text model although clips without caption are there.")
+    allow_missing_captions: bool = Field(
+        False, description="Train a text model although clips without caption are there."
+    )
 
 
 class PhenakiLossConfig(MaskGitLossConfig):
-    order: Literal["together", "moments"] = Field(
-        "together",
-        description="What is guessed at once: all moments of a clip, as in the paper, or one after the other, each "
-        "from all before it.",
+    frame_autoregressive: bool = Field(
+        False,
+        description="Predict latent frames one after the other, each from all earlier ones, instead of all frames of "
+        "a clip at once as in the paper.",
     )
-    first_moment: float = Field(
+    first_frame_prob: float = Field(
         0.5,
         ge=0,
         le=1,
         description="In the order of moments: share of clips whose first one is guessed, for which the text is all "
         "there is to go by; the later ones share the rest.",
     )
-    primed: float = Field(
+    continuation_prob: float = Field(
         0.1,
         ge=0,
         le=1,
@@ -85,7 +87,7 @@ class PhenakiOptions(NegativePromptOptions):
 
 class PhenakiConfig(MaskGitRunConfig):
     OPTIONS = PhenakiOptions
-    LINKS = ("tokenizer",)
+    FROZEN_KEYS = ("tokenizer",)
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, DEBUG_TEXT, model={"rotary": True}, data={"frames": 5}, sample={"steps": 4}),
         # Two CPU cores, within an hour.
@@ -93,11 +95,16 @@ class PhenakiConfig(MaskGitRunConfig):
             SMALL_GENERATOR,
             model={"rotary": True, "text": "words", "text_dim": 96},
             # The picture is the hard part, and it is the first moment.
-            loss={"order": "moments", "alike": 0.5, "label_smoothing": 0.0, "first_moment": 0.88},
+            loss={
+                "frame_autoregressive": True,
+                "codebook_smoothing": 0.5,
+                "label_smoothing": 0.0,
+                "first_frame_prob": 0.88,
+            },
             train={"steps": 14_000},
-            sample={"steps": 18, "later_steps": 6, "overlap": 5, "temperature": 0.4, "choice_noise": 4.5}
+            sample={"steps": 18, "later_steps": 6, "overlap": 5, "temperature": 0.4, "choice_temperature": 4.5}
             | {"num": 8, "every": 2000},
-            eval={"generated": 200},
+            eval={"num_generated": 200},
         ),
         "base": preset(BASE_GENERATOR, BASE_TEXT, model={"rotary": True}),
     }
@@ -115,10 +122,14 @@ class PhenakiConfig(MaskGitRunConfig):
 
     @model_validator(mode="after")
     def _makes_videos(self) -> PhenakiConfig:
-        if self.model.low_grid is not None:
-            raise ValueError("model.low_grid is for pictures that are drawn larger; there is no such model of videos")
-        if self.model.merge is not None and self.model.merge[0] != 1:
-            raise ValueError(f"model.merge={list(self.model.merge)} would make one token of several moments")
+        if self.model.low_res_grid is not None:
+            raise ValueError(
+                "model.low_res_grid is for pictures that are drawn larger; there is no such model of videos"
+            )
+        if self.model.code_patch_size is not None and self.model.code_patch_size[0] != 1:
+            raise ValueError(
+                f"model.code_patch_size={list(self.model.code_patch_size)} would make one token of several moments"
+            )
         if self.model.grid is not None and len(self.model.grid) not in (3, 4):
             raise ValueError(f"codes of video have moments, rows and columns, not model.grid={list(self.model.grid)}")
         return self

@@ -37,9 +37,9 @@ _OWN_LENGTH = ("codes", "vectors")
 def clip_splits(config: PhenakiConfig, tokenizer: Tokenizer[Any]) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
     media = video_folder_splits(config.data, tokenizer.model.config.size)
-    check_captions(config.model, media, "clips", config.data.empty_captions)
+    check_captions(config.model, media, "clips", config.data.allow_missing_captions)
     return tokenized_splits(
-        tokenizer.token_encoder(), media, "clips encoded", cache=config.data.cache, variants=config.data.variants
+        tokenizer.token_encoder(), media, "clips encoded", cache=config.data.cache_dir, variants=config.data.variants
     )
 
 
@@ -134,10 +134,10 @@ class PythonCodes(PythonDataset):
     fields = FIELDS
 
     config: PhenakiConfig
-    temporal_patch: int | None
+    temporal_patch_size: int | None
     """Frames that one code stands for; none where no tokenizer tells, and a mask is then of moments."""
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         routed = _one_of_both(self.routed(item))
         codes = self._codes(routed["codes"])
         if routed.get("mask") is not None:
@@ -166,7 +166,7 @@ class PythonCodes(PythonDataset):
         return ids
 
     def _moments(self, mask: Any, moments: int) -> int:
-        step = self.temporal_patch
+        step = self.temporal_patch_size
         if step is None:
             return _length(mask, moments)
         return 1 + -(-(_length(mask, 1 + (moments - 1) * step) - 1) // step)
@@ -214,8 +214,8 @@ def python_clip_splits(
     first = _one_of_both(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
     _check_told(first, config)
     if "codes" in first:
-        step = None if tokenizer is None else tokenizer.model.config.temporal_patch
-        codes = partial(PythonCodes, config=config, temporal_patch=step)
+        step = None if tokenizer is None else tokenizer.model.config.temporal_patch_size
+        codes = partial(PythonCodes, config=config, temporal_patch_size=step)
         return split_object(dataset, config.data, codes, validation, declared)
     if tokenizer is None:
         raise UsageError("videos need a tokenizer to become codes: hand one over, or a data set of codebook ids")
@@ -237,7 +237,7 @@ def _check_told(first: Mapping[str, Any], config: PhenakiConfig) -> None:
         )
     if vectors is None and text == "vectors":
         raise UsageError("model.text=vectors needs items with text embeddings (text_embeds)")
-    if vectors is None and text != "none" and first.get("texts") is None and not config.data.empty_captions:
+    if vectors is None and text != "none" and first.get("texts") is None and not config.data.allow_missing_captions:
         raise UsageError(
-            "the items have no texts: add them, train with data.empty_captions=true, or without text (model.text=none)"
+            "the items have no texts: add them, train with data.allow_missing_captions=true, or without text (model.text=none)"
         )

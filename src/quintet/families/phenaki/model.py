@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Phenaki(nn.Module):
     Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`. `critic` decides what is masked
     again: a `TokenCritic`, or nothing; a model with a critic of its own uses that. Longer videos and later scenes go on
     from `overlap` frames, by default about a third of what is made at once. `order` is the one that the model was
-    trained in, `loss.order` of its run. In the order of moments `later_steps` are the decoding steps of each moment
+    trained in, `loss.frame_autoregressive` of its run. In the order of moments `later_steps` are the decoding steps of each moment
     behind the first, where they are not those of the settings.
     """
 
@@ -43,7 +43,7 @@ class Phenaki(nn.Module):
         critic: TokenCritic | None = None,
         settings: Sampling | None = None,
         overlap: int | None = None,
-        order: Literal["together", "moments"] = "together",
+        frame_autoregressive: bool = False,
         later_steps: int | None = None,
     ) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Phenaki(nn.Module):
         self.critic = critic
         self.settings = settings or Sampling(guidance=3.0)
         self.overlap = overlap
-        self.order = order
+        self.frame_autoregressive = frame_autoregressive
         self.later_steps = later_steps
         self._check_codes()
 
@@ -64,7 +64,7 @@ class Phenaki(nn.Module):
     @property
     def step(self) -> int:
         """Frames that one moment of codes stands for, after the first."""
-        return int(self.cvivit.config.temporal_patch)
+        return int(self.cvivit.config.temporal_patch_size)
 
     @property
     def usual_overlap(self) -> int:
@@ -131,7 +131,7 @@ class Phenaki(nn.Module):
     def story(
         self,
         scenes: Sequence[str],
-        draw: ItemRNG,
+        rng: ItemRNG,
         frames: int | None = None,
         start: Tensor | None = None,
         negative: str | None = None,
@@ -141,18 +141,18 @@ class Phenaki(nn.Module):
             raise UsageError("a video of scenes needs at least one scene")
         made = start
         for number, scene in enumerate(scenes):
-            told = encode_prompts(self.maskgit, [scene] * len(draw), negative)
+            told = encode_prompts(self.maskgit, [scene] * len(rng), negative)
             before = 0 if made is None else made.shape[2]
             shown = 0 if made is None else self.shown_of(before, None if number == 0 else overlap or self.usual_overlap)
             more = frames if frames is not None else self.longest - shown
-            made = self.film(told, draw, before + more, made, overlap, f"scene-{number}", begins=number == 0)
+            made = self.film(told, rng, before + more, made, overlap, f"scene-{number}", begins=number == 0)
         assert made is not None
         return made
 
     def film(
         self,
         told: tuple[Conditioning, Conditioning],
-        draw: ItemRNG,
+        rng: ItemRNG,
         frames: int,
         start: Tensor | None = None,
         overlap: int | None = None,
@@ -167,7 +167,7 @@ class Phenaki(nn.Module):
             if made is not None:
                 own_start = begins and part == 0
                 shown = self.shown_of(made.shape[2], None if own_start else overlap or self.usual_overlap)
-            made = self._longer(made, shown, told, draw, frames, f"{name}-{part}")
+            made = self._longer(made, shown, told, rng, frames, f"{name}-{part}")
             part += 1
         return made
 
@@ -190,7 +190,7 @@ class Phenaki(nn.Module):
         made: Tensor | None,
         shown: int,
         told: tuple[Conditioning, Conditioning],
-        draw: ItemRNG,
+        rng: ItemRNG,
         frames: int,
         name: str,
     ) -> Tensor:
@@ -199,14 +199,14 @@ class Phenaki(nn.Module):
         window = min(self.longest, int(config.frames(config.moments(shown + frames - before))))
         prime = None if made is None else self.cvivit.encode(made[:, :, -shown:])
         moments = int(config.moments(window))
-        there = torch.ones(len(draw), moments, dtype=torch.bool, device=self.device)
-        new: Tensor = self.cvivit.decode(self.codes(told, draw, there, prime, name))[:, :, shown:]
+        there = torch.ones(len(rng), moments, dtype=torch.bool, device=self.device)
+        new: Tensor = self.cvivit.decode(self.codes(told, rng, there, prime, name))[:, :, shown:]
         return new[:, :, :frames] if made is None else torch.cat([made, new.to(made)], dim=2)[:, :, :frames]
 
     def codes(
         self,
         told: tuple[Conditioning, Conditioning],
-        draw: ItemRNG,
+        rng: ItemRNG,
         there: Tensor,
         prime: Tensor | None = None,
         name: str = "film",
@@ -220,15 +220,15 @@ class Phenaki(nn.Module):
         tokens = torch.full(valid.shape, maskgit.mask_id, device=valid.device).masked_fill(~valid, 0)
         if prime is not None:
             tokens[:, : known * places] = prime.flatten(1)
-        if self.order == "together":
-            tokens = self._filled(tokens, valid, known * places, told, draw, self.settings, name)
+        if not self.frame_autoregressive:
+            tokens = self._filled(tokens, valid, known * places, told, rng, self.settings, name)
         else:
             for moment in range(known, there.shape[1]):
                 end = (moment + 1) * places
                 steps = self.later_steps if moment and self.later_steps else self.settings.steps
                 settings = replace(self.settings, steps=steps)
                 shown = (tokens[:, :end], valid[:, :end], end - places)
-                seen = self._filled(*shown, told, draw, settings, f"{name}-{moment}")
+                seen = self._filled(*shown, told, rng, settings, f"{name}-{moment}")
                 tokens = torch.cat([seen, tokens[:, end:]], dim=1)
         return tokens.masked_fill(~valid, NO_CODE).view(*there.shape, *maskgit.grid[1:])
 
@@ -238,7 +238,7 @@ class Phenaki(nn.Module):
         valid: Tensor,
         known: int,
         told: tuple[Conditioning, Conditioning],
-        draw: ItemRNG,
+        rng: ItemRNG,
         settings: Sampling,
         name: str,
     ) -> Tensor:
@@ -252,7 +252,7 @@ class Phenaki(nn.Module):
             self.maskgit,
             tokens,
             hole,
-            draw=draw,
+            rng=rng,
             settings=settings,
             cond=cond,
             uncond=uncond,

@@ -76,7 +76,7 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
             raise UsageError(f"frames={frames}: give at least 1")
         asked = Prompts.of(" / ".join(scenes) if scenes else prompts, num, seed)
         config, phenaki = self.config, self.phenaki()
-        check_prompts(config.model, scenes or asked.texts, negative_prompt, config.sample.guidance, self.guidance)
+        check_prompts(config.model, scenes or asked.texts, negative_prompt, config.sample.guidance_scale, self.guidance)
         length = 1 if images else frames or config.sample.frames
         if length is not None and not scenes:
             check_frames("--frames" if frames else "sample.frames", length, phenaki.step)
@@ -158,7 +158,7 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
             self.critic,
             self.sampling(),
             config.sample.overlap,
-            config.loss.order,
+            config.loss.frame_autoregressive,
             config.sample.later_steps,
         )
 
@@ -210,9 +210,9 @@ def _check_combination(prompts: Any, scenes: Any, prime: Any, frames: int | None
 
 def _fit_to_tokenizer(config: PhenakiConfig, tokenizer: Pipeline[Any]) -> PhenakiConfig:
     model = tokenizer.model
-    if not hasattr(model.config, "temporal_patch"):
+    if not hasattr(model.config, "temporal_patch_size"):
         raise UsageError(f"phenaki needs a tokenizer of video; {tokenizer.reference} is of recipe '{tokenizer.recipe}'")
-    frames, step = config.data.frames, model.config.temporal_patch
+    frames, step = config.data.frames, model.config.temporal_patch_size
     check_frames("data.frames", frames, step)
     if config.sample.frames is not None:
         check_frames("sample.frames", config.sample.frames, step)

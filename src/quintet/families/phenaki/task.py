@@ -24,7 +24,7 @@ from quintet.families.phenaki.pipeline import PhenakiPipeline
 from quintet.media.image import image_grid, write_image
 from quintet.media.video import EXTENSIONS
 from quintet.media.video_writing import filmstrip
-from quintet.nn.codebook import check_alike
+from quintet.nn.codebook import check_codebook_smoothing
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask, Rows
@@ -38,7 +38,9 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         super().__init__(config, frozen)
         self.config = _with_texts(self.config)
         self.tokenizer = as_tokenizer(self.frozen["tokenizer"]) if "tokenizer" in self.frozen else None
-        check_alike(config.loss.alike, self.tokenizer.model.quantizer.levels if self.tokenizer else None)
+        check_codebook_smoothing(
+            config.loss.codebook_smoothing, self.tokenizer.model.quantizer.levels if self.tokenizer else None
+        )
         self.make_modules(self.tokenizer, modules)
 
     def splits(self) -> Splits:
@@ -55,7 +57,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
-        if self.config.loss.order == "moments":
+        if self.config.loss.frame_autoregressive:
             return self._up_to_latent_frame(batch, keep)
         valid: Tensor | None = batch.fields.get("there")
         codes = batch["codes"].flatten(1)
@@ -63,7 +65,9 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         if valid is not None:
             codes = codes.masked_fill(~valid, 0)
             conditioning["there"] = valid
-        return Rows(codes, conditioning, valid, self._given(batch) if train and self.config.loss.primed else None)
+        return Rows(
+            codes, conditioning, valid, self._given(batch) if train and self.config.loss.continuation_prob else None
+        )
 
     def _up_to_latent_frame(self, batch: Batch, keep: Tensor | None) -> Rows:
         """Of each clip one latent frame to predict, with all before it given; what comes later is not there."""
@@ -80,7 +84,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
 
     def _latent_frames_to_predict(self, batch: Batch, lengths: Tensor) -> Tensor:
         """The index of one latent frame of each clip."""
-        chances, first = batch.draw.uniform("moment").to(lengths.device), self.config.loss.first_moment
+        chances, first = batch.rng.uniform("moment").to(lengths.device), self.config.loss.first_frame_prob
         later = 1 + ((chances - first) / max(1 - first, 1e-9) * (lengths - 1)).long()
         return torch.where(chances < first, 0, later).minimum(lengths - 1)
 
@@ -95,8 +99,8 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         """Of some clips the first latent frames, at most all but the last, by code: the model learns to continue."""
         codes: Tensor = batch["codes"]
         lengths = _latent_frames(codes).sum(1)
-        primed = batch.draw.uniform("primed").to(lengths.device) < self.config.loss.primed
-        chosen = (batch.draw.uniform("primed moments").to(lengths.device) * (lengths - 1)).long() + 1
+        primed = batch.rng.uniform("primed").to(lengths.device) < self.config.loss.continuation_prob
+        chosen = (batch.rng.uniform("primed moments").to(lengths.device) * (lengths - 1)).long() + 1
         counts = torch.where(primed, chosen.minimum(lengths - 1), 0)
         given = torch.arange(codes.shape[1], device=lengths.device) < counts[:, None]
         return given.repeat_interleave(prod(codes.shape[2:]), 1)
@@ -134,8 +138,8 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         nothing = torch.zeros(len(batch), dtype=torch.bool)
         conditioning = self._texts(batch, None), self._texts(batch, nothing)
         if self.config.sample.frames is not None:
-            return list(phenaki.film(conditioning, batch.draw, self.config.sample.frames))
-        return self._decoded(phenaki.codes(conditioning, batch.draw, _latent_frames(batch["codes"])))
+            return list(phenaki.film(conditioning, batch.rng, self.config.sample.frames))
+        return self._decoded(phenaki.codes(conditioning, batch.rng, _latent_frames(batch["codes"])))
 
     def _decoded(self, codes: Tensor) -> list[Tensor]:
         """The videos of padded codes, each of its own length."""

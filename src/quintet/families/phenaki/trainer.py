@@ -49,7 +49,7 @@ class PhenakiTrainer(PythonTrainer):
         super().__init__(model, tokenizer=tokenizer, **options)
 
     @classmethod
-    def taken_apart(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
+    def split_model(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
         if not isinstance(model, Phenaki):
             return model, {}, {}
         critic: dict[str, nn.Module] = {} if model.critic is None else {"critic": model.critic}
@@ -61,7 +61,7 @@ class PhenakiTrainer(PythonTrainer):
             return {}
         said = {
             "loss.critic": True if model.critic is not None else None,
-            "loss.order": model.order if model.order != "together" else None,
+            "loss.frame_autoregressive": True if model.frame_autoregressive else None,
             "sample.overlap": model.overlap,
             "sample.later_steps": model.later_steps,
         }

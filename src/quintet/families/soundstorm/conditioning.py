@@ -1,7 +1,7 @@
 """`Conditioner`: what SoundStorm is conditioned on: semantic tokens, frame by frame, or one vector of a whole clip.
 
 Conditioning is named tensors, batch first. `frames (batch, frames)` is always among them and says which frames are
-there. `semantic (batch, frames, tokens)` are the semantic tokens that lie over each frame. `clip (batch, clip_dim)`
+there. `semantic (batch, frames, tokens)` are the semantic tokens that lie over each frame. `clip (batch, condition_dim)`
 is the vector, `clip_there (batch,)` whether there is one. What is dropped, for guidance, is not zero but a learned
 vector of its own.
 """
@@ -38,8 +38,8 @@ class Conditioner(nn.Module):
                 raise UsageError("model.semantic_rate needs model.frame_rate where no tokenizer gives it")
             self.semantic = nn.Embedding(config.semantic_codes + 1, config.dim)  # the last one is for no token
             nn.init.normal_(self.semantic.weight, std=EMBEDDING_SCALE)
-        if config.clip_dim is not None:
-            self.clip = nn.Linear(config.clip_dim, config.dim)
+        if config.condition_dim is not None:
+            self.clip = nn.Linear(config.condition_dim, config.dim)
             self.no_clip = nn.Parameter(torch.randn(config.dim) * EMBEDDING_SCALE)
 
     def prepare(
@@ -65,16 +65,16 @@ class Conditioner(nn.Module):
             conditioning["semantic"] = laid.masked_fill(~(frames & keep[:, None])[..., None], nothing)
         elif semantic is not None:
             raise UsageError("this model is told no semantic tokens (model.semantic_codes)")
-        if self.config.clip_dim is not None:
+        if self.config.condition_dim is not None:
             if clip is None:
-                clip, keep = torch.zeros(rows, self.config.clip_dim, device=device), torch.zeros_like(keep)
-            if clip.shape != (rows, self.config.clip_dim):
+                clip, keep = torch.zeros(rows, self.config.condition_dim, device=device), torch.zeros_like(keep)
+            if clip.shape != (rows, self.config.condition_dim):
                 raise UsageError(
-                    f"vectors of shape {tuple(clip.shape)} are not {rows} of model.clip_dim={self.config.clip_dim}"
+                    f"vectors of shape {tuple(clip.shape)} are not {rows} of model.condition_dim={self.config.condition_dim}"
                 )
             conditioning.update(clip=clip.to(device), clip_there=keep)
         elif clip is not None:
-            raise UsageError("this model is told no vector of a clip (model.clip_dim)")
+            raise UsageError("this model is told no vector of a clip (model.condition_dim)")
         return conditioning
 
     def null_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import GenerateOptions, RunConfig, Section, SoundDataConfig
+from quintet.config import AudioDataConfig, GenerateOptions, RunConfig, Section
 from quintet.config.masked import MaskedSampleConfig
 from quintet.config.presets import BASE_GENERATOR, DEBUG_GENERATOR, SMALL_GENERATOR, preset
 
@@ -18,7 +18,7 @@ class SoundStormModelConfig(Section):
     """A conformer over the frames of a codec; the keyword arguments of `SoundStorm`."""
 
     num_codes: int | None = Field(None, gt=1, description="Vocabulary of a level; none: that of the tokenizer.")
-    levels: int | None = Field(
+    num_quantizers: int | None = Field(
         None, ge=1, le=64, description="Codes of a frame that are made at most, the tokenizer's first; none: all."
     )
     frame_rate: float | None = Field(None, gt=0, description="Frames a second; none: those of the tokenizer.")
@@ -29,10 +29,10 @@ class SoundStormModelConfig(Section):
     depth: int = Field(6, ge=1, le=256, description="Blocks of the conformer.")
     heads: int = Field(4, ge=1, description="Attention heads.")
     head_dim: int = Field(64, ge=8, multiple_of=2, description="Width of a head.")
-    multiplier: float = Field(4.0, gt=0, description="Weights of a feed-forward layer, in squares of the width / 2.")
-    kernel: int = Field(5, ge=1, le=255, description="Frames that a convolution sees; odd.")
-    expansion: int = Field(1, ge=1, le=8, description="Width of the convolution, in widths of the conformer.")
-    positions: bool = Field(
+    ff_mult: float = Field(4.0, gt=0, description="Weights of a feed-forward layer, in squares of the width / 2.")
+    conv_kernel_size: int = Field(5, ge=1, le=255, description="Frames that a convolution sees; odd.")
+    conv_expansion: int = Field(1, ge=1, le=8, description="Width of the convolution, in widths of the conformer.")
+    position_embedding: bool = Field(
         True, description="Tell frames where they are in a clip; without, they know only how far they are apart."
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch of a block.")
@@ -40,16 +40,21 @@ class SoundStormModelConfig(Section):
         None, gt=1, description="Vocabulary of the semantic tokens it is told; none: it is told none."
     )
     semantic_rate: float | None = Field(None, gt=0, description="Semantic tokens a second; none: it is told none.")
-    clip_dim: int | None = Field(
+    condition_dim: int | None = Field(
         None, ge=1, description="Width of the one vector it is told of a whole clip, such as MuLaN's; none: no vector."
+    )
+    condition_form: Literal["vector", "quantized"] = Field(
+        "vector", description="Condition on MuLaN's continuous embedding or on its quantized embedding."
     )
     self_conditioning: bool = Field(False, description="Show the model what it made of the step before.")
     self_critic: bool = Field(False, description="A head that scores codes, on the generator itself.")
 
     @model_validator(mode="after")
     def _fits(self) -> SoundStormModelConfig:
-        if self.kernel % 2 == 0:
-            raise ValueError(f"model.kernel={self.kernel} has no frame in its middle; give an odd number")
+        if self.conv_kernel_size % 2 == 0:
+            raise ValueError(
+                f"model.conv_kernel_size={self.conv_kernel_size} has no frame in its middle; give an odd number"
+            )
         if (self.semantic_codes is None) != (self.semantic_rate is None):
             raise ValueError("model.semantic_codes and model.semantic_rate are given both or not at all")
         return self
@@ -57,43 +62,39 @@ class SoundStormModelConfig(Section):
     @property
     def conditioned(self) -> bool:
         """Whether it is told anything that could be left out, which guidance needs."""
-        return self.semantic_codes is not None or self.clip_dim is not None
+        return self.semantic_codes is not None or self.condition_dim is not None
 
 
-class SoundStormDataConfig(SoundDataConfig):
+class SoundStormDataConfig(AudioDataConfig):
     """Clips, from their start: they are encoded once, so what is used of them is the same in every epoch."""
 
     seconds: float = Field(4.0, gt=0, description="Of each clip so much is used, from its start.")
-    semantic: str | None = Field(
+    semantic_tokens: str | None = Field(
         None,
         description="Folder of the semantic tokens of these files, as `quintet encode DATA --layer N` writes it; none: "
         "none are told.",
-    )
-    clip: Literal["vector", "quantized"] = Field(
-        "vector",
-        description="What it is told of a clip by --condition: its vector, or what the quantizer there keeps of it.",
     )
 
 
 class SoundStormLossConfig(Section):
     """What it is trained for."""
 
-    schedule: Literal["cosine", "linear"] = Field("cosine", description="How the share of masked codes is drawn.")
-    span: int = Field(1, ge=1, le=64, description="Frames that are masked together.")
-    coarse_first: float = Field(
+    mask_schedule: Literal["cosine", "linear"] = Field("cosine", description="How the share of masked codes is drawn.")
+    mask_span: int = Field(1, ge=1, le=64, description="Frames that are masked together.")
+    coarse_bias: float = Field(
         1.0, ge=1, le=16, description="1: all levels as often; 2: the lower of two drawn ones, and so on."
     )
-    drop_condition: float = Field(
+    cond_drop_prob: float = Field(
         0.1, ge=0, lt=1, description="Share of clips told nothing, so that guidance has something to lead away from."
     )
-    tell_caption: float = Field(
+    caption_cond_prob: float = Field(
         0.0,
         ge=0,
         le=1,
         description="Share of captioned clips that are told as their caption's vector instead of their sound's.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all codes.")
-    only: Literal["generator", "critic"] | None = Field(
+    train_only: Literal["generator", "critic"] | None = Field(
         None, description="Train only this of the two; the critic alone needs a trained generator (--init RUN)."
     )
 
@@ -104,7 +105,7 @@ class SoundStormSampleConfig(MaskedSampleConfig):
     steps: tuple[Steps, ...] = Field(
         (16, 1), min_length=1, max_length=64, description="Decoding steps of each level; the last number holds on."
     )
-    greedy_end: bool = Field(True, description="Take the likeliest codes at the last step of a level.")
+    greedy_last_step: bool = Field(True, description="Take the likeliest codes at the last step of a level.")
     top_k: int | float | None = Field(
         None, gt=0, description="Draw from so many likeliest codes, or, below 1, from this share of them."
     )
@@ -124,17 +125,17 @@ class SoundStormOptions(GenerateOptions):
 
 class SoundStormConfig(RunConfig):
     OPTIONS = SoundStormOptions
-    LINKS = ("tokenizer", "condition")
+    FROZEN_KEYS = ("tokenizer", "condition")
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}),
         # Two CPU cores, within an hour.
         "small": preset(
             SMALL_GENERATOR,
-            model={"levels": 4, "head_dim": 32},
-            loss={"coarse_first": 2.0},
+            model={"num_quantizers": 4, "head_dim": 32},
+            loss={"coarse_bias": 2.0},
             train={"steps": 3200},
-            sample={"steps": [16, 4, 2, 1], "guidance": 2.0, "temperature": 0.7, "num": 8},
-            eval={"generated": 64},
+            sample={"steps": [16, 4, 2, 1], "guidance_scale": 2.0, "temperature": 0.7, "num": 8},
+            eval={"num_generated": 64},
         ),
         "base": preset(BASE_GENERATOR, model={"depth": 12}, data={"seconds": 30.0}, optim={"lr": 2e-4}),
     }
@@ -155,6 +156,6 @@ class SoundStormConfig(RunConfig):
 
     @model_validator(mode="after")
     def _critic_exists(self) -> SoundStormConfig:
-        if self.loss.only == "critic" and not self.model.self_critic:
-            raise ValueError("loss.only=critic needs a critic: model.self_critic=true")
+        if self.loss.train_only == "critic" and not self.model.self_critic:
+            raise ValueError("loss.train_only=critic needs a critic: model.self_critic=true")
         return self

@@ -57,14 +57,14 @@ class ClipDataset:
     def name(self, item: int) -> str:
         return self.codes.name(item)
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         if item in self.unusable:
             raise UnreadableItem(self.unusable[item])
-        loaded = self.codes.load(item, draw)
+        loaded = self.codes.load(item, rng)
         if self.semantic is not None:
             loaded["semantic"] = self.semantic[item]
         if self.clips is not None:
-            loaded["clip"] = self.clips.load(item, draw)["clip"]
+            loaded["clip"] = self.clips.load(item, rng)["clip"]
         if self.captions is not None:
             vector = self.captions.get(loaded.get("texts", ""))
             loaded |= {"caption": loaded["clip"] if vector is None else vector, "captioned": vector is not None}
@@ -98,14 +98,16 @@ def coded_splits(
 ) -> Splits:
     """The same items as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
     codes = tokenized_splits(
-        tokenizer.token_encoder(config.model.levels), media, "clips encoded", cache=config.data.cache
+        tokenizer.token_encoder(config.model.num_quantizers), media, "clips encoded", cache=config.data.cache_dir
     )
     clips = heard = None
     if conditioner is not None:
         encoder = conditioner.token_encoder(tokenizer.model.rate)
-        heard = tokenized_splits(encoder, media, "clips heard", cache=config.data.cache)
+        heard = tokenized_splits(encoder, media, "clips heard", cache=config.data.cache_dir)
         clips = {"train": heard.train, "validation": heard.validation, **heard.extra_splits}
-    captions = _captions(media.train, conditioner) if config.loss.tell_caption and conditioner is not None else None
+    captions = (
+        _captions(media.train, conditioner) if config.loss.caption_cond_prob and conditioner is not None else None
+    )
     tokens = _semantic(config)
     skipped = dict(codes.skipped)
 
@@ -128,16 +130,16 @@ def coded_splits(
 
 
 def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
-    if config.data.semantic is None:
+    if config.data.semantic_tokens is None:
         if config.model.semantic_codes is not None:
             raise UsageError(
                 "this model is told semantic tokens (model.semantic_codes): name those of the files with "
-                "data.semantic=FOLDER"
+                "data.semantic_tokens=FOLDER"
             )
         return None
-    tokens = read_semantic(Path(config.data.semantic))
+    tokens = read_semantic(Path(config.data.semantic_tokens))
     config.adopt(
-        f"{config.data.semantic}", {"model.semantic_codes": tokens.num_codes, "model.semantic_rate": tokens.rate}
+        f"{config.data.semantic_tokens}", {"model.semantic_codes": tokens.num_codes, "model.semantic_rate": tokens.rate}
     )
     return tokens
 
@@ -154,7 +156,7 @@ def _semantic_of_items(
     for item, frames in enumerate(codes.lengths()):
         own = tokens.of_file.get(codes.name(item))
         if own is None:
-            missing[item] = f"has no semantic tokens in {config.data.semantic}"
+            missing[item] = f"has no semantic tokens in {config.data.semantic_tokens}"
             continue
         own = own[: max(1, math.ceil(frames * ratio))] if frames >= cut else own
         if frames and (reason := misfit(config.model, len(own), frames)):
@@ -162,7 +164,7 @@ def _semantic_of_items(
         found[item] = own
     if missing and not found:
         raise UsageError(
-            f"{config.data.semantic} has no tokens of any file, {codes.name(0)} for one; encode this folder, as it is"
+            f"{config.data.semantic_tokens} has no tokens of any file, {codes.name(0)} for one; encode this folder, as it is"
         )
     return found, missing
 
@@ -179,7 +181,7 @@ def _captions(source: Dataset, conditioner: MuLaNConditioner) -> dict[str, Tenso
     assert isinstance(source, MediaDataset)
     texts = sorted({source.metadata(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
-        raise UsageError("loss.tell_caption tells captions, and no clip has one; leave it at 0, or add captions")
+        raise UsageError("loss.caption_cond_prob tells captions, and no clip has one; leave it at 0, or add captions")
     return dict(zip(texts, conditioner.embed_texts(texts).cpu(), strict=True))
 
 
@@ -221,12 +223,14 @@ class PythonTokens(PythonDataset):
 
     model: SoundStormModelConfig
 
-    def load(self, item: int, draw: ItemRNG) -> Item:
+    def load(self, item: int, rng: ItemRNG) -> Item:
         model = self.model
         routed = self.routed(item)
         codes = _ids(routed["codes"], 2, "acoustic tokens", model.num_codes)
-        if codes.shape[1] != model.levels:
-            raise UnreadableItem(f"has {codes.shape[1]} levels of acoustic tokens; model.levels={model.levels}")
+        if codes.shape[1] != model.num_quantizers:
+            raise UnreadableItem(
+                f"has {codes.shape[1]} levels of acoustic tokens; model.num_quantizers={model.num_quantizers}"
+            )
         if model.max_frames is not None and len(codes) > model.max_frames:
             raise UnreadableItem(f"has {len(codes)} frames, more than model.max_frames={model.max_frames}")
         if model.semantic_codes is None:

@@ -58,7 +58,7 @@ def generate(
     model: SoundStorm,
     canvas: Tensor,
     conditioning: Conditioning,
-    draw: ItemRNG,
+    rng: ItemRNG,
     settings: Sequence[Sampling],
     on_step: LevelObserver | None = None,
 ) -> Tensor:
@@ -78,7 +78,7 @@ def generate(
             codes[..., number],
             canvas[..., number] < 0,
             mask_id=model.mask_id,
-            draw=draw,
+            rng=rng,
             settings=own,
             cond={**conditioning, "codes": codes},
             uncond=uncond,

@@ -39,21 +39,21 @@ class Hidden:
 def hide(
     codes: Tensor,
     frames: Tensor,
-    draw: ItemRNG,
+    rng: ItemRNG,
     mask_id: int,
     schedule: Schedule = cosine,
     span: int = 1,
-    coarse_first: float = 1.0,
+    coarse_bias: float = 1.0,
     name: str = "hide",
 ) -> Hidden:
     """Hide a part of codes (batch, frames, levels), of which those are there that `frames` (batch, frames) says.
 
-    `coarse_first` above 1 asks for coarse levels more often: the lowest of so many even draws, if it is a whole number.
+    `coarse_bias` above 1 asks for coarse levels more often: the lowest of so many even draws, if it is a whole number.
     """
     lengths = frames.sum(1)
-    prompts = (draw.uniform(f"{name}-prompt").to(codes.device) * lengths).long().minimum(lengths - 1)
-    levels = _levels(draw, codes.shape[-1], coarse_first, f"{name}-level").to(codes.device)
-    return hide_level(codes, frames, prompts, levels, draw, mask_id, schedule, span, name)
+    prompts = (rng.uniform(f"{name}-prompt").to(codes.device) * lengths).long().minimum(lengths - 1)
+    levels = _levels(rng, codes.shape[-1], coarse_bias, f"{name}-level").to(codes.device)
+    return hide_level(codes, frames, prompts, levels, rng, mask_id, schedule, span, name)
 
 
 def hide_level(
@@ -61,7 +61,7 @@ def hide_level(
     frames: Tensor,
     prompts: Tensor,
     levels: Tensor,
-    draw: ItemRNG,
+    rng: ItemRNG,
     mask_id: int,
     schedule: Schedule = cosine,
     span: int = 1,
@@ -70,7 +70,7 @@ def hide_level(
     """The same for prompts (batch,) of so many frames and levels (batch,) that are given, as validation does."""
     _check(codes, frames, mask_id)
     behind = frames & (torch.arange(codes.shape[1], device=codes.device) >= prompts[:, None])
-    where = training_mask(draw, behind, schedule, name, span)
+    where = training_mask(rng, behind, schedule, name, span)
     numbers = torch.arange(codes.shape[2], device=codes.device)
     own, finer = numbers == levels[:, None], numbers > levels[:, None]
     hidden = (own[:, None] & where[..., None]) | (finer[:, None] & behind[..., None])
@@ -78,9 +78,9 @@ def hide_level(
     return Hidden(codes.masked_fill(hidden, mask_id), levels, where, targets[where])
 
 
-def _levels(draw: ItemRNG, levels: int, coarse_first: float, name: str) -> Tensor:
+def _levels(rng: ItemRNG, levels: int, coarse_bias: float, name: str) -> Tensor:
     """A level for each row, (rows,); evenly, or coarse ones more often."""
-    share = 1 - (1 - draw.uniform(name).double()) ** (1 / coarse_first)
+    share = 1 - (1 - rng.uniform(name).double()) ** (1 / coarse_bias)
     return (share * levels).long().clamp(max=levels - 1)
 
 

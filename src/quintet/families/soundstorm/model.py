@@ -17,7 +17,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.soundstorm.conditioning import Conditioner, Conditioning
 from quintet.families.soundstorm.config import SoundStormModelConfig
-from quintet.nn.codebook import start_alike
+from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conformer import Conformer
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 
@@ -36,9 +36,9 @@ class ConformerWrapper(nn.Module):
     def __init__(self, config: SoundStormModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         config = config or validate(SoundStormModelConfig, keywords)
-        if config.num_codes is None or config.levels is None:
-            raise UsageError("model.num_codes and model.levels are needed where no tokenizer gives them")
-        self.levels: int = config.levels
+        if config.num_codes is None or config.num_quantizers is None:
+            raise UsageError("model.num_codes and model.num_quantizers are needed where no tokenizer gives them")
+        self.levels: int = config.num_quantizers
         self.mask_id: int = config.num_codes
         self.max_frames = max_frames = config.max_frames or MAX_FRAMES
         self.config = config = config.model_copy(update={"max_frames": max_frames})
@@ -46,16 +46,16 @@ class ConformerWrapper(nn.Module):
         self.embedding = nn.Embedding(self.levels * (self.mask_id + 1), config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE * self.levels**-0.5)
         # Where nothing is known yet all frames are alike, and distances alone cannot tell the middle ones apart.
-        self.positions = LearnedPositions((max_frames,), config.dim) if config.positions else None
+        self.positions = LearnedPositions((max_frames,), config.dim) if config.position_embedding else None
         self.conditions = Conditioner(config)
         self.conformer = Conformer(
             config.dim,
             config.depth,
             config.heads,
             config.head_dim,
-            config.multiplier,
-            config.kernel,
-            config.expansion,
+            config.ff_mult,
+            config.conv_kernel_size,
+            config.conv_expansion,
             config.dropout,
             max_frames,
         )
@@ -89,7 +89,7 @@ class ConformerWrapper(nn.Module):
         if codes.dim() != 3 or codes.shape[:2] != frames.shape or codes.shape[2] != self.levels:
             raise UsageError(
                 f"codes of shape {tuple(codes.shape)} are not (batch, frames, levels) of {tuple(frames.shape)} frames "
-                f"and model.levels={self.levels}"
+                f"and model.num_quantizers={self.levels}"
             )
         if codes.shape[1] > self.max_frames:
             raise UsageError(f"{codes.shape[1]} frames are more than model.max_frames={self.max_frames}")
@@ -101,6 +101,8 @@ class SoundStorm(Pretrained, nn.Module):
     Made from a `ConformerWrapper`, or from keyword arguments that are the keys of `model.*`; see
     `SoundStormModelConfig`.
     """
+
+    CONFIG = SoundStormModelConfig
 
     def __init__(self, net: ConformerWrapper | SoundStormModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
@@ -129,7 +131,7 @@ class SoundStorm(Pretrained, nn.Module):
             )
         embeddings = self.net.embedding.weight.view(self.levels, self.mask_id + 1, -1)[:, : self.mask_id]
         for weights, level in zip((*embeddings, *self.head_weights), (*codebooks, *codebooks), strict=True):
-            start_alike(weights, level)
+            init_from_codebook(weights, level)
 
     def conditioning(
         self,

@@ -15,7 +15,7 @@ from quintet.pipelines.base import Embedder, Frozen, Pipeline
 
 
 class MuLaNConditioner:
-    """The pipeline `frozen["condition"]`, and the form in which a generator sees its vectors (`data.clip`)."""
+    """The pipeline `frozen["condition"]`, and the form in which a generator sees its vectors (`model.condition_form`)."""
 
     def __init__(self, mulan: Pipeline[Any], form: str = "vector") -> None:
         if not isinstance(mulan, Embedder) or not hasattr(mulan, "embed_audio"):
@@ -25,8 +25,8 @@ class MuLaNConditioner:
             )
         if form == "quantized" and "quantizer" not in mulan.modules:
             raise UsageError(
-                f"data.clip=quantized, but {mulan.reference} has no quantizer: train it with model.quantizer_levels, "
-                "or use data.clip=vector"
+                f"model.condition_form=quantized, but {mulan.reference} has no quantizer: train it with model.num_quantizers, "
+                "or use model.condition_form=vector"
             )
         self.mulan: Any = mulan
         self.quantized = form == "quantized"

@@ -58,11 +58,11 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
 
     @classmethod
     def fit(cls, config: SoundStormConfig, frozen: Frozen) -> SoundStormConfig:
-        conditioner = MuLaNConditioner.of(frozen, config.data.clip)
+        conditioner = MuLaNConditioner.of(frozen, config.model.condition_form)
         if "tokenizer" in frozen:
             config = _fit_to_codec(config, frozen["tokenizer"])
             config = _fit_to_conditioner(config, conditioner)
-        elif config.model.num_codes is None or config.model.levels is None:
+        elif config.model.num_codes is None or config.model.num_quantizers is None:
             raise UsageError("soundstorm makes the codes of a codec: name one with --tokenizer RUN")
         return super().fit(config, frozen)
 
@@ -78,7 +78,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
 
     @property
     def conditioner(self) -> MuLaNConditioner | None:
-        return MuLaNConditioner.of(self.frozen, self.config.data.clip)
+        return MuLaNConditioner.of(self.frozen, self.config.model.condition_form)
 
     @property
     def sample_rate(self) -> int:
@@ -178,13 +178,13 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
     @property
     def guidance(self) -> float:
         """The guidance scale that the model can be sampled with: 1, none, if nothing was dropped in training."""
-        possible = self.config.model.conditioned and self.config.loss.drop_condition > 0
-        return self.config.sample.guidance if possible else 1.0
+        possible = self.config.model.conditioned and self.config.loss.cond_drop_prob > 0
+        return self.config.sample.guidance_scale if possible else 1.0
 
     def sampling(self) -> list[masked.Sampling]:
         """How each level is decoded; steps of levels that the codec does not have are left out."""
         config, levels = self.config.sample, self.soundstorm.levels
-        settings = masked.settings_of(config, config.steps[0], self.guidance, config.top_k, config.greedy_end)
+        settings = masked.settings_of(config, config.steps[0], self.guidance, config.top_k, config.greedy_last_step)
         return decoding.for_levels(settings, config.steps[:levels], levels)
 
     def _check(self, texts: Sequence[str]) -> None:
@@ -200,8 +200,8 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
             )
         if self.config.sample.best_of > 1 and not (self.conditioner is not None and all(texts)):
             raise UsageError("sample.best_of keeps what is nearest to a text: it needs --text, and a mulan to tell")
-        if self.config.sample.guidance != self.guidance:
-            say("warning: made without guidance, because nothing was left out in training (loss.drop_condition)")
+        if self.config.sample.guidance_scale != self.guidance:
+            say("warning: made without guidance, because nothing was left out in training (loss.cond_drop_prob)")
 
     def _num_frames(self, seconds: float | None) -> int:
         """Frames of a clip of so many seconds; by default the most that the model makes."""
@@ -260,7 +260,7 @@ def _fit_to_codec(config: SoundStormConfig, tokenizer: Pipeline[Any]) -> SoundSt
         )
     found = {"model.num_codes": codec.num_codes, "model.frame_rate": codec.frame_rate}
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
-    config = config.changed({"model.levels": min(config.model.levels or codec.levels, codec.levels)})
+    config = config.changed({"model.num_quantizers": min(config.model.num_quantizers or codec.levels, codec.levels)})
     needed = -(-max(1, round(config.data.seconds * codec.rate)) // codec.hop)
     if config.model.max_frames is None:
         return config.changed({"model.max_frames": needed})
@@ -275,11 +275,13 @@ def _fit_to_codec(config: SoundStormConfig, tokenizer: Pipeline[Any]) -> SoundSt
 def _fit_to_conditioner(config: SoundStormConfig, conditioner: MuLaNConditioner | None) -> SoundStormConfig:
     if conditioner is not None:
         whose = f"the condition {conditioner.mulan.reference}"
-        return config.adopt(whose, {"model.clip_dim": conditioner.dim})
-    if config.model.clip_dim is not None:
-        raise UsageError("model.clip_dim is that of a mulan, which --condition names")
-    if config.loss.tell_caption:
-        raise UsageError("loss.tell_caption tells captions by the vectors of a mulan: name one with --condition RUN")
+        return config.adopt(whose, {"model.condition_dim": conditioner.dim})
+    if config.model.condition_dim is not None:
+        raise UsageError("model.condition_dim is that of a mulan, which --condition names")
+    if config.loss.caption_cond_prob:
+        raise UsageError(
+            "loss.caption_cond_prob tells captions by the vectors of a mulan: name one with --condition RUN"
+        )
     if config.sample.best_of > 1:
         raise UsageError("sample.best_of keeps what is nearest to a text by a mulan: name one with --condition RUN")
     return config

@@ -47,7 +47,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         tokenizer = self.frozen.get("tokenizer")
         if tokenizer is not None:
             self.config = _with_semantic_keys(self.config)
-        self.conditioner = MuLaNConditioner.of(self.frozen, self.config.data.clip)
+        self.conditioner = MuLaNConditioner.of(self.frozen, self.config.model.condition_form)
         self.is_new = not modules
         self.modules = dict(modules or SoundStormPipeline.build_modules(self.config, self.frozen))
         own: SoundStormPipeline = self.pipeline(self.modules)
@@ -58,7 +58,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         self.phases = [self._phase()]
 
     def _phase(self) -> Phase:
-        only, optim = self.config.loss.only, self.config.optim.for_phase()
+        only, optim = self.config.loss.train_only, self.config.optim.for_phase()
         critic = self.soundstorm.to_score
         if only == "critic":
             assert critic is not None
@@ -81,18 +81,18 @@ class SoundStormTask(Task[SoundStormConfig]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        if self.config.loss.only == "critic":
+        if self.config.loss.train_only == "critic":
             refuse_untrained(self.is_new and self.config.init is None)
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         loss, model = self.config.loss, self.soundstorm
-        schedule = masked.SCHEDULES[loss.schedule]
+        schedule = masked.SCHEDULES[loss.mask_schedule]
         hidden = hide(
-            batch["codes"], batch["frames"], batch.draw, model.mask_id, schedule, loss.span, loss.coarse_first
+            batch["codes"], batch["frames"], batch.rng, model.mask_id, schedule, loss.mask_span, loss.coarse_bias
         )
-        keep = batch.draw.uniform("keep condition") >= loss.drop_condition
+        keep = batch.rng.uniform("keep condition") >= loss.cond_drop_prob
         conditioning = self._conditioning(batch, self._clips(batch), keep)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and loss.only != "critic"):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and loss.train_only != "critic"):
             previous = self._own_vectors(batch, hidden, conditioning)
             logits = modules["soundstorm"](
                 hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=previous
@@ -105,7 +105,7 @@ class SoundStormTask(Task[SoundStormConfig]):
             return None
         clip: Tensor = batch["clip"]
         if "caption" in batch:
-            drawn = batch.draw.uniform("tell caption").to(clip.device) < self.config.loss.tell_caption
+            drawn = batch.rng.uniform("tell caption").to(clip.device) < self.config.loss.caption_cond_prob
             clip = torch.where((drawn & batch["captioned"])[:, None], batch["caption"], clip)
         return clip
 
@@ -121,12 +121,12 @@ class SoundStormTask(Task[SoundStormConfig]):
             return None
         with torch.no_grad():
             vectors: Tensor = self.soundstorm(hidden.tokens, conditioning, hidden.levels, want="vectors")
-        helped = batch.draw.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
+        helped = batch.rng.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
         return vectors * helped[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         loss = token_loss(output["logits"], output["hidden"].targets, self.config.loss.label_smoothing)
-        if self.config.model.self_critic and self.config.loss.only is None:
+        if self.config.model.self_critic and self.config.loss.train_only is None:
             opinion = self.critic_loss(modules, batch, output, step).value
             return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
         return loss
@@ -134,7 +134,7 @@ class SoundStormTask(Task[SoundStormConfig]):
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Is a code the original one, where the generator has made it?"""
         hidden, logits = output["hidden"], output["logits"]
-        chances = batch.draw.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
+        chances = batch.rng.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
         made = filters.guesses(logits.detach(), chances)
         scores = modules["soundstorm"](
             hidden.filled(made), output["conditioning"], hidden.levels, where=hidden.where, want="scores"
@@ -151,10 +151,8 @@ class SoundStormTask(Task[SoundStormConfig]):
         sums: dict[str, Tensor] = {}
         for level in range(self.soundstorm.levels):
             name, levels = f"level_{level + 1}", torch.full_like(nowhere, level)
-            schedule = masked.SCHEDULES[self.config.loss.schedule]
-            hidden = hide_level(
-                codes, frames, nowhere, levels, batch.draw, self.soundstorm.mask_id, schedule, name=name
-            )
+            schedule = masked.SCHEDULES[self.config.loss.mask_schedule]
+            hidden = hide_level(codes, frames, nowhere, levels, batch.rng, self.soundstorm.mask_id, schedule, name=name)
             logits = at_least_fp32(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
             sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
@@ -241,7 +239,7 @@ class SoundStormTask(Task[SoundStormConfig]):
     def _generated(self, pipeline: SoundStormPipeline, batch: Batch) -> GeneratedAudio:
         """Clips generated from the conditioning of a batch, as long as its own."""
         wanted = self._wanted(batch) if self.conditioner is not None else None
-        return pipeline.generate(self._conditioning(batch, wanted), batch.draw, wanted)
+        return pipeline.generate(self._conditioning(batch, wanted), batch.rng, wanted)
 
     def _wanted(self, batch: Batch) -> Tensor:
         """The vectors of the captions; of a clip without one its sound's."""
@@ -256,11 +254,11 @@ class SoundStormTask(Task[SoundStormConfig]):
 
 def _with_semantic_keys(config: SoundStormConfig) -> SoundStormConfig:
     """With the vocabulary and rate of the semantic tokens; once they are known the folder need not be there."""
-    if config.data.semantic is None or config.model.semantic_codes is not None:
+    if config.data.semantic_tokens is None or config.model.semantic_codes is not None:
         return config
-    tokens = read_semantic(Path(config.data.semantic))
+    tokens = read_semantic(Path(config.data.semantic_tokens))
     found = {"model.semantic_codes": tokens.num_codes, "model.semantic_rate": tokens.rate}
-    return config.changed({"data.semantic": str(Path(config.data.semantic).resolve()), **found})
+    return config.changed({"data.semantic_tokens": str(Path(config.data.semantic_tokens).resolve()), **found})
 
 
 def _texts(batch: Batch) -> list[str]:

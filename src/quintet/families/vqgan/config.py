@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import PictureDataConfig, RunConfig, Section
-from quintet.config.adversarial import AdversarialOptimConfig, PictureLossConfig
+from quintet.config import ImageDataConfig, RunConfig, Section
+from quintet.config.adversarial import AdversarialOptimConfig, ImageLossConfig
 from quintet.config.presets import BASE, DEBUG_GAN, SMALL, discriminator, preset
 
 
@@ -31,7 +31,7 @@ class VQGanModelConfig(Section):
     codebook_size: int = Field(
         1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
     )
-    quantizer_levels: int = Field(
+    num_quantizers: int = Field(
         1, ge=1, le=64, description="More than one: residual quantization, so many codes a position."
     )
 
@@ -58,11 +58,11 @@ class VQGanModelConfig(Section):
         return self
 
 
-class VQGanLossConfig(PictureLossConfig):
+class VQGanLossConfig(ImageLossConfig):
     """What the tokenizer is trained for."""
 
     adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss, on top of the adaptive weight.")
-    adaptive: bool = Field(
+    adaptive_weight: bool = Field(
         True, description="Scale the adversarial gradient to the reconstruction's at the last layer."
     )
     lecam: float = Field(0.0, ge=0, description="Weight of LeCam regularisation.")
@@ -92,7 +92,7 @@ class VQGanConfig(RunConfig):
     }
 
     recipe: Literal["vqgan"] = Field("vqgan", description="What is trained.")
-    data: PictureDataConfig = Field(default_factory=PictureDataConfig, description="The files.")
+    data: ImageDataConfig = Field(default_factory=ImageDataConfig, description="The files.")
     model: VQGanModelConfig = Field(default_factory=VQGanModelConfig, description="The tokenizer.")
     loss: VQGanLossConfig = Field(default_factory=VQGanLossConfig, description="What it is trained for.")
     optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")

@@ -41,12 +41,14 @@ class VQGanVAE(Pretrained, nn.Module):
     Keyword arguments are the keys of `model.*`; see `VQGanModelConfig`.
     """
 
+    CONFIG = VQGanModelConfig
+
     def __init__(self, config: VQGanModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(VQGanModelConfig, keywords)
         widths = [self.config.dim * min(2**number, 8) for number in range(self.config.layers)]
         self.encoder = _encoder(self.config, widths)
-        self.quantizer = configured_quantizer(self.config, widths[-1], self.config.quantizer_levels)
+        self.quantizer = configured_quantizer(self.config, widths[-1], self.config.num_quantizers)
         self.decoder = _decoder(self.config, widths)
         self.last_layer = nn.Conv2d(widths[0], self.config.channels * 4, 3, padding=1)
 
@@ -61,10 +63,10 @@ class VQGanVAE(Pretrained, nn.Module):
         levels = self.quantizer.levels
         return (*self.config.grid, levels) if levels > 1 else self.config.grid
 
-    def forward(self, images: Tensor, want_rows: bool = False) -> Reconstruction:
-        """Encode and decode. Changes no state; `want_rows` adds candidates for dead codes to the statistics."""
+    def forward(self, images: Tensor, return_candidates: bool = False) -> Reconstruction:
+        """Encode and decode. Changes no state; `return_candidates` adds candidates for dead codes to the statistics."""
         latents = self._latents(images)
-        quantized = self.quantizer(rearrange(latents, "b c h w -> b (h w) c"), want_rows=want_rows)
+        quantized = self.quantizer(rearrange(latents, "b c h w -> b (h w) c"), return_candidates=return_candidates)
         features = self._features(quantized.vectors, latents.shape[-2:])
         return Reconstruction(self._pixels(features), features, quantized.codes, quantized.loss, quantized.statistics)
 

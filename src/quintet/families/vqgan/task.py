@@ -31,9 +31,9 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         images = pixels(batch)
-        result: Reconstruction = modules["vae"](images, want_rows=step % self.revive_every == 0)
+        result: Reconstruction = modules["vae"](images, return_candidates=step % self.revive_every == 0)
         values = {"real": images, "fake": result.images, "result": result}
-        return Output(values, result.statistics.named("quantizer"))
+        return Output(values, result.statistics.with_prefix("quantizer"))
 
     def reconstruction_loss(self, batch: Batch, output: Output) -> tuple[Tensor, dict[str, Tensor]]:
         images, made = output["real"], output["fake"].to(output["real"].dtype)
@@ -53,8 +53,10 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
         (adversarial_slope,) = torch.autograd.grad(adversarial, made, retain_graph=False)
         (reconstruction_slope,) = torch.autograd.grad(reconstruction, made)
         adversarial = adversarial.detach()
-        weight = torch.as_tensor(self.loss.adversarial * self.loss.say(step), dtype=made.dtype, device=made.device)
-        if self.loss.adaptive:
+        weight = torch.as_tensor(
+            self.loss.adversarial * self.loss.adversarial_ramp(step), dtype=made.dtype, device=made.device
+        )
+        if self.loss.adaptive_weight:
             weight = weight * adaptive_weight(
                 self.model.last_layer,
                 result.features.detach(),
@@ -80,11 +82,11 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
             "fake": fake_logits.detach().mean((1, 2, 3)).sum(),
             "count": torch.tensor(float(len(real_logits)), device=loss.device, dtype=loss.dtype),
         }
-        return loss, Statistics(sums).named("logits")
+        return loss, Statistics(sums).with_prefix("logits")
 
     def after_step(self, statistics: Statistics, step: int) -> None:
         super().after_step(statistics, step)
-        logits = statistics.of("logits").sums
+        logits = statistics.strip_prefix("logits").sums
         if logits:
             self.discriminator.update(logits["real"] / logits["count"], logits["fake"] / logits["count"])
 

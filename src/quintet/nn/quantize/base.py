@@ -69,10 +69,10 @@ class Quantizer(nn.Module, ABC):
         self.placement: Tensor
         self.register_buffer("placement", torch.empty(0), persistent=False)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, want_rows: bool = False) -> Quantized:
+    def forward(self, x: Tensor, mask: Tensor | None = None, return_candidates: bool = False) -> Quantized:
         with torch.autocast(x.device.type, enabled=False):
             latents = self.enter(x, mask)
-            assigned = self.assign(latents, mask, want_rows)
+            assigned = self.assign(latents, mask, return_candidates)
             return self.leave(x, latents, assigned, complete=mask is None)
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class Quantizer(nn.Module, ABC):
             self.start(self.enter(vectors[None], None)[0], seed)
 
     @abstractmethod
-    def assign(self, latents: Tensor, mask: Tensor | None, want_rows: bool) -> Quantized:
+    def assign(self, latents: Tensor, mask: Tensor | None, return_candidates: bool) -> Quantized:
         """In code space: values (no gradient), codes, loss (with gradient) and statistics of `latents`."""
 
     @abstractmethod
@@ -165,20 +165,20 @@ class SingleQuantizer(Quantizer):
     def auxiliary_loss(self, latents: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
         """The weighted loss of `(n, code_dim)` latents and the values of their codes."""
 
-    def assign(self, latents: Tensor, mask: Tensor | None, want_rows: bool) -> Quantized:
+    def assign(self, latents: Tensor, mask: Tensor | None, return_candidates: bool) -> Quantized:
         flat = latents.flatten(0, 1)
         valid = None if mask is None else mask.flatten()
         with torch.no_grad():
             codes = self.nearest(flat)
             values = self.look_up(codes).to(latents.dtype)
-            statistics = self.report(latents.detach(), codes, mask, want_rows)
+            statistics = self.report(latents.detach(), codes, mask, return_candidates)
         loss = self.auxiliary_loss(flat, values, valid)
         if valid is not None:
             codes = codes.masked_fill(~valid, -1)
             values = values.masked_fill(~valid[:, None], 0)
         return Quantized(values.view_as(latents), codes.view(latents.shape[:2]), loss, statistics)
 
-    def report(self, latents: Tensor, codes: Tensor, mask: Tensor | None, want_rows: bool) -> Statistics:
+    def report(self, latents: Tensor, codes: Tensor, mask: Tensor | None, return_candidates: bool) -> Statistics:
         """How often each code was used."""
         bins = self.bins(codes, mask)
         # Not `bincount`, which makes a GPU wait for its result's length.

@@ -63,26 +63,26 @@ class ResidualQuantizer(LevelledQuantizer):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        want_rows: bool = False,
+        return_candidates: bool = False,
         active_levels: Tensor | None = None,
     ) -> Quantized:
         """`active_levels (batch,)`: an item uses only its first so many levels; its codes beyond are -1."""
         with torch.autocast(x.device.type, enabled=False):
             latents = self.enter(x, mask)
-            assigned = self.assign(latents, mask, want_rows, active_levels)
+            assigned = self.assign(latents, mask, return_candidates, active_levels)
             return self.leave(x, latents, assigned, complete=mask is None and active_levels is None)
 
     def assign(
-        self, latents: Tensor, mask: Tensor | None, want_rows: bool, active_levels: Tensor | None = None
+        self, latents: Tensor, mask: Tensor | None, return_candidates: bool, active_levels: Tensor | None = None
     ) -> Quantized:
         parts: list[Quantized] = []
         statistics = Statistics()
         residual = latents
         for level in range(self.levels):
             active = active_positions(latents, mask, active_levels, level)
-            part = self.level(level).assign(residual, active, want_rows)
+            part = self.level(level).assign(residual, active, return_candidates)
             residual = residual - part.vectors
-            statistics = statistics + part.statistics.named(str(level))
+            statistics = statistics + part.statistics.with_prefix(str(level))
             parts.append(part)
         return Quantized(
             total([part.vectors for part in parts]),
@@ -111,7 +111,7 @@ class ResidualQuantizer(LevelledQuantizer):
         return total([self.level(i).values_of(part) for i, part in enumerate(codes.unbind(-1))])
 
     def update(self, statistics: Statistics, seed: int) -> None:
-        parts = [statistics.of(str(level)) for level in range(self.levels)]
+        parts = [statistics.strip_prefix(str(level)) for level in range(self.levels)]
         if self.shared:
             parts = [sum(parts, Statistics())]
         for level, part in enumerate(parts):
@@ -159,20 +159,20 @@ class PartedQuantizer(LevelledQuantizer):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        want_rows: bool = False,
+        return_candidates: bool = False,
         active_levels: Tensor | None = None,
     ) -> Quantized:
         """`active_levels (batch,)`: an item uses only its first so many levels; its codes beyond are -1."""
         found: list[Quantized] = []
         before = 0
         for part, own in zip(self._parts(), self._split(x), strict=True):
-            found.append(part(own, mask, want_rows, None if active_levels is None else active_levels - before))
+            found.append(part(own, mask, return_candidates, None if active_levels is None else active_levels - before))
             before += part.levels
         return _joined(found)
 
-    def assign(self, latents: Tensor, mask: Tensor | None, want_rows: bool) -> Quantized:
+    def assign(self, latents: Tensor, mask: Tensor | None, return_candidates: bool) -> Quantized:
         parts = zip(self._parts(), self._split(latents), strict=True)
-        return _joined([part.assign(own, mask, want_rows) for part, own in parts])
+        return _joined([part.assign(own, mask, return_candidates) for part, own in parts])
 
     def level(self, level: int) -> SingleQuantizer:
         levels = [part.level(number) for part in self._parts() for number in range(part.levels)]
@@ -198,7 +198,7 @@ class PartedQuantizer(LevelledQuantizer):
 
     def update(self, statistics: Statistics, seed: int) -> None:
         for number, part in enumerate(self._parts()):
-            part.update(statistics.of(str(number)), rng.seed_from(seed, number))
+            part.update(statistics.strip_prefix(str(number)), rng.seed_from(seed, number))
 
     def start(self, latents: Tensor, seed: int) -> None:
         for number, (part, own) in enumerate(zip(self._parts(), self._split(latents), strict=True)):
@@ -214,7 +214,7 @@ class PartedQuantizer(LevelledQuantizer):
 
 
 def _joined(found: Sequence[Quantized]) -> Quantized:
-    statistics = [own.statistics.named(str(number)) for number, own in enumerate(found)]
+    statistics = [own.statistics.with_prefix(str(number)) for number, own in enumerate(found)]
     return Quantized(
         torch.cat([own.vectors for own in found], -1),
         torch.cat([own.codes for own in found], -1),

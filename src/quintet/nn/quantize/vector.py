@@ -73,11 +73,11 @@ class VectorQuantizer(SingleQuantizer):
         distances = (latents - values).square().mean(-1)
         return self.commitment_weight * collectives.mean_over_ranks(distances, valid)
 
-    def report(self, latents: Tensor, codes: Tensor, mask: Tensor | None, want_rows: bool) -> Statistics:
-        statistics = super().report(latents, codes, mask, want_rows)
+    def report(self, latents: Tensor, codes: Tensor, mask: Tensor | None, return_candidates: bool) -> Statistics:
+        statistics = super().report(latents, codes, mask, return_candidates)
         sums = kmeans.sums_by_code(latents.flatten(0, 1), self.bins(codes, mask), self.num_codes + 1)
         statistics.sums["vectors"] = sums[: self.num_codes]
-        if want_rows:
+        if return_candidates:
             rows, real = spread_rows(latents, mask)
             statistics.rows["vectors"] = rows
             statistics.rows["real"] = real.to(torch.uint8)

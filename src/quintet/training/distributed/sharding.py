@@ -39,7 +39,7 @@ T = TypeVar("T")
 # --- modules ----------------------------------------------------------------------------------------------------
 
 
-def cut(modules: Mapping[str, nn.Module], device: torch.device) -> None:
+def shard_modules(modules: Mapping[str, nn.Module], device: torch.device) -> None:
     """Leave each process its part of each module, in place. Blocks are gathered one at a time when they are used: those
     whose class says `recomputable`; all else of a module is gathered together."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -65,7 +65,7 @@ def synchronise(module: nn.Module, wanted: bool) -> None:
 @contextmanager
 def unsharded(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Cut modules with all their weights in every process, so that any of their methods can be called."""
-    parts = _cut_parts(modules)
+    parts = _sharded_parts(modules)
     for part in parts:
         part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
@@ -77,7 +77,7 @@ def unsharded(modules: Iterable[nn.Module]) -> Iterator[None]:
             part.set_reshard_after_forward(True, recurse=False)
 
 
-def _cut_parts(modules: Iterable[nn.Module]) -> list[Any]:
+def _sharded_parts(modules: Iterable[nn.Module]) -> list[Any]:
     """Those parts of modules that torch has made an `FSDPModule`."""
     found = {id(part): part for module in modules for part in module.modules() if hasattr(part, "unshard")}
     return list(found.values())
@@ -86,26 +86,26 @@ def _cut_parts(modules: Iterable[nn.Module]) -> list[Any]:
 # --- tensors ----------------------------------------------------------------------------------------------------
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor."""
-    part: Tensor = tensor.to_local() if is_cut(tensor) else tensor
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
 
 
-def is_cut(tensor: Tensor) -> TypeGuard[Any]:
+def is_sharded(tensor: Tensor) -> TypeGuard[Any]:
     """Whether it is a `DTensor`. By its name, which is asked of many tensors at every step."""
     return type(tensor).__name__ == "DTensor"
 
 
-def joined(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The whole tensor, or the whole result of a computation on parts. All processes must ask together."""
-    whole: Tensor = tensor.full_tensor() if is_cut(tensor) else tensor
+    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return whole
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
     """Copy a whole tensor, the same in all processes, into one that may be cut."""
-    if is_cut(target) and not is_cut(source):
+    if is_sharded(target) and not is_sharded(source):
         from torch.distributed.tensor import distribute_tensor
 
         ready = source.to(target.device, target.dtype)
@@ -146,7 +146,7 @@ def _save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    own = checkpoint.unshared({name: tensor.detach() for name, tensor in tensors.items()}, own_part)
+    own = checkpoint.unshared({name: tensor.detach() for name, tensor in tensors.items()}, local_tensor)
     try:
         state_dict_saver.save(own, storage_writer=writer)
     except CheckpointException as error:

@@ -22,7 +22,7 @@ GRACE = 5.0
 """How many seconds a process that gave up waits for the others to have left their stacks: its end may end them."""
 
 
-class Watch:
+class HangWatchdog:
     """One process's part in it, by a connection of its own to the store; `alive` says whether that still stands."""
 
     def __init__(self, store: Store, alive: Callable[[], bool], meeting: str, rank: int, world_size: int) -> None:

@@ -31,11 +31,11 @@ _WINDOW, _STEP = 400, 160
 _ONLY_FOR_TRAINING = ("masked_spec_embed",)
 
 
-def is_hearing(model_type: str) -> bool:
+def is_audio_encoder(model_type: str) -> bool:
     return model_type in (*OF_WAVES, *OF_FILTERBANKS)
 
 
-class PretrainedHearing:
+class PretrainedAudioEncoder:
     """A `AudioFeatureExtractor`. Not a module: nothing of it is trained or saved."""
 
     loudness = None

@@ -48,7 +48,7 @@ def _encode_semantic(
     for line in made.lines:
         print_line(line)
     print_line(f"{made.items} items encoded, {made.rate:g} tokens a second: {out / 'codes.safetensors'}")
-    print_next(("train", "soundstorm", data, "--tokenizer", "CODEC", f"data.semantic={out}"))
+    print_next(("train", "soundstorm", data, "--tokenizer", "CODEC", f"data.semantic_tokens={out}"))
 
 
 def decode(

@@ -31,7 +31,7 @@ KEPT = 20
 
 
 @dataclass(frozen=True)
-class Wish:
+class GenerationJob:
     """What a person asks of a generator. None: as the run's configuration has it."""
 
     text: str
@@ -41,7 +41,7 @@ class Wish:
     steps: int | None = None
 
     @classmethod
-    def read(cls, given: Any) -> Wish:
+    def read(cls, given: Any) -> GenerationJob:
         """From what a browser sent; anything out of bounds is refused by name."""
         if not isinstance(given, dict):
             raise UsageError("a wish is an object of text, seed, num, guidance and steps")
@@ -78,14 +78,14 @@ class Job:
     """A wish on its way."""
 
     name: str
-    wish: Wish
+    wish: GenerationJob
     run: str
     state: str = "working"
     message: str = ""
     entries: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Workshop:
+class JobQueue:
     """Takes wishes, one at a time. Made without anything on disk; the first wish makes a temporary folder."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Workshop:
                 raise UsageError(f"there is nowhere to put what is made: {error.strerror}") from None
         return Place(self._folder, self._folder)
 
-    def start(self, label: str, run: Place, wish: Wish) -> Job:
+    def start(self, label: str, run: Place, wish: GenerationJob) -> Job:
         if self.busy:
             raise UsageError("one at a time: something is being made already")
         folder = self.place().folder
