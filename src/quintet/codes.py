@@ -29,8 +29,8 @@ def encode_folder(pipeline: Pipeline[Any], data: str, out: Path) -> int:
     rows: list[dict[str, Any]] = []
     codes: list[Tensor] = []
     with tokenizer.inference():
-        for item in range(len(loader.source)):
-            name = loader.source.name(item)
+        for item in range(len(loader.dataset)):
+            name = loader.dataset.name(item)
             try:
                 batch = loader.single(item).to(tokenizer.device, tokenizer.dtype)
             except UnreadableItem as problem:

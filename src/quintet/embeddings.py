@@ -31,7 +31,7 @@ TEXTS_AT_ONCE = 64
 
 
 @dataclass
-class Embedded:
+class MediaEmbeddings:
     """Files and their vectors (files, dim), in the same order; and those that were left out, each with the reason."""
 
     files: list[str]
@@ -40,14 +40,14 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """A file, and how near it is to a text: 1 is the same direction, 0 has nothing to do with it."""
 
     file: str
     score: float
 
 
-def embed_media(pipeline: Pipeline[Any], place: str | Path) -> Embedded:
+def embed_media(pipeline: Pipeline[Any], place: str | Path) -> MediaEmbeddings:
     """Every readable file of a folder or of shards, or one file."""
     embedder = as_embedder(pipeline)
     if (
@@ -57,7 +57,7 @@ def embed_media(pipeline: Pipeline[Any], place: str | Path) -> Embedded:
     with _as_folder(place) as folder:
         embedder = embedder.with_keys({"data.path": folder, "data.validation_path": folder})
         loader, left_out = file_loader(embedder)
-        source, files, vectors = loader.source, [], []
+        source, files, vectors = loader.dataset, [], []
         skipped = {name.removeprefix("validation: "): reason for name, reason in left_out.items()}
         with embedder.inference():
             for item in track(range(len(source)), "embedded"):
@@ -71,7 +71,7 @@ def embed_media(pipeline: Pipeline[Any], place: str | Path) -> Embedded:
     if not files:
         name, reason = next(iter(skipped.items()))
         raise UsageError(f"no file of {place} can be read, {name} for one ({reason})")
-    return Embedded(files, torch.cat(vectors), skipped)
+    return MediaEmbeddings(files, torch.cat(vectors), skipped)
 
 
 @contextmanager
@@ -99,18 +99,18 @@ def embed_texts(pipeline: Pipeline[Any], texts: Sequence[str]) -> Tensor:
         return torch.cat([embedder.embed_texts(part).float().cpu() for part in parts])
 
 
-def rank(media: Embedded, text: Tensor, top: int) -> list[Found]:
+def rank(media: MediaEmbeddings, text: Tensor, top: int) -> list[SearchResult]:
     """The files that a text's vector (dim) is nearest to, best first; of equal ones in the order of their names."""
     scores = (media.vectors.double() @ text.double()).tolist()
     best = sorted(range(len(scores)), key=lambda item: (-scores[item], media.files[item]))[:top]
-    return [Found(media.files[item], scores[item]) for item in best]
+    return [SearchResult(media.files[item], scores[item]) for item in best]
 
 
 def refuse_existing(out: Path) -> None:
     files.refuse_existing(out, "choose another file with --out", folder=False)
 
 
-def write_embeddings(out: Path, media: Embedded | None, texts: Sequence[str], text: Tensor | None) -> None:
+def write_embeddings(out: Path, media: MediaEmbeddings | None, texts: Sequence[str], text: Tensor | None) -> None:
     """All at once, or not at all. What was not asked for is an array of no rows."""
     dim = (media.vectors if media is not None else text if text is not None else torch.empty(0, 0)).shape[1]
     arrays: dict[str, Any] = {

@@ -46,7 +46,7 @@ class EvalSession:
         task = task_class(pipeline.config, pipeline.frozen, weights or pipeline.modules)
         engine = Engine(task.config.engine, task.config.train.seed)
         for modules in (pipeline.modules, weights or {}):
-            engine.place(modules)
+            engine.to_device(modules)
         splits = open_splits(task)
 
         def loader(dataset: Dataset) -> Loader:

@@ -70,7 +70,7 @@ class Centroids:
 
 
 @dataclass(frozen=True)
-class Made:
+class EncodedFolder:
     """What came of a folder."""
 
     items: int
@@ -88,7 +88,7 @@ def encode_folder(
     clusters: int | None = None,
     centroids: Path | None = None,
     seed: int = 0,
-) -> Made:
+) -> EncodedFolder:
     """Semantic tokens of every readable file of a folder. Clusters are those given, or found in this folder."""
     refuse_existing(out)
     extractor = open_audio_features(reference)
@@ -126,7 +126,7 @@ def encode_folder(
     checkpoint.write_folder(out, contents)
     used = len(set(torch.cat([each[0] for each in tokens]).tolist()))
     lines.append(f"{used} of {len(given.centres)} tokens are in use")
-    return Made(len(tokens), given.rate, lines)
+    return EncodedFolder(len(tokens), given.rate, lines)
 
 
 def open_audio_features(reference: str) -> AudioFeatureExtractor:

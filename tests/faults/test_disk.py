@@ -284,7 +284,7 @@ def test_a_console_on_a_full_disk_stops_nothing(
 
 def test_a_line_that_does_not_fit_is_left_out_whole_and_the_loss_is_said_once(small_disk: Path, ledger: Ledger) -> None:
     run, told = Run(small_disk), list[str]()
-    run.tell = told.append
+    run.notify = told.append
     with full(small_disk):
         for step in range(200):  # a started block of the file is still free, and ends in the middle of a line
             run.write_metrics({"step": step, "text": "x" * 90})

@@ -157,14 +157,14 @@ def test_every_flipped_bit_is_detected_and_its_file_named(root: Path, ledger: Le
 def test_a_flipped_bit_in_a_pointer_misleads_nobody(root: Path, pointer: str, ledger: Ledger) -> None:
     """Every one of its bits."""
     content = (root / pointer).read_bytes()
-    right = checkpoint.pointed(root, pointer)
+    right = checkpoint.read_pointer(root, pointer)
     for bit in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         (root / pointer).write_bytes(damaged)
         assert checkpoint.newest_sound(root) == (checkpoint.folder_of(root, NEWEST), [])
         # White space may stand around the name.
-        assert checkpoint.pointed(root, pointer) in (None, right), damaged
+        assert checkpoint.read_pointer(root, pointer) in (None, right), damaged
     ledger("bit-flip", 8 * len(content))
 
 

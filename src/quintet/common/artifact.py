@@ -16,5 +16,5 @@ class Artifact:
 
     file: str
     write: Callable[[Path], object]
-    about: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     tensor: Tensor | None = None

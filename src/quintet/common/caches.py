@@ -18,15 +18,15 @@ def default_folder() -> Path:
 
 
 @contextmanager
-def only_writer(path: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """Let one process at a time make what is kept; a dead one does not keep the lock."""
-    with files.open_own(path, "ab") as lock:
+    with files.open_no_follow(path, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def part_writer(lock: IO[bytes], part: int, wait: bool) -> Iterator[bool]:
+def part_lock(lock: IO[bytes], part: int, wait: bool) -> Iterator[bool]:
     """Let one process at a time make one part of a cache, whose lock file is open; a dead one does not keep the lock.
 
     Yields whether this process is the one; False only where it does not `wait` for another.

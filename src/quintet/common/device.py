@@ -30,7 +30,7 @@ class Device:
         # Deterministic mode would also fill every new tensor with NaN, which costs time and hides nothing here.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
-    def place(self, modules: Mapping[str, nn.Module]) -> None:
+    def to_device(self, modules: Mapping[str, nn.Module]) -> None:
         """Move modules to the device, precision and memory format, in place."""
         for module in modules.values():
             module.to(self.device, self.dtype)

@@ -34,7 +34,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_own(path: Path, mode: str) -> IO[bytes]:
+def open_no_follow(path: Path, mode: str) -> IO[bytes]:
     """Open a file for writing; an OSError where a link or a pipe lies in its place, which would lead elsewhere."""
 
     def opened(name: str, flags: int) -> int:
@@ -72,6 +72,6 @@ def replace_bytes(path: Path, content: bytes | memoryview, durable: bool = True,
     """Write a file at once; see `atomic_write`."""
     with (
         atomic_write(path, durable=durable, concurrent=concurrent) as temporary,
-        io.BufferedWriter(open_own(temporary, "wb")) as file,
+        io.BufferedWriter(open_no_follow(temporary, "wb")) as file,
     ):
         file.write(content)

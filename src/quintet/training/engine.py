@@ -30,7 +30,7 @@ from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError
 from quintet.training.distributed import sharding
-from quintet.training.distributed.rendezvous import meet
+from quintet.training.distributed.rendezvous import rendezvous
 from quintet.training.distributed.watchdog import HangWatchdog
 
 
@@ -55,7 +55,7 @@ class Engine(Device):
         place = RankInfo.from_environment()
         self._owns_group = place.world_size > 1 and not dist.is_initialized()
         super().__init__(config)
-        self.watch: HangWatchdog | None = None
+        self.watchdog: HangWatchdog | None = None
         """Only where the processes met by this engine: a launcher that made the group watches over it."""
         if self._owns_group:
             self._join(place)
@@ -99,11 +99,13 @@ class Engine(Device):
         timeout = timedelta(seconds=self.config.timeout_seconds)
         try:
             # By hand, because `timeout` is for processes that work: these need not have begun at one pace.
-            store, _, _ = next(_rendezvous("env://", place.rank, place.world_size, timeout=max(timeout, MEETING)))
-            meeting = meet(store, place.rank, place.world_size, max(timeout, MEETING))
+            store, _, _ = next(
+                _rendezvous("env://", place.rank, place.world_size, timeout=max(timeout, RENDEZVOUS_TIMEOUT))
+            )
+            meeting = rendezvous(store, place.rank, place.world_size, max(timeout, RENDEZVOUS_TIMEOUT))
             own = dist.PrefixStore(f"quintet/{meeting}", store)  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=own, rank=place.rank, world_size=place.world_size, timeout=timeout)
-            self.watch = _watch(place, meeting)
+            self.watchdog = _watch(place, meeting)
         except (RuntimeError, TimeoutError) as error:
             raise LostContactError(
                 f"the {place.world_size} processes of this run did not meet at MASTER_ADDR and MASTER_PORT "
@@ -112,8 +114,8 @@ class Engine(Device):
 
     # --- modules ------------------------------------------------------------------------------------------
 
-    def place(self, modules: Mapping[str, nn.Module]) -> None:
-        super().place(modules)
+    def to_device(self, modules: Mapping[str, nn.Module]) -> None:
+        super().to_device(modules)
         if self.config.activation_checkpointing:
             for module in modules.values():
                 _recompute_activations(module)
@@ -160,7 +162,7 @@ class Engine(Device):
         torch.manual_seed(seed_from(self.seed, step, number, self.rank))
         with ExitStack() as stack:
             for net in modules.values():
-                sharding.synchronise(net, synchronise)
+                sharding.set_gradient_sync(net, synchronise)
             if not synchronise:
                 for net in modules.values():
                     if isinstance(net, DistributedDataParallel):
@@ -179,8 +181,8 @@ class Engine(Device):
     def explain(self, error: BaseException, accumulate: int, micro_batch: int) -> RunError | None:
         """One sentence for a failure that is not of the code; the processes that it leaves waiting are told."""
         failure = explain_failure(error, accumulate, micro_batch)
-        if isinstance(failure, LostContactError) and self.watch is not None:
-            self.watch.fail(str(failure))
+        if isinstance(failure, LostContactError) and self.watchdog is not None:
+            self.watchdog.fail(str(failure))
         return failure
 
     def barrier(self) -> None:
@@ -190,14 +192,14 @@ class Engine(Device):
     def close(self) -> None:
         """Leave the process group in good order; the last thing after all work succeeded."""
         if self._owns_group and dist.is_initialized():
-            if self.watch is not None:
-                self.watch.stop()
+            if self.watchdog is not None:
+                self.watchdog.stop()
             dist.barrier()
             dist.destroy_process_group()
             self._owns_group = False
 
 
-MEETING = timedelta(minutes=10)
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """How long processes wait for each other to begin, at least: they need not start, nor list the data, at one pace."""
 
 

@@ -27,12 +27,12 @@ from quintet.training.state import TrainingState, newest_good
 class Saver:
     """Saves one state to one run. A failure is said, and leaves the last checkpoint as it was."""
 
-    def __init__(self, run: Run, engine: Engine, state: TrainingState, fingerprint: str, say: Callable[[str], None]):
+    def __init__(self, run: Run, engine: Engine, state: TrainingState, fingerprint: str, notify: Callable[[str], None]):
         self.run = run
         self.engine = engine
         self.state = state
         self.fingerprint = fingerprint
-        self.say = say
+        self.notify = notify
         self.saved_step: int | None = None
 
     def save(self, final: bool = False) -> None:
@@ -63,7 +63,7 @@ class Saver:
             self.saved_step = step
         except OSError as error:
             problem = str(error)
-            self.say(f"warning: could not save step {step} ({problem}); the last checkpoint is unharmed")
+            self.notify(f"warning: could not save step {step} ({problem}); the last checkpoint is unharmed")
         if self.engine.is_main:
             self._prune()
         return problem
@@ -72,13 +72,15 @@ class Saver:
         try:
             checkpoint.prune(self.run.checkpoints, self.state.task.config.checkpoint.keep)
         except OSError as error:
-            self.say(f"warning: could not delete an old checkpoint ({error})")
+            self.notify(f"warning: could not delete an old checkpoint ({error})")
 
-    def point(self, name: str, step: int | None) -> None:
+    def write_pointer(self, name: str, step: int | None) -> None:
         """Let `latest` or `best` name a checkpoint that exists; nothing depends on it, so that it may be lost."""
         folder = checkpoint.folder_of(self.run.checkpoints, step or 0)
         if folder.is_dir():
-            self.run.observe(f"checkpoints/{name}", partial(checkpoint.point, self.run.checkpoints, name, folder))
+            self.run.best_effort_write(
+                f"checkpoints/{name}", partial(checkpoint.write_pointer, self.run.checkpoints, name, folder)
+            )
 
     def set_newer_aside(self, why: str) -> None:
         """Take checkpoints that the run no longer follows out of the row."""
@@ -91,21 +93,21 @@ class NonFiniteGuard:
     """Non-finite steps are skipped, counted and named; too many in a row end the run. All ranks must call its methods
     together."""
 
-    def __init__(self, run: Run, engine: Engine, state: TrainingState, saver: Saver, say: Callable[[str], None]):
+    def __init__(self, run: Run, engine: Engine, state: TrainingState, saver: Saver, notify: Callable[[str], None]):
         self.run = run
         self.engine = engine
         self.state = state
         self.saver = saver
-        self.say = say
+        self.notify = notify
 
-    def note_bad_step(self, batches: Sequence[Batch]) -> None:
+    def note_nonfinite_step(self, batches: Sequence[Batch]) -> None:
         """A step was skipped: name what is to blame, and roll back or stop where there were too many."""
         progress, limit = self.state.progress, self.state.task.config.train.max_nonfinite_steps
         progress.bad_steps += 1
         progress.bad_steps_in_a_row += 1
         kind, names = self._culprits(batches)
         where = "loss or gradient" if kind == "items" else "weights or optimizer state"
-        self.say(f"step {progress.step}: non-finite {where}, step skipped; {kind}: {', '.join(names)}")
+        self.notify(f"step {progress.step}: non-finite {where}, step skipped; {kind}: {', '.join(names)}")
         if self.engine.is_main:
             self.run.write_metrics({"step": progress.step, "train/bad_steps": progress.bad_steps, kind: names})
         if progress.bad_steps_in_a_row >= limit and not self._roll_back():
@@ -140,7 +142,7 @@ class NonFiniteGuard:
             return False
         self.state.restore(checkpoint.folder_of(self.run.checkpoints, step))
         self.state.progress = replace(progress, bad_steps_in_a_row=0, rollbacks=progress.rollbacks + 1)
-        self.say(
+        self.notify(
             f"rolled back to the weights of step {step}, on with other items "
             f"({self.state.progress.rollbacks} of {limit} roll-backs)"
         )

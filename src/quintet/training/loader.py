@@ -51,7 +51,7 @@ class _Reader(TorchDataset[LoadedBatch | QuintetError]):
     """Lives in the workers. Indexed by the slots of a whole batch: the epoch travels in the index, because a
     persistent worker would never see a changed attribute."""
 
-    source: Dataset
+    dataset: Dataset
     seed: int
     collate: Collate
 
@@ -61,7 +61,7 @@ class _Reader(TorchDataset[LoadedBatch | QuintetError]):
         try:
             read = [self._read(slot, skipped) for slot in slots]
             used = [item for item, _ in read]
-            names = tuple(self.source.name(item) for item in used)
+            names = tuple(self.dataset.name(item) for item in used)
             rng = ItemRNG(self.seed, [epoch for epoch, _ in slots], used)
             return LoadedBatch(Batch(self.collate([fields for _, fields in read]), names, rng), skipped)
         except QuintetError as error:
@@ -71,11 +71,11 @@ class _Reader(TorchDataset[LoadedBatch | QuintetError]):
         epoch, item = slot
         for attempt in range(ATTEMPTS):
             try:
-                return item, self.source.load(item, ItemRNG(self.seed, [epoch], [item]))
+                return item, self.dataset.load(item, ItemRNG(self.seed, [epoch], [item]))
             except UnreadableItem as problem:
-                last = f"{self.source.name(item)} ({problem})"
-                skipped[self.source.name(item)] = str(problem)
-                item = replacement(self.seed, slot, attempt, len(self.source))
+                last = f"{self.dataset.name(item)} ({problem})"
+                skipped[self.dataset.name(item)] = str(problem)
+                item = replacement(self.seed, slot, attempt, len(self.dataset))
         raise RunError(
             f"{ATTEMPTS} items in a row could not be read, the last one {last}; run `quintet data check` on the folder"
         )
@@ -95,14 +95,14 @@ def _ignore_signals(worker: int) -> None:
 class Loader:
     """Batches of one source for one rank."""
 
-    source: Dataset
+    dataset: Dataset
     seed: int
     collate: Collate
     engine: Engine
     workers: int
     skipped: dict[str, str] = field(default_factory=dict)
     """Items that turned out unreadable, with the reason."""
-    notice: Callable[[str], None] = lambda text: None
+    notify: Callable[[str], None] = lambda text: None
     """Where to say what happened."""
 
     def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[LoadedBatch]:
@@ -115,7 +115,7 @@ class Loader:
         Every rank gets the same number of batches, because a forward pass may be a joint effort; where a rank
         has no items left it repeats one, marked False, and its figures are not to be counted.
         """
-        count = len(self.source) if batches is None else min(len(self.source), batches * batch_size)
+        count = len(self.dataset) if batches is None else min(len(self.dataset), batches * batch_size)
         shares: list[tuple[tuple[SampleIndex, ...], bool]] = []
         for start in range(0, count, batch_size):
             items = range(start, min(start + batch_size, count))
@@ -130,32 +130,34 @@ class Loader:
     def single(self, item: int) -> Batch:
         """One item as a batch of its own; `UnreadableItem` where it cannot be read."""
         rng = ItemRNG(self.seed, [VALIDATION_EPOCH], [item])
-        return Batch(self.collate([self.source.load(item, rng)]), (self.source.name(item),), rng)
+        return Batch(self.collate([self.dataset.load(item, rng)]), (self.dataset.name(item),), rng)
 
-    def opening(self, order: Order, accumulate: int, steps: int = 1) -> Iterator[LoadedBatch]:
+    def init_batches(self, order: Order, accumulate: int, steps: int = 1) -> Iterator[LoadedBatch]:
         """The micro-batches of the first steps, read in this process and consumed by nobody."""
         return self._stream(self._shares(order, range(steps), accumulate), workers=0)
 
     def _shares(self, order: Order, steps: range, accumulate: int) -> Iterator[tuple[SampleIndex, ...]]:
         place = (self.engine.rank, self.engine.world_size)
-        return (tuple(order.share(step, micro, accumulate, *place)) for step in steps for micro in range(accumulate))
+        return (
+            tuple(order.local_batch(step, micro, accumulate, *place)) for step in steps for micro in range(accumulate)
+        )
 
     def first(self, count: int) -> LoadedBatch:
         """The first items as one batch, the same on every rank."""
-        slots = tuple((VALIDATION_EPOCH, item) for item in range(min(count, len(self.source))))
+        slots = tuple((VALIDATION_EPOCH, item) for item in range(min(count, len(self.dataset))))
         return next(self._stream(iter([slots]), workers=0))
 
     def check_readable(self) -> None:
         """An error before any training when no item at all can be read."""
         reasons: dict[str, str] = {}
-        for item in range(len(self.source)):
+        for item in range(len(self.dataset)):
             try:
-                self.source.load(item, ItemRNG(self.seed, [0], [item]))
+                self.dataset.load(item, ItemRNG(self.seed, [0], [item]))
                 return
             except UnreadableItem as problem:
-                reasons.setdefault(str(problem), self.source.name(item))
+                reasons.setdefault(str(problem), self.dataset.name(item))
         listed = "; ".join(f"{name}: {reason}" for reason, name in list(reasons.items())[:3])
-        raise UsageError(f"none of the {len(self.source)} items can be read ({listed})")
+        raise UsageError(f"none of the {len(self.dataset)} items can be read ({listed})")
 
     def _stream(self, shares: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch]:
         """The batches in turn. Workers that die are started again: what they read is a function of the slots."""
@@ -183,7 +185,7 @@ class Loader:
                         f"data workers died {DEATHS} times in a row ({error}); if memory ran out, use fewer "
                         f"data.num_workers (now {workers}), or 0 to read in the training process"
                     ) from None
-                self.notice(f"a data worker died ({error}); the workers are started again")
+                self.notify(f"a data worker died ({error}); the workers are started again")
                 del batches
                 shares = chain([*handed_out], shares)
                 handed_out.clear()
@@ -191,7 +193,7 @@ class Loader:
     def _batches(self, shares: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch | QuintetError]:
         generator = torch.Generator()  # so that starting workers does not touch the process's own stream
         loader: DataLoader[LoadedBatch | QuintetError] = DataLoader(
-            _Reader(self.source, self.seed, self.collate),
+            _Reader(self.dataset, self.seed, self.collate),
             batch_sampler=_Batches(shares),
             collate_fn=_only,
             num_workers=workers,

@@ -41,7 +41,7 @@ ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
 
 
 @dataclass(frozen=True)
-class Rows:
+class MaskGitInputs:
     """A batch as the model sees it."""
 
     codes: Tensor
@@ -93,7 +93,7 @@ class MaskGitTask(Task[ConfigT]):
         return codebook_smoothing(self.frozen["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
 
     @abstractmethod
-    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
+    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
         """What the model sees of a batch; the text is dropped where `keep` is False."""
 
     def make_phases(self) -> list[Phase]:
@@ -126,7 +126,7 @@ class MaskGitTask(Task[ConfigT]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         keep = batch.rng.uniform("keep text") >= self.config.loss.cond_drop_prob
-        rows = self.rows(batch, keep, train=True)
+        rows = self.model_inputs(batch, keep, train=True)
         hidden = masked.training_mask(batch.rng, rows.open, masked.SCHEDULES[self.config.loss.mask_schedule])
         hidden = hidden.to(rows.codes.device)
         tokens = rows.codes.masked_fill(hidden, self.maskgit.mask_id)
@@ -167,7 +167,7 @@ class MaskGitTask(Task[ConfigT]):
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Loss and accuracy at fixed shares of masked tokens, the same ones every time."""
-        rows = self.rows(batch)
+        rows = self.model_inputs(batch)
         sums: dict[str, Tensor] = {}
         for ratio in RATIOS:
             hidden = masked.training_mask(batch.rng, rows.open, partial(_always, ratio), f"at {ratio}")

@@ -219,7 +219,7 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str,
     }
 
 
-def room_for_state(parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def allocate_state(parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Tensors to read saved state into, by the names it was saved by, cut as the parameters are."""
 
     def room(key: str, shape: tuple[int, ...]) -> Tensor:

@@ -67,7 +67,7 @@ class Kind:
     accept: Callable[[Any], Any]
 
 
-def whole(minimum: int, example: int, why: str = "") -> Kind:
+def integer(minimum: int, example: int, why: str = "") -> Kind:
     def accept(value: Any) -> int:
         # People write 1e5 for a number of steps, and numpy's integers are integers too.
         if isinstance(value, bool) or not isinstance(value, Integral | float):
@@ -79,7 +79,7 @@ def whole(minimum: int, example: int, why: str = "") -> Kind:
     return Kind(f"a whole number of at least {minimum}{why}", str(example), accept)
 
 
-def number(phrase: str, example: str, test: Callable[[float], bool]) -> Kind:
+def real(phrase: str, example: str, test: Callable[[float], bool]) -> Kind:
     def accept(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
@@ -90,7 +90,7 @@ def number(phrase: str, example: str, test: Callable[[float], bool]) -> Kind:
     return Kind(phrase, example, accept)
 
 
-def such(phrase: str, example: str, test: Callable[[Any], bool]) -> Kind:
+def predicate(phrase: str, example: str, test: Callable[[Any], bool]) -> Kind:
     def accept(value: Any) -> Any:
         if not test(value):
             raise TypeError
@@ -99,19 +99,19 @@ def such(phrase: str, example: str, test: Callable[[Any], bool]) -> Kind:
     return Kind(phrase, example, accept)
 
 
-STEPS = whole(1, 10_000)
-FEW = whole(1, 4)
-CONTRASTIVE = whole(2, 64, " (a contrastive loss compares items with each other)")
-SEED = whole(0, 42)
-WORKERS = whole(0, 2)
-RATE = number("a number above 0", "3e-4", lambda value: value > 0)
-FLAG = such("True or False", "True", lambda value: isinstance(value, bool))
-FUNCTION = such("a function", "lambda step: 3e-4", callable)
+STEPS = integer(1, 10_000)
+POSITIVE = integer(1, 4)
+CONTRASTIVE_BATCH = integer(2, 64, " (a contrastive loss compares items with each other)")
+SEED = integer(0, 42)
+WORKERS = integer(0, 2)
+RATE = real("a number above 0", "3e-4", lambda value: value > 0)
+FLAG = predicate("True or False", "True", lambda value: isinstance(value, bool))
+FUNCTION = predicate("a function", "lambda step: 3e-4", callable)
 
 KEYS: Mapping[str, tuple[str, Kind]] = {
     "steps": ("train.steps", STEPS),
-    "batch_size": ("train.batch_size", FEW),
-    "grad_accum_steps": ("train.grad_accum_steps", FEW),
+    "batch_size": ("train.batch_size", POSITIVE),
+    "grad_accum_steps": ("train.grad_accum_steps", POSITIVE),
     "lr": ("optim.lr", RATE),
     "seed": ("train.seed", SEED),
     "num_workers": ("data.num_workers", WORKERS),
@@ -141,7 +141,7 @@ def known_options(trainer: str, options: Mapping[str, Any], others: Iterable[str
     return cast("TrainerOptions", options)
 
 
-def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = FEW) -> dict[str, Any]:
+def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = POSITIVE) -> dict[str, Any]:
     """The dotted keys that options set; UsageError where a value is impossible, or a key is set to two values.
 
     `batch_size` says which batch sizes are possible."""
@@ -163,7 +163,7 @@ def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = FEW) -> 
     return keys
 
 
-def written_out(constructor: Callable[..., None]) -> inspect.Signature:
+def expanded_signature(constructor: Callable[..., None]) -> inspect.Signature:
     """The signature of a trainer, with each of its `**options` by name."""
 
     def default(name: str) -> Any:

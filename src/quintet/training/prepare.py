@@ -23,11 +23,11 @@ from quintet.training.task import Task
 
 def open_splits(task: Task[Any]) -> Splits:
     """The data that the configuration names. Where it has to be encoded, that is done on the device."""
-    place_frozen(task)
+    frozen_to_device(task)
     return task.splits()
 
 
-def place_frozen(task: Task[Any]) -> None:
+def frozen_to_device(task: Task[Any]) -> None:
     """The frozen models of a task, to the device of this process."""
     device = own_device(task.config.engine)
     for pipeline in task.frozen.values():
@@ -84,7 +84,7 @@ def check_processes(task: Task[Any], world_size: int) -> None:
         raise UsageError(
             f"recipe {task.name} compares the items of a batch with each other, and train.grad_accum_steps="
             f"{train.grad_accum_steps} would leave only {batch // train.grad_accum_steps} at a time to compare with: it needs a "
-            "backward pass over the whole batch (training/whole_batch.py), or train.grad_accum_steps=1"
+            "backward pass over the whole batch (training/grad_cache.py), or train.grad_accum_steps=1"
         )
 
 
@@ -116,7 +116,7 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
     return config.changed(fixed) if fixed else config
 
 
-def stands_still(config: RunConfig, step: int) -> bool:
+def ends_with_zero_lr(config: RunConfig, step: int) -> bool:
     """Whether a run is to go on where its schedule has come down to nothing."""
     horizon, steps = config.optim.decay_steps, config.train.steps
     return horizon is not None and step < steps > horizon and not learning_rate(config.optim, steps - 1)

@@ -14,8 +14,8 @@ from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_pipeline
-from quintet.training.options import FEW, Kind, keys_from, known_options, written_out
-from quintet.training.prepare import place_frozen
+from quintet.training.options import POSITIVE, Kind, expanded_signature, keys_from, known_options
+from quintet.training.prepare import frozen_to_device
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.task import Task
 from quintet.training.trainer import Trainer
@@ -33,12 +33,12 @@ class PythonTrainer(Trainer):
     model_class: ClassVar[type[nn.Module]]
     needs: ClassVar[tuple[str, ...]] = ("model",)
     """Of the model and the links, those that must be given."""
-    batch_sizes: ClassVar[Kind] = FEW
+    batch_sizes: ClassVar[Kind] = POSITIVE
     """The possible values of `batch_size`."""
 
     def __init_subclass__(cls) -> None:
         # For help() and notebooks; editors and type checkers read Unpack themselves.
-        cls.__signature__ = written_out(cls.__init__)  # type: ignore[attr-defined]
+        cls.__signature__ = expanded_signature(cls.__init__)  # type: ignore[attr-defined]
 
     def __init__(self, model: Any = None, **options: Any) -> None:
         """`options` are those of `TrainerOptions`, and frozen models under their names in `FROZEN_KEYS`."""
@@ -75,7 +75,7 @@ class PythonTrainer(Trainer):
         task = self.task_class(config, links, given)
         splits = None
         if not _is_folder(data):
-            place_frozen(task)
+            frozen_to_device(task)
             splits = self.splits_of(task, data, validation, known.get("declared"))
         super().__init__(task, run, splits=splits, resume=resume, lr_schedule=known.get("lr_schedule"))
 

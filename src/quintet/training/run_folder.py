@@ -31,7 +31,7 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 
 _BEGINNINGS = frozenset({"lock", "data.json", ".data.json.writing", ".config.yaml.writing"})
-"""What a folder may hold before it is a run, beside the copies of what the run stands on: see `write_first`."""
+"""What a folder may hold before it is a run, beside the copies of what the run stands on: see `write_initial_files`."""
 
 
 class Run:
@@ -49,7 +49,7 @@ class Run:
         self._lock: IO[bytes] | None = None
         self.lost_writes: dict[str, str] = {}
         """File name to error, for observations that could not be written; training goes on without them."""
-        self.tell: Callable[[str], object] = lambda text: None
+        self.notify: Callable[[str], object] = lambda text: None
         """Where a person is told that an observation is lost, and that it can be written again."""
 
     @classmethod
@@ -82,7 +82,7 @@ class Run:
         """Become the only writer, until `close` or the end of the process, however it ends."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = files.open_own(self.folder / "lock", "a+b")
+            lock = files.open_no_follow(self.folder / "lock", "a+b")
         except OSError as error:
             raise UsageError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
         try:
@@ -96,7 +96,7 @@ class Run:
             raise UsageError(f"cannot lock the run folder {self.folder}: {error.strerror}") from None
         _close_in_children(lock)
         self._lock = lock
-        self.observe("lock", lambda: _sign(lock))
+        self.best_effort_write("lock", lambda: _sign(lock))
 
     def close(self) -> None:
         if self._lock is not None:
@@ -111,14 +111,14 @@ class Run:
         self.lock()
         try:
             self.refuse_used(config.FROZEN_KEYS)
-            self.write_first(config, data, links)
+            self.write_initial_files(config, data, links)
         except BaseException:
             self.close()
             raise
 
     # --- what must be written ------------------------------------------------------------------------------
 
-    def write_first(self, config: RunConfig, data: Mapping[str, Any], links: Mapping[str, Contents]) -> None:
+    def write_initial_files(self, config: RunConfig, data: Mapping[str, Any], links: Mapping[str, Contents]) -> None:
         """What a run is made of, before anything happens in it. The configuration last: a folder is a run, and can
         be resumed, once it has one."""
         try:
@@ -138,11 +138,11 @@ class Run:
     def write_state(self, status: Status, **values: Any) -> None:
         state = {"status": status, "heartbeat": time.time(), "pid": os.getpid(), "host": socket.gethostname(), **values}
         # A heartbeat is old news after a power cut; waiting for the disk at every logging step would cost more.
-        self.observe("state.json", lambda: self.write_json(self.state_file, state, durable=False))
+        self.best_effort_write("state.json", lambda: self.write_json(self.state_file, state, durable=False))
 
     def update_data(self, record: Mapping[str, Any]) -> None:
         """Name items in data.json that turned out unreadable on the way."""
-        self.observe("data.json", lambda: self.write_json(self.data_file, record))
+        self.best_effort_write("data.json", lambda: self.write_json(self.data_file, record))
 
     def write_metrics(self, row: Mapping[str, Any]) -> None:
         # JSON knows no NaN, and readers in other languages stumble over it.
@@ -150,11 +150,11 @@ class Run:
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
         line = json.dumps(finite, ensure_ascii=False)
-        self.observe("metrics.jsonl", lambda: append_line(self.metrics_file, line))
+        self.best_effort_write("metrics.jsonl", lambda: append_line(self.metrics_file, line))
 
     def write_log(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self.observe("log.txt", lambda: append_line(self.log_file, f"{stamp} {text}"))
+        self.best_effort_write("log.txt", lambda: append_line(self.log_file, f"{stamp} {text}"))
 
     def write_log_once_begun(self, text: str) -> None:
         """A folder that is no run yet is left as it is: with a log in it, it could not become one."""
@@ -162,29 +162,31 @@ class Run:
             self.write_log(text)
 
     def write_sample(
-        self, step: int, prefix: str, file: str, write: Callable[[Path], object], about: Mapping[str, Any]
+        self, step: int, prefix: str, file: str, write: Callable[[Path], object], metadata: Mapping[str, Any]
     ) -> None:
         """One thing to look at, under samples/step-…/, with a line about it in samples.jsonl."""
         folder = self.folder / "samples" / f"step-{step:08d}"
-        self.observe("samples", lambda: self._add_sample(folder, prefix + file, write, about))
+        self.best_effort_write("samples", lambda: self._add_sample(folder, prefix + file, write, metadata))
 
-    def _add_sample(self, folder: Path, file: str, write: Callable[[Path], object], about: Mapping[str, Any]) -> None:
+    def _add_sample(
+        self, folder: Path, file: str, write: Callable[[Path], object], metadata: Mapping[str, Any]
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / file)
-        append_line(folder / "samples.jsonl", json.dumps({"file": file, **about}, ensure_ascii=False))
+        append_line(folder / "samples.jsonl", json.dumps({"file": file, **metadata}, ensure_ascii=False))
 
-    def observe(self, name: str, write: Callable[[], object]) -> None:
+    def best_effort_write(self, name: str, write: Callable[[], object]) -> None:
         """Write something that may be lost. The first loss is said, and that it works again; not each one between."""
         try:
             write()
         except Exception as error:  # also what a tracker or an encoder of samples may think of
             if name not in self.lost_writes:
                 reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-                self.tell(f"warning: cannot write {name} ({reason}); the run goes on without it")
+                self.notify(f"warning: cannot write {name} ({reason}); the run goes on without it")
             self.lost_writes[name] = str(error)
         else:
             if self.lost_writes.pop(name, None) is not None:
-                self.tell(f"{name} can be written again")
+                self.notify(f"{name} can be written again")
 
     # --- reading back ---------------------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class Run:
         if self.metrics_file.exists():
             rows = [row for row in self.read_metrics() if row["step"] <= step]
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            self.observe("metrics.jsonl", lambda: files.replace_text(self.metrics_file, text))
+            self.best_effort_write("metrics.jsonl", lambda: files.replace_text(self.metrics_file, text))
 
 
 def _row(line: str) -> dict[str, Any] | None:
@@ -216,7 +218,7 @@ def _row(line: str) -> dict[str, Any] | None:
 def append_line(path: Path, line: str) -> None:
     """Add a whole line or, where the disk is full, nothing of it."""
     rest = memoryview(f"{line}\n".encode())
-    with files.open_own(path, "ab") as file:
+    with files.open_no_follow(path, "ab") as file:
         before = file.seek(0, os.SEEK_END)
         try:
             while rest:

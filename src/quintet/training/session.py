@@ -60,17 +60,17 @@ class TrainingSession:
         prepare.check_task(task)
         prepare.check_sharding(task)
         prepare.check_processes(task, max(RankInfo.from_environment().world_size, collectives.world_size()))
-        prepare.place_frozen(task)  # also where the splits are handed over: samples are decoded by the tokenizer
+        prepare.frozen_to_device(task)  # also where the splits are handed over: samples are decoded by the tokenizer
         self.splits = splits or task.splits()
         prepare.check_data(task, self.splits)
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
-        run.tell = self.display.note
-        if self.engine.watch is not None:
-            self.engine.watch.tell = run.write_log_once_begun
+        run.notify = self.display.note
+        if self.engine.watchdog is not None:
+            self.engine.watchdog.log = run.write_log_once_begun
         self.config = task.config = config if resume else prepare.resolve(config, len(self.splits.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
-        self.engine.place(task.modules)
+        self.engine.to_device(task.modules)
         self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
         self.meter = Meter()
         self.trackers: list[Tracker] = []
@@ -102,7 +102,7 @@ class TrainingSession:
                 tensors = init[name]
                 copy_tensors(self.task.modules[name], tensors, f"--init {self.config.init}")
         else:
-            first = loader.opening(self._order(), self.config.train.grad_accum_steps, self.task.num_init_batches)
+            first = loader.init_batches(self._order(), self.config.train.grad_accum_steps, self.task.num_init_batches)
             self.task.init_from_data(self.modules, (self._moved(loaded) for loaded in first), self.engine)
         self._make_state()
 
@@ -135,7 +135,7 @@ class TrainingSession:
             self._keep_to_data(force)
         self._set_out(init)
         if self.engine.is_main:
-            self.run.write_first(self.config, prepare.data_record(self.splits), self._frozen_contents())
+            self.run.write_initial_files(self.config, prepare.data_record(self.splits), self._frozen_contents())
             self.run.drop_metrics_after(0)
         self.print("there is no checkpoint yet: the run begins again")
 
@@ -150,11 +150,11 @@ class TrainingSession:
             self.print(f"damaged checkpoint passed over: {problem}")
         if self.engine.is_main:
             self.saver.set_newer_aside("damaged")
-            self.run.write_first(self.config, prepare.data_record(self.splits), self._frozen_contents())
+            self.run.write_initial_files(self.config, prepare.data_record(self.splits), self._frozen_contents())
             self.run.drop_metrics_after(self.step)
-            self.saver.point("latest", self.step)
+            self.saver.write_pointer("latest", self.step)
             # The file may be damaged or behind; without it the best checkpoint would be deleted as an old one.
-            self.saver.point("best", self.state.progress.best_step)
+            self.saver.write_pointer("best", self.state.progress.best_step)
         self.print(f"resumed from {folder}")
         for name, now in environment().items():
             if meta.get(name) != now:
@@ -173,9 +173,9 @@ class TrainingSession:
     def _frozen_contents(self) -> dict[str, checkpoint.Contents]:
         return {name: pipeline.contents() for name, pipeline in self.task.frozen.items()}
 
-    def _loader(self, source: Any) -> Loader:
+    def _loader(self, dataset: Any) -> Loader:
         seed, workers = self.config.train.seed, self.config.data.num_workers
-        return Loader(source, seed, self.task.collate, self.engine, workers, self._skipped, self.print)
+        return Loader(dataset, seed, self.task.collate, self.engine, workers, self._skipped, self.print)
 
     def _order(self) -> Order:
         train = self.splits.train
@@ -201,7 +201,7 @@ class TrainingSession:
         if self.engine.is_main:
             self.run.write_metrics({"step": self.step, "time": time.time(), **figures})
             for tracker in self.trackers:
-                self.run.observe(type(tracker).__name__, partial(tracker.log, figures, self.step))
+                self.run.best_effort_write(type(tracker).__name__, partial(tracker.log, figures, self.step))
 
     def print(self, text: str) -> None:
         """Say something once, on the console and in log.txt."""

@@ -19,7 +19,7 @@ class StopRequest:
         self._previous: dict[signal.Signals, Any] = {}
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.received is not None or self.out_of_time
 
     @property

@@ -53,7 +53,7 @@ class Progress:
     best_step: int | None = None
 
 
-class Average:
+class EMA:
     """The moving average of the weights: copies of some modules, always in eval mode and without gradients.
 
     Parameters are averaged; buffers are copied, because they are counts or averages already.
@@ -91,11 +91,11 @@ class TrainingState:
         self.task = task
         self.progress = Progress()
         config: RunConfig = task.config
-        self.average = Average(config.ema, task.modules, task.averaged) if config.ema.enabled else None
+        self.ema = EMA(config.ema, task.modules, task.averaged) if config.ema.enabled else None
         if engine is not None:
             # Copied whole first: what was cut cannot be copied. The optimizers are for the parts.
             engine.shard(task.modules)
-            engine.shard(self.average.modules if self.average else {})
+            engine.shard(self.ema.modules if self.ema else {})
         self.phases = [self._phase_state(phase) for phase in task.phases]
 
     def _phase_state(self, phase: Phase) -> PhaseState:
@@ -104,12 +104,12 @@ class TrainingState:
 
     def averaged_modules(self) -> dict[str, nn.Module]:
         """The modules to look at: the averaged ones where there are any."""
-        return {**self.task.modules, **(self.average.modules if self.average else {})}
+        return {**self.task.modules, **(self.ema.modules if self.ema else {})}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything that is trained or averaged, by the name of its file; not copied."""
         tensors = {name: dict(module.state_dict()) for name, module in self.task.modules.items()}
-        for name, module in self.average.modules.items() if self.average else ():
+        for name, module in self.ema.modules.items() if self.ema else ():
             tensors[f"ema/{name}"] = dict(module.state_dict())
         for state in self.phases:
             tensors[f"optim/{state.phase.name}"] = optim.optimizer_tensors(state.optimizer, state.parameters)
@@ -140,8 +140,8 @@ class TrainingState:
         progress = read_progress(folder, meta)
         for name, module in self.task.modules.items():
             load_sharded(module, folder, name)
-        if self.average:
-            for name, module in self.average.modules.items():
+        if self.ema:
+            for name, module in self.ema.modules.items():
                 load_sharded(module, folder, f"ema/{name}")
         if optimizers:
             for state in self.phases:
@@ -152,7 +152,7 @@ class TrainingState:
     def _restore_optimizer(self, state: PhaseState, folder: Path) -> None:
         origin = f"optim/{state.phase.name}"
         if _can_be_read_in_parts(state.parameters, folder, origin):
-            tensors = optim.room_for_state(state.parameters, checkpoint.shapes_of_parts(folder, origin))
+            tensors = optim.allocate_state(state.parameters, checkpoint.sharded_shapes(folder, origin))
             sharding.read(folder, origin, tensors)
         else:
             tensors = checkpoint.read_tensors(folder, origin)
@@ -165,7 +165,7 @@ def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
     for name in ("step", "items_seen", "bad_steps", "bad_steps_in_a_row", "rollbacks"):
         if type(known.get(name, 0)) is not int or known.get(name, 0) < 0:
             raise CheckpointError(f"{folder / 'meta.json'}: '{name}' is not a count")
-    if "step" not in known or (checkpoint.is_named(folder) and known["step"] != checkpoint.step_of(folder)):
+    if "step" not in known or (checkpoint.is_checkpoint_name(folder) and known["step"] != checkpoint.step_of(folder)):
         raise CheckpointError(f"{folder / 'meta.json'} is not of the step that the folder's name says")
     value, step = known.get("best_value"), known.get("best_step")
     if not (value is None or isinstance(value, float)) or not (step is None or isinstance(step, int)):
@@ -207,7 +207,7 @@ def load_sharded(module: nn.Module, folder: Path, name: str) -> None:
     """As `load_module`, into a module that may be sharded: each process then reads its own part alone."""
     own = module.state_dict()
     if _can_be_read_in_parts(own, folder, name):
-        check_shapes(own, checkpoint.shapes_of_parts(folder, name), str(folder / name))
+        check_shapes(own, checkpoint.sharded_shapes(folder, name), str(folder / name))
         sharding.read(folder, name, own)
     else:
         copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors", sharding.copy_into)
@@ -215,4 +215,4 @@ def load_sharded(module: nn.Module, folder: Path, name: str) -> None:
 
 def _can_be_read_in_parts(tensors: Mapping[str, Tensor], folder: Path, name: str) -> bool:
     """Whether each process may read its own part alone."""
-    return any(map(sharding.is_sharded, tensors.values())) and checkpoint.is_in_parts(folder, name)
+    return any(map(sharding.is_sharded, tensors.values())) and checkpoint.is_sharded(folder, name)

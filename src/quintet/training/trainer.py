@@ -40,7 +40,7 @@ from quintet.training.guard import largest_moment
 from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.phase import Modules
-from quintet.training.prepare import data_record, stands_still
+from quintet.training.prepare import data_record, ends_with_zero_lr
 from quintet.training.session import TrainingSession
 from quintet.training.signals import StopRequest
 
@@ -67,7 +67,7 @@ class Trainer(TrainingSession):
         if self.engine.is_main and not self.trackers:
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
-        if stands_still(self.config, self.step):
+        if ends_with_zero_lr(self.config, self.step):
             self.print(
                 f"warning: the learning rate is 0 from step {self.config.optim.decay_steps} on, where the schedule ends; "
                 f"resume with optim.decay_steps={self.config.train.steps} and --force to stretch it"
@@ -78,7 +78,7 @@ class Trainer(TrainingSession):
             self._write_state("running")
             while self.step < self.config.train.steps and not stopped:
                 logs = self.train_step()
-                stopped = bool(logs.pop("stop_asked"))
+                stopped = bool(logs.pop("stop_requested"))
                 logs.update(self._due_work(final=stopped or self.step == self.config.train.steps))
                 if log_fn is not None:
                     log_fn(logs)
@@ -94,7 +94,7 @@ class Trainer(TrainingSession):
             self._stream = None
             self.display.stop()
             for tracker in self.trackers:
-                self.run.observe(type(tracker).__name__, tracker.close)
+                self.run.best_effort_write(type(tracker).__name__, tracker.close)
             self.trackers = []
         if stopped:
             why = self._stop.received.name if self._stop.received else "another process or the time limit"
@@ -118,7 +118,7 @@ class Trainer(TrainingSession):
         moments = [moment for state in active if (moment := largest_moment(state.optimizer)) is not None]
         values = [*report.metrics.values(), *norms.values(), *moments]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
-        bad, stop_asked = self.engine.any_rank(~finite, self._stop.asked)
+        bad, stop_requested = self.engine.any_rank(~finite, self._stop.requested)
         if not bad:
             self._apply(norms, report.statistics, step)
         computed = time.perf_counter()
@@ -127,12 +127,12 @@ class Trainer(TrainingSession):
         self.state.progress.step += 1
         self.state.progress.items_seen += config.batch_size
         if bad:
-            self.guard.note_bad_step(batches)
+            self.guard.note_nonfinite_step(batches)
         else:
             self.state.progress.bad_steps_in_a_row = 0
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
-        return {**report.metrics, "step": self.step, "stop_asked": stop_asked}
+        return {**report.metrics, "step": self.step, "stop_requested": stop_requested}
 
     def _apply(self, norms: Mapping[str, Tensor], statistics: Statistics, step: int) -> None:
         """The step is accepted: move weights, then what depends on them."""
@@ -145,8 +145,8 @@ class Trainer(TrainingSession):
             set_learning_rate(state.optimizer, state.phase.optim.lr * factor)
             state.optimizer.step()
         self.task.after_step(statistics.over_ranks(), step)
-        if self.state.average is not None:
-            self.state.average.update(step)
+        if self.state.ema is not None:
+            self.state.ema.update(step)
 
     # --- what happens every n steps ---------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Trainer(TrainingSession):
     def _validate(self) -> dict[str, float]:
         averaged = self.evaluate(self.state.averaged_modules(), self.config.eval.batches)
         figures = {f"validation/{name}": value for name, value in averaged.items()}
-        if self.state.average is not None and self.config.eval.live:
+        if self.state.ema is not None and self.config.eval.live:
             live = self.evaluate(self.task.modules, self.config.eval.batches)
             figures.update({f"validation/live/{name}": value for name, value in live.items()})
         self._share_skipped()
@@ -231,13 +231,13 @@ class Trainer(TrainingSession):
             progress.best_value, progress.best_step = value, self.step
             self.saver.save()
             if self.engine.is_main and self.saved_step == self.step:
-                self.saver.point("best", self.step)
+                self.saver.write_pointer("best", self.step)
 
     def _sample(self) -> Logs:
         """Things to look at, from the averaged and the live weights. Every rank makes them, rank 0 writes them."""
         batch = self._moved(self._loader(self.splits.validation).first(self.config.sample.num))
         kinds: dict[str, Modules] = {"": self.state.averaged_modules()}
-        if self.state.average is not None:
+        if self.state.ema is not None:
             kinds["live-"] = self.task.modules
         logs: Logs = {}
         for prefix, modules in kinds.items():
@@ -245,7 +245,7 @@ class Trainer(TrainingSession):
                 if artifact.tensor is not None and not prefix:
                     logs[Path(artifact.file).stem] = artifact.tensor
                 if self.engine.is_main:
-                    self.run.write_sample(self.step, prefix, artifact.file, artifact.write, artifact.about)
+                    self.run.write_sample(self.step, prefix, artifact.file, artifact.write, artifact.metadata)
         return logs
 
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:

@@ -91,9 +91,9 @@ def test_what_is_generated_is_named_with_its_text_seed_and_settings(recipe: Muse
         options = MuseOptions(num=2, seed=7)
         grid, *single = recipe.pipeline(recipe.modules).files(["a red circle", "a blue star"], options)
     assert grid.file == "grid.png"
-    assert [artifact.about["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
-    assert {artifact.about["seed"] for artifact in single} == {7}
-    assert single[0].about["settings"]["guidance_scale"] == 3.0
+    assert [artifact.metadata["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
+    assert {artifact.metadata["seed"] for artifact in single} == {7}
+    assert single[0].metadata["settings"]["guidance_scale"] == 3.0
 
 
 def test_a_tokenizer_that_does_not_fit_is_named_beside_the_key(pictures: Path) -> None:

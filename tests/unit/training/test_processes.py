@@ -318,7 +318,7 @@ def test_a_run_of_two_processes_goes_on_in_one(ranks: Path, tmp_path: Path) -> N
 def test_a_run_of_parts_goes_on_in_one_process(ranks: Path, tmp_path: Path) -> None:
     data = {"data": points(**POISONED)}
     saved = checkpoint.folder_of(ranks / "runs" / "sharded" / "checkpoints", 6)
-    assert checkpoint.is_in_parts(saved, "ema/net")
+    assert checkpoint.is_sharded(saved, "ema/net")
     resumed = trained(ranks / "runs" / "sharded", resume=True, train__steps=8, **data)
     straight = trained(tmp_path / "run", **{**LOOP, **data, "train__steps": 8, "optim__decay_steps": 6})
     for key, value in weights(straight).items():
@@ -338,7 +338,7 @@ def test_a_checkpoint_in_parts_stands_whole(ranks: Path) -> None:
     assert torch.equal(net["weight"], torch.arange(15.0, dtype=torch.float64).view(5, 3))
     assert torch.equal(net["tied"], net["weight"])
     assert net["plain"].tolist() == [True, False]
-    assert checkpoint.shapes_of_parts(folder, "net") == {"weight": (5, 3), "bias": (5,), "tied": (5, 3), "plain": (2,)}
+    assert checkpoint.sharded_shapes(folder, "net") == {"weight": (5, 3), "bias": (5,), "tied": (5, 3), "plain": (2,)}
 
 
 def test_torch_joins_the_parts_alike(ranks: Path, tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_parts_that_lie_over_each_other_or_differ_in_kind_are_refused(tmp_path: 
         (tmp_path / name).mkdir()
         values = [torch.ones(2), torch.ones(2, dtype=torch.float64 if name == "kinds" else None), torch.ones(2)]
         write_parts(tmp_path / name, *((each, [start]) for each, start in zip(values, starts, strict=True)))
-    for read in (checkpoint.read_tensors, checkpoint.shapes_of_parts):
+    for read in (checkpoint.read_tensors, checkpoint.sharded_shapes):
         with pytest.raises(CheckpointError, match="lie over each other"):
             read(tmp_path / "lying", "net")
     with pytest.raises(CheckpointError, match="different kinds of numbers"):
@@ -396,7 +396,7 @@ def test_parts_that_lie_over_each_other_or_differ_in_kind_are_refused(tmp_path: 
 )
 def test_a_part_that_lies_about_its_place_is_refused(offsets: object, message: str, tmp_path: Path) -> None:
     write_parts(tmp_path, (torch.ones(2, 3), offsets))
-    for read in (checkpoint.read_tensors, checkpoint.shapes_of_parts):
+    for read in (checkpoint.read_tensors, checkpoint.sharded_shapes):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path, "net")
 

@@ -256,7 +256,7 @@ def test_a_sample_that_cannot_be_written_is_remembered(tmp_path: Path) -> None:
 
 def test_config_is_written_whole(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.write_first(RunConfig(recipe="toy"), {}, {})
-    run.write_first(RunConfig(recipe="toy2"), {}, {})
+    run.write_initial_files(RunConfig(recipe="toy"), {}, {})
+    run.write_initial_files(RunConfig(recipe="toy2"), {}, {})
     assert run.config_file.read_text(encoding="utf-8").startswith("recipe: toy2\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "data.json"]

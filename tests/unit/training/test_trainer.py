@@ -624,7 +624,7 @@ def test_the_best_checkpoint_is_kept_and_pointed_to(tmp_path: Path) -> None:
     best = min(errors, key=lambda step: errors[step])
     assert 1 < best < 12  # or the test shows nothing
     assert state(tmp_path / "run")["best"] == {"metric": "error", "value": errors[best], "step": best}
-    pointed = checkpoint.pointed(trainer.run.checkpoints, "best")
+    pointed = checkpoint.read_pointer(trainer.run.checkpoints, "best")
     assert pointed is not None
     assert checkpoint.step_of(pointed) == best
     assert [checkpoint.step_of(path) for path in checkpoint.steps(trainer.run.checkpoints)] == [best, 12]

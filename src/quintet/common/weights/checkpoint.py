@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quintet.common.files import one_line, open_own, replace_text, sync
+from quintet.common.files import one_line, open_no_follow, replace_text, sync
 from quintet.errors import CheckpointError
 
 FORMAT = 1
@@ -70,7 +70,7 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def is_named(folder: Path) -> bool:
+def is_checkpoint_name(folder: Path) -> bool:
     """Whether a folder has the name of a checkpoint."""
     return _NAME.fullmatch(folder.name) is not None and folder == folder_of(folder.parent, step_of(folder))
 
@@ -79,21 +79,21 @@ def steps(root: Path) -> list[Path]:
     """The checkpoints that stand, oldest first; unfinished ones do not count."""
     if not root.is_dir():
         return []
-    return sorted((path for path in root.iterdir() if is_named(path) and path.is_dir()), key=step_of)
+    return sorted((path for path in root.iterdir() if is_checkpoint_name(path) and path.is_dir()), key=step_of)
 
 
 def write(root: Path, step: int, contents: Contents) -> Path:
     """Write one checkpoint. Whatever happens, `root` holds either all of it under its name or nothing of it."""
     target = folder_of(root, step)
     write_folder(target, contents)
-    point_at_latest(target)
+    update_latest(target)
     return target
 
 
-def point_at_latest(target: Path) -> None:
+def update_latest(target: Path) -> None:
     """For people: resuming looks at the folders. The checkpoint stands, so that it must not be called a failure."""
     with suppress(OSError):
-        point(target.parent, "latest", target)
+        write_pointer(target.parent, "latest", target)
 
 
 def write_folder(target: Path, contents: Contents) -> None:
@@ -167,7 +167,7 @@ def _write_files(folder: Path, contents: Contents) -> None:
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """As `save_file`, whose temporary file only its owner may read, with the permissions of any other file."""
-    with open_own(path, "wb") as file:
+    with open_no_follow(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     save_file(unshared({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}), path)
     path.chmod(mode)
@@ -230,7 +230,7 @@ _MOST_AXES = 64
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """The tensors of a file that nobody may have vouched for: it may be anything, and none of it is executed."""
-    in_parts = is_in_parts(folder, name)
+    in_parts = is_sharded(folder, name)
     path = folder / name if in_parts else folder / f"{name}.safetensors"
     try:
         if not in_parts:
@@ -266,12 +266,12 @@ class _Part(NamedTuple):
         )
 
 
-def is_in_parts(folder: Path, name: str) -> bool:
+def is_sharded(folder: Path, name: str) -> bool:
     """Whether a group of tensors was written by several processes."""
     return (folder / name).is_dir() and not (folder / f"{name}.safetensors").exists()
 
 
-def shapes_of_parts(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
+def sharded_shapes(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors of such a group, once joined."""
     try:
         return {key: _whole_shape(key, parts) for key, parts in _find_parts(folder / name).items()}
@@ -365,12 +365,12 @@ def set_aside(folder: Path, why: str) -> Path:
     return target
 
 
-def point(root: Path, name: str, folder: Path) -> None:
+def write_pointer(root: Path, name: str, folder: Path) -> None:
     """Let the text file `name` (latest, best) name a checkpoint."""
     replace_text(root / name, folder.name + "\n")
 
 
-def pointed(root: Path, name: str) -> Path | None:
+def read_pointer(root: Path, name: str) -> Path | None:
     """The checkpoint that `name` names, if it still stands."""
     try:
         folder = root / read_regular(root / name).decode("utf-8").strip()
@@ -381,7 +381,7 @@ def pointed(root: Path, name: str) -> Path | None:
 
 def prune(root: Path, keep: int) -> None:
     """Delete all but the newest `keep` and the best, and what a killed process left half-way."""
-    best = pointed(root, "best")
+    best = read_pointer(root, "best")
     for left in (*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_DOOMED}*")):
         shutil.rmtree(left, ignore_errors=True)
     for folder in steps(root)[:-keep]:

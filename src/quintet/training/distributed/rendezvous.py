@@ -26,7 +26,7 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
-def meet(store: Store, rank: int, world_size: int, within: timedelta) -> str:
+def rendezvous(store: Store, rank: int, world_size: int, within: timedelta) -> str:
     """The number of this meeting, once all processes are there; a TimeoutError where some never come."""
     look = _opening(store, world_size) if rank == 0 else _attending(store, rank)
     deadline = time.monotonic() + within.total_seconds()

@@ -55,7 +55,7 @@ def shard_modules(modules: Mapping[str, nn.Module], device: torch.device) -> Non
         fully_shard(module, mesh=mesh)
 
 
-def synchronise(module: nn.Module, wanted: bool) -> None:
+def set_gradient_sync(module: nn.Module, wanted: bool) -> None:
     """Whether the next backward pass of a cut module exchanges gradients, or keeps them for a later one."""
     set_synchronisation: Callable[[bool], None] | None = getattr(module, "set_requires_gradient_sync", None)
     if set_synchronisation is not None:
@@ -137,7 +137,7 @@ def write(root: Path, step: int, contents: Contents, device: torch.device) -> No
         if main:
             shutil.rmtree(temporary, ignore_errors=True)
     if main:
-        checkpoint.point_at_latest(target)
+        checkpoint.update_latest(target)
 
 
 def _save(folder: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -28,7 +28,7 @@ class HangWatchdog:
     def __init__(self, store: Store, alive: Callable[[], bool], meeting: str, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.tell: Callable[[str], object] = lambda text: None
+        self.log: Callable[[str], object] = lambda text: None
         """Where the stack of a process that was told to end is left, beside its standard error."""
         self._failed, self._gone = f"quintet/{meeting}/failed", f"quintet/{meeting}/gone"
         self._store = store
@@ -72,7 +72,7 @@ class HangWatchdog:
         frame = sys._current_frames().get(self._watched.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (gone)\n"
         text = f"process {self.rank} was told to end ({news}); it was here:\n{stack}"
-        self.tell(text)
+        self.log(text)
         sys.stderr.write(f"{text}error: told to end by {news}\n")
         sys.stderr.flush()
         try:

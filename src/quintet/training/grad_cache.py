@@ -22,7 +22,7 @@ from quintet.training.task import Report, Task
 Tensors = Mapping[str, Tensor]
 
 
-def whole_batch_backward(
+def grad_cache_backward(
     recipe: Task[Any], micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int
 ) -> Report:
     """Gradients of one step of a recipe with one phase, for its `backward`.
