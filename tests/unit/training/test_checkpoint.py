@@ -209,13 +209,13 @@ def test_a_file_that_cannot_be_read_is_a_problem_like_any_other(tmp_path: Path) 
 def test_nothing_sound_left_says_what_is_wrong_with_each(tmp_path: Path) -> None:
     for step in (5, 10):
         (checkpoint.write(tmp_path, step, contents(step)) / "meta.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no sound checkpoint.*00000010/meta.json.*00000005/meta.json"):
+    with pytest.raises(CheckpointError, match=r"is damaged: .*00000010/meta.json.*00000005/meta.json"):
         checkpoint.newest_sound(tmp_path)
 
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_no_checkpoint_yet(tmp_path: Path, exists: bool) -> None:
-    with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint yet"):
         checkpoint.newest_sound(tmp_path if exists else tmp_path / "nowhere")
 
 

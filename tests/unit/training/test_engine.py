@@ -54,7 +54,7 @@ def test_places(environment: dict[str, str], place: RankInfo) -> None:
 @pytest.mark.parametrize("given", [{}, {"MASTER_ADDR": "node1"}, {"MASTER_PORT": "1"}])
 def test_srun_without_a_meeting_place_is_refused(given: dict[str, str]) -> None:
     environment = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", **given}
-    with pytest.raises(UsageError, match="under srun set MASTER_ADDR and MASTER_PORT"):
+    with pytest.raises(UsageError, match="under srun, set MASTER_ADDR and MASTER_PORT"):
         RankInfo.from_environment(environment)
 
 

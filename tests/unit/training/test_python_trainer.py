@@ -218,7 +218,7 @@ def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
         ({"model": GivenNet(), "data": "folder", "validation": range(9)}, "beside a folder comes a folder"),
         (
             {"model": GivenNet(), "data": range(9), "below": "runs/tok"},
-            r"runs/tok does not exist; give the folder of a run",
+            r"runs/tok does not exist; pass the folder of a run",
         ),
         ({"model": GivenNet(), "data": range(9), "config": {"init": "runs/a"}}, "load the weights into the model"),
         ({"model": GivenNet(), "data": range(9), "config": {"model.width": 7}}, r"keys of model\.\* are those of the"),

@@ -482,7 +482,7 @@ def test_old_checkpoints_do_not_go_before_a_sound_new_one_stands(tmp_path: Path)
 def test_a_run_without_a_sound_checkpoint_says_so(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000006" / "meta.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no sound checkpoint is left .*meta\.json is missing"):
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: .*meta\.json is missing"):
         toy_trainer(tmp_path / "run", resume=True)
 
 
