@@ -1,9 +1,10 @@
-"""Owns gradients of a loss that compares all items of a batch, when the batch does not go through the model at once.
+"""GradCache: exact gradients of a contrastive loss over a batch that is processed in micro-batches.
 
-A contrastive loss over micro-batches is another loss: every item is held against fewer others. So each micro-batch
-goes through the model twice (GradCache: Gao et al. 2021, 2101.06983). First without a graph, for what the loss needs
-of each item. The loss is taken over all of it, of all micro-batches and ranks, and its gradient there is kept. Then
-with a graph, and the kept gradient goes on into the model. Loss and gradients are those of the whole batch at once.
+A contrastive loss over single micro-batches would compare every item with fewer others. So each micro-batch passes
+through the model twice (GradCache: Gao et al. 2021, 2101.06983). The first pass, without a graph, computes the
+embeddings. The loss is computed from the embeddings of all micro-batches and ranks, and its gradient with respect to
+the embeddings is cached. The second pass, with a graph, backpropagates the cached gradients into the model. Loss and
+gradients equal those of the full batch.
 """
 
 from __future__ import annotations
@@ -23,35 +24,35 @@ Tensors = Mapping[str, Tensor]
 
 
 def grad_cache_backward(
-    recipe: Task[Any], micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int
+    task: Task[Any], micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int
 ) -> Report:
-    """Gradients of one step of a recipe with one phase, for its `backward`.
+    """Compute the gradients of one step of a task with one phase; call this from its `backward`.
 
-    Its `forward` puts out `rows`, tensors by name with a row for each item, and `shared`, tensors by name that belong
-    to no item, such as a temperature; its loss looks at nothing else.
+    The output of its `forward` must contain `rows`, named tensors (items, ...), and `shared`, named tensors that belong
+    to no item, such as a temperature. The loss must not use anything else.
     """
-    (phase,) = recipe.phases
+    (phase,) = task.phases
     if len(micro_batches) == 1:
-        return Task.backward(recipe, micro_batches, modules, engine, step)
-    seen: list[Output] = []
+        return Task.backward(task, micro_batches, modules, engine, step)
+    outputs: list[Output] = []
     for number, batch in enumerate(micro_batches):
-        # Dropout is the same in both passes: its stream belongs to the micro-batch.
+        # Dropout is the same in both passes, because it is seeded by the micro-batch.
         with engine.micro_batch(modules, step, number, synchronise=False), torch.no_grad(), engine.autocast():
-            seen.append(recipe.forward(modules, batch, step))
-    rows = [_leaves(output["rows"]) for output in seen]
-    shared = _leaves(seen[-1]["shared"])
-    whole = {name: torch.cat([part[name] for part in rows]) for name in rows[0]}
+            outputs.append(task.forward(modules, batch, step))
+    rows = [_leaves(output["rows"]) for output in outputs]
+    shared = _leaves(outputs[-1]["shared"])
+    full = {name: torch.cat([part[name] for part in rows]) for name in rows[0]}
     with engine.autocast():
-        loss = phase.loss(modules, micro_batches[-1], Output({"rows": whole, "shared": shared}), step)
+        loss = phase.loss(modules, micro_batches[-1], Output({"rows": full, "shared": shared}), step)
     loss.value.backward()  # type: ignore[no-untyped-call]
     statistics = loss.statistics
     for number, batch in enumerate(micro_batches):
         last = number == len(micro_batches) - 1
         with engine.micro_batch(modules, step, number, synchronise=last):
             with engine.autocast():
-                output = recipe.forward(modules, batch, step)
+                output = task.forward(modules, batch, step)
             pairs = _gradients(output["rows"], rows[number])
-            if last:  # once a step
+            if last:  # once per step
                 pairs += _gradients(output["shared"], shared)
             torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
         statistics = statistics + output.statistics
@@ -60,12 +61,12 @@ def grad_cache_backward(
 
 
 def _leaves(tensors: Tensors) -> dict[str, Tensor]:
-    """Where a gradient stops."""
+    """Detached copies that accumulate gradients."""
     return {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
 
 
 def _gradients(tensors: Tensors, leaves: Tensors) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor of the graph with the gradient that arrived where it was cut off; what the loss did not need is
-    left out."""
+    """Pairs of a tensor of the graph and the cached gradient of its leaf; tensors that the loss did not use are left
+    out."""
     pairs = [(tensor, leaves[name].grad) for name, tensor in tensors.items() if tensor.requires_grad]
     return [(tensor, gradient) for tensor, gradient in pairs if gradient is not None]

@@ -122,7 +122,7 @@ def test_some_clips_are_gone_on_from(task: PhenakiTask) -> None:
     primed = 0
     for epoch in range(50):
         batch = batch_of(task, [3, 2, 1, 3], epoch)
-        given = task.model_inputs(batch, train=True).given
+        given = task.model_inputs(batch, train=True).known_mask
         assert given is not None
         moments = given.view(4, 3, PLACES)
         assert (moments.all(2) == moments.any(2)).all()  # whole moments
@@ -134,7 +134,7 @@ def test_some_clips_are_gone_on_from(task: PhenakiTask) -> None:
         assert not (hidden & given).any()
         assert hidden.any(1).all()
     assert primed / 150 == pytest.approx(0.5, abs=0.12)
-    assert task.model_inputs(batch, train=False).given is None
+    assert task.model_inputs(batch, train=False).known_mask is None
 
 
 def test_in_the_order_of_moments_one_is_guessed_from_those_before(task: PhenakiTask) -> None:
@@ -156,7 +156,7 @@ def test_in_the_order_of_moments_one_is_guessed_from_those_before(task: PhenakiT
     assert guessed[0] / 60 == pytest.approx(0.5, abs=0.15)
     assert (guessed[1:] > 7).all()
     task.config = task.config.changed({"loss.first_frame_prob": 1.0})
-    given = task.model_inputs(batch_of(task, [3] * 8), train=True).given
+    given = task.model_inputs(batch_of(task, [3] * 8), train=True).known_mask
     assert given is not None
     assert not given.any()
 

@@ -342,7 +342,7 @@ def test_the_critic_alone_is_trained_on_a_trained_generator(sounds: Path, tmp_pa
     run, keys = tmp_path / "run", (*TINY_SOUNDSTORM, "model.self_critic=true")
     refused = quintet("train", "soundstorm", sounds, "--out", run, *keys, "loss.train_only=critic")
     assert refused.code == 2
-    assert "needs a trained generator to judge: --init RUN" in refused.errors
+    assert "needs a trained generator: use --init RUN" in refused.errors
     succeed("train", "soundstorm", sounds, "--out", tmp_path / "first", *keys, "loss.train_only=generator")
     succeed("train", "soundstorm", sounds, "--out", run, *keys, "loss.train_only=critic", "--init", tmp_path / "first")
     last = Path("checkpoints", "step-00000012")
