@@ -104,8 +104,9 @@ def check_data(task: Task[Any], splits: Splits) -> None:
     eval_batch = task.config.eval.batch_size or 1
     if eval_batch > len(splits.validation):
         raise UsageError(
-            f"eval.batch_size={eval_batch} is larger than the validation set of {len(splits.validation)} items; lower it, "
-            "raise data.validation_fraction, or set data.validation_fraction=0 to validate on the training items"
+            f"eval.batch_size={eval_batch} is larger than the validation set of {len(splits.validation)} items; "
+            "lower it, raise data.validation_fraction, or set data.validation_fraction=0 to validate on the training "
+            "items"
         )
 
 

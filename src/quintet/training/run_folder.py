@@ -235,7 +235,7 @@ def _write_owner(lock: IO[bytes]) -> None:
 
 
 def _owner(lock: IO[bytes], timeout: float = 1.0) -> str:
-    """The process that holds the lock. Waits briefly if the file still names a dead process, until the new owner writes."""
+    """The process that holds the lock. Waits briefly for the new owner if the file still names a dead process."""
     deadline = time.monotonic() + timeout
     while True:
         lock.seek(0)

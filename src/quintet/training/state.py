@@ -65,7 +65,7 @@ class EMA:
         self.modules = {name: copy.deepcopy(module).eval().requires_grad_(False) for name, module in self.live.items()}
 
     def decay(self, step: int) -> float:
-        """The decay at a step. It is ramped up, so that the EMA of a short run is not dominated by its first weights."""
+        """The decay at a step, ramped up so that the EMA of a short run is not dominated by its first weights."""
         if step < self.config.start:
             return 0.0
         updates = (step - self.config.start) // self.config.every
@@ -93,7 +93,7 @@ class TrainingState:
         config: RunConfig = task.config
         self.ema = EMA(config.ema, task.modules, task.averaged) if config.ema.enabled else None
         if engine is not None:
-            # The EMA is copied before sharding: sharded modules cannot be copied. Optimizers are created after sharding.
+            # The EMA was copied before: sharded modules cannot be copied. Optimizers are created after sharding.
             engine.shard(task.modules)
             engine.shard(self.ema.modules if self.ema else {})
         self.phases = [self._phase_state(phase) for phase in task.phases]

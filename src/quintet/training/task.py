@@ -39,8 +39,8 @@ class Traits:
     uncompiled: frozenset[str] = frozenset()
     """Modules that `engine.compile` must skip, because a loss needs second derivatives of them."""
     shardable: bool = False
-    """Whether the modules can be sharded (`engine.fsdp`): training only calls `forward`, no loss reads single weights, and
-    no weight is a scalar."""
+    """Whether the modules can be sharded (`engine.fsdp`): training only calls `forward`, no loss reads single weights,
+    and no weight is a scalar."""
     minimum_batch: int = 1
     """The smallest valid global batch size (a contrastive loss needs two items)."""
 
@@ -104,7 +104,7 @@ class Task(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        """The forward pass of a micro-batch. It must not change state, and must call trained modules through `modules`."""
+        """The forward pass of a micro-batch. Changes no state, and calls trained modules through `modules`."""
 
     def backward(self, micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
         """Compute the gradients of one step. Contrastive tasks override this for exact full-batch gradients."""
