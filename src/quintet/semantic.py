@@ -181,7 +181,7 @@ def _sample_states(extractor: AudioFeatureExtractor, folder: AudioFolder, layer:
             continue  # reported when it is encoded
         chosen.append(item)
     fraction = min(1.0, NUM_SAMPLED / max(1.0, steps))
-    for item in track(chosen, "encoded"):
+    for item in track(chosen, "sampled"):
         try:
             states = extractor.states(_wave(folder, item), layer).float().cpu()
         except UnreadableItem:

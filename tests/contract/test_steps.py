@@ -32,7 +32,7 @@ def test_the_backward_pass_changes_nothing_but_gradients(recipe: str, case: Case
         step = 1200
         loader = trainer._loader(trainer.splits.train)
         batches = [
-            trainer._moved(loaded)
+            trainer._to_device(loaded)
             for loaded in loader.init_batches(trainer._order(), made.config.train.grad_accum_steps)
         ]
         before = fingerprint(made.modules)

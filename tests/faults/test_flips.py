@@ -213,7 +213,7 @@ def test_a_run_goes_on_from_the_newest_sound_checkpoint(
 
     resumed = succeed("resume", run)
 
-    (line,) = (line for line in resumed.errors.splitlines() if "damaged checkpoint passed over" in line)
+    (line,) = (line for line in resumed.errors.splitlines() if "damaged checkpoint skipped" in line)
     assert str(step_folder(run, 35)) in line
     assert file in line
     assert f"resumed from {step_folder(run, 30)}" in resumed.errors
@@ -231,7 +231,7 @@ def test_tensors_that_are_damaged_are_never_trained_on(straight: Path, tmp_path:
 
         resumed = succeed("resume", run)
 
-        assert f"damaged checkpoint passed over: {step_folder(run, 35) / name} is damaged" in resumed.errors
+        assert f"damaged checkpoint skipped: {step_folder(run, 35) / name} is damaged" in resumed.errors
         assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP), f"QUINTET_FLIP_SEED={SEED}"
     ledger("bit-flip", len(part(tensors)))
 

@@ -438,7 +438,7 @@ def test_weights_of_another_tokenizer_are_no_start(pictures: Path, tmp_path: Pat
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
     outcome = quintet(*words(pictures, tmp_path / "second", "--init", first, "--tokenizer", other))
     assert outcome.code == 2
-    assert "stands on another tokenizer" in error_line(outcome.errors)
+    assert "was trained with another tokenizer" in error_line(outcome.errors)
 
 
 def test_codes_are_those_of_the_item_whatever_the_split(pictures: Path, tmp_path: Path) -> None:
@@ -501,7 +501,7 @@ def test_the_trainer_for_python(pictures: Path, tmp_path: Path) -> None:
         made.close()
     weights = [load_file(step_folder(tmp_path / out, 12) / "maskgit.safetensors") for out in ("first", "second")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    with pytest.raises(UsageError, match="load the weights"):
+    with pytest.raises(UsageError, match="pass a model with loaded weights"):
         trainer("third", init=str(tmp_path / "first"))
 
 

@@ -224,7 +224,7 @@ def out_of_memory() -> BaseException:
     "error", [out_of_memory(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
 )
 def test_out_of_memory_proposes_smaller_micro_batches(error: BaseException) -> None:
-    told = explain_failure(error, accumulate=2, micro_batch=8)
+    told = explain_failure(error, grad_accum_steps=2, micro_batch_size=8)
     assert isinstance(told, RunError)
     assert "out of memory" in str(told)
     assert "train.grad_accum_steps" in str(told)
@@ -239,7 +239,7 @@ def test_the_proposal_divides_the_batch(accumulate: int, micro_batch: int, propo
 
 
 def test_out_of_memory_with_single_items_proposes_something_else() -> None:
-    told = str(explain_failure(MemoryError(), accumulate=16, micro_batch=1))
+    told = str(explain_failure(MemoryError(), grad_accum_steps=16, micro_batch_size=1))
     assert "smaller model" in told
     assert "train.grad_accum_steps" not in told
 

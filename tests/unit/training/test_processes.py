@@ -140,7 +140,7 @@ def write_in_parts(rank: int, folder: Path) -> dict[str, Any]:
     (folder / "full").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(sharding, "_own_hashes", no_space)
+            patch.setattr(sharding, "_local_hashes", no_space)
         try:
             sharding.write(folder / "full", 2, made, CPU)
         except OSError as error:
@@ -404,8 +404,8 @@ def test_a_shard_with_a_wrong_offset_is_refused(offsets: object, message: str, t
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"optim__name": "muon"}, r"optim\.name=muon turns whole matrices.*optim\.name=adamw or lion"),
-        ({"engine__compile": True}, r"engine\.compile=true and engine\.fsdp=true do not go together"),
+        ({"optim__name": "muon"}, r"optim\.name=muon needs full matrices.*optim\.name=adamw or lion"),
+        ({"engine__compile": True}, r"engine\.compile=true and engine\.fsdp=true cannot be combined"),
     ],
 )
 def test_options_that_sharding_does_not_support_are_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:

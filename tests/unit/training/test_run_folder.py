@@ -35,17 +35,17 @@ def test_what_a_process_left_before_there_was_a_run_is_no_obstacle(tmp_path: Pat
     assert Run.new(tmp_path).folder == tmp_path
     for name in ("teacher", ".writing-teacher"):
         (tmp_path / name).mkdir()
-    assert Run.new(tmp_path, links=("teacher",)).folder == tmp_path
+    assert Run.new(tmp_path, frozen=("teacher",)).folder == tmp_path
     with pytest.raises(UsageError, match="exists already"):
-        Run.new(tmp_path, links=("tokenizer",))
+        Run.new(tmp_path, frozen=("tokenizer",))
 
 
 def test_a_log_does_not_make_a_folder_a_used_one(tmp_path: Path) -> None:
     run = Run.new(tmp_path)
-    run.write_log_once_begun("the stack of a process that hung before the beginning")
+    run.write_log_if_run("the stack of a process that hung before the beginning")
     assert Run.new(tmp_path).folder == tmp_path
     run.config_file.touch()
-    run.write_log_once_begun("later")
+    run.write_log_if_run("later")
     assert run.log_file.read_text().endswith(" later\n")
 
 
