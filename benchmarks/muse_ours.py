@@ -72,7 +72,7 @@ def timed_task(precision: str) -> tuple[MuseTask, Engine]:
     }
     ours = make_task(tokenizer_of(task.GRID), keys)
     engine = Engine(ours.config.engine)
-    engine.place(ours.modules)
+    engine.to_device(ours.modules)
     return ours, engine
 
 
@@ -197,7 +197,7 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
     )
     with tempfile.TemporaryDirectory() as place:
         trainer = Trainer(ours, Run.new(Path(place) / "run"), splits=splits, silent=True)
-        average = trainer.state.average
+        average = trainer.state.ema
         assert average is not None
         averaged = average.modules["maskgit"]
         assert isinstance(averaged, MaskGit)

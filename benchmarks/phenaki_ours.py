@@ -66,7 +66,7 @@ def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     torch.manual_seed(0)
     ours = PhenakiTask(config.build(PhenakiConfig, overrides=keys), {"tokenizer": tokenizer()})
     engine = Engine(ours.config.engine)
-    engine.place(ours.modules)
+    engine.to_device(ours.modules)
     return ours, engine
 
 

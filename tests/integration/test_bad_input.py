@@ -283,14 +283,14 @@ TABLE = (
         "resume with only damaged checkpoints",
         "resume {here}/run",
         1,
-        ("no sound checkpoint", "step-00000012/vae.safetensors", "step-00000004/vae.safetensors"),
+        ("every checkpoint in", "step-00000012/vae.safetensors", "step-00000004/vae.safetensors"),
         a_run_of_damaged_checkpoints,
     ),
     Row(
         "eval with only damaged checkpoints",
         "eval {here}/run",
         1,
-        ("no sound checkpoint", "step-00000012/vae.safetensors"),
+        ("every checkpoint in", "step-00000012/vae.safetensors"),
         a_run_of_damaged_checkpoints,
     ),
     Row(

@@ -82,7 +82,7 @@ def test_a_name_that_two_packages_offer_is_refused(own: Path, pictures: Path, tm
     [
         ("import a_module_that_nobody_has\n", "ownlab.config cannot be imported: ModuleNotFoundError"),
         ("value = 1\n", "ownlab.config has no OwnConfig"),
-        (CONFIG.replace('"own"', '"other"'), "recipe 'own' is called 'other' by its configuration"),
+        (CONFIG.replace('"own"', '"other"'), "recipe 'own' has a configuration class for recipe 'other'"),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_named_by_recipes(

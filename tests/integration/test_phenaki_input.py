@@ -201,7 +201,7 @@ def test_weights_on_codes_of_another_tokenizer_are_refused(run: Path, videos: Pa
     other = tmp_path / "other"
     succeed("train", "cvivit", videos, "--out", other, *keys, "train.steps=1", "loss.discriminator=false")
     refused = refusal(*words(videos, tmp_path / "run", "--init", run, f"tokenizer={other}"))
-    assert "stands on another tokenizer" in refused
+    assert "was trained with another tokenizer" in refused
 
 
 def test_words_and_shared_targets_from_training_to_samples(videos: Path, tmp_path: Path) -> None:

@@ -180,11 +180,11 @@ def test_a_hung_process_ends_the_run_with_the_stack_of_each(pictures: Path, tmp_
 
     waiting, hung = (rank.seen for rank in ranks)
     assert "did not answer within engine.timeout_seconds" in error_line(waiting)
-    assert "told to end by process 0: another process of this run did not answer" in error_line(hung)
+    assert "ended because of process 0: another process of this run did not answer" in error_line(hung)
     assert "in wait_for_ever" in hung
     stacks = log_text(run)
     assert "process 0 failed at step 5" in stacks
     assert "engine.any_rank(" in stacks or "backward" in stacks
-    assert "process 1 was told to end" in stacks
+    assert "process 1 was ended by the watchdog" in stacks
     assert "in wait_for_ever" in stacks
     assert state(run)["status"] == "failed"

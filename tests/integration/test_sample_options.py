@@ -47,7 +47,7 @@ def test_help_is_that_of_the_runs_pipeline() -> None:
         ((MUSE, "--negative", "x"), "--negative goes with --text"),
         ((PHENAKI, "--negative", "x", "--images"), "--negative goes with --text"),
         ((MUSE, "--text", "x", "--num", "0"), "--num"),
-        (("nowhere", "--text", "x"), "nowhere does not exist; give the folder of a run"),
+        (("nowhere", "--text", "x"), "nowhere does not exist; pass the folder of a run"),
         (("hf:nobody/nothing",), "hf download"),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_resume_on_other_shards_is_refused(pictures: Path, shared: Path, tmp_p
     (shards / INDEX_NAME).unlink()
     outcome = quintet("resume", tmp_path / "run", "train.steps=14")
     assert outcome.code == 2
-    assert "the data changed since the run started (41 items then, 35 now, by another index)" in error_line(
+    assert "the data changed since the run started (41 items before, 35 now, and another index)" in error_line(
         outcome.errors
     )
     succeed("resume", tmp_path / "run", "train.steps=14", "--force")

@@ -142,7 +142,7 @@ def _sample(
         target = _free(out / artifact.file)
         artifact.write(target)
         with (out / "samples.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"file": target.name, "model": run, **artifact.about}, ensure_ascii=False) + "\n")
+            lines.write(json.dumps({"file": target.name, "model": run, **artifact.metadata}, ensure_ascii=False) + "\n")
         print_line(f"written: {target}")
     print_next(("eval", run))
 

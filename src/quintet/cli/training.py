@@ -89,7 +89,7 @@ def _train(trainer: Any) -> None:
         from quintet.media.chart import write_curves
 
         rows = trainer.run.read_metrics()
-        trainer.run.observe("curves.png", lambda: write_curves(rows, folder / "curves.png"))
+        trainer.run.best_effort_write("curves.png", lambda: write_curves(rows, folder / "curves.png"))
         made = [name for name in ("samples", "curves.png", "metrics.jsonl") if (folder / name).exists()]
         with suppress(OSError):  # what was trained stands, whether or not it can be said
             if trainer.step == begun:

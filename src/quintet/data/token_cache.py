@@ -27,7 +27,7 @@ from torch import Tensor
 
 from quintet.common import files
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.caches import part_writer
+from quintet.common.caches import part_lock
 from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
@@ -94,11 +94,11 @@ class TokenCache:
         shards = {number: shard for number in numbers if (shard := _sound_shard(place, number)) is not None}
         missing = _from_own_share([number for number in numbers if number not in shards])
         if missing:
-            with files.open_own(place / "lock", "ab") as lock:
+            with files.open_no_follow(place / "lock", "ab") as lock:
                 # What nobody is at first; then what the others have made since.
                 for wait in (False, True):
                     for number in [number for number in missing if number not in shards]:
-                        with part_writer(lock, number, wait) as writes:
+                        with part_lock(lock, number, wait) as writes:
                             if writes:
                                 shards[number] = _sound_shard(place, number) or self._make(place, number)
         skipped = {item: reason for number in numbers for item, reason in shards[number].skipped.items()}

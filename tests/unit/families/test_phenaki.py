@@ -122,7 +122,7 @@ def test_some_clips_are_gone_on_from(task: PhenakiTask) -> None:
     primed = 0
     for epoch in range(50):
         batch = batch_of(task, [3, 2, 1, 3], epoch)
-        given = task.rows(batch, train=True).given
+        given = task.model_inputs(batch, train=True).known_mask
         assert given is not None
         moments = given.view(4, 3, PLACES)
         assert (moments.all(2) == moments.any(2)).all()  # whole moments
@@ -134,7 +134,7 @@ def test_some_clips_are_gone_on_from(task: PhenakiTask) -> None:
         assert not (hidden & given).any()
         assert hidden.any(1).all()
     assert primed / 150 == pytest.approx(0.5, abs=0.12)
-    assert task.rows(batch, train=False).given is None
+    assert task.model_inputs(batch, train=False).known_mask is None
 
 
 def test_in_the_order_of_moments_one_is_guessed_from_those_before(task: PhenakiTask) -> None:
@@ -156,7 +156,7 @@ def test_in_the_order_of_moments_one_is_guessed_from_those_before(task: PhenakiT
     assert guessed[0] / 60 == pytest.approx(0.5, abs=0.15)
     assert (guessed[1:] > 7).all()
     task.config = task.config.changed({"loss.first_frame_prob": 1.0})
-    given = task.rows(batch_of(task, [3] * 8), train=True).given
+    given = task.model_inputs(batch_of(task, [3] * 8), train=True).known_mask
     assert given is not None
     assert not given.any()
 
@@ -407,8 +407,8 @@ def test_what_is_made_is_named_with_its_text_and_settings(task: PhenakiTask, tmp
         *("001-a-red-ball-moves.mp4", "001-a-red-ball-moves.gif"),
         *("002.mp4", "002.gif"),
     ]
-    assert [artifact.about["text"] for artifact in single[::2]] == texts
-    assert {(artifact.about["seed"], artifact.about["frames"]) for artifact in single} == {(7, 3)}
+    assert [artifact.metadata["text"] for artifact in single[::2]] == texts
+    assert {(artifact.metadata["seed"], artifact.metadata["frames"]) for artifact in single} == {(7, 3)}
     for artifact in single[:2]:
         artifact.write(tmp_path / artifact.file)
         assert read_header(tmp_path / artifact.file).frames == 3
@@ -422,12 +422,12 @@ def test_captions_to_sample_come_from_a_list_a_file_or_the_validation_set(videos
         assert isinstance(made, PhenakiTask)
         with inference_mode(made.modules):
             _, *single = made.sample(made.modules, batch_of(made, [3, 3, 1]))
-        assert [artifact.about["text"] for artifact in single[::2]] == wanted
+        assert [artifact.metadata["text"] for artifact in single[::2]] == wanted
     # As `quintet sample RUN sample.texts=FILE` does.
     made = PhenakiTask(made.config.changed({"sample.texts": str(file)}), made.frozen, made.modules)
     with inference_mode(made.modules):
         _, *single = made.sample(made.modules, batch_of(made, [3]))
-    assert [artifact.about["text"] for artifact in single[::2]] == ["a red ball", "a blue star"]
+    assert [artifact.metadata["text"] for artifact in single[::2]] == ["a red ball", "a blue star"]
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(UsageError, match=r"sample\.texts: .*empty\.txt is empty"):
         make_task("phenaki", videos, (*TINY_PHENAKI, f"sample.texts={tmp_path / 'empty.txt'}"))
@@ -436,8 +436,8 @@ def test_captions_to_sample_come_from_a_list_a_file_or_the_validation_set(videos
 def test_samples_of_validation_clips_are_as_long_as_these(task: PhenakiTask) -> None:
     with inference_mode(task.modules):
         sheet, *single = task.sample(task.modules, batch_of(task, [3, 1, 2]))
-    assert sheet.about["texts"] == ["clip 0", "clip 1", "clip 2"]
-    assert [artifact.about["frames"] for artifact in single[::2]] == [5, 1, 3]
+    assert sheet.metadata["texts"] == ["clip 0", "clip 1", "clip 2"]
+    assert [artifact.metadata["frames"] for artifact in single[::2]] == [5, 1, 3]
 
 
 def test_the_judge_sees_what_the_data_shows(videos: Path) -> None:

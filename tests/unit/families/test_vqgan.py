@@ -29,7 +29,7 @@ def make_task(**keys: Any) -> VQGanTask:
     overrides = {**TINY, "engine.precision": "fp64", "loss.discriminator_start": 0, "loss.discriminator_dim": 8, **keys}
     task = runs.make_task(config.build(VQGanConfig, overrides=overrides), {})
     assert isinstance(task, VQGanTask)
-    Engine(task.config.engine).place(task.modules)
+    Engine(task.config.engine).to_device(task.modules)
     return task
 
 

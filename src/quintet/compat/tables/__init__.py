@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from quintet.compat import kinds
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule, if_true, no_effect, to_argument, to_key, to_parts
 from quintet.compat.tables import shared
-from quintet.training.options import CONTRASTIVE, FEW, FLAG, STEPS
+from quintet.training.options import CONTRASTIVE_BATCH, FLAG, POSITIVE, STEPS
 
 MULAN: tuple[Rule, ...] = (
     shared.model("mulan", "MuLaN"),
     shared.data_set(REQUIRED),
     shared.steps("num_train_steps", None, "Optimizer steps of the run; the original took as many as there are items."),
-    shared.batch_size(kind=CONTRASTIVE),
+    shared.batch_size(kind=CONTRASTIVE_BATCH),
     to_argument("data_max_length", None, "max_samples", "Becomes `data.seconds`, by the model's rate.", STEPS),
     no_effect("folder", None, (), "the original never read it; a folder can be given as `data`"),
     shared.rate("lr", 3e-4),
@@ -76,12 +76,12 @@ VQGAN: tuple[Rule, ...] = (
     to_key("use_ema", True, "ema.enabled", FLAG, "Keep a moving average of the weights."),
     to_key("ema_beta", 0.995, "ema.decay", kinds.DECAY, "Decay of the average; the original ignored it."),
     to_key("ema_update_after_step", 0, "ema.start", kinds.COUNT, "The average is a plain copy before."),
-    to_key("ema_update_every", 1, "ema.every", FEW, "Steps between two updates."),
+    to_key("ema_update_every", 1, "ema.every", POSITIVE, "Steps between two updates."),
     to_key(
         "apply_grad_penalty_every",
         4,
         "loss.gradient_penalty_every",
-        FEW,
+        POSITIVE,
         "The original ignored it: it penalised each step.",
     ),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
@@ -98,14 +98,14 @@ PHENAKI: tuple[Rule, ...] = (
     shared.rate("train_lr", 1e-4),
     shared.steps("train_num_steps", 100_000),
     shared.clip(None),
-    to_key("ema_update_every", 10, "ema.every", FEW, "Steps between two updates; the original kept no average."),
+    to_key("ema_update_every", 10, "ema.every", POSITIVE, "Steps between two updates; the original kept no average."),
     to_key("ema_decay", 0.995, "ema.decay", kinds.DECAY, "Decay of the average; the original kept no average."),
     shared.betas("adam_betas"),
     shared.weight_decay("wd", 0),
     Rule(
         "save_and_sample_every", 1000, "Both at once.", keys=("sample.every", "checkpoint.every"), kind=kinds.INTERVAL
     ),
-    to_key("num_samples", 25, "sample.num", FEW, "Any number, not only squares."),
+    to_key("num_samples", 25, "sample.num", POSITIVE, "Any number, not only squares."),
     shared.out("results_folder", "./results"),
     to_key("amp", False, "engine.precision", FLAG, "Autocast to bf16.", if_true("bf16")),
     to_key("fp16", False, "engine.precision", FLAG, "Becomes bf16.", if_true("bf16", shared.FP16_NOTICE)),
@@ -140,7 +140,7 @@ def _mesh_validation(every: int) -> tuple[Rule, ...]:
     return (
         to_argument("val_dataset", None, "validation", "A data set object; a folder can stand here too."),
         shared.validations("val_every", every),
-        Rule("val_num_batches", 5, explanation, keys=("eval.batches",), kind=FEW, times_accumulation=True),
+        Rule("val_num_batches", 5, explanation, keys=("eval.batches",), kind=POSITIVE, times_accumulation=True),
     )
 
 

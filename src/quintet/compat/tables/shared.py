@@ -8,7 +8,7 @@ from typing import Any
 
 from quintet.compat import kinds
 from quintet.compat.rules import REQUIRED, Noted, Rule, if_true, no_effect, refuse, to_argument, to_key
-from quintet.training.options import FEW, FLAG, FUNCTION, RATE, SEED, STEPS, WORKERS, Kind
+from quintet.training.options import FLAG, FUNCTION, POSITIVE, RATE, SEED, STEPS, WORKERS, Kind
 
 OWN: tuple[Rule, ...] = (
     to_argument("model", None, "model", "The model to train; also the first value by position."),
@@ -20,8 +20,8 @@ OWN: tuple[Rule, ...] = (
     to_argument("preset", None, "preset", "`debug`, `small` or `base`."),
     to_argument("lr_schedule", None, "lr_schedule", "Any course of the rate: a function of the step.", FUNCTION),
     to_key("steps", None, "train.steps", STEPS, "Optimizer steps of the run."),
-    to_key("batch_size", None, "train.batch_size", FEW, "Items of one optimizer step, over all processes."),
-    to_key("grad_accum_steps", None, "train.grad_accum_steps", FEW, "Micro-batches a step is cut into."),
+    to_key("batch_size", None, "train.batch_size", POSITIVE, "Items of one optimizer step, over all processes."),
+    to_key("grad_accum_steps", None, "train.grad_accum_steps", POSITIVE, "Micro-batches a step is cut into."),
     to_key("lr", None, "optim.lr", RATE, "Peak learning rate."),
     to_key("seed", None, "train.seed", SEED, "Seed of weights, order and every random choice."),
     to_key("num_workers", None, "data.num_workers", WORKERS, "Processes that read data."),
@@ -34,7 +34,7 @@ def model(keyword: str, name: str) -> Rule:
     return to_argument(keyword, REQUIRED, "model", f"The `{name}` to train; also the first value by position.")
 
 
-def batch_size(default: Any = REQUIRED, kind: Kind = FEW) -> Rule:
+def batch_size(default: Any = REQUIRED, kind: Kind = POSITIVE) -> Rule:
     explanation = "Items of a whole step, over all processes; given with `grad_accum_every`, multiplied by it."
     keys = ("train.batch_size",)
     return Rule("batch_size", default, explanation, keys=keys, kind=kind, times_accumulation=True)
@@ -45,7 +45,7 @@ def steps(keyword: str, default: Any, explanation: str = "Optimizer steps of the
 
 
 def accumulation(default: Any) -> Rule:
-    return to_key("grad_accum_every", default, "train.grad_accum_steps", FEW, "Micro-batches of one step.")
+    return to_key("grad_accum_every", default, "train.grad_accum_steps", POSITIVE, "Micro-batches of one step.")
 
 
 def rate(keyword: str, default: float) -> Rule:
@@ -171,7 +171,7 @@ ENGINE_PARTS: tuple[Rule, ...] = (
 EMA_PARTS: tuple[Rule, ...] = (
     to_key("beta", 0.9999, "ema.decay", kinds.DECAY, "Decay of the average."),
     to_key("update_after_step", 100, "ema.start", kinds.COUNT, "The average is a plain copy before."),
-    to_key("update_every", 10, "ema.every", FEW, "Steps between two updates."),
+    to_key("update_every", 10, "ema.every", POSITIVE, "Steps between two updates."),
     refuse("inv_gamma", 1.0, (1.0, 1), RAMP),
     refuse("power", 2 / 3, (2 / 3,), RAMP),
     refuse("min_value", 0.0, (0.0, 0), RAMP),

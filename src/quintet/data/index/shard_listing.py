@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.common import files
-from quintet.common.caches import only_writer
+from quintet.common.caches import exclusive_lock
 from quintet.data.index.captions import captions_of, decoded
 from quintet.data.index.entry import printable
 from quintet.data.index.shard_index import FILM, IndexBuilder, Row, Shard, joined_hash
@@ -86,7 +86,7 @@ class UnpackedStore:
         path = folder / f"{key}.bytes"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with only_writer(folder / f"{key}.lock"):
+            with exclusive_lock(folder / f"{key}.lock"):
                 if not path.exists():
                     _unpack(source, path, f"{name} of {self.shown}")
         return path

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quintet.common import files
-from quintet.common.caches import only_writer
+from quintet.common.caches import exclusive_lock
 from quintet.common.logging import say
 from quintet.data.index.marker import LARGEST_MARKER, MARKER
 from quintet.data.index.shard_index import INDEX_NAME
@@ -196,7 +196,7 @@ class RemoteStore:
         if _is_whole(path, shard.size):
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        with only_writer(folder / f"{key}.lock"):
+        with exclusive_lock(folder / f"{key}.lock"):
             if not _is_whole(path, shard.size):
                 address = self.url if self.is_file else f"{self.url.rstrip('/')}/{name}"
                 self._tried("read", address, lambda: self._copy(shard, path))

@@ -21,7 +21,7 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
-from quintet.common.caches import default_folder, only_writer
+from quintet.common.caches import default_folder, exclusive_lock
 from quintet.common.logging import say
 from quintet.data.index.entry import (
     TRAIN_SPLIT,
@@ -249,7 +249,7 @@ def _kept_index(store: Store, found: Sequence[Found], folder: Path) -> ShardInde
     key = hashlib.sha256(json.dumps([FORMAT, store.shown, *found]).encode()).hexdigest()[:32]
     path = folder / f"{key}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
-    with only_writer(folder / f"{key}.lock"):
+    with exclusive_lock(folder / f"{key}.lock"):
         if not path.exists():
             say(f"{store.shown} has no index: its {len(found)} shards are listed, once", any_rank=True)
             build_index(store, found).write(path)

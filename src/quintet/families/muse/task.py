@@ -19,7 +19,7 @@ from quintet.media.image import EXTENSIONS, image_grid, write_image
 from quintet.nn.codebook import check_codebook_smoothing
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
-from quintet.training.maskgit_task import MaskGitTask, Rows
+from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
 from quintet.training.phase import Modules
 
 
@@ -37,8 +37,8 @@ class MuseTask(MaskGitTask[MuseConfig]):
         low = None if self.base is None else as_tokenizer(self.base.frozen["tokenizer"])
         return token_splits(self.config, self.tokenizer, low)
 
-    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
-        return Rows(batch["codes"].flatten(1), self._conditioning(batch, keep))
+    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
+        return MaskGitInputs(batch["codes"].flatten(1), self._conditioning(batch, keep))
 
     def _conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
         # An empty caption is none, here as in sampling.

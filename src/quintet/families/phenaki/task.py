@@ -27,7 +27,7 @@ from quintet.media.video_writing import filmstrip
 from quintet.nn.codebook import check_codebook_smoothing
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
-from quintet.training.maskgit_task import MaskGitTask, Rows
+from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
 from quintet.training.phase import Modules
 
 
@@ -56,7 +56,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
+    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
         if self.config.loss.frame_autoregressive:
             return self._up_to_latent_frame(batch, keep)
         valid: Tensor | None = batch.fields.get("there")
@@ -65,11 +65,11 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         if valid is not None:
             codes = codes.masked_fill(~valid, 0)
             conditioning["there"] = valid
-        return Rows(
+        return MaskGitInputs(
             codes, conditioning, valid, self._given(batch) if train and self.config.loss.continuation_prob else None
         )
 
-    def _up_to_latent_frame(self, batch: Batch, keep: Tensor | None) -> Rows:
+    def _up_to_latent_frame(self, batch: Batch, keep: Tensor | None) -> MaskGitInputs:
         """Of each clip one latent frame to predict, with all before it given; what comes later is not there."""
         codes = batch["codes"]
         chosen = self._latent_frames_to_predict(batch, _latent_frames(codes).sum(1))
@@ -80,7 +80,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         valid = (indices <= chosen[:, None]).repeat_interleave(positions, 1)
         given = (indices < chosen[:, None]).repeat_interleave(positions, 1)
         conditioning = self._texts(batch, keep) | {"there": valid}
-        return Rows(codes.flatten(1).masked_fill(~valid, 0), conditioning, valid, given)
+        return MaskGitInputs(codes.flatten(1).masked_fill(~valid, 0), conditioning, valid, given)
 
     def _latent_frames_to_predict(self, batch: Batch, lengths: Tensor) -> Tensor:
         """The index of one latent frame of each clip."""
