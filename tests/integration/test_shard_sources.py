@@ -25,7 +25,7 @@ from quintet.data.index.listing import list_media
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.data.index.shard_store import Patience, RemoteStore
 from quintet.errors import RunError, UsageError
-from quintet.media.files import place_of, read_file
+from quintet.media.files import media_ref, read_file
 
 QUICK = Patience(4, 0.001)
 
@@ -316,7 +316,7 @@ def test_a_run_on_a_web_server_is_that_on_the_folder(end: str, web: Web, picture
     of_folder = scan(pictures, MEDIA["image"].extensions).entries
     assert [entry.file for entry in entries] == [entry.file for entry in of_folder]
     for entry in entries:
-        assert read_file(place_of(entry.media(""))) == (pictures / entry.file).read_bytes()
+        assert read_file(media_ref(entry.media(""))) == (pictures / entry.file).read_bytes()
 
 
 def test_a_shard_of_a_web_server_is_used_alone(web: Web, tmp_path: Path) -> None:

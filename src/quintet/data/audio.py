@@ -52,14 +52,14 @@ class AudioFolder(FolderDataset[Samples]):
     """Of each window, in LUFS."""
     whole: bool = field(default=False, kw_only=True)
     """Outside training a clip comes as one window, however long it is."""
-    opening: bool = field(default=False, kw_only=True)
+    first_window_only: bool = field(default=False, kw_only=True)
     """A clip comes as its first window, in training too: the same every time, so that it can be encoded once."""
     _headers: HeaderCache[AudioHeader] = field(default_factory=HeaderCache, init=False, repr=False)
     _last: tuple[int, MediaFile] = field(default=(-1, ""), init=False, repr=False)
 
     def load(self, item: int, rng: ItemRNG) -> Item:
         frames, window = self.frames(item), self.window
-        if self.opening:
+        if self.first_window_only:
             starts = [0]
         elif self.train:
             starts = [int(rng.number("crop") * (max(frames - window, 0) + 1))]
@@ -74,7 +74,7 @@ class AudioFolder(FolderDataset[Samples]):
     @property
     def preprocessing_key(self) -> str:
         """How files become items: with the files themselves, all that the codes of items depend on."""
-        if self.opening:
+        if self.first_window_only:
             cut = f"the first {self.seconds:g} s"
         elif self.train:
             cut = f"{self.seconds:g} s from anywhere"
@@ -175,10 +175,10 @@ def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
     return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def audio_folder_splits(config: AudioDataConfig, rate: int, *, opening: bool = False) -> Splits:
+def audio_folder_splits(config: AudioDataConfig, rate: int, *, first_window_only: bool = False) -> Splits:
     """The folders that the configuration names, split for validation.
 
-    Outside training clips come whole, unless the configuration says how they are cut into windows. With `opening` each
+    Outside training clips come whole, unless the configuration says how they are cut into windows. With `first_window_only` each
     comes as its first window, always.
     """
     make = partial(
@@ -187,7 +187,7 @@ def audio_folder_splits(config: AudioDataConfig, rate: int, *, opening: bool = F
         seconds=config.seconds,
         loudness=config.loudness,
         whole=True,
-        opening=opening,
+        first_window_only=first_window_only,
         memory=config.memory_megabytes * 2**20,
     )
     if isinstance(config, WindowedAudioDataConfig):
@@ -195,7 +195,7 @@ def audio_folder_splits(config: AudioDataConfig, rate: int, *, opening: bool = F
     return split_folder(config, sounds.EXTENSIONS, make)
 
 
-def say_resampled(source: Dataset, rate: int, whose: str) -> None:
+def report_resampling(source: Dataset, rate: int, whose: str) -> None:
     """Tell the person where files are of another rate than the one they are used at, which is of the named thing."""
     assert isinstance(source, AudioFolder)
     looked_at = min(len(source), LOOKED_AT)
@@ -237,14 +237,14 @@ class PythonAudio(PythonDataset):
     config: AudioDataConfig
     captioned: bool = True
     """Whether every item must have a text."""
-    opening: bool = False
+    first_window_only: bool = False
     """Whether a sound comes as its first window, in training too."""
 
     def load(self, item: int, rng: ItemRNG) -> Item:
         routed = self.routed(item)
         wave = _wave(routed["wavs"])
         frames, window = len(wave), max(1, round(self.config.seconds * self.rate))
-        if self.opening:
+        if self.first_window_only:
             starts = [0]
         elif self.train:
             starts = [int(rng.number("crop") * (max(frames - window, 0) + 1))]
@@ -306,12 +306,12 @@ def python_audio_splits(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
     captioned: bool = True,
-    opening: bool = False,
+    first_window_only: bool = False,
 ) -> Splits:
     """A data set object, split by fraction and seed unless a validation set comes with it.
 
-    Where it is not `captioned`, texts are neither asked for nor handed on. With `opening` each sound comes as its first
+    Where it is not `captioned`, texts are neither asked for nor handed on. With `first_window_only` each sound comes as its first
     window, always.
     """
-    make = partial(PythonAudio, rate=rate, config=config, captioned=captioned, opening=opening)
+    make = partial(PythonAudio, rate=rate, config=config, captioned=captioned, first_window_only=first_window_only)
     return split_object(dataset, config, make, validation, declared)

@@ -17,7 +17,7 @@ from quintet.errors import UsageError
 from quintet.nn.text import words_of
 
 
-def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:
+def inferred_text_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:
     """What is known of the keys of the text once the data is: the classes, and where a frozen encoder lies."""
     encoder = Path(model.text.removeprefix(PRETRAINED))
     if model.text.startswith(PRETRAINED) and encoder.is_dir():
@@ -51,8 +51,8 @@ def check_captions(model: TextConfig, media: Splits, what: str, may_be_empty: bo
             f"{len(missing)} of {len(captions)} {what} have no caption, {missing[0]} for one; add captions, train "
             "with data.allow_missing_captions=true, or without text (model.text=none)"
         )
-    if long := too_long(model, [text for _, text in captions]):
-        most = f"{most_symbols(model)} {model.text}"
+    if long := overlong_texts(model, [text for _, text in captions]):
+        most = f"{max_text_symbols(model)} {model.text}"
         say(f"{len(long)} captions have more than {most} and are cut (model.text_length), for one: {long[0]!r}")
 
 
@@ -62,14 +62,14 @@ def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
     return ((source.name(item), source.metadata(item)["texts"]) for item in range(len(source)))
 
 
-def too_long(model: TextConfig, texts: Iterable[str]) -> list[str]:
+def overlong_texts(model: TextConfig, texts: Iterable[str]) -> list[str]:
     """Those that an encoder of bytes or words cuts; a frozen one counts in its own tokens and tells of its own cuts."""
     if model.text not in _LENGTHS:
         return []
-    return [text for text in texts if _LENGTHS[model.text](text) > most_symbols(model)]
+    return [text for text in texts if _LENGTHS[model.text](text) > max_text_symbols(model)]
 
 
-def most_symbols(model: TextConfig) -> int:
+def max_text_symbols(model: TextConfig) -> int:
     """Of one text: bytes stand between a start and an end, words have an end alone."""
     return model.text_length - (2 if model.text == "bytes" else 1)
 

@@ -25,7 +25,7 @@ from quintet.media import audio as sounds
 from quintet.media import image as images
 from quintet.media import mesh as meshes
 from quintet.media import video as films
-from quintet.media.files import MediaFile, digest_of, place_of
+from quintet.media.files import MediaFile, digest_of, media_ref
 
 Facts = dict[str, float | str]
 Probe = Callable[[MediaFile], Facts]
@@ -340,7 +340,7 @@ def _duplicates(root: str | os.PathLike[str], entries: Sequence[Entry]) -> list[
 
 def _digest(root: str | os.PathLike[str], entry: Entry) -> str:
     try:
-        place = place_of(entry.media(root))
+        place = media_ref(entry.media(root))
         return digest_of(film_in(place) if isinstance(place, Path) and place.is_dir() else place)
     except (OSError, UnreadableItem):  # gone or changed since it was probed; then it equals nothing
         return entry.file

@@ -94,7 +94,7 @@ class ShardShuffle:
     """Items that are shuffled a portion at a time: of each item the file it is in, and how many files are a portion."""
 
     file_of: npt.NDArray[np.int64]
-    together: int
+    shards_per_group: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Splits:
     about: dict[str, Any] = field(default_factory=dict)
     extra_splits: Mapping[str, Dataset] = field(default_factory=dict)
     """What is neither trained on nor validated with, by the name of its split; a generator can be judged on it."""
-    portions: ShardShuffle | None = None
+    shard_shuffle: ShardShuffle | None = None
     """Which training items are shuffled among each other, where not all are."""
     listed: bool = True
     """Whether `data.json` names each item; not where the fingerprint is that of an index, which does."""
@@ -142,13 +142,13 @@ def split_folder(config: DataConfig, extensions: frozenset[str], make: MakeDatas
     # Without a validation set the training items are looked at, unaugmented.
     looked_at = make(held_root, held_out if len(held_out) else train, train=False, dataset=held_dataset)
     sharded = isinstance(train, ShardEntries)
-    portions = None
+    shard_shuffle = None
     if config.shuffle_shards is not None:
         if not isinstance(train, ShardEntries):
             raise UsageError(f"data.shuffle_shards={config.shuffle_shards} is for shards, and {root} holds none")
-        portions = ShardShuffle(train.shard_numbers, config.shuffle_shards)
+        shard_shuffle = ShardShuffle(train.shard_numbers, config.shuffle_shards)
     trained_on = make(root, train, train=True, dataset=dataset)
-    return Splits(trained_on, looked_at, prints, skipped, about, extra_splits, portions, not sharded, dataset)
+    return Splits(trained_on, looked_at, prints, skipped, about, extra_splits, shard_shuffle, not sharded, dataset)
 
 
 def _dataset(found: Scan) -> str | None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Blob, MediaFile, Place, check_file, decoding, open_file, place_of
+from quintet.media.files import Blob, MediaFile, MediaRef, check_file, decoding, media_ref, open_file
 
 Samples = npt.NDArray[np.float32]
 """Channels x frames, 1 is full scale."""
@@ -62,7 +62,7 @@ class AudioHeader:
 
 def read_header(path: MediaFile) -> AudioHeader:
     """The header of a file that is whole, as far as that can be seen at its ends."""
-    place = place_of(path)
+    place = media_ref(path)
     with decoding(_reason):
         check_file(place)
         with open_file(place) as stream:
@@ -83,7 +83,7 @@ def read_frames(path: MediaFile, header: AudioHeader, start: int, count: int) ->
         raise ValueError(f"frames {start} to {start + count} of a file of {header.frames}")
     with decoding(_reason):
         read = _sndfile_frames if header.decoder == "libsndfile" else _ffmpeg_frames
-        samples = read(place_of(path), start, count)
+        samples = read(media_ref(path), start, count)
     if samples.shape != (header.channels, count):
         raise UnreadableItem("truncated: the file ends too early")
     peak = max(float(samples.max()), -float(samples.min()))
@@ -181,7 +181,7 @@ def _mp3_frame_end(frame: bytes) -> int:
 
 
 @contextmanager
-def _sndfile(place: Place) -> Iterator[Any]:
+def _sndfile(place: MediaRef) -> Iterator[Any]:
     """Opened by descriptor: libsndfile would believe an extension, and complain on the terminal."""
     import soundfile
 
@@ -191,7 +191,7 @@ def _sndfile(place: Place) -> Iterator[Any]:
             yield file
 
 
-def _sndfile_header(place: Place) -> AudioHeader | None:
+def _sndfile_header(place: MediaRef) -> AudioHeader | None:
     """None where libsndfile does not know the format, or would not read all of it."""
     import soundfile
 
@@ -214,12 +214,12 @@ def _sndfile_header(place: Place) -> AudioHeader | None:
         return None
 
 
-def _tells_length(place: Place) -> bool:
+def _tells_length(place: MediaRef) -> bool:
     with open_file(place) as stream:
         return _mp3_length(stream)[0] > 0
 
 
-def _sndfile_frames(place: Place, start: int, count: int) -> Samples:
+def _sndfile_frames(place: MediaRef, start: int, count: int) -> Samples:
     with _sndfile(place) as file:
         # After a jump an MP3 is silent for some frames, whose beginnings lie in the frames before.
         preroll = min(start, _MP3_PREROLL) if file.format == "MP3" else 0
@@ -233,7 +233,7 @@ def _sndfile_frames(place: Place, start: int, count: int) -> Samples:
 
 
 @contextmanager
-def _ffmpeg(place: Place) -> Iterator[Any]:
+def _ffmpeg(place: MediaRef) -> Iterator[Any]:
     """It opens nothing else than this."""
     import av
 
@@ -243,7 +243,7 @@ def _ffmpeg(place: Place) -> Iterator[Any]:
             yield container
 
 
-def _ffmpeg_header(place: Place) -> AudioHeader:
+def _ffmpeg_header(place: MediaRef) -> AudioHeader:
     with _ffmpeg(place) as container:
         if not container.streams.audio:
             raise UnreadableItem("not a sound file: no sound in it")
@@ -266,7 +266,7 @@ def _ffmpeg_header(place: Place) -> AudioHeader:
         return AudioHeader(int(end * base * rate), rate, int(stream.channels), name.upper(), "ffmpeg")
 
 
-def _ffmpeg_frames(source: Place, start: int, count: int) -> Samples:
+def _ffmpeg_frames(source: MediaRef, start: int, count: int) -> Samples:
     with _ffmpeg(source) as container:
         stream = container.streams.audio[0]
         rate, base, origin = int(stream.rate), Fraction(stream.time_base or 0), stream.start_time or 0

@@ -36,15 +36,15 @@ class Blob:
 
 MediaFile = str | os.PathLike[str] | Blob
 """What readers of media take."""
-Place = Path | Blob
+MediaRef = Path | Blob
 """The same, once it is looked at."""
 
 
-def place_of(media: MediaFile) -> Place:
+def media_ref(media: MediaFile) -> MediaRef:
     return media if isinstance(media, Blob) else Path(media)
 
 
-def check_file(place: Place) -> int:
+def check_file(place: MediaRef) -> int:
     """The size of a file; `UnreadableItem` if it is none, or empty."""
     if isinstance(place, Blob):
         size = len(place.content)
@@ -58,7 +58,7 @@ def check_file(place: Place) -> int:
     return size
 
 
-def open_file(place: Place) -> IO[bytes]:
+def open_file(place: MediaRef) -> IO[bytes]:
     """Opened without a name: some decoders would believe its extension rather than its content."""
     if isinstance(place, Blob):
         return io.BytesIO(place.content)
@@ -84,11 +84,11 @@ def _common_reason(error: Exception) -> str:
     return f"damaged: {error or type(error).__name__}"
 
 
-def read_file(place: Place) -> bytes:
+def read_file(place: MediaRef) -> bytes:
     return place.content if isinstance(place, Blob) else place.read_bytes()
 
 
-def digest_of(place: Place) -> str:
+def digest_of(place: MediaRef) -> str:
     """A hash of what is in a file; of a film, of its pictures one after another, whatever they are called."""
     if isinstance(place, Blob) and place.pictures is not None:
         hashes = [hashlib.sha256(content).digest() for content in place.pictures.values()]

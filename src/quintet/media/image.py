@@ -18,7 +18,7 @@ from PIL import Image, features
 
 from quintet.common.files import atomic_write
 from quintet.errors import UsageError
-from quintet.media.files import MediaFile, place_of
+from quintet.media.files import MediaFile, media_ref
 from quintet.media.image_decoding import (
     CHANNELS,
     GAP,
@@ -44,7 +44,7 @@ EXTENSIONS = frozenset(
     {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
     | ({".avif"} if features.check("avif") else set())
 )
-Picture: TypeAlias = "Tensor | npt.NDArray[Any]"
+ImageLike: TypeAlias = "Tensor | npt.NDArray[Any]"
 
 
 def read_image(
@@ -62,7 +62,7 @@ def read_image(
     or an eighth of its size, which costs a fraction of the time. `truncated="use"` takes what is there of a
     file that ends too early.
     """
-    return read(place_of(path), Request(mode, truncated, side, max_pixels, min_side))[0]
+    return read(media_ref(path), Request(mode, truncated, side, max_pixels, min_side))[0]
 
 
 def upright(image: Image.Image, mode: Mode = "RGB") -> Image.Image:
@@ -74,7 +74,7 @@ def upright(image: Image.Image, mode: Mode = "RGB") -> Image.Image:
 
 def probe_image(path: MediaFile, *, truncated: Truncated = "skip") -> ImageFacts:
     """What a file holds, after decoding it by the rules of `read_image`: what passes here can be trained on."""
-    return read(place_of(path), Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]
+    return read(media_ref(path), Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]
 
 
 def resize_and_crop(image: Image.Image | Pixels, height: int, width: int, *, x: float = 0.5, y: float = 0.5) -> Pixels:
@@ -111,7 +111,7 @@ def to_uint8(tensor: Tensor) -> Pixels:
     return array if array.dtype == np.uint8 else floats_to_bytes(array)
 
 
-def write_image(picture: Picture, path: str | os.PathLike[str]) -> Path:
+def write_image(picture: ImageLike, path: str | os.PathLike[str]) -> Path:
     """Write a tensor (CHW) or array (HWC) in the format of the path's extension; the file appears whole or not."""
     path = Path(path)
     file_format = Image.registered_extensions().get(path.suffix.lower())
@@ -126,7 +126,7 @@ def write_image(picture: Picture, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def image_grid(pictures: Sequence[Picture], columns: int, padding: int = 2) -> Pixels:
+def image_grid(pictures: Sequence[ImageLike], columns: int, padding: int = 2) -> Pixels:
     """The pictures row by row on white, as one RGB array; tensors are CHW, arrays HWC, sizes may differ."""
     if not pictures or columns < 1:
         raise ValueError("a grid needs at least one picture and one column")
@@ -169,7 +169,7 @@ def _detached(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
 
-def _as_pixels(picture: Picture) -> Pixels:
+def _as_pixels(picture: ImageLike) -> Pixels:
     if not isinstance(picture, np.ndarray):
         pixels = to_uint8(picture)
     elif picture.dtype == np.uint8:

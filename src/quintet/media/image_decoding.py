@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError, features
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Place, check_file, decoding, open_file
+from quintet.media.files import MediaRef, check_file, decoding, open_file
 
 if TYPE_CHECKING:
     pass
@@ -78,7 +78,7 @@ class Request:
     min_side: int
 
 
-def read(place: Place, request: Request) -> tuple[Image.Image, ImageFacts]:
+def read(place: MediaRef, request: Request) -> tuple[Image.Image, ImageFacts]:
     with decoding(_reason):
         check_file(place)
         with pillow_silent, open_file(place) as stream:

@@ -36,9 +36,9 @@ def mel_to_hertz(mels: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.where(values < knee, values * _LINEAR_STEP, above)
 
 
-def mel_filters(rate: int, n_fft: int, mels: int, low: float = 0.0, high: float | None = None) -> Tensor:
+def mel_filters(rate: int, n_fft: int, n_mels: int, low: float = 0.0, high: float | None = None) -> Tensor:
     """Triangles of area one (mels, n_fft // 2 + 1), each from the middle of the one before to that of the next."""
-    edges = mel_to_hertz(np.linspace(hertz_to_mel(low), hertz_to_mel(rate / 2 if high is None else high), mels + 2))
+    edges = mel_to_hertz(np.linspace(hertz_to_mel(low), hertz_to_mel(rate / 2 if high is None else high), n_mels + 2))
     bins = np.arange(n_fft // 2 + 1) * (rate / n_fft)
     widths = np.diff(edges)
     rising = (bins - edges[:-2, None]) / widths[:-1, None]
@@ -58,28 +58,30 @@ class LogMel(nn.Module):
         rate: int,
         *,
         n_fft: int = 1024,
-        hop: int = 160,
-        mels: int = 64,
+        hop_length: int = 160,
+        n_mels: int = 64,
         low: float = 0.0,
         high: float | None = None,
     ) -> None:
         super().__init__()
         self.n_fft = n_fft
-        self.hop = hop
+        self.hop_length = hop_length
         # Known from the arguments, so no checkpoint needs them.
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
-        self.register_buffer("filters", mel_filters(rate, n_fft, mels, low, high), persistent=False)
+        self.register_buffer("filters", mel_filters(rate, n_fft, n_mels, low, high), persistent=False)
 
     def frames(self, samples: Tensor) -> Tensor:
         """Frames of clips of so many samples."""
-        return samples // self.hop + 1
+        return samples // self.hop_length + 1
 
     def power(self, waves: Tensor) -> Tensor:
         """Mel powers, before the logarithm. In full precision at least: half of it has no room for quiet sounds."""
         with torch.autocast(waves.device.type, enabled=False):
             exact = at_least_fp32(waves)
             flat, window = exact.reshape(-1, waves.shape[-1]), self.window.to(exact.dtype)
-            spectrum = torch.stft(flat, self.n_fft, self.hop, window=window, pad_mode="constant", return_complex=True)
+            spectrum = torch.stft(
+                flat, self.n_fft, self.hop_length, window=window, pad_mode="constant", return_complex=True
+            )
             powers = self.filters.to(exact.dtype) @ (spectrum.real.square() + spectrum.imag.square())
         return powers.reshape(*waves.shape[:-1], *powers.shape[-2:])
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from quintet.common.files import replace_bytes
 from quintet.errors import UnreadableItem, UsageError
-from quintet.media.files import MediaFile, place_of
+from quintet.media.files import MediaFile, media_ref
 from quintet.media.mesh_formats import Faces, Soup, Vertices, read_soup
 
 EXTENSIONS = frozenset({".obj", ".ply", ".stl", ".off", ".glb", ".gltf"})
@@ -72,12 +72,12 @@ def read_mesh(
     A mesh of more than `max_faces` is reduced to that many if `decimate`, and refused otherwise. With four `corners`
     a file of quads stays one, and any other is refused.
     """
-    return _mesh_of(read_soup(place_of(path), corners), bins, max_faces, decimate)
+    return _mesh_of(read_soup(media_ref(path), corners), bins, max_faces, decimate)
 
 
 def probe_mesh(path: MediaFile, *, bins: int = BINS) -> MeshFacts:
     """What a file holds, after reading it as training does."""
-    soup = read_soup(place_of(path))
+    soup = read_soup(media_ref(path))
     mesh = _mesh_of(soup, bins, None, decimate=False)
     counts = edge_counts(mesh.faces)
     return MeshFacts(

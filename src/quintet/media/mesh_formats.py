@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Blob, Place, check_file, decoding, read_file
+from quintet.media.files import Blob, MediaRef, check_file, decoding, read_file
 
 Vertices = npt.NDArray[np.float64]
 Faces = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Soup:
     faces: Faces
 
 
-def read_soup(place: Place, corners: int = 3) -> Soup:
+def read_soup(place: MediaRef, corners: int = 3) -> Soup:
     """Everything with faces in a file, in one coordinate system; `UnreadableItem` with the reason otherwise.
 
     Larger faces are cut into triangles, unless four `corners` are wanted: then the file must have quads alone.
@@ -76,7 +76,7 @@ def read_soup(place: Place, corners: int = 3) -> Soup:
         return Soup(name, *_checked(vertices, faces))
 
 
-def _content(place: Place) -> bytes:
+def _content(place: MediaRef) -> bytes:
     size = check_file(place)
     if size > MAX_BYTES:
         raise UnreadableItem(f"{size / 2**20:.0f} MiB, more than {MAX_BYTES // 2**20}; reduce the mesh first")
@@ -152,7 +152,7 @@ def _fan(polygons: Faces) -> Faces:
 # --- OBJ and OFF ------------------------------------------------------------------------------------------------
 
 
-def _read_obj(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_obj(data: bytes, place: MediaRef) -> tuple[Vertices, Polygons]:
     rows: list[list[bytes]] = []
     polygons: dict[int, list[list[int]]] = defaultdict(list)
     for line in data.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ").splitlines():
@@ -172,7 +172,7 @@ def _table(rows: Sequence[Sequence[bytes]]) -> Vertices:
     return np.array(rows, np.float64).reshape(-1, 3) if rows else np.empty((0, 3))
 
 
-def _read_off(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_off(data: bytes, place: MediaRef) -> tuple[Vertices, Polygons]:
     lines = [words for line in data.splitlines() if (words := line.partition(b"#")[0].split())]
     header = lines[0][1:] or lines[1]
     body = lines[1 if lines[0][1:] else 2 :]
@@ -199,7 +199,7 @@ def _is_binary_stl(data: bytes) -> bool:
     return len(data) >= _STL_HEADER and len(data) == _STL_HEADER + _STL_FACE.itemsize * _stl_count(data)
 
 
-def _read_stl(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_stl(data: bytes, place: MediaRef) -> tuple[Vertices, Polygons]:
     if _is_binary_stl(data):
         corners = np.frombuffer(data, _STL_FACE, offset=_STL_HEADER)["vertices"].reshape(-1, 3).astype(np.float64)
     else:
@@ -231,7 +231,7 @@ class _Element:
         return all(each.count_type is None for each in self.properties)
 
 
-def _read_ply(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_ply(data: bytes, place: MediaRef) -> tuple[Vertices, Polygons]:
     end = re.search(rb"^end_header[^\n]*\n", data[:65536], re.MULTILINE)
     if end is None:
         raise UnreadableItem("truncated: its header has no end")
@@ -328,7 +328,7 @@ def _ply_lists(body: bytes, start: int, element: _Element, order: str, columns: 
 # --- glTF -------------------------------------------------------------------------------------------------------
 
 
-def _read_gltf(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_gltf(data: bytes, place: MediaRef) -> tuple[Vertices, Polygons]:
     import trimesh
 
     binary = data.startswith(_GLB_MAGIC)
@@ -428,7 +428,7 @@ def _read_beside(folder: Path | None, name: str) -> bytes:
     return _content(Path(target))
 
 
-_READERS: dict[str, Callable[[bytes, Place], tuple[Vertices, Polygons]]] = {
+_READERS: dict[str, Callable[[bytes, MediaRef], tuple[Vertices, Polygons]]] = {
     "OBJ": _read_obj,
     "OFF": _read_off,
     "STL": _read_stl,

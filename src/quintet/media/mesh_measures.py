@@ -26,7 +26,7 @@ _PAIRS_AT_ONCE = 2**19
 _DISTANCES_AT_ONCE = 2**21
 
 
-class Closeness(NamedTuple):
+class SurfaceMetrics(NamedTuple):
     """`chamfer`: the mean distance of either surface from the other, and of both these numbers the mean (1812.03828
     calls it Chamfer-L1), where the longest side of the first mesh is 1. `normals`: the mean cosine, without its sign,
     between the normals at a point and at the nearest point of the other surface."""
@@ -35,13 +35,13 @@ class Closeness(NamedTuple):
     normals: float
 
 
-def compare(original: Mesh, other: Mesh, points: int = POINTS, seed: int = 0) -> Closeness:
+def compare(original: Mesh, other: Mesh, points: int = POINTS, seed: int = 0) -> SurfaceMetrics:
     """How close a mesh is to the original. The same seed takes the same points."""
     box = np.ptp(original.vertices[np.unique(original.faces)], axis=0)
     scale = 1 / max(float(box.max()), 1e-12)
     ours, theirs = (corners_of(mesh) * scale for mesh in (original, other))
     ways = [_one_way(ours, theirs, points, seed), _one_way(theirs, ours, points, seed)]
-    return Closeness(*np.mean(ways, axis=0).tolist())
+    return SurfaceMetrics(*np.mean(ways, axis=0).tolist())
 
 
 def _one_way(source: Vertices, target: Vertices, points: int, seed: int) -> tuple[float, float]:
@@ -104,7 +104,7 @@ def _to_side(to_start: Vertices, along: Vertices, length: Vertices) -> Vertices:
 # --- what is wrong with a mesh ----------------------------------------------------------------------------------
 
 
-def merged(corners: Vertices, bins: int) -> Mesh:
+def merge_vertices(corners: Vertices, bins: int) -> Mesh:
     """The mesh of faces that each bring their own corners `(faces, corners, 3)`: equal bins are one vertex, in the
     middle of it. Nothing is left out, whatever is wrong with it."""
     places, faces = np.unique(quantise(corners, bins).reshape(-1, 3), axis=0, return_inverse=True)
@@ -151,7 +151,7 @@ def _normals(triangles: Vertices) -> Vertices:
 # --- sets of meshes -----------------------------------------------------------------------------------------------
 
 
-class SetCloseness(NamedTuple):
+class SetMetrics(NamedTuple):
     """How a set of made meshes compares with a set of real ones, by Chamfer distance (1707.02392, 1906.12320).
 
     `coverage`: the share of real ones that are the nearest of some made one. `mmd`: the mean distance of the real ones
@@ -164,7 +164,7 @@ class SetCloseness(NamedTuple):
     one_nna: float
 
 
-def compare_sets(made: FloatArray, real: FloatArray) -> SetCloseness:
+def compare_sets(made: FloatArray, real: FloatArray) -> SetMetrics:
     """Of the points (meshes, points, 3) of each set."""
     count = len(made)
     distances = chamfer_distances(np.concatenate([made, real]))
@@ -173,14 +173,14 @@ def compare_sets(made: FloatArray, real: FloatArray) -> SetCloseness:
     nearest = np.where(np.eye(len(distances), dtype=bool), np.inf, distances)
     own = np.concatenate([nearest[:count, :count].min(axis=1), nearest[count:, count:].min(axis=1)])
     other = np.concatenate([across.min(axis=1), across.min(axis=0)])
-    return SetCloseness(
+    return SetMetrics(
         coverage=len(np.unique(across.argmin(axis=1))) / len(real),
         mmd=float(across.min(axis=0).mean()),
         one_nna=float((own < other).mean()),
     )
 
 
-def cloud(mesh: Mesh, points: int = CLOUD, seed: int = 0) -> Vertices:
+def point_cloud(mesh: Mesh, points: int = CLOUD, seed: int = 0) -> Vertices:
     """Points on a mesh whose box is centred and has a longest side of 1. A mesh that is one point is one in all."""
     corners = corners_of(mesh)
     low, high = corners.min(axis=(0, 1)), corners.max(axis=(0, 1))

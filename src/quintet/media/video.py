@@ -23,7 +23,7 @@ from PIL import Image
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
 from quintet.media import video_header as headers
-from quintet.media.files import Blob, MediaFile, Place, check_file, decoding, open_file, place_of
+from quintet.media.files import Blob, MediaFile, MediaRef, check_file, decoding, media_ref, open_file
 from quintet.media.image_decoding import pillow_silent
 from quintet.media.video_ffmpeg import ffmpeg_frames, ffmpeg_header
 from quintet.media.video_header import FOLDER_RATE, WHITE, Clip, Colour, Fit, Frames, VideoHeader, check_pixels, timed
@@ -40,7 +40,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)$", re.DOTALL)
 
 def read_header(path: MediaFile) -> VideoHeader:
     """The header of a file that is whole, as far as that can be seen without decoding it."""
-    place = place_of(path)
+    place = media_ref(path)
     with decoding(_reason):
         if _is_folder(place):
             return _folder_header(place)
@@ -69,7 +69,7 @@ def read_frames(
     """The frames at these places (in order; one may be asked for several times), at their own size or fitted."""
     if not len(places) or places[0] < 0 or places[-1] >= header.frames or any(np.diff(places) < 0):
         raise ValueError(f"frames {list(places)} of a file of {header.frames}")
-    source = place_of(path)
+    source = media_ref(path)
     wanted = sorted(set(places))
     with decoding(_reason):
         read = _folder_frames if _is_folder(source) else _READERS.get(header.format, ffmpeg_frames)
@@ -98,11 +98,11 @@ def frame_order(names: Sequence[str]) -> list[str] | None:
     return sorted(names, key=lambda name: found[name][1])
 
 
-def _is_folder(place: Place) -> bool:
+def _is_folder(place: MediaRef) -> bool:
     return place.pictures is not None if isinstance(place, Blob) else place.is_dir()
 
 
-def folder_pictures(place: Place) -> list[str]:
+def folder_pictures(place: MediaRef) -> list[str]:
     """The names of the frames of a folder, in order."""
     listed = place.pictures or () if isinstance(place, Blob) else os.listdir(place)
     names = [
@@ -116,11 +116,13 @@ def folder_pictures(place: Place) -> list[str]:
     return ordered
 
 
-def _folder_header(folder: Place) -> VideoHeader:
+def _folder_header(folder: MediaRef) -> VideoHeader:
     return timed([1 / FOLDER_RATE] * len(folder_pictures(folder)), "folder of pictures")
 
 
-def _folder_frames(folder: Place, _: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour) -> Frames:
+def _folder_frames(
+    folder: MediaRef, _: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+) -> Frames:
     names = folder_pictures(folder)
     for place in wanted:
         name = names[place] if place < len(names) else ""
@@ -134,7 +136,9 @@ def _folder_frames(folder: Place, _: VideoHeader, wanted: Sequence[int], fit: Fi
         yield place, fitted
 
 
-def _picture_frames(file: Place, _: VideoHeader, places: Sequence[int], fit: Fit | None, background: Colour) -> Frames:
+def _picture_frames(
+    file: MediaRef, _: VideoHeader, places: Sequence[int], fit: Fit | None, background: Colour
+) -> Frames:
     picture = images.read_image(file, mode="RGBA", side=max(fit.height, fit.width) if fit else None)
     yield 0, _fitted_picture(picture, fit, background)
 
@@ -145,7 +149,9 @@ _PILLOW = ("GIF", "WEBP")
 _PICTURE = "picture"
 
 
-def _pillow_frames(file: Place, _: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour) -> Frames:
+def _pillow_frames(
+    file: MediaRef, _: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+) -> Frames:
     with pillow_silent, open_file(file) as stream, Image.open(stream, formats=_PILLOW) as picture:
         check_pixels(*picture.size)
         for place in wanted:

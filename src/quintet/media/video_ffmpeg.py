@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Place, open_file
+from quintet.media.files import MediaRef, open_file
 from quintet.media.video_header import FOLDER_RATE, Colour, Fit, Frames, VideoHeader, check_pixels, timed
 
 _CONTAINERS = "avi,matroska,mov"  # some others are lists of files or addresses, which FFmpeg would open
@@ -26,7 +26,7 @@ _UNSPECIFIED = 2
 
 
 @contextmanager
-def _ffmpeg(file: Place, kind: str) -> Iterator[tuple[Any, Any, Any]]:
+def _ffmpeg(file: MediaRef, kind: str) -> Iterator[tuple[Any, Any, Any]]:
     """The file, its film and a decoder. FFmpeg opens nothing else."""
     import av
     from av.stream import Disposition
@@ -57,7 +57,7 @@ def _decoder(film: Any) -> Any:
     return film.codec_context
 
 
-def ffmpeg_header(file: Place, kind: str) -> VideoHeader:
+def ffmpeg_header(file: MediaRef, kind: str) -> VideoHeader:
     with _ffmpeg(file, kind) as (container, film, decoder):
         name, base, promised = container.format.name.split(",")[0], Fraction(film.time_base or 0), film.frames
         hidden = _hidden_vp8 if film.codec_context.name == "vp8" else _never
@@ -93,7 +93,7 @@ def _hidden_vp8(packet: Any) -> bool:
     return not memoryview(packet)[0] & 0x10
 
 
-def _counted_header(file: Place, kind: str) -> VideoHeader:
+def _counted_header(file: MediaRef, kind: str) -> VideoHeader:
     """Of a file without times: all of it is decoded to count its frames."""
     with _ffmpeg(file, kind) as (container, film, decoder):
         rate = float(film.average_rate or FOLDER_RATE)
@@ -101,7 +101,7 @@ def _counted_header(file: Place, kind: str) -> VideoHeader:
 
 
 def ffmpeg_frames(
-    file: Place, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+    file: MediaRef, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
 ) -> Frames:
     with _ffmpeg(file, header.format) as (container, film, decoder):
         show = _Shown(background, lambda: _aspect(film, decoder))

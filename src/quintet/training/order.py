@@ -23,8 +23,8 @@ BUCKET_BATCHES = 64
 
 
 class Order:
-    """The training order. Where `lengths` are given, batches hold items of similar length; with `portions`, an epoch
-    goes through so many files at a time, drawn anew in each, and shuffles the items of those."""
+    """The training order. Where `lengths` are given, batches hold items of similar length; with `shard_shuffle`,
+    an epoch goes through the shards in groups, drawn again in each epoch, and shuffles the items of each group."""
 
     def __init__(
         self,
@@ -32,12 +32,12 @@ class Order:
         batch_size: int,
         seed: int,
         lengths: Sequence[int] | None = None,
-        portions: ShardShuffle | None = None,
+        shard_shuffle: ShardShuffle | None = None,
     ) -> None:
         self.num_items = num_items
         self.batch_size = batch_size
         self.seed = seed
-        self.portions = portions
+        self.shard_shuffle = shard_shuffle
         self.lengths = None if lengths is None else np.asarray(lengths)
         self._permutation = lru_cache(maxsize=2)(self._make_permutation)
         self._window = lru_cache(maxsize=2)(self._make_window)
@@ -66,12 +66,12 @@ class Order:
     def _make_permutation(self, epoch: int) -> npt.NDArray[np.int64]:
         # Sorting hashed keys, rather than numpy's shuffle, keeps old runs resumable whatever numpy changes.
         keys = self._keys(self.num_items, epoch, "order")
-        if self.portions is None:
+        if self.shard_shuffle is None:
             return np.argsort(keys, kind="stable")
-        files = int(self.portions.file_of.max()) + 1
+        files = int(self.shard_shuffle.file_of.max()) + 1
         place_of_file = np.empty(files, np.int64)
         place_of_file[np.argsort(self._keys(files, epoch, "files"), kind="stable")] = np.arange(files)
-        portion = place_of_file[self.portions.file_of] // self.portions.together
+        portion = place_of_file[self.shard_shuffle.file_of] // self.shard_shuffle.shards_per_group
         return np.lexsort((keys, portion))
 
     def _keys(self, count: int, epoch: int, name: str) -> npt.NDArray[np.uint64]:

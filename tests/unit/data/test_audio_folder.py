@@ -15,7 +15,7 @@ import torch
 
 from quintet.common.rng import ItemRNG
 from quintet.config import WindowedAudioDataConfig
-from quintet.data.audio import AudioFolder, audio_folder_splits, mean_over_windows, pad_windows, say_resampled
+from quintet.data.audio import AudioFolder, audio_folder_splits, mean_over_windows, pad_windows, report_resampling
 from quintet.data.check import check_folder
 from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem
@@ -103,7 +103,7 @@ def test_a_long_clip_comes_as_several_windows_outside_training(folder: Path) -> 
 
 
 def test_an_opening_is_the_first_window_in_training_and_outside(folder: Path) -> None:
-    found = audio_folder_splits(WindowedAudioDataConfig(path=str(folder), seconds=1.0), RATE, opening=True)
+    found = audio_folder_splits(WindowedAudioDataConfig(path=str(folder), seconds=1.0), RATE, first_window_only=True)
     assert isinstance(found.train, AudioFolder)
     for epoch in range(3):
         long = found.train.load(2, rng(2, epoch))["wavs"]
@@ -134,10 +134,10 @@ def test_whatever_changes_what_is_read_changes_what_is_said_of_it(folder: Path) 
 
 def test_files_of_another_rate_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = splits(folder, rate=16_000)
-    say_resampled(found.train, 16_000, "the model")
+    report_resampling(found.train, 16_000, "the model")
     assert capsys.readouterr().err == "resampled to the 16000 Hz of the model: 3 of 8000 Hz, of the first 3 files\n"
-    say_resampled(found.validation, 16_000, "the model")  # one file, of no sound
-    say_resampled(found.train, RATE, "the model")
+    report_resampling(found.validation, 16_000, "the model")  # one file, of no sound
+    report_resampling(found.train, RATE, "the model")
     assert capsys.readouterr().err == ""
 
 

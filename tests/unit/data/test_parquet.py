@@ -17,7 +17,7 @@ from quintet.data.check import MEDIA, check_folder
 from quintet.data.image import ImageFolder
 from quintet.data.index.listing import fingerprint_of, list_media, split_items
 from quintet.errors import UsageError
-from quintet.media.files import place_of, read_file
+from quintet.media.files import media_ref, read_file
 
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -57,7 +57,7 @@ def test_rows_are_items_with_captions_and_splits(tmp_path: Path) -> None:
         *(f"train-00001-of-00002 {row}" for row in range(2)),
     ]
     assert [entry.text for entry in others["test"]] == ["test-00000-of-00001 0"]
-    assert [read_file(place_of(entry.media(""))) for entry in train] == [picture(row) for row in (*range(7), 0, 1)]
+    assert [read_file(media_ref(entry.media(""))) for entry in train] == [picture(row) for row in (*range(7), 0, 1)]
     assert len([*(tmp_path / "cache" / "unpacked").glob("*.bytes")]) == 2  # of the third nothing was read yet
     loaded = ImageFolder("", train, 8, 8, train=False).load(8, ItemRNG(0, [0], [8]))
     assert loaded["images"][:, 0, 0].tolist() == [1, 0, 0]
@@ -68,7 +68,7 @@ def test_what_was_unpacked_is_unpacked_again_when_it_is_gone(tmp_path: Path) -> 
     write(tmp_path / "set" / "a.parquet", {"image": files(4)}, {"image": FILE})
     for _ in range(2):
         entries = list_media(tmp_path / "set", MEDIA["image"].extensions, cache=str(tmp_path / "cache")).entries
-        assert read_file(place_of(entries[3].media(""))) == picture(3)
+        assert read_file(media_ref(entries[3].media(""))) == picture(3)
         next((tmp_path / "cache" / "unpacked").glob("*.bytes")).unlink()
 
 
@@ -87,7 +87,7 @@ def test_each_medium_has_its_columns(column: str, kind: Any, medium: str, extens
     write(tmp_path / "a.parquet", {column: [value]}, {column: kind})
     scanned = list_media(tmp_path, MEDIA[medium].extensions)
     assert [entry.file for entry in scanned.entries] == [f"a/000000{extension}"]
-    assert read_file(place_of(scanned.entries[0].media(""))) == b"content"
+    assert read_file(media_ref(scanned.entries[0].media(""))) == b"content"
 
 
 def test_the_path_of_a_file_tells_its_kind(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_row_without_bytes_is_named(tmp_path: Path) -> None:
         ("a/000000.png", "the row holds no bytes"),
         ("a/000002.png", "the row holds no bytes"),
     ]
-    assert read_file(place_of(scanned.entries[0].media(""))) == picture(0)
+    assert read_file(media_ref(scanned.entries[0].media(""))) == picture(0)
 
 
 def test_a_table_without_a_usable_column_is_refused(tmp_path: Path) -> None:

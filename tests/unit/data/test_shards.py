@@ -21,7 +21,7 @@ from PIL import Image
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
 from quintet.config.text import TextConfig
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.check import MEDIA, check_folder, scan_medium
 from quintet.data.image import ImageFolder
 from quintet.data.index.entry import Entry
@@ -32,7 +32,7 @@ from quintet.data.index.shard_writer import ShardWriter, write_shards
 from quintet.data.index.shards import ShardSet, open_set
 from quintet.data.index.tar_members import open_tar
 from quintet.errors import RunError, UsageError
-from quintet.media.files import Blob, place_of, read_file
+from quintet.media.files import Blob, media_ref, read_file
 from quintet.media.video import read_header, read_video
 
 
@@ -78,7 +78,7 @@ def test_shards_hold_what_the_folder_holds(
     of_shards = list_media(shards, kind.extensions, films=kind.films).entries
     assert known(of_shards) == known(of_folder)
     for one, other in zip(of_folder, of_shards, strict=True):
-        assert read_file(place_of(other.media(shards))) == (folder / one.file).read_bytes()
+        assert read_file(media_ref(other.media(shards))) == (folder / one.file).read_bytes()
     sides, other_sides = split_items(of_folder, 0.2, 42), split_items(of_shards, 0.2, 42)
     assert [known(side) for side in sides[:2]] == [known(side) for side in other_sides[:2]]
     assert {name: known(side) for name, side in sides[2].items()} == {
@@ -299,7 +299,7 @@ def test_shards_of_img2dataset_are_listed(form: int, tmp_path: Path) -> None:
         ("ü.png", None, None, {}),
         ("000010000.webp", None, None, {}),
     ]
-    assert [read_file(place_of(entry.media(tmp_path))) for entry in scanned.entries] == [b"a", b"bb", b"c", b"dddd"]
+    assert [read_file(media_ref(entry.media(tmp_path))) for entry in scanned.entries] == [b"a", b"bb", b"c", b"dddd"]
     assert scanned.notes == ["2 of 4 files have no caption in the shards"]
 
 
@@ -419,7 +419,9 @@ def test_what_is_hidden_is_passed_over(tmp_path: Path) -> None:
 def test_classes_are_looked_for_with_the_cache_of_the_run(tmp_path: Path) -> None:
     write_tar(tmp_path / "set" / "0.tar", {"a.png": b"x", "a.txt": b"cat", "b.png": b"y", "b.txt": b"dog"})
     data = DataConfig(path=str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"))
-    assert found_keys(TextConfig(text="classes"), data, frozenset({".png"})) == {"model.classes": ["cat", "dog"]}
+    assert inferred_text_keys(TextConfig(text="classes"), data, frozenset({".png"})) == {
+        "model.classes": ["cat", "dog"]
+    }
     assert [*(tmp_path / "cache" / "indexes").glob("*.safetensors")]
 
 

@@ -10,14 +10,14 @@ from quintet.media.mesh_measures import (
     FloatArray,
     as_triangles,
     chamfer_distances,
-    cloud,
     compare,
     compare_sets,
     corners_of,
     distances_to,
     is_valid,
     is_watertight,
-    merged,
+    merge_vertices,
+    point_cloud,
     surface_points,
 )
 
@@ -105,7 +105,7 @@ def test_what_is_valid_and_what_is_watertight() -> None:
 def test_corners_in_one_bin_are_one_vertex() -> None:
     generator = np.random.default_rng(0)
     corners = corners_of(Mesh(VERTICES * 0.98, CUBE.faces)) + generator.uniform(-1e-3, 1e-3, (12, 3, 3))
-    whole = merged(corners, 128)
+    whole = merge_vertices(corners, 128)
     assert len(whole.vertices) == 8
     assert is_valid(whole)
     assert is_watertight(whole)
@@ -134,7 +134,7 @@ def boxes(count: int, seed: int, longest: int = 0) -> FloatArray:
     faces = np.array([*sides, (1, 5, 7), (1, 7, 3)])
     sizes = generator.uniform(0.1, 0.4, (count, 3))
     sizes[:, longest] = 1
-    return np.stack([cloud(Mesh(corners * size, faces)) for size in sizes])
+    return np.stack([point_cloud(Mesh(corners * size, faces)) for size in sizes])
 
 
 def test_a_set_against_itself_and_against_another_like_it() -> None:
@@ -175,7 +175,7 @@ def test_chamfer_distances_are_those_of_all_pairs_of_points() -> None:
 def test_clouds_do_not_depend_on_place_and_size() -> None:
     mesh = Mesh(np.array([[0.0, 0, 0], [2, 0, 0], [0, 1, 0]]), np.array([[0, 1, 2]]))
     moved = Mesh(mesh.vertices * 0.25 + 0.5, mesh.faces)
-    assert np.allclose(cloud(mesh), cloud(moved))
-    assert np.abs(cloud(mesh)).max() <= 0.5
+    assert np.allclose(point_cloud(mesh), point_cloud(moved))
+    assert np.abs(point_cloud(mesh)).max() <= 0.5
     point = Mesh(np.zeros((3, 3)), mesh.faces)
-    assert np.array_equal(cloud(point), np.zeros_like(cloud(point)))
+    assert np.array_equal(point_cloud(point), np.zeros_like(point_cloud(point)))

@@ -69,7 +69,7 @@ def test_the_mel_scale_is_slaneys() -> None:
 
 
 def test_mel_frames_are_counted_and_silence_has_an_end() -> None:
-    front = LogMel(16_000, n_fft=512, hop=100, mels=20)
+    front = LogMel(16_000, n_fft=512, hop_length=100, n_mels=20)
     for samples in (1000, 1001, 1099, 1100):
         assert front(torch.zeros(2, 3, samples)).shape == (2, 3, 20, int(front.frames(torch.tensor(samples))))
     assert torch.equal(front(torch.zeros(1000)), torch.full((20, 11), math.log(FLOOR)))

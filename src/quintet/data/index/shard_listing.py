@@ -27,7 +27,7 @@ from quintet.common.caches import only_writer
 from quintet.data.index.captions import captions_of, decoded
 from quintet.data.index.entry import printable
 from quintet.data.index.shard_index import FILM, IndexBuilder, Row, Shard, joined_hash
-from quintet.data.index.shard_store import MEDIA, Found, Store
+from quintet.data.index.shard_store import MEDIA, ShardFile, Store
 from quintet.data.index.tar_members import Member, TarListing, open_tar
 from quintet.errors import UsageError
 from quintet.media.video import FRAME_EXTENSIONS
@@ -69,7 +69,7 @@ class UnpackedStore:
     def shown(self) -> str:
         return self.packed.shown
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[ShardFile]:
         return self.packed.found()
 
     def index(self) -> Path | None:
@@ -199,7 +199,7 @@ of use: others tell addresses, sizes and EXIF."""
 _LARGEST_TEXT = 2**20
 
 
-def build_index(store: Store, found: Sequence[Found]) -> IndexBuilder:
+def build_index(store: Store, found: Sequence[ShardFile]) -> IndexBuilder:
     """The items of all shards, in the order of the shards' names and of their members."""
     builder = IndexBuilder()
     for number, each in enumerate(found):

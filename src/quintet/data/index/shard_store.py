@@ -33,7 +33,7 @@ MEDIA = images.EXTENSIONS | sounds.EXTENSIONS | meshes.EXTENSIONS | films.EXTENS
 TAR, PARQUET = ".tar", ".parquet"
 
 
-class Found(NamedTuple):
+class ShardFile(NamedTuple):
     """A shard as it lies there: its path below the root, its size, and when or as what it was last written."""
 
     name: str
@@ -48,7 +48,7 @@ class Store(Protocol):
     def shown(self) -> str:
         """What it is called in messages."""
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[ShardFile]:
         """Its shards, by name."""
 
     def index(self) -> Path | None:
@@ -72,16 +72,16 @@ class FolderStore:
     def shown(self) -> str:
         return str(self.root if self.only is None else self.root / self.only)
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[ShardFile]:
         names = [self.only] if self.only is not None else chosen_shards(_files_below(self.root))
         return [self._found(name) for name in names]
 
-    def _found(self, name: str) -> Found:
+    def _found(self, name: str) -> ShardFile:
         try:
             facts = os.stat(self.root / name)
         except OSError as error:
             raise UsageError(f"the shard {self.root / name} cannot be opened: {error.strerror}") from None
-        return Found(name, facts.st_size, str(facts.st_mtime_ns))
+        return ShardFile(name, facts.st_size, str(facts.st_mtime_ns))
 
     def index(self) -> Path | None:
         path = self.root / INDEX_NAME
@@ -165,7 +165,7 @@ class RemoteStore:
     cache: Path
     """The folder of copies."""
     patience: Patience = field(default_factory=Patience)
-    known: dict[str, Found] = field(default_factory=dict)
+    known: dict[str, ShardFile] = field(default_factory=dict)
     is_file: bool = False
     """Whether the address is that of a shard itself."""
 
@@ -173,7 +173,7 @@ class RemoteStore:
     def shown(self) -> str:
         return self.url
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[ShardFile]:
         self.known = {each.name: each for each in self._tried("list", self.url, self._listed)}
         return [self.known[name] for name in chosen_shards(list(self.known))]
 
@@ -190,7 +190,9 @@ class RemoteStore:
 
     def file(self, name: str) -> Path:
         shard = self.known[name]
-        key = hashlib.sha256(repr((self.url, shard)).encode()).hexdigest()[:32]
+        # This text is the cache key of a copy, so it must never change, not even with the name of the class.
+        identity = f"({self.url!r}, Found(name={shard.name!r}, size={shard.size!r}, version={shard.version!r}))"
+        key = hashlib.sha256(identity.encode()).hexdigest()[:32]
         folder = self.cache / "shards" / key[:2]
         path = folder / f"{key}-{posixpath.basename(name)}"
         if _is_whole(path, shard.size):
@@ -202,7 +204,7 @@ class RemoteStore:
                 self._tried("read", address, lambda: self._copy(shard, path))
         return path
 
-    def _copy(self, shard: Found, path: Path) -> None:
+    def _copy(self, shard: ShardFile, path: Path) -> None:
         system, root = self._system()
         remote = root if self.is_file else posixpath.join(root, shard.name)
         with files.atomic_write(path) as temporary:
@@ -211,7 +213,7 @@ class RemoteStore:
             if size != shard.size:
                 raise OSError(f"cut off: {size} of {shard.size} bytes came")
 
-    def _listed(self) -> list[Found]:
+    def _listed(self) -> list[ShardFile]:
         system, root = self._system()
         system.invalidate_cache()  # what was there a moment ago may be gone
         name = posixpath.basename(root.partition("?")[0])  # what a server is told beside the name stands after it
@@ -232,10 +234,10 @@ class RemoteStore:
             if not is_hidden(name) and (name != MARKER or details[path].get("size") is not None)
         ]
 
-    def _found(self, name: str, facts: dict[str, Any]) -> Found:
+    def _found(self, name: str, facts: dict[str, Any]) -> ShardFile:
         if facts.get("size") is None:
             raise UsageError(f"{self.url} cannot be used: the server does not tell the size of {name}")
-        return Found(name, int(facts["size"]), _version(facts))
+        return ShardFile(name, int(facts["size"]), _version(facts))
 
     def _system(self) -> tuple[Any, str]:
         """The file system of this process, and the path on it: its connections do not live on in a forked one."""

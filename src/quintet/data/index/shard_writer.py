@@ -26,7 +26,7 @@ from quintet.data.index.shard_index import FILM, INDEX_NAME, IndexBuilder, Row, 
 from quintet.data.index.shard_listing import OWN_KEY
 from quintet.data.index.tar_members import TarWriter
 from quintet.errors import UnreadableItem, UsageError
-from quintet.media.files import Blob, digest_of, place_of, read_file
+from quintet.media.files import Blob, digest_of, media_ref, read_file
 
 LARGEST_MEMBER = 8**11 - 1
 """Bytes, of which a tar file in the common format can tell the number."""
@@ -161,7 +161,7 @@ def write_shards(
 
 def _content(entry: Entry, root: str | os.PathLike[str]) -> Blob:
     try:
-        place = place_of(entry.media(root))
+        place = media_ref(entry.media(root))
         if isinstance(place, Blob):
             return place
         if place.is_dir():

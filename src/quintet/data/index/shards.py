@@ -36,7 +36,7 @@ from quintet.data.index.entry import (
 from quintet.data.index.marker import read_marker
 from quintet.data.index.shard_index import FILM, FORMAT, Row, ShardIndex
 from quintet.data.index.shard_listing import UnpackedStore, build_index
-from quintet.data.index.shard_store import PARQUET, FolderStore, Found, RemoteStore, Store, is_address
+from quintet.data.index.shard_store import PARQUET, FolderStore, RemoteStore, ShardFile, Store, is_address
 from quintet.data.index.tar_members import Damaged, TarListing
 from quintet.errors import RunError, UsageError
 from quintet.media.files import Blob
@@ -227,7 +227,7 @@ def open_set(root: str | os.PathLike[str], cache: str | None = None) -> ShardSet
     return ShardSet(index, store, [each.version for each in found])
 
 
-def _check_fit(index: ShardIndex, found: Sequence[Found], shown: str) -> None:
+def _check_fit(index: ShardIndex, found: Sequence[ShardFile], shown: str) -> None:
     """An index beside its shards tells of just these."""
     sizes = {each.name: each.size for each in found}
     again = f"make the index again by deleting {index.path.name}, or the shards by `quintet data shard`"
@@ -245,7 +245,7 @@ def _check_fit(index: ShardIndex, found: Sequence[Found], shown: str) -> None:
         raise UsageError(f"the index of {shown} no longer fits: it does not name the shard {more[0]}; {again}")
 
 
-def _kept_index(store: Store, found: Sequence[Found], folder: Path) -> ShardIndex:
+def _kept_index(store: Store, found: Sequence[ShardFile], folder: Path) -> ShardIndex:
     key = hashlib.sha256(json.dumps([FORMAT, store.shown, *found]).encode()).hexdigest()[:32]
     path = folder / f"{key}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
