@@ -174,7 +174,7 @@ def test_errors_time_outs_and_truncations_are_tried_again_and_said(
     s3: FaultyS3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = RemoteStore("s3://bucket/set", tmp_path, QUICK)
-    assert len(store.found()) == 5
+    assert len(store.list_shards()) == 5
     for number, fault in enumerate(("error", "hang", "cut")):
         s3.faults = [fault, fault]
         name = f"shard-0000{number}.tar"
@@ -190,7 +190,7 @@ def test_errors_time_outs_and_truncations_are_tried_again_and_said(
 @pytest.mark.parametrize("fault", ["error", "cut"])
 def test_what_never_comes_is_an_error_that_names_it(fault: str, s3: FaultyS3, tmp_path: Path) -> None:
     store = RemoteStore("s3://bucket/set", tmp_path, QUICK)
-    store.found()
+    store.list_shards()
     s3.faults = [fault] * 1000
     with pytest.raises(RunError, match=r"cannot read s3://bucket/set/shard-00001.tar in 4 attempts \(.*\); `quintet"):
         store.file("shard-00001.tar")
@@ -249,7 +249,7 @@ def test_missing_credentials_are_said_at_once(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(UsageError, match=r"s3://bucket/set may not be read: NoCredentialsError"):
-        RemoteStore("s3://bucket/set", tmp_path, QUICK).found()
+        RemoteStore("s3://bucket/set", tmp_path, QUICK).list_shards()
     assert "attempt" not in capsys.readouterr().err
 
 
@@ -332,7 +332,7 @@ def test_a_web_server_that_fails_is_asked_again(web: Web, tmp_path: Path, capsys
     address = f"{web.address}/shard-00001.tar"
     store = RemoteStore(address, tmp_path / "cache", QUICK)
     web.faults = [503, 503]  # a question for the size is asked in two ways
-    found = store.found()
+    found = store.list_shards()
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith(f"{address}: ClientResponseError: 503")
@@ -345,7 +345,7 @@ def test_a_web_server_that_fails_is_asked_again(web: Web, tmp_path: Path, capsys
 def test_what_a_web_server_does_not_have_is_named(web: Web, tmp_path: Path) -> None:
     address = f"{web.address}/shard-00001.tar"
     store = RemoteStore(address, tmp_path / "cache", QUICK)
-    store.found()
+    store.list_shards()
     (tmp_path / "web" / "set" / "shard-00001.tar").unlink()
     for act in (lambda: store.file("shard-00001.tar"), store.found):
         with pytest.raises(UsageError) as caught:

@@ -88,7 +88,7 @@ def test_keeping_clips_changes_no_sample(folder: Path, rate: int) -> None:
             one, two = (source.load(item, rng(item, epoch))["wavs"] for source in (kept, read))
             assert torch.equal(one, two)
     assert isinstance(kept, AudioFolder)
-    assert sorted(kept._kept) == [0, 1]  # the long one is read by windows
+    assert sorted(kept._cached) == [0, 1]  # the long one is read by windows
     pickle.loads(pickle.dumps(kept))
 
 

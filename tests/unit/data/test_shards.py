@@ -74,8 +74,8 @@ def test_shards_hold_what_the_folder_holds(
     folder = request.getfixturevalue(data)
     shards = sharded(folder, tmp_path / "shards")
     kind = MEDIA[medium]
-    of_folder = scan(folder, kind.extensions, films=kind.films).entries
-    of_shards = list_media(shards, kind.extensions, films=kind.films).entries
+    of_folder = scan(folder, kind.extensions, image_sequences=kind.image_sequences).entries
+    of_shards = list_media(shards, kind.extensions, image_sequences=kind.image_sequences).entries
     assert known(of_shards) == known(of_folder)
     for one, other in zip(of_folder, of_shards, strict=True):
         assert read_file(media_ref(other.media(shards))) == (folder / one.file).read_bytes()
@@ -218,7 +218,7 @@ def test_a_film_of_numbered_pictures_stays_one(tmp_path: Path) -> None:
     (tmp_path / "films" / "one.txt").write_text("it brightens\n")
     shards = sharded(tmp_path / "films", tmp_path / "shards", "video")
     for _ in range(2):  # by the index, and without
-        entries = list_media(shards, MEDIA["video"].extensions, films=True).entries
+        entries = list_media(shards, MEDIA["video"].extensions, image_sequences=True).entries
         assert [(entry.file, entry.text) for entry in entries] == [("one", "it brightens"), ("two", None)]
         clip = read_video(entries[0].media(shards))
         assert clip[:, 0, 0, 0].tolist() == [20, 40, 200]
@@ -232,7 +232,7 @@ def test_a_film_of_one_picture_stays_one(tmp_path: Path) -> None:
     (tmp_path / "films" / "one" / "frame-1.png").write_bytes(png())
     shards = sharded(tmp_path / "films", tmp_path / "shards", "video")
     for _ in range(2):  # by the index, and without
-        entries = list_media(shards, MEDIA["video"].extensions, films=True).entries
+        entries = list_media(shards, MEDIA["video"].extensions, image_sequences=True).entries
         assert [entry.file for entry in entries] == ["one"]
         assert read_header(entries[0].media(shards)).frames == 1
         (shards / INDEX_NAME).unlink(missing_ok=True)
@@ -343,7 +343,7 @@ def test_one_picture_with_a_number_is_a_picture_and_several_a_film_that_is_said(
     scanned = list_media(tmp_path, MEDIA["image"].extensions)
     assert [entry.file for entry in scanned.entries] == ["cat.png", "IMG.2023.jpg"]
     assert scanned.notes == ["films of numbered pictures (key.001.png, …), which only recipes of video use: 1"]
-    scanned = list_media(tmp_path, MEDIA["video"].extensions, films=True)
+    scanned = list_media(tmp_path, MEDIA["video"].extensions, image_sequences=True)
     assert [entry.file for entry in scanned.entries] == ["turn"]
     film = scanned.entries[0].media("")
     assert isinstance(film, Blob)

@@ -90,7 +90,7 @@ def test_codes_are_made_once_and_read_without_the_media(tmp_path: Path) -> None:
 
 def test_how_far_it_is_is_told_once_each(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    replace(cache(tmp_path, Encoder()), tell=lambda done, total: told.append((done, total))).open()
+    replace(cache(tmp_path, Encoder()), progress=lambda done, total: told.append((done, total))).open()
     assert told == [(0, 10), (4, 10), (8, 10), (10, 10)]
 
 

@@ -88,8 +88,8 @@ def test_keeping_films_changes_no_pixel(long: Path) -> None:
     kept, read = source(long, memory_megabytes=100), source(long, memory_megabytes=0)
     for epoch in range(4):
         assert torch.equal(loaded(kept, epoch=epoch)["videos"], loaded(read, epoch=epoch)["videos"])
-    assert kept._kept
-    assert not read._kept
+    assert kept._cached
+    assert not read._cached
 
 
 def test_all_frames_are_cropped_and_mirrored_alike(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_pictures_that_are_no_film_are_none(tmp_path: Path) -> None:
     for name in ("beach", "harbour"):
         Image.new("RGB", (8, 8)).save(tmp_path / "album" / f"{name}.png")
     with pytest.raises(UsageError, match="no usable file"):
-        scan(tmp_path, EXTENSIONS, films=True)
+        scan(tmp_path, EXTENSIONS, image_sequences=True)
 
 
 def test_a_picture_is_a_clip_of_one_frame(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_picture_that_leads_out_of_the_data_is_not_followed(tmp_path: Path) ->
     write_video(counted(2), tmp_path / "data" / "good.webp")
     Image.new("RGB", (8, 8)).save(tmp_path / "private.png")
     (tmp_path / "data" / "clip" / "3.png").symlink_to(tmp_path / "private.png")
-    found = scan(tmp_path / "data", EXTENSIONS, films=True)
+    found = scan(tmp_path / "data", EXTENSIONS, image_sequences=True)
     assert [entry.file for entry in found.entries] == ["good.webp"]
     assert found.skipped == [("clip", "3.png: a link that leads out of the folder; not followed")]
 
@@ -192,7 +192,7 @@ def test_a_folder_that_changes_is_noticed(tmp_path: Path) -> None:
     write_frames(tmp_path / "data" / "clip", 4)
     made = source(tmp_path / "data")
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    entries = scan(tmp_path / "copy", EXTENSIONS, films=True).entries
+    entries = scan(tmp_path / "copy", EXTENSIONS, image_sequences=True).entries
     assert fingerprint(tmp_path / "copy", entries) == fingerprint(tmp_path / "data", made.entries)
     loaded(made)
     (tmp_path / "data" / "clip" / "3.png").unlink()

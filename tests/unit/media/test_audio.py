@@ -129,7 +129,7 @@ def test_silent_and_clipped_files_are_read_and_told(tmp_path: Path) -> None:
     clean = write(tmp_path / "clean.wav", sweep(1))
     facts = [probe_audio(path) for path in (silent, clipped, clean)]
     assert [(one.silent, one.clipped) for one in facts] == [(True, False), (False, True), (False, False)]
-    assert facts[1].clipped_share > 0.3
+    assert facts[1].clipped_fraction > 0.3
     assert read_audio(silent).max() == 0.0
 
 

@@ -69,5 +69,5 @@ def test_a_filmstrip_shows_frames_from_left_to_right() -> None:
     assert strip.shape == (50, 5 * 66, 3)
     assert places_of(strip[None, 1:-1, 67:131]) == [1]
     assert places_of(strip[None, 1:-1, -65:-1]) == [4]
-    few = filmstrip(counted(33), most=5)
+    few = filmstrip(counted(33), max_frames=5)
     assert [places_of(few[None, 1:-1, 66 * each + 1 : 66 * each + 65])[0] for each in range(5)] == [0, 8, 16, 24, 32]
