@@ -92,7 +92,7 @@ def _above(row: Facts, name: str, limit: int) -> bool:
 def audio_probe(path: MediaFile) -> Facts:
     """Length, sampling rate, channels, format and level of an audio file."""
     facts = audio.probe_audio(path)
-    level = "silent" if facts.silent else "clipped" if facts.clipped else "sound"
+    level = "silent" if facts.silent else "clipped" if facts.clipped else "normal"
     channels = {1: "mono", 2: "stereo"}.get(facts.channels, f"{facts.channels} channels")
     words: Facts = {"rate": f"{facts.rate} Hz", "channels": channels, "format": facts.format, "level": level}
     return {"seconds": round(facts.seconds, 3), **words}

@@ -169,5 +169,7 @@ def _reasons(skipped: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 def _required(config: DataConfig) -> str:
     if config.path is None:
-        raise UsageError("this run was trained on a Python data set: resume it from Python, with the same data set")
+        raise UsageError(
+            "this run was trained on a Python data set and can only be resumed from Python, with the same data set"
+        )
     return config.path

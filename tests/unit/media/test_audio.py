@@ -67,7 +67,7 @@ def cut(path: Path, share: float = 0.5) -> Path:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_window_is_a_piece_of_the_whole(tmp_path: Path, kind: str) -> None:
+def test_a_window_equals_that_part_of_the_full_clip(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / f"a.{kind}", sweep(5))
     whole = read_audio(path)
     assert whole.shape == (1, 5 * RATE)
@@ -79,7 +79,7 @@ def test_a_window_is_a_piece_of_the_whole(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [8000, 11_025, 22_050, 44_100, 48_000, 44_101])
-def test_a_window_at_another_rate_is_a_piece_of_the_whole_at_that_rate(tmp_path: Path, rate: int) -> None:
+def test_a_window_at_another_rate_equals_that_part_of_the_full_clip(tmp_path: Path, rate: int) -> None:
     path = write(tmp_path / "a.flac", sweep(2, rate), rate)
     whole = read_audio(path, RATE)
     assert whole.shape == (1, 2 * RATE)
@@ -89,7 +89,7 @@ def test_a_window_at_another_rate_is_a_piece_of_the_whole_at_that_rate(tmp_path:
     assert np.abs(whole[:, 800:-800] - sweep(2)[:, 800:-800]).max() < 2e-3
 
 
-def test_what_libsndfile_does_not_know_ffmpeg_reads(tmp_path: Path) -> None:
+def test_ffmpeg_reads_formats_unknown_to_libsndfile(tmp_path: Path) -> None:
     path = write_m4a(tmp_path / "a.m4a", sweep(4))
     header = read_header(path)
     assert (header.decoder, header.rate, header.channels) == ("ffmpeg", RATE, 1)
@@ -108,7 +108,7 @@ def test_a_window_ends_where_the_file_ends(tmp_path: Path) -> None:
         read_audio(path, start=16_000)
 
 
-def test_eight_channels_are_mixed_or_kept(tmp_path: Path) -> None:
+def test_eight_channels_are_mixed_or_returned(tmp_path: Path) -> None:
     samples = sweep(0.5, channels=8)
     path = write(tmp_path / "a.wav", samples)
     np.testing.assert_allclose(read_audio(path), samples.mean(axis=0, keepdims=True), atol=1e-4)
@@ -116,14 +116,14 @@ def test_eight_channels_are_mixed_or_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [8000, 192_000])
-def test_unusual_rates_are_read_and_told(tmp_path: Path, rate: int) -> None:
+def test_unusual_rates_are_read_and_reported(tmp_path: Path, rate: int) -> None:
     path = write(tmp_path / "a.wav", sweep(1, rate), rate)
     facts = probe_audio(path)
     assert (facts.rate, facts.seconds, facts.channels, facts.format) == (rate, 1.0, 1, "WAV")
     assert read_audio(path, RATE).shape == (1, RATE)
 
 
-def test_silent_and_clipped_files_are_read_and_told(tmp_path: Path) -> None:
+def test_silent_and_clipped_files_are_read_and_reported(tmp_path: Path) -> None:
     silent = write(tmp_path / "silent.wav", np.zeros((1, 4000), np.float32))
     clipped = write(tmp_path / "clipped.wav", np.clip(4 * sweep(1), -1, 1))
     clean = write(tmp_path / "clean.wav", sweep(1))
@@ -151,7 +151,7 @@ def test_a_truncated_m4a_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("rate", [RATE, 44_100])
-def test_an_mp3_that_does_not_tell_its_length_is_read_to_its_end(tmp_path: Path, constant: bool, rate: int) -> None:
+def test_an_mp3_without_a_length_is_read_to_its_end(tmp_path: Path, constant: bool, rate: int) -> None:
     # Silence first: whoever guesses a length from the first frames is wrong about the rest.
     samples = np.concatenate([np.zeros((1, 4 * rate), np.float32), sweep(8, rate)], axis=1)
     path = write_mp3(tmp_path / "a.mp3", samples, rate, constant=constant)
@@ -177,7 +177,7 @@ def test_an_mp3_that_does_not_tell_its_length_is_read_to_its_end(tmp_path: Path,
     ],
 )
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "m4a"])
-def test_what_is_no_sound_is_refused_with_the_reason(tmp_path: Path, kind: str, content: bytes, reason: str) -> None:
+def test_files_that_are_not_audio_are_refused_with_the_reason(tmp_path: Path, kind: str, content: bytes, reason: str) -> None:
     path = tmp_path / f"a.{kind}"
     path.write_bytes(content)
     with pytest.raises(UnreadableItem, match=reason):
@@ -191,14 +191,14 @@ def test_the_content_decides_not_the_extension(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "m4a"])
-def test_a_list_of_other_files_is_no_sound(tmp_path: Path, kind: str) -> None:
+def test_a_list_of_other_files_is_not_audio(tmp_path: Path, kind: str) -> None:
     write(tmp_path / "private.mp3", sweep(1))
     (tmp_path / f"list.{kind}").write_text("ffconcat version 1.0\nfile private.mp3\n")
     with pytest.raises(UnreadableItem, match="not a sound file"):
         read_header(tmp_path / f"list.{kind}")
 
 
-def test_a_header_without_sound_is_refused(tmp_path: Path) -> None:
+def test_a_header_without_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableItem, match="length is zero"):
         read_header(write(tmp_path / "a.wav", np.zeros((1, 0), np.float32)))
 
@@ -210,7 +210,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         read_header(tmp_path)
 
 
-def test_samples_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_samples_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     samples = sweep(1)
     samples[0, 900] = np.nan
     path = write(tmp_path / "a.wav", samples, subtype="FLOAT")
@@ -239,7 +239,7 @@ def test_a_hole_in_the_middle_is_found_when_it_is_read(tmp_path: Path) -> None:
         probe_audio(path)
 
 
-def test_streams_that_do_not_tell_their_length_are_read(tmp_path: Path) -> None:
+def test_streams_without_a_length_are_read(tmp_path: Path) -> None:
     flac = write(tmp_path / "a.flac", sweep(1))
     content = bytearray(flac.read_bytes())
     content[21] &= 0xF0  # the 36 bits of the number of frames, after magic, block header and 13 bytes and a half
@@ -265,7 +265,7 @@ def test_windows_cover_a_clip_from_its_start_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac"])
-def test_what_is_written_is_read_again(tmp_path: Path, kind: str) -> None:
+def test_written_audio_is_read(tmp_path: Path, kind: str) -> None:
     samples = sweep(0.3, channels=2)
     path = write_audio(torch.from_numpy(samples), tmp_path / "new" / f"a.{kind}", 24_000)
     read = read_audio(path, mono=False)
@@ -276,7 +276,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, kind: str) -> None:
     assert [file.name for file in path.parent.iterdir()] == [f"a.{kind}"]
 
 
-def test_what_is_beyond_full_scale_is_clipped_and_what_is_no_number_is_silence(tmp_path: Path) -> None:
+def test_values_beyond_full_scale_are_clipped_and_nan_is_silence(tmp_path: Path) -> None:
     path = write_audio([0.0, 2.0, -2.0, float("nan"), float("inf")], tmp_path / "a.wav", RATE)
     np.testing.assert_allclose(read_audio(path)[0], [0, 1, -1, 0, 1], atol=1e-4)
     with pytest.raises(UsageError, match=r"\.mp3"):

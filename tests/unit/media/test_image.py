@@ -123,7 +123,7 @@ def test_exif_rotation_is_applied(tmp_path: Path, orientation: int, extension: s
     assert (facts.width, facts.height) == (32, 24)
 
 
-def test_the_size_of_a_rotated_jpeg_is_told_even_when_it_was_decoded_small(tmp_path: Path) -> None:
+def test_the_size_of_a_rotated_jpeg_is_right_after_reduced_decoding(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     quarters(800, 400).save(tmp_path / "a.jpg", exif=exif)
@@ -131,7 +131,7 @@ def test_the_size_of_a_rotated_jpeg_is_told_even_when_it_was_decoded_small(tmp_p
     assert (facts.width, facts.height) == (400, 800)
 
 
-def test_damaged_exif_does_not_spoil_the_picture(tmp_path: Path) -> None:
+def test_damaged_exif_does_not_matter(tmp_path: Path) -> None:
     stream = io.BytesIO()
     quarters().save(stream, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\x12\x01\x03\0\xff\xff\xff\x7f" * 3)
     (tmp_path / "a.jpg").write_bytes(stream.getvalue())
@@ -186,7 +186,7 @@ def test_samples_without_a_usual_range_are_refused(tmp_path: Path) -> None:
     assert np.asarray(images.read_image(tmp_path / "c.tif", mode="L"))[0, :2].tolist() == [0, 128]
 
 
-def test_transparency_lies_on_white(tmp_path: Path) -> None:
+def test_transparency_is_blended_with_white(tmp_path: Path) -> None:
     picture = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
     picture.paste((0, 0, 255, 255), (0, 0, 4, 8))
     picture.putpixel((7, 7), (0, 0, 0, 128))
@@ -199,7 +199,7 @@ def test_transparency_lies_on_white(tmp_path: Path) -> None:
     assert images.read_image(tmp_path / "a.png", mode="RGBA").getpixel((6, 0)) == (255, 0, 0, 0)
 
 
-def test_a_palette_with_transparency_lies_on_white(tmp_path: Path) -> None:
+def test_a_palette_with_transparency_is_blended_with_white(tmp_path: Path) -> None:
     picture = Image.new("P", (8, 8), 0)
     picture.putpalette([255, 0, 0, 0, 0, 255, 0, 255, 0])
     picture.paste(1, (0, 0, 4, 8))
@@ -235,7 +235,7 @@ def test_damage_in_a_later_frame_does_not_matter(tmp_path: Path) -> None:
     assert corners(images.read_image(path)) == ["red", "green", "blue", "white"]
 
 
-def test_the_main_picture_of_a_phones_jpeg_is_used(tmp_path: Path) -> None:
+def test_the_main_image_of_an_mpo_jpeg_is_used(tmp_path: Path) -> None:
     quarters(640, 480).save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=[noise(64, 48)])
     facts = images.probe_image(tmp_path / "a.jpg")
     assert (facts.format, facts.width, facts.height, facts.animated) == ("MPO", 640, 480, False)
@@ -244,13 +244,13 @@ def test_the_main_picture_of_a_phones_jpeg_is_used(tmp_path: Path) -> None:
     assert corners(picture) == ["red", "green", "blue", "white"]
 
 
-def test_a_still_picture_is_not_called_animated(tmp_path: Path) -> None:
+def test_a_still_image_is_not_animated(tmp_path: Path) -> None:
     for extension in ("gif", "webp", "png", "jpg", "bmp"):
         quarters().save(tmp_path / f"a.{extension}")
         assert not images.probe_image(tmp_path / f"a.{extension}").animated
 
 
-def test_files_that_are_no_pictures_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("a picture of a cat\n" * 50)
     (tmp_path / "zeros.jpg").write_bytes(bytes(5000))
@@ -269,7 +269,7 @@ def test_readers_that_start_programs_are_never_used(tmp_path: Path) -> None:
     assert "no known image format" in refused(tmp_path / "a.png")
 
 
-def test_tiny_pictures_are_refused(tmp_path: Path) -> None:
+def test_tiny_images_are_refused(tmp_path: Path) -> None:
     Image.new("RGB", (1, 1)).save(tmp_path / "dot.png")
     Image.new("RGB", (100, 3)).save(tmp_path / "line.png")
     assert refused(tmp_path / "dot.png") == "1x1 pixels, smaller than 4 on a side"
@@ -303,7 +303,7 @@ def test_a_jpeg_over_the_limit_is_reduced_just_below_it(tmp_path: Path) -> None:
     assert images.read_image(tmp_path / "progressive.jpg", side=8).size == (400, 300)
 
 
-def test_decoding_small_leaves_twice_the_wanted_side(tmp_path: Path) -> None:
+def test_reduced_decoding_leaves_twice_the_requested_side(tmp_path: Path) -> None:
     quarters(1000, 600).save(tmp_path / "a.jpg")
     picture = images.read_image(tmp_path / "a.jpg", side=64)
     assert picture.size == (250, 150)
@@ -346,7 +346,7 @@ def test_a_truncated_webp_is_refused(tmp_path: Path) -> None:
     refused(path, truncated="use")
 
 
-def test_a_file_cut_before_any_pixel_is_refused_even_then(tmp_path: Path) -> None:
+def test_a_file_truncated_before_any_pixel_is_always_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     noise(64, 64).save(path)
     path.write_bytes(path.read_bytes()[:60])
@@ -400,7 +400,7 @@ def test_pillows_warnings_do_not_leak_from_any_thread(tmp_path: Path) -> None:
 # Fitting
 
 
-def test_a_picture_of_the_right_size_is_not_touched() -> None:
+def test_an_image_of_the_right_size_is_not_changed() -> None:
     picture = noise(40, 30)
     assert np.array_equal(images.resize_and_crop(picture, 30, 40), np.asarray(picture))
 
@@ -436,7 +436,7 @@ def test_rectangles_grey_and_enlarging() -> None:
 
 @pytest.mark.parametrize("size", [(3001, 37), (37, 3001), (101, 99), (7, 5)])
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.5, 1.0])
-def test_no_window_leaves_the_picture(size: tuple[int, int], place: float) -> None:
+def test_no_crop_leaves_the_image(size: tuple[int, int], place: float) -> None:
     pixels = images.resize_and_crop(Image.new("RGB", size, RED), 48, 64, x=place, y=place)
     assert (pixels == RED).all()
 
@@ -444,7 +444,7 @@ def test_no_window_leaves_the_picture(size: tuple[int, int], place: float) -> No
 # Tensors and writing
 
 
-def test_bytes_survive_the_way_through_floats() -> None:
+def test_bytes_survive_conversion_to_floats() -> None:
     pixels = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
     tensor = images.to_tensor(pixels)
     assert (tensor.shape, tensor.dtype) == ((3, 16, 16), torch.float32)
@@ -491,7 +491,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path: Path, monkey
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
 
 
-def test_a_grid_places_pictures_in_reading_order() -> None:
+def test_a_grid_has_images_in_reading_order() -> None:
     cells = [torch.full((3, 4, 5), level / 255) for level in (10, 20, 30)]
     grid = images.image_grid(cells, columns=2, padding=1)
     assert grid.shape == (11, 13, 3)
@@ -503,7 +503,7 @@ def test_a_grid_places_pictures_in_reading_order() -> None:
     assert images.image_grid(cells, columns=8, padding=0).shape == (4, 15, 3)
 
 
-def test_a_grid_takes_grey_and_transparent_pictures() -> None:
+def test_a_grid_takes_grey_and_transparent_images() -> None:
     cells = [np.full((4, 4, 1), 9, np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((2, 2, 3), np.uint8)]
     pixels = images.image_grid(cells, columns=3, padding=0)
     assert pixels[0, 0].tolist() == [9, 9, 9]

@@ -18,6 +18,6 @@ def test_the_largest_number_is_the_brightest_square() -> None:
     assert picture.shape[0] > 20
 
 
-def test_equal_numbers_and_long_names_make_a_picture_too() -> None:
+def test_equal_numbers_and_long_labels_are_drawn() -> None:
     picture = draw_matrix(np.zeros((1, 1)), ["a name that goes on " * 20], ["x"])
     assert picture.shape[1] < 600

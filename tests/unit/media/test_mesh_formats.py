@@ -140,7 +140,7 @@ def test_quads_and_triangles_may_be_mixed(tmp_path: Path, faces: list[tuple[int,
         assert is_closed(mesh), path.name
 
 
-def test_what_else_an_obj_may_hold(tmp_path: Path) -> None:
+def test_other_lines_of_an_obj_are_ignored(tmp_path: Path) -> None:
     """Groups, materials that are not there, textures, normals, pentagons, indices counted from the end, long lines."""
     text = "# by hand\nmtllib ../../elsewhere.mtl\no thing\nusemtl red\nvt 0 0\nvn 0 0 1\n"
     text += "v 0 0 0 1 0 0\nv 2 0 0 1 0 0\nv 3 1 0\nv 1 2 0\nv 0 1 0\nf 1/1/1 2/1/1 3//1 \\\n 4/1 5\n"
@@ -152,7 +152,7 @@ def test_what_else_an_obj_may_hold(tmp_path: Path) -> None:
     assert sorted(np.ptp(flat, axis=1).tolist()) == [0, 0, 0, 0], "no face reaches from one sheet to the other"
 
 
-def test_a_scene_is_one_mesh_with_everything_in_its_place(tmp_path: Path) -> None:
+def test_a_scene_is_one_mesh_with_transforms_applied(tmp_path: Path) -> None:
     scene = trimesh.Scene()
     part = trimesh.creation.box((1, 1, 1))
     scene.add_geometry(part, geom_name="part", transform=trimesh.transformations.translation_matrix((0, 0, 0)))
@@ -193,7 +193,7 @@ def test_empty_files(tmp_path: Path, extension: str) -> None:
     assert reason(path) == "empty file"
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_special_files_are_refused(tmp_path: Path) -> None:
     assert reason(tmp_path / "gone.obj") == "cannot be opened: No such file or directory"
     assert reason(tmp_path) == "not a regular file"
     os.mkfifo(tmp_path / "pipe.obj")
@@ -204,7 +204,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"hello\n", b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4, b"<html></html>", b"\0" * 500]
 )
-def test_what_is_no_mesh(tmp_path: Path, extension: str, content: bytes) -> None:
+def test_files_that_are_not_meshes(tmp_path: Path, extension: str, content: bytes) -> None:
     path = tmp_path / f"photo.{extension}"
     path.write_bytes(content)
     assert reason(path).startswith(("not a mesh", "truncated or damaged: its header"))
@@ -224,7 +224,7 @@ def test_points_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
-def test_coordinates_that_are_no_numbers(tmp_path: Path, number: str) -> None:
+def test_coordinates_that_are_not_finite(tmp_path: Path, number: str) -> None:
     (tmp_path / "bad.obj").write_text(CUBE.replace("v 1 1 1", f"v 1 {number} 1") + "f 1 2 7\n")
     (tmp_path / "bad.ply").write_bytes(ply(CUBE.replace("v 1 1 1", f"v 1 {number} 1").strip(), [(1, 2, 7)], "<"))
     for path in tmp_path.iterdir():
@@ -233,7 +233,7 @@ def test_coordinates_that_are_no_numbers(tmp_path: Path, number: str) -> None:
     assert len(read_mesh(tmp_path / "unused.obj").faces) == 1
 
 
-def test_coordinates_beyond_reach(tmp_path: Path) -> None:
+def test_coordinates_too_far_apart(tmp_path: Path) -> None:
     (tmp_path / "far.obj").write_text("v -1e308 0 0\nv 1e308 0 0\nv 0 1e308 0\nf 1 2 3\n")
     assert reason(tmp_path / "far.obj") == "its coordinates are too far apart"
     (tmp_path / "away.obj").write_text("v 1e30 0 0\nv 2e30 0 0\nv 1e30 1e30 0\nf 1 2 3\n")
@@ -247,7 +247,7 @@ def test_faces_without_area(tmp_path: Path) -> None:
     assert reason(tmp_path / "point.obj") == "all of its vertices lie in one point"
 
 
-def test_a_face_of_vertices_that_are_not_there(tmp_path: Path) -> None:
+def test_a_face_of_missing_vertices(tmp_path: Path) -> None:
     for number, face in enumerate(("f 1 2 9", "f 0 1 2", "f 1 2 -9")):
         (tmp_path / f"{number}.obj").write_text(f"{CUBE}{face}\n")
         assert "names a vertex that is not among its 8" in reason(tmp_path / f"{number}.obj")
@@ -270,7 +270,7 @@ def test_a_compressed_gltf(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "uri", ["../secret.bin", "link.bin", "file:///etc/hostname", "http://127.0.0.1:9/x", "%2e%2e/secret.bin"]
 )
-def test_buffers_outside_of_the_folder_are_not_read(tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_outside_the_folder_are_not_read(tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("the network was asked"))
     folder = tmp_path / "data"
     folder.mkdir()
@@ -323,7 +323,7 @@ def test_sizes_that_a_few_bytes_declare(tmp_path: Path) -> None:
     assert reason(tmp_path / "one.stl") == "truncated or damaged: its header promises 4294967295 faces"
 
 
-def test_a_scene_that_shows_a_mesh_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scene_with_too_many_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_formats, "MAX_FACES", 100)
     nodes = [{"mesh": 0, "translation": [place, 0, 0]} for place in range(200)]
     crowd = triangle_header(nodes=nodes, scenes=[{"nodes": list(range(200))}])

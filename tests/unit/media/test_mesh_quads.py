@@ -65,7 +65,7 @@ def test_too_many_quads_are_not_decimated(tmp_path: Path) -> None:
         read_mesh(write(tmp_path / "box.obj", QUADS), corners=4, max_faces=5, decimate=True)
 
 
-def test_quads_that_are_none_are_dropped() -> None:
+def test_degenerate_quads_are_dropped() -> None:
     vertices = np.array([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (0.5, 0, 0)]) * 1.9 - 0.95
     faces = [(0, 1, 2, 3), (2, 3, 0, 1), (0, 1, 2, 1), (0, 1, 2, 2), (0, 4, 1, 2)]
     mesh = canonical(clean(Mesh(vertices, np.array(faces))))

@@ -19,7 +19,7 @@ def drawn(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     return (picture < 250).any(axis=2)
 
 
-def test_the_picture_and_its_margin() -> None:
+def test_the_image_and_its_margin() -> None:
     picture = render(box((-1, -1, -1), (1, 1, 1)), 64)
     assert (picture.shape, picture.dtype) == ((64, 64, 3), np.uint8)
     seen = drawn(picture)
@@ -44,7 +44,7 @@ def test_up_is_up_and_right_is_right() -> None:
     assert drawn(render(whole, 64, view=(90, 0)))[:, 28:36].any()
 
 
-def test_what_is_in_front_hides_what_is_behind_also_where_they_cross() -> None:
+def test_nearer_faces_hide_those_behind_also_where_they_cross() -> None:
     """Two crossing sheets, red-shifted by looking at one from its back: each hides the other on one side."""
     front = np.array([[-1, -1, 1], [1, -1, -1], [1, 1, -1], [-1, 1, 1.0]])
     other = front * (1, 1, -1)
@@ -68,7 +68,7 @@ def test_edges_lie_over_faces_but_not_over_what_hides_them() -> None:
     assert (alone.min(axis=2) < 90).any(), "the outline and the diagonal are dark"
 
 
-def test_nothing_and_nonsense_are_empty_pictures() -> None:
+def test_empty_and_invalid_meshes_are_empty_images() -> None:
     for mesh in (
         Mesh(np.empty((0, 3)), np.empty((0, 3), np.int64)),
         Mesh(np.full((3, 3), np.nan), np.array([[0, 1, 2]])),

@@ -23,7 +23,7 @@ CAPTIONS = (
 )
 
 
-def test_words_are_kept_where_they_can_be() -> None:
+def test_words_are_preserved_where_possible() -> None:
     assert caption_name(7, "A red circle, moving left!", ".mp4") == "007-A-red-circle-moving-left.mp4"
     assert caption_name(1234, "日本 円", ".gif") == "1234-日本-円.gif"
     assert caption_name(3, "…", ".webp") == "003.webp"

@@ -31,13 +31,13 @@ def test_a_sine_stays_a_sine_up_to_nine_tenths_of_the_band(source: int, target: 
 
 
 @pytest.mark.parametrize(("source", "target"), [pair for pair in RATES if pair[0] > pair[1]])
-def test_what_the_new_rate_cannot_hold_is_gone(source: int, target: int) -> None:
+def test_frequencies_above_the_new_nyquist_are_removed(source: int, target: int) -> None:
     made = resample(sine(0.51 * target, source), source, target)
     assert np.abs(made[:, target // 4 : 3 * target // 4]).max() < 10 ** (-95 / 20)
 
 
 @pytest.mark.parametrize(("source", "target"), RATES)
-def test_a_piece_needs_no_more_input_than_it_says(source: int, target: int) -> None:
+def test_a_window_needs_no_more_input_than_its_span(source: int, target: int) -> None:
     samples = np.random.default_rng(0).standard_normal((2, source // 2)).astype(np.float32)
     whole = resample(samples, source, target)
     first, last = input_span(3001, 500, source, target)
@@ -68,7 +68,7 @@ def test_the_mel_scale_is_slaneys() -> None:
     assert mel_to_hertz(hertz_to_mel([50, 999, 1001, 7000])).tolist() == pytest.approx([50, 999, 1001, 7000])
 
 
-def test_mel_frames_are_counted_and_silence_has_an_end() -> None:
+def test_mel_frames_are_counted_and_silence_is_floored() -> None:
     front = LogMel(16_000, n_fft=512, hop_length=100, n_mels=20)
     for samples in (1000, 1001, 1099, 1100):
         assert front(torch.zeros(2, 3, samples)).shape == (2, 3, 20, int(front.frames(torch.tensor(samples))))
@@ -86,7 +86,7 @@ def test_loudness_of_the_standards_tone(rate: int) -> None:
     assert loudness(sine(40, rate, 3), rate) < -6  # deep tones are heard less
 
 
-def test_silence_between_sounds_does_not_count_as_loudness() -> None:
+def test_silence_between_tones_does_not_count_as_loudness() -> None:
     tone = sine(997, 16_000, 3)
     gap = np.concatenate([tone, np.zeros_like(tone), tone], axis=1)
     assert loudness(gap, 16_000) == pytest.approx(-3.01, abs=0.5)  # counted, the gap would cost 1.8
@@ -94,7 +94,7 @@ def test_silence_between_sounds_does_not_count_as_loudness() -> None:
     assert math.isfinite(loudness(tone[:, :50], 16_000))
 
 
-def test_sounds_are_brought_to_a_loudness_as_far_as_full_scale_allows() -> None:
+def test_audio_is_normalised_as_far_as_full_scale_allows() -> None:
     tone = 0.01 * sine(997, 16_000, 2)
     assert loudness(to_loudness(tone, 16_000, -23), 16_000) == pytest.approx(-23, abs=0.05)
     assert np.abs(to_loudness(tone, 16_000, 0)).max() == pytest.approx(1.0, abs=1e-5)
@@ -102,7 +102,7 @@ def test_sounds_are_brought_to_a_loudness_as_far_as_full_scale_allows() -> None:
     assert np.array_equal(to_loudness(silence, 16_000, -23), silence)
 
 
-def test_a_picture_shows_low_tones_below_and_time_to_the_right() -> None:
+def test_a_spectrogram_has_low_frequencies_below_and_time_to_the_right() -> None:
     late = np.concatenate([np.zeros((1, 8000), np.float32), sine(300, 16_000, 0.5)], axis=1)
     picture = spectrogram(late, 16_000, width=80)
     assert (picture.dtype, picture.shape) == (np.uint8, (96, 80, 3))

@@ -85,7 +85,7 @@ def test_every_frame_comes_once_and_in_order(tmp_path: Path, kind: str) -> None:
         ("the newest.mp4", {"codec": "libsvtav1", "svtav1-params": "lp=1", "preset": "12"}),
     ],
 )
-def test_single_frames_are_those_of_the_whole(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_single_frames_equal_those_of_the_full_video(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     path = write_film(tmp_path / name, counted(34), **options)
     header = read_header(path)
     whole = read_video(path)
@@ -111,7 +111,7 @@ def test_times_of_a_variable_rate_are_those_of_the_file(tmp_path: Path, kind: st
     assert at_ten == [0, 1, 2, 2, 2, 2, 3, 9, 9, 9, 10, 10, 10, 10, 10]
 
 
-def test_times_of_animations_are_their_own(tmp_path: Path) -> None:
+def test_times_of_animations_are_read(tmp_path: Path) -> None:
     first, *rest = (Image.fromarray(picture) for picture in counted(4))
     for kind in ("gif", "webp"):
         path = tmp_path / f"film.{kind}"
@@ -121,14 +121,14 @@ def test_times_of_animations_are_their_own(tmp_path: Path) -> None:
         assert read_header(path).seconds == pytest.approx(1.25 + DEFAULT_SECONDS)
 
 
-def test_a_still_picture_is_a_film_of_one_frame(tmp_path: Path) -> None:
+def test_a_still_image_is_a_video_of_one_frame(tmp_path: Path) -> None:
     for kind in ("gif", "webp"):
         Image.fromarray(counted(1)[0]).save(tmp_path / f"still.{kind}")
         assert read_video(tmp_path / f"still.{kind}").shape == (1, 48, 64, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_film_of_one_frame(tmp_path: Path, kind: str) -> None:
+def test_a_video_of_one_frame(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path / f"film{kind}", counted(1))
     assert read_video(path).shape == (1, 48, 64, 3)
     header = read_header(path)
@@ -153,7 +153,7 @@ def test_a_stride_takes_every_nth_frame_from_any_start() -> None:
 
 @pytest.mark.parametrize("rate", [24, 25, 29.97, 30, 60])
 @pytest.mark.parametrize("digits", [9, 3])
-def test_the_own_rate_of_a_file_gives_each_frame_once(rate: float, digits: int) -> None:
+def test_the_rate_of_a_file_yields_each_frame_once(rate: float, digits: int) -> None:
     """Also if its times are rounded to thousandths, as those of WebM are."""
     header = steady(40, rate, digits)
     starts = set()
@@ -175,7 +175,7 @@ def test_other_rates_go_by_time() -> None:
     assert last == [29, 59]
 
 
-def test_a_short_file_gives_what_it_has_from_its_first_frame() -> None:
+def test_a_short_file_yields_all_frames_from_its_first() -> None:
     header = steady(7, 10)
     for start in (0.0, 0.5, 0.99):
         assert clip_frames(header, 17, start=start) == list(range(7))
@@ -225,7 +225,7 @@ def test_the_matrix_that_phones_write(tmp_path: Path) -> None:
     assert red_corner(clip[0]) == "top right"
 
 
-def test_pixels_that_are_no_squares(tmp_path: Path) -> None:
+def test_pixels_that_are_not_square(tmp_path: Path) -> None:
     path = write_film(tmp_path / "old.mp4", counted(2), aspect=Fraction(2, 1))
     assert read_video(path).shape == (2, 48, 128, 3)
     # A square out of its middle lacks the left third, where the corner is, but for what coding smeared.
@@ -270,7 +270,7 @@ def transparent() -> Clip:
     ],
 )
 @pytest.mark.parametrize("fit", [None, Fit(24, 32)])
-def test_transparency_lies_over_a_colour(
+def test_transparency_is_blended_with_the_background(
     tmp_path: Path, name: str, options: dict[str, str] | None, fit: Fit | None
 ) -> None:
     path = tmp_path / name
@@ -299,7 +299,7 @@ def test_colours_are_red_green_and_blue_in_this_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [".mov", ".webp", ""])
-def test_a_clip_is_scaled_and_cropped_in_one_place(tmp_path: Path, kind: str) -> None:
+def test_all_frames_of_a_clip_have_the_same_crop(tmp_path: Path, kind: str) -> None:
     """A wide picture, of which a square is kept: from the left edge, the middle or the right edge."""
     clip = np.zeros((2, 40, 120, 3), np.uint8)
     clip[:, :, :40, 0] = clip[:, :, 40:80, 1] = clip[:, :, 80:, 2] = 200
@@ -314,7 +314,7 @@ def test_a_clip_is_scaled_and_cropped_in_one_place(tmp_path: Path, kind: str) ->
     assert np.array_equal(read_video(path, fit=Fit(40, 120)), clip)
 
 
-def test_small_films_are_enlarged_smoothly(tmp_path: Path) -> None:
+def test_small_videos_are_enlarged_smoothly(tmp_path: Path) -> None:
     ramp = np.repeat(np.linspace(0, 255, 16)[None, None, :, None], 3, axis=3) * np.ones((1, 16, 1, 1))
     path = write_film(tmp_path / "small.mov", ramp.astype(np.uint8), codec="qtrle", pixels="rgb24")
     row = read_video(path, fit=Fit(64, 64))[0, 32, :, 0].astype(int)
@@ -331,7 +331,7 @@ def test_a_clip_as_a_tensor() -> None:
 # --- folders of pictures ------------------------------------------------------------------------------------------
 
 
-def test_pictures_of_a_folder_go_by_their_numbers(tmp_path: Path) -> None:
+def test_images_of_a_folder_are_ordered_by_their_numbers(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "film", counted(12), "shot {}.png")
     assert places_of(read_video(path)) == list(range(12))
     (path / "notes.txt").write_text("no frame")
@@ -343,7 +343,7 @@ def test_pictures_of_a_folder_go_by_their_numbers(tmp_path: Path) -> None:
     assert frame_order(["a1.png", "cover.png"]) is None
 
 
-def test_folders_that_are_no_film(tmp_path: Path) -> None:
+def test_folders_that_are_not_image_sequences(tmp_path: Path) -> None:
     with pytest.raises(UnreadableItem, match="without pictures"):
         read_header(tmp_path)
     Image.fromarray(counted(1)[0]).save(tmp_path / "holiday.png")
@@ -351,7 +351,7 @@ def test_folders_that_are_no_film(tmp_path: Path) -> None:
         read_header(tmp_path)
 
 
-def test_a_broken_picture_in_a_folder_is_named(tmp_path: Path) -> None:
+def test_a_damaged_image_in_a_folder_is_named(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "film", counted(4))
     (path / "frame-2.png").write_bytes(b"no picture")
     with pytest.raises(UnreadableItem, match=r"frame-2\.png: not a picture"):
@@ -366,13 +366,13 @@ FILES = [kind for kind in KINDS if kind]
 
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("share", [0.97, 0.5, 0.1])
-def test_a_file_that_was_cut_is_refused(tmp_path: Path, kind: str, share: float) -> None:
+def test_a_truncated_video_is_refused(tmp_path: Path, kind: str, share: float) -> None:
     path = cut(written(tmp_path / f"film{kind}", counted(34)), share)
     with pytest.raises(UnreadableItem, match=r"truncated|no decoder|no known video format"):
         probe_video(path)
 
 
-def test_a_film_for_the_network_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_faststart_video_is_refused(tmp_path: Path) -> None:
     """Its index comes first, so it opens."""
     path = write_video(counted(34), tmp_path / "film.mp4", 10)
     with pytest.raises(UnreadableItem, match="truncated"):
@@ -397,21 +397,21 @@ def test_a_film_for_the_network_that_was_cut_is_refused(tmp_path: Path) -> None:
         (b"v=0\nc=IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n", "not a video"),
     ],
 )
-def test_what_is_no_video_is_refused_with_the_reason(tmp_path: Path, kind: str, content: bytes, reason: str) -> None:
+def test_files_that_are_not_videos_are_refused_with_the_reason(tmp_path: Path, kind: str, content: bytes, reason: str) -> None:
     (tmp_path / f"film{kind}").write_bytes(content)
     with pytest.raises(UnreadableItem, match=reason) as raised:
         probe_video(tmp_path / f"film{kind}")
     assert "\n" not in str(raised.value)
 
 
-def test_a_film_without_frames_is_refused(tmp_path: Path) -> None:
+def test_a_video_without_frames_is_refused(tmp_path: Path) -> None:
     for kind in (".mkv", ".avi", ".mp4"):
         path = write_film(tmp_path / f"none{kind}", counted(0))
         with pytest.raises(UnreadableItem, match=r"holds no frame|no decoder|no moving picture"):
             read_header(path)
 
 
-def test_sound_alone_is_no_video(tmp_path: Path) -> None:
+def test_audio_alone_is_not_a_video(tmp_path: Path) -> None:
     import av
 
     with av.open(str(tmp_path / "sound.mp4"), "w") as container:
@@ -427,7 +427,7 @@ def test_sound_alone_is_no_video(tmp_path: Path) -> None:
         read_header(tmp_path / "sound.avi")
 
 
-def test_a_missing_file_and_what_is_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_special_file(tmp_path: Path) -> None:
     with pytest.raises(UnreadableItem, match="No such file"):
         read_header(tmp_path / "none.mp4")
     os.mkfifo(tmp_path / "pipe.mp4")
@@ -445,7 +445,7 @@ def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_damage_anywhere_ends_in_frames_or_in_a_reason(tmp_path: Path, kind: str) -> None:
+def test_damage_anywhere_yields_frames_or_a_reason(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path / f"film{kind}", counted(8))
     sound = path.read_bytes()
     rng = np.random.default_rng(0)
@@ -463,7 +463,7 @@ def test_damage_anywhere_ends_in_frames_or_in_a_reason(tmp_path: Path, kind: str
     assert all(reason and "\n" not in reason for reason in reasons)
 
 
-def test_frames_that_are_not_there_are_a_mistake_of_the_caller(tmp_path: Path) -> None:
+def test_missing_frames_are_a_value_error(tmp_path: Path) -> None:
     path = written(tmp_path / "film.webp", counted(4))
     for places in ([], [4], [-1], [2, 1]):
         with pytest.raises(ValueError, match="of a file of 4"):

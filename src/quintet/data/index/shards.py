@@ -242,7 +242,9 @@ def _check_fit(index: ShardIndex, found: Sequence[ShardFile], label: str) -> Non
                 f"of {shard.size}; restore it, or {again}"
             )
     if more := sorted(sizes.keys() - {shard.name for shard in index.shards}):
-        raise UsageError(f"the index of {label} does not match its shards: it does not name {more[0]}; {again}")
+        raise UsageError(
+            f"the index of {label} does not match its shards: it does not name the shard {more[0]}; {again}"
+        )
 
 
 def _cached_index(store: Store, found: Sequence[ShardFile], folder: Path) -> ShardIndex:
