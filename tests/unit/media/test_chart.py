@@ -1,4 +1,4 @@
-"""Curves as a picture: which metrics, which points, and that something is drawn."""
+"""Curves of metrics: which metrics, which points, and that they are drawn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_metrics_are_collected_validation_first() -> None:
 
 
 def lines(path: Path) -> np.ndarray:
-    """Where the colour of the curves is."""
+    """Mask of the pixels in the colour of the curves."""
     with Image.open(path) as image:
         return (np.asarray(image) == np.array(LINE)).all(axis=2)
 

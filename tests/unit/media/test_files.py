@@ -1,4 +1,4 @@
-"""Media in memory give what the same bytes give on the disk."""
+"""Files in memory are read like the same files on disk."""
 
 from __future__ import annotations
 

@@ -105,11 +105,11 @@ def test_valid_and_watertight_meshes() -> None:
 def test_corners_in_one_bin_are_one_vertex() -> None:
     generator = np.random.default_rng(0)
     corners = corners_of(Mesh(VERTICES * 0.98, CUBE.faces)) + generator.uniform(-1e-3, 1e-3, (12, 3, 3))
-    whole = merge_vertices(corners, 128)
-    assert len(whole.vertices) == 8
-    assert is_valid(whole)
-    assert is_watertight(whole)
-    assert np.abs(whole.vertices[whole.faces] - corners).max() <= 1 / 128 + 1e-9
+    merged = merge_vertices(corners, 128)
+    assert len(merged.vertices) == 8
+    assert is_valid(merged)
+    assert is_watertight(merged)
+    assert np.abs(merged.vertices[merged.faces] - corners).max() <= 1 / 128 + 1e-9
 
 
 # --- sets ---------------------------------------------------------------------------------------------------------
@@ -143,10 +143,10 @@ def test_a_set_compared_with_itself_and_with_a_similar_one() -> None:
     assert same.coverage == 1
     assert same.mmd == pytest.approx(0, abs=1e-12)
     assert same.one_nna == 0, "the nearest of each is its copy, in the other set"
-    codebook_smoothing = compare_sets(one, other)
-    assert codebook_smoothing.one_nna == pytest.approx(0.5, abs=0.15)
-    assert codebook_smoothing.coverage > 0.35
-    assert 0 < codebook_smoothing.mmd < 0.01
+    similar = compare_sets(one, other)
+    assert similar.one_nna == pytest.approx(0.5, abs=0.15)
+    assert similar.coverage > 0.35
+    assert 0 < similar.mmd < 0.01
 
 
 def test_sets_without_anything_in_common() -> None:

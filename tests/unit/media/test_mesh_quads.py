@@ -1,4 +1,4 @@
-"""Files of quads stay quads where a model wants them, and other files are refused with the reason."""
+"""Files of quads stay quads with `corners=4`, and other files are refused with the reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_box_of_quads(tmp_path: Path, extension: str) -> None:
     mesh = read_mesh(path, corners=4)
     assert mesh.faces.shape == (6, 4)
     assert (edge_counts(mesh.faces) == 2).all()
-    # In order: each from its lowest vertex, the faces one after another, and turned as they were.
+    # Canonical: each face starts at its lowest vertex, faces are sorted, and the winding is the same.
     assert (mesh.faces[:, 0] == mesh.faces.min(axis=1)).all()
     assert mesh.faces.tolist() == sorted(mesh.faces.tolist())
     diagonals = mesh.vertices[mesh.faces[:, 2:]] - mesh.vertices[mesh.faces[:, :2]]

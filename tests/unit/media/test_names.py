@@ -1,4 +1,4 @@
-"""File names made of captions."""
+"""File names from captions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_words_are_preserved_where_possible() -> None:
 @pytest.mark.parametrize("caption", CAPTIONS)
 def test_any_caption_makes_a_file_in_its_own_folder(tmp_path: Path, caption: str) -> None:
     path = tmp_path / caption_name(0, caption, ".mp4")
-    path.write_bytes(b"film")
+    path.write_bytes(b"video")
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
     assert path.name.startswith("000")
     assert not path.name.endswith("-.mp4")

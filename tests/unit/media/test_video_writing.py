@@ -1,4 +1,4 @@
-"""Writing video: what is written can be read and played."""
+"""Video writing: written files can be read and played."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_an_mp4_is_what_browsers_play(tmp_path: Path) -> None:
         assert (context.name, context.pix_fmt, context.width, context.height) == ("h264", "yuv420p", 48, 34)
         assert (context.colorspace, context.color_range, stream.average_rate) == (1, 1, 8)
     data = path.read_bytes()
-    assert data.index(b"moov") < data.index(b"mdat")  # plays before all of it is there
-    # The last row and column are repeated, nothing is lost.
+    assert data.index(b"moov") < data.index(b"mdat")  # plays before the full download
+    # The last row and column are repeated.
     assert np.abs(read_video(path)[:, 20:33, 20:47].astype(int) - counted(5, 33, 47)[:, 20:, 20:]).max() <= 8
 
 
