@@ -134,7 +134,7 @@ def _decimated(mesh: Mesh, bins: int, max_faces: int) -> Mesh:
     raise UnreadableItem(f"{before} faces, and no fewer than {len(mesh.faces)} by decimation; {max_faces} are allowed")
 
 
-# --- shape -------------------------------------------------------------------------------------------------------
+# --- shape ------------------------------------------------------------------------------------------------------
 
 
 def quantise(vertices: Vertices, bins: int = BINS) -> Faces:

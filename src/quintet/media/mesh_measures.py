@@ -147,7 +147,7 @@ def _normals(triangles: Vertices) -> Vertices:
     return normals
 
 
-# --- sets of meshes -----------------------------------------------------------------------------------------------
+# --- sets of meshes ----------------------------------------------------------------------------
 
 
 class SetMetrics(NamedTuple):

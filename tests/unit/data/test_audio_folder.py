@@ -29,7 +29,7 @@ def rng(item: int = 0, epoch: int = 0) -> ItemRNG:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A short, a middling and a long file (0.5, 2 and 20 s) whose samples are their positions, and one without audio."""
+    """A short, a middling and a long file (0.5, 2, 20 s) whose samples are their positions, and one without audio."""
     for name, seconds in {"a": 0.5, "b": 2.0, "c": 20.0}.items():
         count = int(seconds * RATE)
         soundfile.write(tmp_path / f"{name}.wav", np.arange(count) / 200_000, RATE, subtype="FLOAT")

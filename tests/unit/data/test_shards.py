@@ -425,7 +425,7 @@ def test_classes_are_listed_with_the_cache_of_the_run(tmp_path: Path) -> None:
     assert [*(tmp_path / "cache" / "indexes").glob("*.safetensors")]
 
 
-# --- errors ------------------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------------
 
 
 def test_two_items_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_video_of_one_frame(tmp_path: Path, kind: str) -> None:
         assert clip_frames(header, 17, start=0.99, **keys) == [0]
 
 
-# --- frame indices of a clip -------------------------------------------------------------------------------------
+# --- frame indices of a clip --------------------------------------------------------------------------------------
 
 
 def steady(frames: int, rate: float, digits: int = 9) -> VideoHeader:
@@ -184,7 +184,7 @@ def test_a_short_file_yields_all_frames_from_its_first() -> None:
     assert clip_frames(steady(7, 10), 7, start=0.99) == list(range(7))
 
 
-# --- as a player displays it -----------------------------------------------------------------------------------------
+# --- as a player displays it --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_clip_as_a_tensor() -> None:
     assert tensor[:, 2, 0, 0].tolist() == [200, 20, 20]
 
 
-# --- folders of images ------------------------------------------------------------------------------------------
+# --- folders of images --------------------------------------------------------------------------------------------
 
 
 def test_images_of_a_folder_are_ordered_by_their_numbers(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_damaged_image_in_a_folder_is_named(tmp_path: Path) -> None:
     assert places_of(read_video(path, [0, 1, 3])) == [0, 1, 3]
 
 
-# --- unusable files ------------------------------------------------------------------------------------------
+# --- unusable files -----------------------------------------------------------------------------------------------
 
 FILES = [kind for kind in KINDS if kind]
 
