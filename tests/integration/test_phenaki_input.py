@@ -104,7 +104,7 @@ def test_a_clip_longer_than_the_model_is_gone_on_from_at_its_end(run: Path, tmp_
     [
         (("--text", "x", "--frames", 4), "--frames=4 is not 1 and a multiple of 2"),
         (("--text", "x", "--frames", 4), "the nearest that are: 3 and 5"),
-        (("--scenes", "empty.txt"), "is empty; write one scene on each line"),
+        (("--scenes", "empty.txt"), "is empty; write one scene per line"),
         (("--scenes", "missing.txt"), "missing.txt cannot be read"),
         (("--scenes", "empty.txt", "--text", "x"), "leave --text and --images out"),
         (("--text", "x", "--prime", "missing.mp4"), "missing.mp4: cannot be opened"),
@@ -214,7 +214,7 @@ def test_words_and_shared_targets_from_training_to_samples(videos: Path, tmp_pat
         "loss.frame_autoregressive=true",
     )
     said = succeed(*words(videos, run, *keys, "sample.later_steps=1")).errors
-    assert "captions have more than 7 words and are cut (model.text_length), for one: 'a " in said
+    assert "captions have more than 7 words and are truncated (model.text_length), for example 'a " in said
     asked = ("sample", run, "--text", "a word that nobody knows, and more than there is room for")
     said = succeed(*asked, "--num", 1, "--out", tmp_path / "out").errors
     assert "warning: cut to 7 words, which is all the model reads" in said

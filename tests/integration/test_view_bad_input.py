@@ -1,4 +1,4 @@
-"""Bad things fed to the real command, `quintet view` in a process of its own: the page says so, and goes on."""
+"""Bad input of `quintet view` in its own process: the page reports it and continues to work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ_ONLY = (
     "-c",
     'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"',
 )
-"""The folder that comes next is read-only for the command after it, and for nobody else."""
+"""The next argument is a folder that is read-only for the command after it, and for no other process."""
 
 
 def test_an_empty_folder_is_a_page_without_runs_and_the_first_one_appears(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_an_empty_folder_is_a_page_without_runs_and_the_first_one_appears(tmp_pa
         wait_for(lambda: len(site.ask("/api/runs").json["runs"]) == 1, "the new run is listed")
 
 
-def test_a_half_written_last_line_waits_until_it_is_whole(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_read_once_complete(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     line = row(110)
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -52,7 +52,7 @@ def test_a_half_written_last_line_waits_until_it_is_whole(tmp_path: Path) -> Non
         assert site.ask(last).json["train/lr"]["steps"] == [90, 100, 110, 120]
 
 
-def test_a_run_that_is_deleted_while_viewed_is_said_to_be_gone_and_the_others_stay(tmp_path: Path) -> None:
+def test_a_run_deleted_while_viewed_is_reported_and_the_others_stay(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     write_run(tmp_path / "other")
     with viewing(tmp_path) as (site, _):
@@ -68,7 +68,7 @@ def test_a_run_that_is_deleted_while_viewed_is_said_to_be_gone_and_the_others_st
         assert site.ask("/api/run?run=other").status == 200
 
 
-def test_missing_media_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_media_are_reported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (add_samples(run, 10, count=2) / "000-made.png").unlink()
     with viewing(tmp_path) as (site, _):
@@ -88,9 +88,9 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert error_line(outcome.errors) == f"error: port {port} is in use; choose another with --port, or leave it out"
 
 
-def test_a_read_only_file_system_is_looked_at_all_the_same(tmp_path: Path) -> None:
+def test_a_read_only_file_system_can_be_viewed(tmp_path: Path) -> None:
     if subprocess.run([*READ_ONLY, str(tmp_path), "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no namespace of its own may be made here, in which a folder is read-only")
+        pytest.skip("mount namespaces are not permitted here, so no folder can be made read-only")
     add_samples(write_run(tmp_path / "runs" / "run"), 10)
     runs = tmp_path / "runs"
     within = (*READ_ONLY, str(runs))

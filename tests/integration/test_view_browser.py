@@ -1,5 +1,5 @@
-"""The run page in a real browser, Chromium driven by Playwright: as a person would use it, without an error in its
-console and without a request off the machine. Screenshots are kept in artifacts/."""
+"""The run page in a real browser, Chromium driven by Playwright: as a user would use it, without an error in its
+console and without a request to another machine. Screenshots are saved in artifacts/."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ARTIFACTS = Path(os.environ.get("QUINTET_ARTIFACTS") or Path(__file__).parents[2] / "artifacts")
 REQUIRED = bool(os.environ.get("QUINTET_BROWSER_REQUIRED"))
-"""Set where these tests may not be skipped."""
+"""Environment variable that forbids skipping these tests."""
 WITHOUT_A_SCREEN = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--mute-audio")
 UNNAMED = """() => {
   const named = (element) => element.textContent.trim() || element.ariaLabel || element.alt || element.closest('label');
@@ -48,13 +48,13 @@ HOLD_BACK = """(part) => {
     return found;
   };
 }"""
-"""What the page asks for comes when it is let, if its address has this part."""
+"""Delays requests whose URL contains this part until they are released."""
 LET_GO = """async () => {
   release();
   const { address } = document.querySelector('.card').dataset;
   await quintet.sound.player('').show('', await quintet.source.bytes(address), () => true);
 }"""
-"""What was held back is decoded when a sound is that was asked for after it."""
+"""Releases the delayed request, and waits until audio that was requested after it is decoded."""
 WITHOUT_3D = """() => {
   const given = HTMLCanvasElement.prototype.getContext;
   HTMLCanvasElement.prototype.getContext = function (kind, ...more) {
@@ -64,13 +64,13 @@ WITHOUT_3D = """() => {
 
 
 def chromium() -> str | None:
-    """The browser that is here: the one that is named, or Debian's."""
+    """The installed browser: the one that the environment names, or Debian's."""
     named = os.environ.get("QUINTET_BROWSER")
     return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def missing() -> str | None:
-    """What is missing to run these tests."""
+    """The missing requirement of these tests, if any."""
     if find_spec("playwright") is None:
         return "no Playwright: pip install playwright"
     return None if chromium() else "no Chromium: apt-get install chromium, or name one in QUINTET_BROWSER"
@@ -96,14 +96,14 @@ Serve = Callable[..., Address]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts servers, which outlive the pages that look at them."""
+    """Starts servers, which stop after the pages that use them are closed."""
     with ExitStack() as servers:
         yield lambda *folders: servers.enter_context(serving(*folders))
 
 
 @pytest.fixture
 def open_page(browser: Browser, serve: Serve) -> Iterator[Open]:
-    """Opens pages; at the end none of them may have complained or asked for anything elsewhere."""
+    """Opens pages; at the end none of them may have logged an error or sent a request to another machine."""
     complaints: list[str] = []
     elsewhere: list[str] = []
     contexts: list[Any] = []
@@ -133,7 +133,7 @@ def _is_elsewhere(url: str) -> bool:
     return parts.scheme not in ("data", "blob", "file", "about") and parts.hostname != "127.0.0.1"
 
 
-def keep(page: Page, name: str) -> None:
+def save_screenshot(page: Page, name: str) -> None:
     (ARTIFACTS / "view").mkdir(parents=True, exist_ok=True)
     page.screenshot(path=ARTIFACTS / "view" / f"{name}.png")
 
@@ -160,7 +160,7 @@ def site(runs: Path, serve: Serve) -> Address:
 
 
 def until(page: Page, expression: str, given: object = None) -> None:
-    """Wait for a script to be true. Playwright's own way makes functions of texts, which the page's policy forbids."""
+    """Wait until a script is true. Playwright's own method evaluates text, which the policy of the page forbids."""
     deadline = time.monotonic() + DEADLINE
     while not page.evaluate(expression, given):
         assert time.monotonic() < deadline, f"{DEADLINE} s passed before {expression}"
@@ -177,7 +177,7 @@ def test_the_list_is_filtered_and_sorted_and_opens_a_run(site: Address, open_pag
     rows.nth(3).wait_for()
     assert "4 runs" in text(page, ".count")
     assert "running" in page.locator("tr[data-run=videos]").inner_text()
-    keep(page, "list")
+    save_screenshot(page, "list")
     page.get_by_role("button", name="Run", exact=True).click()
     assert [row.get_attribute("data-run") for row in rows.all()] == ["meshes", "pictures", "sounds", "videos"]
     page.get_by_role("button", name="Run", exact=True).click()
@@ -208,13 +208,13 @@ def test_the_slider_moves_through_training_and_captions_are_only_captions(site: 
     page.locator("dialog[open]").wait_for()
     page.keyboard.press("Escape")
     page.locator("dialog").wait_for(state="detached")
-    keep(page, "samples")
+    save_screenshot(page, "samples")
     page.get_by_role("button", name="Play").click()
     until(page, "document.querySelectorAll('.card img[src*=\"step=300\"]').length === 2")
     assert page.title() == "pictures · quintet"
 
 
-def test_a_sound_is_seen_and_heard(site: Address, open_page: Open) -> None:
+def test_audio_has_a_spectrogram_and_plays(site: Address, open_page: Open) -> None:
     page = open_page(site, "#/run/sounds")
     until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 2")
     colours = page.evaluate(
@@ -223,13 +223,13 @@ def test_a_sound_is_seen_and_heard(site: Address, open_page: Open) -> None:
     assert colours > 20
     page.evaluate("document.querySelector('audio').play()")
     until(page, "document.querySelector('audio').currentTime > 0.05")
-    keep(page, "sounds")
+    save_screenshot(page, "sounds")
     page.locator(".spectrogram").nth(1).click()  # plays from there, and stops the other
     until(page, "document.querySelectorAll('audio')[1].currentTime > 0.4")
     until(page, "document.querySelector('audio').paused")
 
 
-def test_what_comes_after_the_slider_has_moved_on_is_not_shown(runs: Path, serve: Serve, open_page: Open) -> None:
+def test_a_late_answer_for_an_earlier_slider_position_is_not_shown(runs: Path, serve: Serve, open_page: Open) -> None:
     add_samples(runs / "sounds", 200, ("wav",))
     page = open_page(serve(runs), "#/run/sounds")
     until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 1")
@@ -257,7 +257,7 @@ def test_a_mesh_turns_under_the_mouse_and_the_keyboard(site: Address, open_page:
     until(page, "document.querySelector('.mesh')?.dataset.triangles === '4'")
     mesh = page.locator(".mesh").first
     until(page, DIFFERENT, page.evaluate("document.createElement('canvas').toDataURL()"))
-    keep(page, "meshes")
+    save_screenshot(page, "meshes")
     before = mesh.evaluate("canvas => canvas.toDataURL()")
     box = mesh.bounding_box()
     assert box is not None
@@ -283,7 +283,7 @@ def test_a_curve_is_zoomed_smoothed_and_compared(site: Address, open_page: Open)
     area.wait_for()
     assert area.get_attribute("data-range") == "10-400"
     assert "generator/loss" in (area.get_attribute("aria-label") or "")
-    keep(page, "curves")
+    save_screenshot(page, "curves")
     box = page.locator(".u-over").first.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
@@ -305,7 +305,7 @@ def test_a_curve_is_zoomed_smoothed_and_compared(site: Address, open_page: Open)
     assert "sounds · train/generator/loss" in text(page, ".chart")
 
 
-def test_what_a_training_writes_appears_without_a_reload(runs: Path, site: Address, open_page: Open) -> None:
+def test_new_output_of_a_training_appears_without_a_reload(runs: Path, site: Address, open_page: Open) -> None:
     page = open_page(site, "#/run/videos/curves")
     page.locator(".area[data-points]").first.wait_for()
     page.locator(".pulse.on").wait_for()
@@ -327,7 +327,7 @@ def test_what_a_training_writes_appears_without_a_reload(runs: Path, site: Addre
     page.locator("tr[data-run=late]").wait_for()
 
 
-def test_a_run_that_ends_while_it_is_watched_can_be_tried_and_shows_its_checkpoints(
+def test_a_run_that_ends_while_it_is_viewed_opens_the_playground_and_shows_its_checkpoints(
     runs: Path, site: Address, open_page: Open
 ) -> None:
     run = write_run(runs / "muse", "muse", status="running")
@@ -339,14 +339,14 @@ def test_a_run_that_ends_while_it_is_watched_can_be_tried_and_shows_its_checkpoi
     write_state(run, recipe="muse", status="finished", step=100, steps=100)
     page.get_by_role("table", name="Checkpoints").wait_for()
     page.get_by_role("tab", name="Try it").wait_for()
-    # The way out of it stays as it was.
+    # The link back stays as it was.
     page.get_by_role("tab", name="Try it").click()
     write_state(run, recipe="muse", status="running", step=100, steps=200)
     page.get_by_role("tab", name="Curves", selected=True).wait_for()
     assert page.get_by_role("tab", name="Try it").count() == 0
 
 
-def test_charts_stay_as_they_are_when_a_metric_is_added_and_go_with_their_page(
+def test_charts_keep_their_state_when_a_metric_is_added_and_close_with_their_page(
     runs: Path, site: Address, open_page: Open
 ) -> None:
     page = open_page(site, "#/run/videos/curves")
@@ -365,7 +365,9 @@ def test_charts_stay_as_they_are_when_a_metric_is_added_and_go_with_their_page(
     assert page.evaluate("uPlot.sync('steps').plots.length") == 0
 
 
-def test_what_is_gone_or_missing_is_said_and_the_page_goes_on(runs: Path, site: Address, open_page: Open) -> None:
+def test_removed_or_missing_files_are_reported_and_the_page_keeps_working(
+    runs: Path, site: Address, open_page: Open
+) -> None:
     (runs / "sounds" / "samples" / "step-00000100" / "000-made.wav").unlink()
     page = open_page(site, "#/run/sounds")
     page.locator(".said", has_text="000-made.wav is missing").wait_for()
@@ -373,7 +375,7 @@ def test_what_is_gone_or_missing_is_said_and_the_page_goes_on(runs: Path, site: 
     page.locator(".pulse.on").wait_for()
     shutil.rmtree(runs / "sounds")
     page.locator("#notice", has_text="gone").wait_for()
-    keep(page, "gone")
+    save_screenshot(page, "gone")
     page.get_by_role("link", name="All runs").click()
     page.locator("tr[data-run=pictures]").wait_for()
     assert page.locator("tr[data-run=sounds]").count() == 0
@@ -418,10 +420,10 @@ def test_ten_thousand_samples_scroll(tmp_path: Path, serve: Serve, open_page: Op
     assert cards.count() == 1
 
 
-def test_it_is_of_use_on_a_phone_and_in_the_dark(site: Address, open_page: Open) -> None:
+def test_it_works_on_a_phone_and_in_dark_mode(site: Address, open_page: Open) -> None:
     page = open_page(site, width=390, dark=True)
     page.locator("tr[data-run=sounds]").wait_for()
-    keep(page, "phone-list")
+    save_screenshot(page, "phone-list")
     for path in ("#/run/pictures/curves", "#/run/sounds", "#/run/pictures/config", "#/"):
         page.goto(f"http://127.0.0.1:{site.port}/{path}")
         page.wait_for_load_state("networkidle") if path == "#/" else page.locator(".tabs").wait_for()
@@ -431,7 +433,7 @@ def test_it_is_of_use_on_a_phone_and_in_the_dark(site: Address, open_page: Open)
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
-def test_every_control_and_picture_has_a_name(site: Address, open_page: Open) -> None:
+def test_every_control_and_image_has_a_name(site: Address, open_page: Open) -> None:
     page = open_page(site)
     for path in ("", "pictures", "pictures/curves", "sounds", "meshes", "pictures/config"):
         page.goto(f"http://127.0.0.1:{site.port}/{f'#/run/{path}' if path else ''}")
@@ -440,7 +442,7 @@ def test_every_control_and_picture_has_a_name(site: Address, open_page: Open) ->
 
 
 @pytest.mark.parametrize("recipe", ["muse"], indirect=True)
-def test_a_prompt_becomes_pictures(
+def test_a_prompt_becomes_images(
     recipe: str, train: Train, shared: Path, tmp_path: Path, serve: Serve, open_page: Open
 ) -> None:
     shutil.copytree(made_once(shared, f"finished-{recipe}", train), tmp_path / "runs" / "muse")
@@ -451,10 +453,10 @@ def test_a_prompt_becomes_pictures(
     page.get_by_role("button", name="Make").click()
     page.get_by_role("status").filter(has_text="Made in").wait_for()
     until(page, "[...document.querySelectorAll('.card img')].filter((i) => i.naturalWidth).length === 3")
-    keep(page, "try")
+    save_screenshot(page, "try")
 
 
-def test_a_runs_own_numbers_may_be_sent(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+def test_the_default_values_of_a_run_may_be_sent(tmp_path: Path, serve: Serve, open_page: Open) -> None:
     run = write_run(tmp_path / "runs" / "muse", "muse")
     (run / "checkpoints" / "step-00000100").mkdir(parents=True)
     numbers = {"sample.guidance_scale": 1.75, "sample.steps": 1_000}
@@ -470,23 +472,23 @@ def test_a_runs_own_numbers_may_be_sent(tmp_path: Path, serve: Serve, open_page:
 @pytest.mark.parametrize("target", ["page.html", "site"])
 def test_an_export_opens_from_a_disk(runs: Path, tmp_path: Path, open_page: Open, target: str) -> None:
     succeed("view", runs, "--export", tmp_path / target)
-    place = tmp_path / target if target.endswith(".html") else tmp_path / target / "index.html"
-    page = open_page(None, place.as_uri())
+    page_file = tmp_path / target if target.endswith(".html") else tmp_path / target / "index.html"
+    page = open_page(None, page_file.as_uri())
     page.locator("tr[data-run=sounds] a").click()
     until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 2")
     page.evaluate("document.querySelector('audio').play()")
     until(page, "document.querySelector('audio').currentTime > 0.05")
-    page.goto(f"{place.as_uri()}#/run/meshes")
+    page.goto(f"{page_file.as_uri()}#/run/meshes")
     until(page, "document.querySelector('.mesh')?.dataset.triangles === '4'")
-    page.goto(f"{place.as_uri()}#/run/pictures")
+    page.goto(f"{page_file.as_uri()}#/run/pictures")
     until(page, "document.querySelector('.card img')?.naturalWidth === 32")
     page.get_by_role("tab", name="Curves").click()
     page.locator(".area[data-points]").first.wait_for()
     assert page.get_by_role("tab", name="Try it").count() == 0
 
 
-def test_a_page_whose_server_is_gone_says_so(runs: Path, browser: Browser) -> None:
-    """Outside of `open_page`: the browser itself complains of the connection, and should."""
+def test_a_page_whose_server_stopped_says_so(runs: Path, browser: Browser) -> None:
+    """Without `open_page`: the browser itself reports the connection error, as it should."""
     page = browser.new_page()
     with serving(runs) as site:
         page.goto(f"http://127.0.0.1:{site.port}/#/run/pictures")
@@ -497,10 +499,10 @@ def test_a_page_whose_server_is_gone_says_so(runs: Path, browser: Browser) -> No
     page.close()
 
 
-def test_a_page_that_is_refused_news_does_not_promise_to_try_again(
+def test_a_page_without_updates_does_not_promise_to_retry(
     runs: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outside of `open_page`: the browser itself complains of the refusal."""
+    """Without `open_page`: the browser itself reports the refusal."""
     monkeypatch.setattr("quintet.web.live.MOST_VIEWERS", 0)
     page = browser.new_page()
     with serving(runs) as site:

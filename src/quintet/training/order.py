@@ -75,7 +75,7 @@ class Order:
         files = int(self.shard_shuffle.file_of.max()) + 1
         file_position = np.empty(files, np.int64)
         file_position[np.argsort(self._keys(files, epoch, "files"), kind="stable")] = np.arange(files)
-        group = file_position[self.shard_shuffle.file_of] // self.shard_shuffle.together
+        group = file_position[self.shard_shuffle.file_of] // self.shard_shuffle.shards_per_group
         return np.lexsort((keys, group))
 
     def _keys(self, count: int, epoch: int, name: str) -> npt.NDArray[np.uint64]:

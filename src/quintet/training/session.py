@@ -180,7 +180,7 @@ class TrainingSession:
     def _order(self) -> Order:
         train = self.splits.train
         size, seed = self.config.train.batch_size, self.config.train.seed
-        return Order(len(train), size, seed, self.task.lengths(train), self.splits.portions)
+        return Order(len(train), size, seed, self.task.lengths(train), self.splits.shard_shuffle)
 
     def _to_device(self, loaded: LoadedBatch) -> Batch:
         return loaded.batch.to(self.engine.device, self.engine.dtype)

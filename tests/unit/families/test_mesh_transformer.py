@@ -670,7 +670,7 @@ def test_classes_are_the_captions_of_the_data(meshes: Path, tmp_path: Path) -> N
     assert "chair" in error_line(outcome.errors)
     outcome = quintet(*words(data, tmp_path / "other", "model.text=classes", "model.classes=[chair, stool]"))
     assert outcome.code == 2
-    assert "32 captions are none of the 2 classes (model.classes), for one 'table'" in error_line(outcome.errors)
+    assert "32 captions are not among the 2 classes (model.classes), for example 'table'" in error_line(outcome.errors)
 
 
 def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(meshes: Path, tmp_path: Path) -> None:

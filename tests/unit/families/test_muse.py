@@ -382,7 +382,7 @@ def test_captions_that_are_no_classes(pictures: Path, tmp_path: Path) -> None:
     keys = ("model.text=classes", "model.classes=[cat, dog]")
     outcome = quintet(*words(pictures, tmp_path / "run", *keys))
     assert outcome.code == 2
-    assert "captions are none of the 2 classes" in error_line(outcome.errors)
+    assert "captions are not among the 2 classes" in error_line(outcome.errors)
     data = shutil.copytree(pictures, tmp_path / "data")
     rows = [json.loads(line) for line in (data / "metadata.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):

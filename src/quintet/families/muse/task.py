@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
@@ -28,7 +28,7 @@ class MuseTask(MaskGitTask[MuseConfig]):
 
     def __init__(self, config: MuseConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
-        self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
+        self.config = self.config.changed(inferred_text_keys(self.config.model, self.config.data, EXTENSIONS))
         self.tokenizer, self.base = as_tokenizer(self.frozen["tokenizer"]), self.frozen.get("base")
         check_codebook_smoothing(config.loss.codebook_smoothing, self.tokenizer.model.quantizer.levels)
         self.make_modules(self.tokenizer, modules)

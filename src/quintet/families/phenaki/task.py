@@ -15,7 +15,7 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.index.captions import read_lines
 from quintet.data.splits import Splits
 from quintet.families.phenaki.config import PhenakiConfig
@@ -159,4 +159,4 @@ def _with_texts(config: PhenakiConfig) -> PhenakiConfig:
     if isinstance(config.sample.texts, str):
         # The captions themselves: the run needs them when the file is gone.
         config = config.changed({"sample.texts": read_lines(Path(config.sample.texts), "sample.texts", "caption")})
-    return config.changed(found_keys(config.model, config.data, EXTENSIONS))
+    return config.changed(inferred_text_keys(config.model, config.data, EXTENSIONS))

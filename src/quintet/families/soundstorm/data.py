@@ -22,7 +22,7 @@ from torch import Tensor
 from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.rng import ItemRNG
-from quintet.data.audio import audio_folder_splits, say_resampled
+from quintet.data.audio import audio_folder_splits, report_resampling
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
@@ -88,8 +88,8 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
 
 def clip_splits(config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
-    media = audio_folder_splits(config.data, tokenizer.model.rate, opening=True)
-    say_resampled(media.train, tokenizer.model.rate, "the tokenizer")
+    media = audio_folder_splits(config.data, tokenizer.model.rate, first_window_only=True)
+    report_resampling(media.train, tokenizer.model.rate, "the tokenizer")
     return coded_splits(config, tokenizer, conditioner, media)
 
 

@@ -64,7 +64,7 @@ class SoundStormTrainer(PythonTrainer):
             validation=validation,
             declared=declared,
             captioned=_is_captioned(data[0]),
-            opening=True,
+            first_window_only=True,
         )
         return coded_splits(config, tokenizer, task.conditioner, media)
 
