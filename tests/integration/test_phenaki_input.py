@@ -109,7 +109,7 @@ def test_long_clip_is_continued_from_its_last_frames(run: Path, tmp_path: Path) 
         (("--text", "x", "--prime", "missing.mp4"), "missing.mp4: cannot be opened"),
         (("--text", "x", "--prime", "empty.txt"), "empty.txt: empty file"),
         (("--images", "--frames", 5, "--text", "x"), "--images cannot be combined with --prime or --frames"),
-        (("--text", "x", "--seconds", 2), "recipe phenaki takes no --seconds"),
+        (("--text", "x", "--seconds", 2), "'phenaki' does not take --seconds"),
     ],
 )
 def test_invalid_options_are_refused(options: tuple[object, ...], message: str, run: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_invalid_options_are_refused(options: tuple[object, ...], message: str, 
 def test_other_recipes_refuse_video_options(tmp_path: Path) -> None:
     muse = GOLDEN / "muse-format-1" / "hub"
     for option in (("--scenes", tmp_path / "x.txt"), ("--prime", tmp_path / "x.mp4"), ("--frames", 5), ("--images",)):
-        assert f"recipe muse takes no {option[0]}" in refusal("sample", muse, *option, "--out", tmp_path / "out")
+        assert f"'muse' does not take {option[0]}" in refusal("sample", muse, *option, "--out", tmp_path / "out")
 
 
 # --- training -----------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_what_all_processes_find_is_said_once(pictures: Path, tmp_path: Path, mo
         assert process.end() == 0, process.seen
     assert process.seen.count("are cut (model.text_length)") == 1
     # Whichever process encodes for all tells how far it is.
-    progress = [line for line in process.seen.splitlines() if line.startswith("pictures encoded: ")]
+    progress = [line for line in process.seen.splitlines() if line.startswith("images encoded: ")]
     assert len(progress) == len(set(progress)) == 6, process.seen
 
 

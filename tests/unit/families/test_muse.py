@@ -510,7 +510,7 @@ def test_evaluation_suggests_the_sample_command(pictures: Path, tmp_path: Path) 
     assert f'next: quintet sample {BASE} --text "…" --out out/' in outcome.output
     outcome = quintet("sample", BASE, "--negative", "grey", "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "--negative goes with --text" in error_line(outcome.errors)
+    assert "--negative requires --text" in error_line(outcome.errors)
 
 
 def test_another_tokenizer_of_the_same_shape_is_refused(pictures: Path, tmp_path: Path) -> None:
