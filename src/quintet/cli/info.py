@@ -39,7 +39,7 @@ def show_config(
 
 
 def doctor() -> None:
-    """Show versions, devices and optional dependencies of this installation."""
+    """DemoRun versions, devices and optional dependencies of this installation."""
     from quintet.doctor import lines
 
     for line in lines():
@@ -60,17 +60,17 @@ def demo(
 ) -> None:
     """Run a complete workflow on synthetic data: make, train, resume, sample, eval, view. Prints each command."""
     from quintet import cli, demos
-    from quintet.demos.demo import Form
+    from quintet.demos.demo import DemoMode
     from quintet.demos.script import Script
 
     if full and minutes is not None:
         raise UsageError("--full and --minutes cannot be combined: choose one")
-    form, script = Form(full, minutes), Script(cli.call, print_line)
+    mode, script = DemoMode(full, minutes), Script(cli.call, print_line)
     folder = out or Path(f"runs/demo-{medium}")
     if medium == "all":
-        demos.show_all(folder, form, script)
+        demos.run_all(folder, mode, script)
     else:
-        demos.show(medium, folder, form, script)
+        demos.run_demo(medium, folder, mode, script)
 
 
 def version() -> None:
