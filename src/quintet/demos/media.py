@@ -175,7 +175,7 @@ VIDEO = Demo(
 
 # --- audio -------------------------------------------------------------------------------------------------------
 
-PROMPTS = ("a slow drum", "a rising flute", "a loud low bell", "quiet noise")
+PROMPTS = ("a slow snare drum beat", "a rising run of high flute notes", "a loud low bell note", "a quiet hiss")
 
 MULAN = Stage(
     name="mulan",
@@ -252,7 +252,7 @@ AUDIO = Demo(
         "their reconstructions), OUT/soundstorm/samples/"
     ),
     next_commands=(
-        'quintet sample OUT/soundstorm --text "a fast trumpet" --seconds 3 --num 4 --out out/',
+        'quintet sample OUT/soundstorm --text "a fast rising run of trumpet notes" --seconds 3 --num 4 --out out/',
         'quintet search OUT/mulan YOUR_FOLDER --text "slow drums"',
         "quintet train audio-codec YOUR_FOLDER",
     ),
