@@ -49,7 +49,9 @@ def main() -> None:
     start = time.perf_counter()
     trainer.save()
     save_seconds = time.perf_counter() - start
-    state_bytes = sum(local_tensor(value).nbytes for group in trainer.state.tensors().values() for value in group.values())
+    state_bytes = sum(
+        local_tensor(value).nbytes for group in trainer.state.tensors().values() for value in group.values()
+    )
     own = {
         "state_megabytes": round(state_bytes / 2**20, 1),
         "peak_megabytes": round(trainer.engine.memory_in_use() / 2**20),
