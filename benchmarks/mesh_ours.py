@@ -38,11 +38,11 @@ AUTOENCODER: Mapping[str, Any] = {
     "normal_dim": task.NORMAL_DIM,
     "angle_dim": task.SMALL_DIM,
     "area_dim": task.SMALL_DIM,
-    "encoder": task.ENCODER,
+    "encoder_dims": task.ENCODER,
     "code_dim": task.CODE_DIM,
     "codebook_size": task.CODES,
     "num_quantizers": task.LEVELS,
-    "decoder": task.DECODER,
+    "decoder_dims": task.DECODER,
 }
 
 

@@ -153,10 +153,12 @@ TABLE = (
     Row("unknown key", TRAIN + " train.step=5", 2, ("'train.step'", "'train.steps'")),
     Row("a key as an option", TRAIN + " --steps 5", 2, ("--steps", "key=value", "train.steps=")),
     Row("unknown section", TRAIN + " trian.steps=5", 2, ("'trian.steps'", "'train.steps'")),
-    Row("a base for what has none", TRAIN + " --base {trained}", 2, ("vqgan stands on no base",)),
-    Row("a tokenizer for what has none", TRAIN + " --tokenizer {trained}", 2, ("vqgan stands on no tokenizer",)),
-    Row("a negative text for a tokenizer", "sample {trained} --negative grey", 2, ("vqgan takes no --negative",)),
-    Row("a mask for a tokenizer", "sample {trained} --mask {here}/mask.png", 2, ("vqgan takes no --mask",)),
+    Row("a base for what has none", TRAIN + " --base {trained}", 2, ("'vqgan' does not take --base",)),
+    Row("a tokenizer for what has none", TRAIN + " --tokenizer {trained}", 2, ("'vqgan' does not take --tokenizer",)),
+    Row(
+        "a negative text for a tokenizer", "sample {trained} --negative grey", 2, ("'vqgan' does not take --negative",)
+    ),
+    Row("a mask for a tokenizer", "sample {trained} --mask {here}/mask.png", 2, ("'vqgan' does not take --mask",)),
     Row("unknown preset", "train vqgan {pictures} --preset huge", 2, ("huge", "debug", "small", "base")),
     Row("a key that is no key", TRAIN + " train.steps", 2, ("'train.steps'", "key=value")),
     Row("a value of another type", TRAIN + " train.steps=many", 2, ("train.steps", "many")),

@@ -192,7 +192,7 @@ def test_length_in_epochs(pictures: Path, tmp_path: Path) -> None:
 
 def test_resuming_a_finished_run_says_so(trained: Path, tmp_path: Path) -> None:
     run = copied(trained, tmp_path / "run")
-    assert f"{run} is at step 12 already; train.steps=N for longer\n" in succeed("resume", run).output
+    assert f"{run} is already at step 12; set train.steps=N to train longer\n" in succeed("resume", run).output
     shorter = quintet("resume", run, "train.steps=3")
     assert shorter.code == 2
     assert error_line(shorter.errors) == f"error: train.steps=3, but {run} is at step 12"
@@ -241,7 +241,7 @@ def test_a_longer_run_by_resuming(trained: Path, tmp_path: Path) -> None:
 def test_resuming_a_finished_run_changes_nothing(trained: Path, tmp_path: Path) -> None:
     run = copied(trained, tmp_path / "run")
     before = tree(run / "checkpoints")
-    assert "is at step 12 already" in succeed("resume", run).output
+    assert "is already at step 12" in succeed("resume", run).output
     assert tree(run / "checkpoints") == before
 
 

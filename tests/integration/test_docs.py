@@ -221,7 +221,7 @@ def test_a_family_of_the_page_trains_resumes_exactly_and_exports(
     for name, place in (("run", straight), ("hub", Path("hub/blur"))):
         asked = ("--text", "a red circle", "--num", 2, "--out", name)
         succeed("sample", place, *asked)
-        assert "takes no --negative" in error_line(quintet("sample", place, "--negative", "grey", *asked).errors)
+        assert "does not take --negative" in error_line(quintet("sample", place, "--negative", "grey", *asked).errors)
     drawn = [(tmp_path / name / "001.png").read_bytes() for name in ("run", "hub")]
     assert drawn[0] == drawn[1]
     refused = error_line(quintet("sample", place, "--brightness", 0, *asked).errors)

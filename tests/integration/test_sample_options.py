@@ -40,12 +40,12 @@ def test_help_lists_the_options_of_the_pipeline() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((MUSE, "--frames", "9", "--text", "x"), "recipe muse takes no --frames; it takes --image, --mask"),
-        ((GOLDEN / "vqgan-format-1" / "hub", "--text", "x"), "recipe vqgan is not a generator: it takes no --text"),
+        ((MUSE, "--frames", "9", "--text", "x"), "'muse' does not take --frames (it takes --image, --mask"),
+        ((GOLDEN / "vqgan-format-1" / "hub", "--text", "x"), "'vqgan' does not take --text: it is not a generator"),
         ((MUSE, "--foo", "1"), "No such option"),
         (("--foo", MUSE, "--text", "x"), "no such option: --foo"),
-        ((MUSE, "--negative", "x"), "--negative goes with --text"),
-        ((PHENAKI, "--negative", "x", "--images"), "--negative goes with --text"),
+        ((MUSE, "--negative", "x"), "--negative requires --text"),
+        ((PHENAKI, "--negative", "x", "--images"), "--negative requires --text"),
         ((MUSE, "--text", "x", "--num", "0"), "--num"),
         (("nowhere", "--text", "x"), "nowhere does not exist; pass the folder of a run"),
         (("hf:nobody/nothing",), "hf download"),

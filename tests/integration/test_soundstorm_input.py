@@ -203,7 +203,7 @@ def test_what_a_model_cannot_make_is_refused(told: Path, untold: Path, tmp_path:
         (told, ("--prompt", tmp_path / "words.wav"), "not a sound file"),
         (told, ("--prompt", tmp_path / "none.wav"), "none.wav"),
         (told, (*short, "sample.best_of=2"), "it needs --text"),
-        (told, ("--negative", "a drum", "--text", "a flute"), "takes no --negative"),
+        (told, ("--negative", "a drum", "--text", "a flute"), "does not take --negative"),
     ):
         assert message in refusal("sample", run, "--out", tmp_path / "out", *asked), asked
     assert not (tmp_path / "out").exists()

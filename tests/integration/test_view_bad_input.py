@@ -1,4 +1,4 @@
-"""Bad input of `quintet view` in its own process: the page reports it and continues to work."""
+"""Invalid input to `quintet view` in a separate process: the page reports it and keeps working."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ READ_ONLY = (
     "-c",
     'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"',
 )
-"""The next argument is a folder that is read-only for the command after it, and for no other process."""
+"""The folder in the next argument is read-only for the command after it."""
 
 
-def test_an_empty_folder_is_a_page_without_runs_and_the_first_one_appears(tmp_path: Path) -> None:
-    with viewing(tmp_path) as (site, said):
-        assert said.startswith("0 runs in ")
+def test_empty_folder_has_no_runs_until_the_first_one_appears(tmp_path: Path) -> None:
+    with viewing(tmp_path) as (site, output):
+        assert output.startswith("0 runs in ")
         assert site.ask("/").status == 200
         assert site.ask("/api/runs").json["runs"] == []
         assert site.ask("/api/run?run=x").json == {"problem": "there is no run x"}
@@ -35,7 +35,7 @@ def test_an_empty_folder_is_a_page_without_runs_and_the_first_one_appears(tmp_pa
         wait_for(lambda: len(site.ask("/api/runs").json["runs"]) == 1, "the new run is listed")
 
 
-def test_an_incomplete_last_line_is_read_once_complete(tmp_path: Path) -> None:
+def test_half_written_last_line_waits_until_it_is_complete(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     line = row(110)
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -52,7 +52,7 @@ def test_an_incomplete_last_line_is_read_once_complete(tmp_path: Path) -> None:
         assert site.ask(last).json["train/lr"]["steps"] == [90, 100, 110, 120]
 
 
-def test_a_run_deleted_while_viewed_is_reported_and_the_others_stay(tmp_path: Path) -> None:
+def test_deleted_run_is_reported_and_other_runs_stay(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     write_run(tmp_path / "other")
     with viewing(tmp_path) as (site, _):
@@ -60,10 +60,13 @@ def test_a_run_deleted_while_viewed_is_reported_and_the_others_stay(tmp_path: Pa
             if name == "hello":
                 shutil.rmtree(tmp_path / "run")
             if name == "gone":
-                assert "gone" in content
+                assert "no longer exists" in content
                 break
         reply = site.ask("/api/run?run=run")
-        assert (reply.status, "gone" in reply.json["problem"] or "no run" in reply.json["problem"]) == (404, True)
+        assert (reply.status, "no longer exists" in reply.json["problem"] or "no run" in reply.json["problem"]) == (
+            404,
+            True,
+        )
         wait_for(lambda: [each["id"] for each in site.ask("/api/runs").json["runs"]] == ["other"], "it left the list")
         assert site.ask("/api/run?run=other").status == 200
 
@@ -88,9 +91,9 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert error_line(outcome.errors) == f"error: port {port} is in use; choose another with --port, or leave it out"
 
 
-def test_a_read_only_file_system_can_be_viewed(tmp_path: Path) -> None:
+def test_read_only_file_system_is_served(tmp_path: Path) -> None:
     if subprocess.run([*READ_ONLY, str(tmp_path), "true"], capture_output=True, check=False).returncode:
-        pytest.skip("mount namespaces are not permitted here, so no folder can be made read-only")
+        pytest.skip("cannot create a namespace with a read-only folder")
     add_samples(write_run(tmp_path / "runs" / "run"), 10)
     runs = tmp_path / "runs"
     within = (*READ_ONLY, str(runs))

@@ -540,14 +540,14 @@ def test_parts_that_cannot_be_gone_on_from(run: Path, part: tuple[Path, Mesh], m
 def test_a_part_for_a_recipe_that_takes_none(part: tuple[Path, Mesh], tmp_path: Path) -> None:
     outcome = quintet("sample", GOLDEN / "muse-format-1" / "hub", "--mesh", part[0], "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "recipe muse takes no --mesh" in error_line(outcome.errors)
+    assert "'muse' does not take --mesh" in error_line(outcome.errors)
 
 
 def test_a_picture_for_a_recipe_of_meshes(run: Path, tmp_path: Path) -> None:
     picture = ("--image", tmp_path / "a.png", "--mask", tmp_path / "b.png")
     outcome = quintet("sample", run, *picture, "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "recipe mesh-transformer takes no --image" in error_line(outcome.errors)
+    assert "'mesh-transformer' does not take --image" in error_line(outcome.errors)
 
 
 # --- in Python ----------------------------------------------------------------------------------------------------

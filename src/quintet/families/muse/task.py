@@ -1,4 +1,4 @@
-"""`MuseTask`: a masked transformer over the codes of captioned images, its validation metrics and samples."""
+"""`MuseTask`: trains a masked transformer on codes of captioned images; validation metrics and samples."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ class MuseTask(MaskGitTask[MuseConfig]):
         return MaskGitInputs(batch["codes"].flatten(1), self._conditioning(batch, keep))
 
     def _conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
-        # An empty caption is none, here as in sampling.
-        there = torch.tensor([bool(text) for text in batch["texts"]])
-        conditioning = self.maskgit.texts(batch["texts"], there if keep is None else keep & there)
+        # An empty caption means unconditional, as in sampling.
+        has_caption = torch.tensor([bool(text) for text in batch["texts"]])
+        conditioning = self.maskgit.texts(batch["texts"], has_caption if keep is None else keep & has_caption)
         if self.base is not None:
             conditioning["low"] = batch["low"].flatten(1)
         return conditioning
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of a synthetic data set finds in images generated from captions, and in reconstructions."""
+        """Statistics of the synthetic dataset's judge for images generated from captions and for reconstructions."""
         judge = judge_of(batch, split)
         if judge is None:
             return Statistics()
-        made, kept = self._generated(modules, batch), self._reconstructed(batch)
-        return Statistics(rows=judged_rows(judge, batch, split, made, kept))
+        generated, reconstructed = self._generated(modules, batch), self._reconstructed(batch)
+        return Statistics(rows=judged_rows(judge, batch, split, generated, reconstructed))
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """A grid of pairs: the image as the tokenizer has it, and what is generated from its caption."""
-        made, kept = self._generated(modules, batch), self._reconstructed(batch)
-        grid = image_grid([image for pair in zip(kept, made, strict=True) for image in pair], columns=8)
-        about = {"columns": "reconstruction, drawn from its caption", "texts": list(batch["texts"])}
-        return [Artifact("drawn.png", partial(write_image, grid), about, torch.from_numpy(grid))]
+        """A grid of pairs: the tokenizer's reconstruction of an image, and an image generated from its caption."""
+        generated, reconstructed = self._generated(modules, batch), self._reconstructed(batch)
+        grid = image_grid([image for pair in zip(reconstructed, generated, strict=True) for image in pair], columns=8)
+        metadata = {"columns": "reconstruction, drawn from its caption", "texts": list(batch["texts"])}
+        return [Artifact("drawn.png", partial(write_image, grid), metadata, torch.from_numpy(grid))]
 
     def _generated(self, modules: Modules, batch: Batch) -> Tensor:
         pipeline: MusePipeline = self.pipeline(modules)

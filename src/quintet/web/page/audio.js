@@ -1,4 +1,4 @@
-// Owns sounds to hear and see: a player, and above it the spectrogram, in which a click is a place to play from.
+// Audio player with a spectrogram; a click on the spectrogram plays from that time.
 "use strict";
 
 (function () {
@@ -9,20 +9,20 @@
 
   async function decode(buffer) {
     const context = new OfflineAudioContext(1, 1, 44100);
-    const sound = await context.decodeAudioData(buffer);
-    const mixed = new Float32Array(sound.length);
-    for (let channel = 0; channel < sound.numberOfChannels; channel += 1) {
-      const wave = sound.getChannelData(channel);
-      for (let at = 0; at < wave.length; at += 1) mixed[at] += wave[at] / sound.numberOfChannels;
+    const audio = await context.decodeAudioData(buffer);
+    const mixed = new Float32Array(audio.length);
+    for (let channel = 0; channel < audio.numberOfChannels; channel += 1) {
+      const wave = audio.getChannelData(channel);
+      for (let at = 0; at < wave.length; at += 1) mixed[at] += wave[at] / audio.numberOfChannels;
     }
-    return { wave: mixed, rate: sound.sampleRate };
+    return { wave: mixed, rate: audio.sampleRate };
   }
 
   const hann = Float32Array.from({ length: SIZE }, (_, at) => 0.5 - 0.5 * Math.cos((2 * Math.PI * at) / SIZE));
   const cosines = Float32Array.from({ length: SIZE / 2 }, (_, at) => Math.cos((2 * Math.PI * at) / SIZE));
   const sines = Float32Array.from({ length: SIZE / 2 }, (_, at) => Math.sin((2 * Math.PI * at) / SIZE));
 
-  /** The Fourier transform in place, by halves. */
+  /** Fast Fourier transform in place (radix 2). */
   function transform(real, imaginary) {
     for (let at = 1, other = 0; at < SIZE; at += 1) {
       let bit = SIZE >> 1;
@@ -44,7 +44,7 @@
     }
   }
 
-  /** Decibels, column by column from the lowest pitch up; pitches are spaced as the ear hears them. */
+  /** Mel spectrogram in decibels, column by column, from low to high frequencies. */
   function spectrogram(wave, rate) {
     const mel = (hertz) => 2595 * Math.log10(1 + hertz / 700);
     const top = mel(Math.min(rate / 2, 12000));
@@ -69,27 +69,27 @@
   }
 
   function paint(canvas, cells) {
-    const flat = canvas.getContext("2d");
-    const picture = flat.createImageData(WIDTH, HEIGHT);
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(WIDTH, HEIGHT);
     let loudest = -60;
     for (const cell of cells) loudest = Math.max(loudest, cell);
     for (let column = 0; column < WIDTH; column += 1) {
       for (let row = 0; row < HEIGHT; row += 1) {
         const at = ((HEIGHT - 1 - row) * WIDTH + column) * 4;
-        picture.data.set(heat(1 + (cells[column * HEIGHT + row] - loudest) / 70), at);
-        picture.data[at + 3] = 255;
+        image.data.set(heat(1 + (cells[column * HEIGHT + row] - loudest) / 70), at);
+        image.data[at + 3] = 255;
       }
     }
-    flat.putImageData(picture, 0, 0);
+    context.putImageData(image, 0, 0);
   }
 
-  /** A player with its spectrogram. `show` takes the bytes of a sound, kept as they are for the player, and paints them
-   *  if they are still `wanted` when they are decoded. */
+  /** A player with a spectrogram. `show` decodes the bytes of an audio file and paints the spectrogram, if `isCurrent`
+   *  is still true then. */
   function player(caption) {
     const canvas = make("canvas", { class: "spectrogram", width: WIDTH, height: HEIGHT, role: "img", "aria-label": `Spectrogram${caption ? ` of ${caption}` : ""}` });
     const cursor = make("div", { class: "cursor", hidden: true });
-    const audio = make("audio", { controls: true, preload: "metadata", "aria-label": caption || "Sound" });
-    const place = make("div", { class: "sound" }, make("div", { class: "seen" }, canvas, cursor), audio);
+    const audio = make("audio", { controls: true, preload: "metadata", "aria-label": caption || "Audio" });
+    const element = make("div", { class: "player" }, make("div", { class: "seen" }, canvas, cursor), audio);
     const follow = () => {
       cursor.hidden = !audio.duration;
       if (audio.duration) cursor.style.left = `${(100 * audio.currentTime) / audio.duration}%`;
@@ -106,18 +106,18 @@
       audio.play();
     });
     return {
-      place,
-      async show(address, buffer, wanted) {
+      element,
+      async show(address, buffer, isCurrent) {
         const playing = !audio.paused;
         audio.src = address;
         if (playing) audio.play();
         const { wave, rate } = await decode(buffer);
-        if (!wanted()) return;
+        if (!isCurrent()) return;
         paint(canvas, spectrogram(wave, rate));
         canvas.dataset.painted = "yes";
       },
     };
   }
 
-  quintet.sound = { player };
+  quintet.audio = { player };
 })();

@@ -1,4 +1,4 @@
-"""Owns the curves of a run: `metrics.jsonl` read a piece at a time, and as few points of it as a screen can show."""
+"""Curves of a run: reads `metrics.jsonl` incrementally and reduces it to as many points as a screen can show."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Any
 
 import numpy as np
 
-from quintet.web.folders import Missing, Place, parsed
+from quintet.web.folders import Missing, RunDir, parsed
 
 Row = dict[str, Any]
 
 PIECE = 2**18
-"""Bytes taken at once: a piece is parsed in a few milliseconds, between which other viewers get their turn."""
-LONGEST_LINE = 2**24
+"""Bytes read at once: a piece is parsed in a few milliseconds, after which other threads can run."""
+MAX_LINE_BYTES = 2**24
 SKETCHED_BYTES = 2**22
-"""Of a larger file there is a sketch first, while all of it is read: a browser waits for a few parts of it only."""
+"""Of a larger file, a sketch from a few parts is shown first, while the complete file is read."""
 SKETCH_PARTS = 64
 SKETCH_PART_BYTES = 2**14
-MOST_NAMES = 1_000
-LONGEST_NAME = 200
+MAX_NAMES = 1_000
+MAX_NAME_LENGTH = 200
 NUMBERS = frozenset({int, float})
-NOT_FIGURES = frozenset({"step", "time"})
+NOT_METRICS = frozenset({"step", "time"})
 
 
 class Column:
-    """One metric: its values and the steps they are of."""
+    """The steps and values of one metric."""
 
     def __init__(self) -> None:
         self.steps = array("d")
         self.values = array("d")
 
-    def points(self, start: float, end: float, most: int) -> dict[str, list[float]]:
-        """At most `most` points of the steps from `start` to `end`: means, and the span that each of them stands for.
+    def points(self, start: float, end: float, max_points: int) -> dict[str, list[float]]:
+        """At most `max_points` points from step `start` to `end`: means, with their minima and maxima if reduced.
 
-        With one neighbour on either side, so that a line enters and leaves the picture.
+        Includes one point before and after the range, so that the line reaches both edges of the chart.
         """
         steps, values = np.array(self.steps), np.array(self.values)
         if len(steps) > 1 and (np.diff(steps) < 0).any():
@@ -48,9 +48,9 @@ class Column:
         first = max(int(np.searchsorted(steps, start)) - 1, 0)
         last = int(np.searchsorted(steps, end, side="right")) + 1
         steps, values = steps[first:last], values[first:last]
-        if len(steps) <= most:
+        if len(steps) <= max_points:
             return {"steps": steps.tolist(), "mean": _short(values)}
-        bounds = np.linspace(0, len(steps), most, endpoint=False).astype(np.int64)
+        bounds = np.linspace(0, len(steps), max_points, endpoint=False).astype(np.int64)
         counts = np.diff(np.append(bounds, len(steps)))
         return {
             "steps": np.round(np.add.reduceat(steps, bounds) / counts, 1).tolist(),
@@ -60,12 +60,12 @@ class Column:
         }
 
 
-class Figures:
-    """All columns of one `metrics.jsonl`. `advance` reads what was added, and starts anew where a resumed run has
-    shortened the file or put another in its place."""
+class MetricsLog:
+    """All columns of one `metrics.jsonl`. `advance` reads new rows, and starts again if a resumed run has shortened or
+    replaced the file."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
         self._reset(0)
 
     def _reset(self, inode: int) -> None:
@@ -76,44 +76,44 @@ class Figures:
         self.last: Row = {}
 
     @property
-    def weight(self) -> int:
-        """Values held in memory. Counted over a copy: whoever asks does not hold off the reader, which adds columns."""
+    def num_values(self) -> int:
+        """Number of values in memory. Counted over a copy, because the reader may add columns at the same time."""
         return sum(len(column.values) for column in list(self.columns.values()))
 
     def advance(self) -> tuple[bool, list[Row]]:
-        """Whether it started anew, and the new rows; of many only the last thousand. A half-written line waits."""
+        """Whether the file was read again from its start, and the last thousand new rows. A half-written line waits."""
         fresh: list[Row] = []
         try:
-            file = self._place.open("metrics.jsonl")
+            file = self._run_dir.open("metrics.jsonl")
         except Missing:
-            anew = self.rows > 0
+            reset = self.rows > 0
             self._reset(0)
-            return anew, []
+            return reset, []
         with file:
             found = os.fstat(file.fileno())
             changed = found.st_ino != self._inode or found.st_size < self._offset
-            anew = changed and self.rows > 0
+            reset = changed and self.rows > 0
             if changed:
                 self._reset(found.st_ino)
             file.seek(self._offset)
             for rows in self._pieces(file):
                 self.add(rows)
                 fresh = [*fresh, *rows][-1_000:]
-        return anew, fresh
+        return reset, fresh
 
     def add(self, rows: list[Row]) -> None:
-        """Neighbours mostly have the same metrics, and are then added column by column."""
-        for names, codebook_smoothing in groupby(rows, key=tuple):
-            self._add(names, list(codebook_smoothing))
+        """Add rows; consecutive rows with the same metrics are added column by column."""
+        for names, group in groupby(rows, key=tuple):
+            self._add(names, list(group))
 
     def _pieces(self, file: Any) -> Iterator[list[Row]]:
         rest = b""
         while piece := file.read(PIECE):
-            whole, newline, rest = (rest + piece).rpartition(b"\n")
+            lines, newline, rest = (rest + piece).rpartition(b"\n")
             if newline:
-                self._offset += len(whole) + 1
-                yield _rows(whole)
-            elif len(rest) > LONGEST_LINE:  # no line of ours
+                self._offset += len(lines) + 1
+                yield _rows(lines)
+            elif len(rest) > MAX_LINE_BYTES:  # not a line that quintet wrote
                 self._offset += len(rest)
                 rest = b""
 
@@ -121,7 +121,7 @@ class Figures:
         self.rows += len(rows)
         steps = [row["step"] for row in rows]
         for name in names:
-            column = None if name in NOT_FIGURES else self._column(name)
+            column = None if name in NOT_METRICS else self._column(name)
             if column is None:
                 continue
             values = [row[name] for row in rows]
@@ -141,25 +141,25 @@ class Figures:
 
     def _column(self, name: str) -> Column | None:
         known = self.columns.get(name)
-        if known is None and len(self.columns) < MOST_NAMES and len(name) <= LONGEST_NAME:
+        if known is None and len(self.columns) < MAX_NAMES and len(name) <= MAX_NAME_LENGTH:
             known = self.columns[name] = Column()
         return known
 
 
-def sketch(place: Place) -> Figures:
-    """Some rows of all parts of a file that is too large to be read while somebody waits."""
-    figures = Figures(place)
-    with place.open("metrics.jsonl") as file:
+def sketch(run_dir: RunDir) -> MetricsLog:
+    """Some rows from all parts of a file that is too large to be read while a viewer waits."""
+    metrics = MetricsLog(run_dir)
+    with run_dir.open("metrics.jsonl") as file:
         last = os.fstat(file.fileno()).st_size - SKETCH_PART_BYTES
         for part in range(SKETCH_PARTS):
             file.seek(last * part // (SKETCH_PARTS - 1))
             lines = file.read(SKETCH_PART_BYTES).split(b"\n")
-            figures.add(_rows(b"\n".join(lines[1 if part else 0 : -1])))
-    return figures
+            metrics.add(_rows(b"\n".join(lines[1 if part else 0 : -1])))
+    return metrics
 
 
 def _rows(lines: bytes) -> list[Row]:
-    """The rows of whole lines. All at once, which is quicker; one by one where one of them is broken."""
+    """Rows of complete lines. Parsed all at once, which is faster, or one by one if a line is invalid."""
     text = lines.decode("utf-8", errors="replace")
     try:
         found = json.loads(f"[{text.replace(chr(10), ',')}]")
@@ -173,27 +173,27 @@ def _rows(lines: bytes) -> list[Row]:
 def _all_finite(values: list[Any]) -> bool:
     try:
         return {*map(type, values)} <= NUMBERS and all(map(math.isfinite, values))
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def _finite(value: Any) -> float | None:
-    """The exact types: a bool is an int too, and no figure."""
+    """The value as a float; None unless it is a finite int or float (a bool is not)."""
     return float(value) if _all_finite([value]) else None
 
 
-def tail_rows(place: Place, most: int = 2**14) -> list[Row]:
-    """The last rows of a file that is not read whole."""
+def tail_rows(run_dir: RunDir, max_bytes: int = 2**14) -> list[Row]:
+    """The last rows of a file, without reading all of it."""
     try:
-        lines = place.tail("metrics.jsonl", most=most).split(b"\n")
+        lines = run_dir.tail("metrics.jsonl", max_bytes=max_bytes).split(b"\n")
     except (OSError, Missing):
         return []
-    # The first line is cut through unless it is the first of all: by itself, so that the others are read at once.
+    # The first line may be incomplete; it is parsed alone, so that the others are parsed at once.
     return [*_rows(b"\n".join(lines[:-1][:1])), *_rows(b"\n".join(lines[1:-1]))]
 
 
 def _short(values: Any) -> list[float]:
-    """Six digits: more than a screen shows, and half as many bytes."""
+    """Values rounded to six digits: more than a screen shows, with half as many bytes."""
     with np.errstate(divide="ignore"):
         scale = 10.0 ** (5 - np.clip(np.floor(np.log10(np.abs(values))), -300, 300))
     shortened: list[float] = (np.round(values * scale) / scale).tolist()
