@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         (mulan, ("--layer", 0), "has layers 1 to 2"),
         (mulan, ("--layer", 1, "--clusters", 1), "at least 2"),
         (mulan, ("--layer", 1, "--clusters", 104), "is more than the 102 time steps"),
-        (mulan, ("--clusters", 8), "say of which layer"),
+        (mulan, ("--clusters", 8), "also name a layer"),
         (mulan, (), "is not a tokenizer: it has no codes to encode to; its layers make semantic tokens (--layer N)"),
         (hubert, (), "--layer N"),
         (hubert, given, "are from another model"),
