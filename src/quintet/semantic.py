@@ -106,7 +106,7 @@ def encode_folder(
     tokens: list[Tensor] = []
     for item in track(range(len(folder)), "encoded"):
         try:
-            states = extractor.states(_wave(folder, item), given.layer)
+            states = extractor.hidden_states(_wave(folder, item), given.layer)
         except UnreadableItem as problem:
             rows.append({"file": folder.name(item), "skipped": str(problem)})
             continue
@@ -176,14 +176,14 @@ def _sampled(extractor: AudioFeatureExtractor, folder: AudioFolder, layer: int, 
         if steps >= SPREAD * SAMPLE:
             break
         try:
-            steps += folder.frames(item) / extractor.rate * extractor.token_rate
+            steps += folder.frames(item) / extractor.sample_rate * extractor.token_rate
         except UnreadableItem:
             continue  # it is named where it is to be encoded
         chosen.append(item)
     share = min(1.0, SAMPLE / max(1.0, steps))
     for item in track(chosen, "heard"):
         try:
-            states = extractor.states(_wave(folder, item), layer).float().cpu()
+            states = extractor.hidden_states(_wave(folder, item), layer).float().cpu()
         except UnreadableItem:
             continue
         yield states[ItemRNG(seed, [0], [item]).uniform("steps", len(states))[0] < share]
@@ -233,7 +233,7 @@ def _checked(layer: int | None, extractor: AudioFeatureExtractor, reference: str
 def _folder(data: str, extractor: AudioFeatureExtractor) -> AudioFolder:
     """All clips of a folder, each whole."""
     config = AudioDataConfig(path=data, validation_path=data, loudness=extractor.loudness, memory_megabytes=0)
-    folder = audio_folder_splits(config, extractor.rate).validation
+    folder = audio_folder_splits(config, extractor.sample_rate).validation
     assert isinstance(folder, AudioFolder)
     return folder
 

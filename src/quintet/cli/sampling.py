@@ -16,7 +16,7 @@ import typer
 from quintet import registry
 from quintet.cli.shared import ModelReference, open_model, print_line, print_next, with_keys
 from quintet.config import GenerateOptions, RunConfig, validate
-from quintet.config.options import Flag, flags_of, is_given
+from quintet.config.options import Flag, flags_of, is_set
 from quintet.errors import UsageError
 
 HELP = "Show what a model makes: of a text, or, for a tokenizer, inputs beside their reconstructions."
@@ -152,7 +152,7 @@ def _says_what(options: GenerateOptions, has_text: bool) -> bool:
     asked = {
         name
         for name in type(options).model_fields
-        if name not in GenerateOptions.model_fields and is_given(options, name)
+        if name not in GenerateOptions.model_fields and is_set(options, name)
     }
     files = {name for name in asked if isinstance(getattr(options, name), Path)}
     if "negative_prompt" in asked and not has_text and not files:

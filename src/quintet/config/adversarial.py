@@ -38,7 +38,7 @@ class ImageLossConfig(AdversarialLossConfig):
     gradient_penalty: float = Field(10.0, ge=0, description="Weight of the gradient penalty on real pictures; 0: none.")
     gradient_penalty_every: int = Field(4, gt=0, description="Steps between two gradient penalties.")
 
-    def is_penalised(self, step: int) -> bool:
+    def has_gradient_penalty(self, step: int) -> bool:
         return self.gradient_penalty > 0 and step % self.gradient_penalty_every == 0
 
 

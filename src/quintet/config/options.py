@@ -63,6 +63,6 @@ def _kind_of(annotation: Any) -> type:
     return kind  # type: ignore[no-any-return]
 
 
-def is_given(options: BaseModel, name: str) -> bool:
+def is_set(options: BaseModel, name: str) -> bool:
     """Whether an option has another value than its default."""
     return bool(getattr(options, name) != type(options).model_fields[name].default)

@@ -194,7 +194,7 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.causal = causal
         inner = heads * head_dim
-        self.crosses = context_dim is not None
+        self.is_cross_attention = context_dim is not None
         if context_dim is None:
             self.to_queries_keys_values = nn.Linear(dim, 3 * inner, bias=False)
         else:
@@ -213,7 +213,7 @@ class Attention(nn.Module):
         """`mask` is what `attention_mask` made of the keys' mask; `cos_sin` are those of self-attention."""
         if isinstance(context, CrossKV):
             return self._cross_attend_rows(x, context)
-        if self.crosses:
+        if self.is_cross_attention:
             assert context is not None, "this attention needs a context"
             queries = self._queries(x)
             keys, values = self._keys_values(context)

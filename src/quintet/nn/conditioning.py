@@ -23,7 +23,7 @@ from quintet.config.text import PRETRAINED, TextConfig
 from quintet.errors import UsageError
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.text import ByteTextEncoder, WordTextEncoder, kept_rows
+from quintet.nn.text import ByteTextEncoder, WordTextEncoder, mask_dropped
 from quintet.nn.transformer import Transformer
 
 Conditioning = Mapping[str, Tensor]
@@ -45,7 +45,7 @@ def make_text_conditioning(config: TextConfig) -> TextConditioning | None:
     if config.text.startswith(PRETRAINED):
         return FrozenText(config.text, config.text_dim, config.text_length, default_folder())
     if config.vector_dim is not None:
-        return GivenVectors(config.vector_dim, config.text_dim)
+        return PrecomputedText(config.vector_dim, config.text_dim)
     reader = WordTextEncoder if config.text == "words" else ByteTextEncoder
     return reader(config.text_dim, config.text_depth, config.text_heads, config.text_length)
 
@@ -90,13 +90,13 @@ class FrozenText(nn.Module):
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         vectors, mask = self.encoder.embed(texts)
-        return {"text": vectors, "text_mask": kept_rows(mask, keep)}
+        return {"text": vectors, "text_mask": mask_dropped(mask, keep)}
 
     def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
         return _projected(text, self.project), text_mask
 
 
-class GivenVectors(nn.Module):
+class PrecomputedText(nn.Module):
     """Embeddings of texts that somebody else has made, and a trained layer from their width to the model's."""
 
     def __init__(self, given_dim: int, dim: int) -> None:
@@ -123,10 +123,10 @@ def _projected(vectors: Tensor, project: nn.Linear) -> Tensor:
     return out
 
 
-TextConditioning = ByteTextEncoder | WordTextEncoder | ClassTable | FrozenText | GivenVectors
+TextConditioning = ByteTextEncoder | WordTextEncoder | ClassTable | FrozenText | PrecomputedText
 
 
-class LowVectors(NamedTuple):
+class LowResVectors(NamedTuple):
     """What low-resolution tokens become: a context `(batch, places, text_dim)`, and `(batch, tokens, dim)` to add."""
 
     context: Tensor
@@ -172,13 +172,13 @@ class LowResolution(nn.Module):
         # Not saved: it follows from the grids.
         self.register_buffer("cover", covering_positions(low_res_grid, grid), persistent=False)
 
-    def forward(self, low: Tensor) -> LowVectors:
+    def forward(self, low: Tensor) -> LowResVectors:
         """`low` is (batch, tokens of the low grid)."""
         self._check(low)
         levels = rearrange(low, "b (places levels) -> b places levels", levels=self.levels)
         ids = levels + self.low_res_num_codes * torch.arange(self.levels, device=low.device)
         context = self.transformer(self.embedding(ids).sum(2))
-        return LowVectors(context, self.covering(ids).sum(2)[:, self.cover])
+        return LowResVectors(context, self.covering(ids).sum(2)[:, self.cover])
 
     def _check(self, low: Tensor) -> None:
         expected = math.prod(self.low_res_grid)

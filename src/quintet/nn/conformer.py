@@ -62,20 +62,20 @@ class ConformerBlock(nn.Module):
         dim: int,
         heads: int,
         head_dim: int = 64,
-        multiplier: float = 4.0,
+        ff_mult: float = 4.0,
         kernel: int = 5,
         expansion: int = 1,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.first_norm = make_norm("layer", dim)
-        self.first = FeedForward(dim, multiplier)
+        self.first = FeedForward(dim, ff_mult)
         self.attention_norm = make_norm("layer", dim)
         self.attention = Attention(dim, heads, head_dim)
         self.convolution_norm = make_norm("layer", dim)
         self.convolution = Convolution(dim, kernel, expansion)
         self.last_norm = make_norm("layer", dim)
-        self.last = FeedForward(dim, multiplier)
+        self.last = FeedForward(dim, ff_mult)
         self.norm = make_norm("layer", dim)
         self.dropout = nn.Dropout(dropout)
 
@@ -98,7 +98,7 @@ class Conformer(nn.Module):
         depth: int,
         heads: int,
         head_dim: int = 64,
-        multiplier: float = 4.0,
+        ff_mult: float = 4.0,
         kernel: int = 5,
         expansion: int = 1,
         dropout: float = 0.0,
@@ -108,7 +108,7 @@ class Conformer(nn.Module):
         self.max_frames = max_frames
         self.rotary = Rotary((max_frames,), head_dim)
         self.blocks = nn.ModuleList(
-            ConformerBlock(dim, heads, head_dim, multiplier, kernel, expansion, dropout) for _ in range(depth)
+            ConformerBlock(dim, heads, head_dim, ff_mult, kernel, expansion, dropout) for _ in range(depth)
         )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """k-means: Lloyd's rounds over all vectors at once, and no cluster left empty.
 
-`fit` looks for good centres: it starts far apart (k-means++) and goes on until nothing changes. `start_codebook` looks
+`fit` looks for good centres: it starts far apart (k-means++) and goes on until nothing changes. `init_codebook` looks
 for a start that training goes on with: from random vectors, for a few rounds.
 """
 
@@ -36,7 +36,7 @@ def fit(vectors: Tensor, clusters: int, seed: int, rounds: int = ROUNDS) -> Clus
         raise UsageError(f"{clusters} clusters cannot be found in {len(vectors)} vectors")
     generator = torch.Generator().manual_seed(rng.seed_from(seed, "k-means"))
     some = torch.randperm(len(vectors), generator=generator)[: STARTED_FROM * clusters]
-    centres = far_apart(vectors[some.to(vectors.device)], clusters, generator)
+    centres = kmeans_plus_plus(vectors[some.to(vectors.device)], clusters, generator)
     codes, taken, settled = nearest(vectors, centres), 0, False
     while not settled and taken < rounds:
         centres = _refilled_means(vectors, codes, clusters)
@@ -48,7 +48,7 @@ def fit(vectors: Tensor, clusters: int, seed: int, rounds: int = ROUNDS) -> Clus
     return Clusters(centres, taken, explained)
 
 
-def far_apart(vectors: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+def kmeans_plus_plus(vectors: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """Some of the vectors, each drawn by its squared distance to those drawn before (Arthur & Vassilvitskii 2007)."""
     chosen = [int(torch.randint(len(vectors), (1,), generator=generator))]
     squares = vectors.square().sum(1)
@@ -64,7 +64,7 @@ def far_apart(vectors: Tensor, clusters: int, generator: torch.Generator) -> Ten
     return vectors[chosen]
 
 
-def start_codebook(vectors: Tensor, num_codes: int, seed: int, rounds: int = 10) -> Tensor:
+def init_codebook(vectors: Tensor, num_codes: int, seed: int, rounds: int = 10) -> Tensor:
     """Codes (num_codes, dim) from random vectors; a cluster that falls empty starts again at a random vector."""
     generator = torch.Generator().manual_seed(rng.seed_from(seed, "k-means"))
     shuffled = torch.randperm(len(vectors), generator=generator)

@@ -24,13 +24,13 @@ from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
-    GivenVectors,
     LowResolution,
+    PrecomputedText,
     TextConditioning,
     make_text_conditioning,
 )
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
-from quintet.nn.text import kept_rows
+from quintet.nn.text import mask_dropped
 from quintet.nn.transformer import Transformer
 
 FEW_SHAPES = 64
@@ -61,7 +61,7 @@ class _Tokens(nn.Module):
         self.embedding = nn.Embedding(config.num_codes + 1, config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
-        self.merging = Merging(config.code_patch_size, config.dim) if config.code_patch_size is not None else None
+        self.merging = CodePatches(config.code_patch_size, config.dim) if config.code_patch_size is not None else None
         seen = config.grid if self.merging is None else self.merging.merged(config.grid)
         self.transformer = Transformer(
             config.dim,
@@ -98,7 +98,7 @@ class _Tokens(nn.Module):
     def text_vectors(self, vectors: Tensor, mask: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
         """The same of texts that somebody else has embedded, (batch, words, width), and which words there are."""
         encoder = self.text_encoder
-        if not isinstance(encoder, FrozenText | GivenVectors):
+        if not isinstance(encoder, FrozenText | PrecomputedText):
             raise UsageError(f"text embeddings are for model.text=vectors, not for model.text={self.config.text}")
         if vectors.shape[-1] != encoder.project.in_features:
             raise UsageError(
@@ -106,7 +106,7 @@ class _Tokens(nn.Module):
                 f"{encoder.project.in_features}"
             )
         device = self.embedding.weight.device
-        return {"text": vectors.to(device), "text_mask": kept_rows(mask, keep).to(device)}
+        return {"text": vectors.to(device), "text_mask": mask_dropped(mask, keep).to(device)}
 
     def cache_texts(self, folder: Path | None) -> None:
         """Where a frozen text encoder's embeddings are kept, if not in the user's cache folder; None: nowhere."""
@@ -130,7 +130,7 @@ class _Tokens(nn.Module):
         seen = self.transformer.precompute_cross_kv(context, mask)
         made = {"keys": seen.keys, "values": seen.values, "keys_mask": seen.mask}
         made.update({"covering": covering} if covering is not None else {})
-        made.update({"there": conditioning["there"]} if "there" in conditioning else {})
+        made.update({"valid_mask": conditioning["valid_mask"]} if "valid_mask" in conditioning else {})
         return made
 
     def hidden(
@@ -150,7 +150,7 @@ class _Tokens(nn.Module):
         context, mask, covering = self._read(conditioning)
         if covering is not None:
             x = x + covering
-        there = conditioning.get("there")
+        there = conditioning.get("valid_mask")
         if there is None and self.merging is None:
             alone: Tensor = self.transformer(x, None, context, mask, grid=self._shown(x), where=where)
             return alone
@@ -222,7 +222,7 @@ class _Tokens(nn.Module):
         return self.low is not None
 
 
-class Merging(nn.Module):
+class CodePatches(nn.Module):
     """Neighbouring codes as one token: their vectors side by side through one layer, and through another one apart.
 
     What is masked, told and guessed are still single codes.
@@ -330,7 +330,7 @@ class MaskGit(Pretrained, _Tokens):
         return scores
 
     @torch.no_grad()
-    def start_from(self, codebook: Tensor) -> None:
+    def init_from_codebook(self, codebook: Tensor) -> None:
         """Let similar codes start alike: `codebook` is (codes, code_dim), the vectors of the tokenizer's codes."""
         if codebook.dim() != 2 or len(codebook) != self.mask_id:
             raise UsageError(f"a codebook of shape {tuple(codebook.shape)} is not that of {self.mask_id} codes")

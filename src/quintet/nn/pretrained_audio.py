@@ -48,12 +48,12 @@ class PretrainedAudioEncoder:
         self.preprocessor = self._preprocessor()
 
     @property
-    def rate(self) -> int:
+    def sample_rate(self) -> int:
         return int(self.preprocessor.sampling_rate)
 
     @property
     def token_rate(self) -> float:
-        return self.rate / self._hop
+        return self.sample_rate / self._hop
 
     @property
     def depth(self) -> int:
@@ -64,9 +64,9 @@ class PretrainedAudioEncoder:
         return digest(self.folder)
 
     @torch.no_grad()
-    def states(self, wave: Tensor, layer: int) -> Tensor:
+    def hidden_states(self, wave: Tensor, layer: int) -> Tensor:
         wave = F.pad(wave, (0, max(0, self._shortest - len(wave)))).float().cpu()
-        prepared = self.preprocessor(wave.numpy(), sampling_rate=self.rate, return_tensors="pt")
+        prepared = self.preprocessor(wave.numpy(), sampling_rate=self.sample_rate, return_tensors="pt")
         parts = self._waves(prepared) if self.of_waves else self._filterbanks(prepared)
         heard = (self.model(part[None].to(self.device), output_hidden_states=True) for part in parts)
         return torch.cat([each.hidden_states[layer][0] for each in heard])

@@ -56,7 +56,7 @@ class ByteTextEncoder(nn.Module):
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         """What `forward` takes, as the conditioning `text` and `text_mask`."""
         ids, mask, _ = encode_bytes(texts, self.max_length)
-        return {"text": ids, "text_mask": kept_rows(mask, keep)}
+        return {"text": ids, "text_mask": mask_dropped(mask, keep)}
 
     def embed(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Texts through the transformer, on its own device."""
@@ -86,7 +86,7 @@ def encode_bytes(texts: Sequence[str], max_length: int) -> tuple[Tensor, Tensor,
     return ids, mask, cut
 
 
-def kept_rows(mask: Tensor, keep: Tensor | None) -> Tensor:
+def mask_dropped(mask: Tensor, keep: Tensor | None) -> Tensor:
     """The mask without the rows that are dropped, which is not the same as an empty text."""
     return mask if keep is None else mask & keep.to(mask.device)[:, None]
 
@@ -149,7 +149,7 @@ class WordTextEncoder(nn.Module):
         for row, words in zip(ids, found, strict=True):
             row[: len(words)] = torch.tensor([_rows_of(word) for word in words])
         mask = torch.arange(width) < torch.tensor([len(words) for words in found])[:, None]
-        return {"text": ids, "text_mask": kept_rows(mask, keep)}
+        return {"text": ids, "text_mask": mask_dropped(mask, keep)}
 
 
 def words_of(text: str) -> list[str]:

@@ -30,11 +30,11 @@ Norm = Literal["layer", "rms"]
 
 
 class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020, 2002.05202), with as many weights as an ungated layer of `multiplier` times the width."""
+    """SwiGLU (Shazeer 2020, 2002.05202), with as many weights as an ungated layer of `ff_mult` times the width."""
 
-    def __init__(self, dim: int, multiplier: float = 4.0) -> None:
+    def __init__(self, dim: int, ff_mult: float = 4.0) -> None:
         super().__init__()
-        hidden = 16 * math.ceil(dim * multiplier * 2 / 3 / 16)  # whole vectors of the matrix kernels
+        hidden = 16 * math.ceil(dim * ff_mult * 2 / 3 / 16)  # whole vectors of the matrix kernels
         self.to_hidden = nn.Linear(dim, 2 * hidden, bias=False)
         self.to_out = nn.Linear(hidden, dim, bias=False)
 
@@ -56,19 +56,19 @@ class Block(nn.Module):
         head_dim: int = 64,
         context_dim: int | None = None,
         norm: Norm = "layer",
-        multiplier: float = 4.0,
+        ff_mult: float = 4.0,
         dropout: float = 0.0,
         causal: bool = False,
     ) -> None:
         super().__init__()
         self.attention_norm = make_norm(norm, dim)
         self.attention = Attention(dim, heads, head_dim, causal=causal)
-        self.crosses = context_dim is not None
+        self.has_cross_attention = context_dim is not None
         if context_dim is not None:
             self.cross_norm = make_norm(norm, dim)
             self.cross_attention = Attention(dim, heads, head_dim, context_dim)
         self.feed_forward_norm = make_norm(norm, dim)
-        self.feed_forward = FeedForward(dim, multiplier)
+        self.feed_forward = FeedForward(dim, ff_mult)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -82,7 +82,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """The masks are what `attention_mask` made. With `where` only these tokens come out."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask, cos_sin=cos_sin))
-        if self.crosses:
+        if self.has_cross_attention:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), context, context_mask))
         if where is not None:
             x = x.flatten(0, 1).index_select(0, where)
@@ -121,7 +121,7 @@ class Transformer(nn.Module):
         head_dim: int = 64,
         context_dim: int | None = None,
         norm: Norm = "layer",
-        multiplier: float = 4.0,
+        ff_mult: float = 4.0,
         dropout: float = 0.0,
         causal: bool = False,
         positions: LearnedPositions | Rotary | None = None,
@@ -134,7 +134,7 @@ class Transformer(nn.Module):
         self.positions = positions
         self.rotary = rotary
         self.blocks = nn.ModuleList(
-            Block(dim, heads, head_dim, context_dim, norm, multiplier, dropout, causal) for _ in range(depth)
+            Block(dim, heads, head_dim, context_dim, norm, ff_mult, dropout, causal) for _ in range(depth)
         )
         self.norm = make_norm(norm, dim)
         self.nothing = None if context_dim is None else nn.Parameter(torch.randn(context_dim))
@@ -147,16 +147,16 @@ class Transformer(nn.Module):
         context: Tensor | CrossKV | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
-        places: Tensor | None = None,
+        position_ids: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
         """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter.
 
-        `places` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape. Who
+        `position_ids` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape. Who
         needs some tokens alone gives their numbers, counted over the whole batch, as `where`, and gets `(tokens there,
         dim)`: the last feed-forward is spared the others.
         """
-        for state in self.hidden(x, mask, context, context_mask, grid, places, where):
+        for state in self.hidden(x, mask, context, context_mask, grid, position_ids, where):
             last = state  # one at a time: the others may be forgotten
         out: Tensor = self.norm(last)
         return out
@@ -168,7 +168,7 @@ class Transformer(nn.Module):
         context: Tensor | CrossKV | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
-        places: Tensor | None = None,
+        position_ids: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Iterator[Tensor]:
         """What comes out of each block in turn, before the last norm; of the last one the tokens `where` alone."""
@@ -176,13 +176,13 @@ class Transformer(nn.Module):
             x = x.masked_fill(~mask[..., None], 0)
             mask = attention_mask(mask, self.causal)
         if not isinstance(context, CrossKV):
-            context, context_mask = self._after_nothing(len(x), context, context_mask)
+            context, context_mask = self._prepend_null_context(len(x), context, context_mask)
         cos_sin = None
         if isinstance(self.positions, LearnedPositions):
-            x = x + (self.positions(self._grid(x, grid)) if places is None else self.positions.at(places))
+            x = x + (self.positions(self._grid(x, grid)) if position_ids is None else self.positions.at(position_ids))
         turning = self.positions if isinstance(self.positions, Rotary) else self.rotary
         if turning is not None:
-            cos_sin = turning(self._grid(x, grid)) if places is None else turning.at(places)
+            cos_sin = turning(self._grid(x, grid)) if position_ids is None else turning.at(position_ids)
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             seen = context.of_block(number) if isinstance(context, CrossKV) else context
@@ -229,11 +229,11 @@ class Transformer(nn.Module):
         self, batch: int, context: Tensor | None, mask: Tensor | None
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
         """What each block's attention makes of the context, if it has any, and the mask for all of them."""
-        context, mask = self._after_nothing(batch, context, mask)
+        context, mask = self._prepend_null_context(batch, context, mask)
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         return [] if context is None else [block.cross_attention.cross_kv(context) for block in blocks], mask
 
-    def _after_nothing(
+    def _prepend_null_context(
         self, batch: int, context: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """The context behind the vector that is always there, and the mask of both, ready for attention."""

@@ -11,7 +11,7 @@ class AudioFeatureExtractor(Protocol):
     """Frozen, on some device. All its steps of time are equally long."""
 
     @property
-    def rate(self) -> int:
+    def sample_rate(self) -> int:
         """Samples per second of its input."""
 
     @property
@@ -30,5 +30,5 @@ class AudioFeatureExtractor(Protocol):
     def digest(self) -> str:
         """A hash of all that the states depend on beside the clip: weights and settings."""
 
-    def states(self, wave: Tensor, layer: int) -> Tensor:
+    def hidden_states(self, wave: Tensor, layer: int) -> Tensor:
         """Hidden states (steps, dim) after a layer, of one clip (samples,) of any length; at least one step."""

@@ -41,4 +41,4 @@ class MaskGitPipeline(TextGenerator[ConfigT]):
     def sampling(self) -> masked.Sampling:
         """How `sample.*` says that tokens are filled in."""
         config = self.config.sample
-        return masked.settings_of(config, config.steps, self.guidance, config.top_k)
+        return masked.sampling_from_config(config, config.steps, self.guidance_scale, config.top_k)

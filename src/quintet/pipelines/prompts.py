@@ -76,7 +76,7 @@ class TextGenerator(Generator[ConfigT]):
         return bool(keys.model.text == "none")
 
     @property
-    def guidance(self) -> float:
+    def guidance_scale(self) -> float:
         """The guidance scale that the model can be sampled with; 1, which is none, where no text was ever dropped."""
         keys: Any = self.config
         possible = not self.unconditional and keys.loss.cond_drop_prob > 0

@@ -50,10 +50,10 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | float | None = None
     top_p: float | None = None
-    guidance: float = 1.0
+    guidance_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_not_negative(temperature=self.temperature, guidance=self.guidance)
+        check_not_negative(temperature=self.temperature, guidance_scale=self.guidance_scale)
         check_filters(self.top_k, self.top_p)
 
 
@@ -87,13 +87,13 @@ def decode(
     noise is the same.
     """
     _check(prompts, lengths, rng, max_length)
-    check_guidance(settings.guidance, uncond)
+    check_guidance(settings.guidance_scale, uncond)
     tokens = prompts.new_full((len(prompts), max(max_length, prompts.shape[1])), end_id)
     given = torch.arange(prompts.shape[1], device=prompts.device) < lengths[:, None]
     tokens[:, : prompts.shape[1]] = prompts.masked_fill(~given, end_id)
     decoded = Decoded(tokens, lengths.clone(), torch.zeros_like(lengths, dtype=torch.bool))
     if bool((lengths < max_length).any()):
-        conditioning = cond if settings.guidance == 1 or uncond is None else joined(cond, uncond)
+        conditioning = cond if settings.guidance_scale == 1 or uncond is None else joined(cond, uncond)
         _grow(begin, decoded, end_id, max_length, uniform(rng, name, max_length), settings, conditioning, legal)
     return decoded
 
@@ -111,7 +111,7 @@ def _grow(
 ) -> None:
     """Write into `decoded` what comes behind its lengths. A step is short: what autograd keeps would be felt."""
     tokens, lengths, ended = decoded
-    guides = settings.guidance != 1
+    guides = settings.guidance_scale != 1
     live = (lengths < max_length).nonzero()[:, 0]
     numbers = _in_both(live, len(lengths), guides)
     rows = begin({key: value[numbers] for key, value in conditioning.items()}, len(numbers))
@@ -120,7 +120,7 @@ def _grow(
     place, last_prompted = int(prompted.min()), int(prompted.max())
     unseen = own[:, :place]
     while True:
-        scores = _scores(rows, unseen, settings.guidance)
+        scores = _scores(rows, unseen, settings.guidance_scale)
         if legal is not None:
             scores = _restricted(scores, legal(own[:, :place]))
         chosen = choose(scores, chances[:, place], settings.temperature, settings.top_k, settings.top_p)
@@ -146,11 +146,11 @@ def _in_both(numbers: Tensor, count: int, guides: bool) -> Tensor:
     return torch.cat([numbers, numbers + count]) if guides else numbers
 
 
-def _scores(rows: Rows, unseen: Tensor, guidance: float) -> Tensor:
+def _scores(rows: Rows, unseen: Tensor, guidance_scale: float) -> Tensor:
     """Of the next token, guided and sound, (batch, codes)."""
-    if guidance == 1:
+    if guidance_scale == 1:
         return check_scores(at_least_fp32(rows.advance(unseen)))
-    return check_scores(combined(at_least_fp32(rows.advance(twice(unseen))), guidance))
+    return check_scores(combined(at_least_fp32(rows.advance(twice(unseen))), guidance_scale))
 
 
 def _restricted(scores: Tensor, legal: Tensor) -> Tensor:

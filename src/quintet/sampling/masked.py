@@ -70,13 +70,13 @@ def cosine_growth(progress: Tensor) -> Tensor:
     return (1 - torch.cos(progress * math.pi)) / 2
 
 
-SCHEDULES: Mapping[str, Schedule] = {"cosine": cosine, "linear": linear}
+MASK_SCHEDULES: Mapping[str, Schedule] = {"cosine": cosine, "linear": linear}
 """Share of tokens that are masked."""
 
-ANNEALS: Mapping[str, Schedule] = {"constant": constant, "linear": linear}
+TEMPERATURE_SCHEDULES: Mapping[str, Schedule] = {"constant": constant, "linear": linear}
 """Share of the temperature."""
 
-GROWTHS: Mapping[str, Schedule] = {
+GUIDANCE_SCHEDULES: Mapping[str, Schedule] = {
     "constant": constant,
     "linear": linear_growth,
     "cosine": cosine_growth,
@@ -97,10 +97,10 @@ class Sampling:
     steps: int = 18
     schedule: Schedule = cosine
     temperature: float = 1.0
-    anneal_temperature: Schedule = constant
+    temperature_schedule: Schedule = constant
     top_k: int | float | None = None
     top_p: float | None = None
-    guidance: float = 1.0
+    guidance_scale: float = 1.0
     guidance_schedule: Schedule = constant
     choice_temperature: float = 4.5
     greedy_last_step: bool = False
@@ -109,26 +109,30 @@ class Sampling:
         if not isinstance(self.steps, int) or self.steps < 1:
             raise UsageError(f"sample.steps is {self.steps}; give a whole number of at least 1.")
         check_not_negative(
-            temperature=self.temperature, guidance=self.guidance, choice_temperature=self.choice_temperature
+            temperature=self.temperature, guidance_scale=self.guidance_scale, choice_temperature=self.choice_temperature
         )
         check_filters(self.top_k, self.top_p)
-        named = {"schedule": SCHEDULES, "anneal_temperature": ANNEALS, "guidance_schedule": GROWTHS}
+        named = {
+            "schedule": MASK_SCHEDULES,
+            "temperature_schedule": TEMPERATURE_SCHEDULES,
+            "guidance_schedule": GUIDANCE_SCHEDULES,
+        }
         for key, table in named.items():
             value = getattr(self, key)
             if not callable(value):
                 raise UsageError(f"sample.{key} is {value!r}; give a function of progress, such as {', '.join(table)}.")
 
     def temperature_at(self, progress: float) -> float:
-        return self.temperature * max(_value(self.anneal_temperature, progress), 0.0)
+        return self.temperature * max(_value(self.temperature_schedule, progress), 0.0)
 
     def guidance_at(self, progress: float) -> float:
-        return 1 + (self.guidance - 1) * _value(self.guidance_schedule, progress)
+        return 1 + (self.guidance_scale - 1) * _value(self.guidance_schedule, progress)
 
 
-def settings_of(
+def sampling_from_config(
     config: MaskedSampleConfig,
     steps: int,
-    guidance: float,
+    guidance_scale: float,
     top_k: int | float | None = None,
     greedy_last_step: bool = False,
 ) -> Sampling:
@@ -136,11 +140,11 @@ def settings_of(
     return Sampling(
         steps=steps,
         temperature=config.temperature,
-        anneal_temperature=ANNEALS[config.temperature_schedule],
+        temperature_schedule=TEMPERATURE_SCHEDULES[config.temperature_schedule],
         top_k=top_k,
         top_p=config.top_p,
-        guidance=guidance,
-        guidance_schedule=GROWTHS[config.guidance_schedule],
+        guidance_scale=guidance_scale,
+        guidance_schedule=GUIDANCE_SCHEDULES[config.guidance_schedule],
         choice_temperature=config.choice_temperature,
         greedy_last_step=greedy_last_step,
     )
@@ -217,11 +221,11 @@ def decode(
     """
     if tokens.shape != generate.shape or len(rng) != len(tokens):
         raise ValueError(f"tokens {tuple(tokens.shape)}, generate {tuple(generate.shape)} and draw {len(rng)} disagree")
-    check_guidance(settings.guidance, uncond)
+    check_guidance(settings.guidance_scale, uncond)
     generate = generate if valid is None else generate & valid
     left = generate.sum(1).cpu()
     counts = masked_counts(left, settings.steps, settings.schedule)
-    both = None if settings.guidance == 1 or uncond is None else joined(cond, uncond)
+    both = None if settings.guidance_scale == 1 or uncond is None else joined(cond, uncond)
     tokens, masked = tokens.masked_fill(generate, mask_id), generate
     previous: Tensor | None = None
     for step in range(settings.steps):

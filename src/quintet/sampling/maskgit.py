@@ -32,7 +32,7 @@ def fill(
     `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses that.
     """
     # Texts are encoded once, not in each step.
-    guided = settings.guidance != 1 and bool(uncond)
+    guided = settings.guidance_scale != 1 and bool(uncond)
     precomputed = maskgit.precompute_conditioning(joined(cond, uncond) if guided else cond)
     own, other = split(precomputed, len(tokens)) if guided else (precomputed, {})
     return masked.decode(
@@ -44,7 +44,7 @@ def fill(
         settings=settings,
         cond=own,
         uncond=other,
-        valid=cond.get("there"),
+        valid=cond.get("valid_mask"),
         critic=_critic(maskgit, critic, cond),
         name=name,
     )

@@ -127,7 +127,7 @@ class MaskGitTask(Task[ConfigT]):
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         keep = batch.rng.uniform("keep text") >= self.config.loss.cond_drop_prob
         rows = self.rows(batch, keep, train=True)
-        hidden = masked.training_mask(batch.rng, rows.open, masked.SCHEDULES[self.config.loss.mask_schedule])
+        hidden = masked.training_mask(batch.rng, rows.open, masked.MASK_SCHEDULES[self.config.loss.mask_schedule])
         hidden = hidden.to(rows.codes.device)
         tokens = rows.codes.masked_fill(hidden, self.maskgit.mask_id)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
@@ -225,7 +225,7 @@ def start_from_codebook(maskgit: MaskGit, tokenizer: Pipeline[Any]) -> None:
     """Codes that look alike start alike, where they have vectors: the model need not learn that from the data."""
     quantizer = tokenizer.model.quantizer
     if quantizer.levels == 1:
-        maskgit.start_from(quantizer.all_vectors())
+        maskgit.init_from_codebook(quantizer.all_vectors())
 
 
 def _always(share: float, progress: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from quintet.errors import UsageError
 from quintet.nn.conditioning import covering_positions
-from quintet.nn.maskgit import MaskGit, Merging, TokenCritic
+from quintet.nn.maskgit import CodePatches, MaskGit, TokenCritic
 
 GRID, CODES = (4, 6), 11
 LOW = {"low_res_grid": (2, 3), "low_res_num_codes": 7}
@@ -158,7 +158,7 @@ def test_similar_codes_start_alike_at_the_usual_scale(code_dim: int) -> None:
     before = {name: table.detach().clone() for name, table in tables.items()}
     codebook = 5 + 3 * torch.randn(64, code_dim, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(4)
-    model.start_from(codebook)
+    model.init_from_codebook(codebook)
     wanted = nearest(codebook.double())
     for name, table in tables.items():
         codes, old = table.detach()[:64], before[name][:64]
@@ -171,7 +171,7 @@ def test_similar_codes_start_alike_at_the_usual_scale(code_dim: int) -> None:
     assert far(first, model.to_logits.weight * first.std() / model.to_logits.weight.std())
     again = make(num_codes=64)
     torch.manual_seed(4)
-    again.start_from(codebook)
+    again.init_from_codebook(codebook)
     assert torch.equal(again.embedding.weight, model.embedding.weight)
 
 
@@ -184,7 +184,7 @@ def test_a_codebook_wider_than_the_model_keeps_most_neighbours() -> None:
     generator = torch.Generator().manual_seed(3)
     centres = torch.randn(8, 256, generator=generator).repeat_interleave(8, 0)
     codebook = centres + 0.3 * torch.randn(64, 256, generator=generator)
-    model.start_from(codebook)
+    model.init_from_codebook(codebook)
     assert torch.equal(nearest(model.embedding.weight.detach()[:64]) // 8, torch.arange(64) // 8)
 
 
@@ -192,10 +192,10 @@ def test_codebooks_that_cannot_be() -> None:
     model = make()
     for wrong in (torch.randn(CODES + 1, 4), torch.randn(CODES)):
         with pytest.raises(UsageError, match=f"not that of {CODES} codes"):
-            model.start_from(wrong)
+            model.init_from_codebook(wrong)
     for wrong in (torch.ones(CODES, 4), torch.full((CODES, 4), torch.nan)):
         with pytest.raises(UsageError, match="not finite, or all the same"):
-            model.start_from(wrong)
+            model.init_from_codebook(wrong)
 
 
 # --- its own critic -----------------------------------------------------------------------------------------------
@@ -306,10 +306,10 @@ def test_what_is_behind_the_end_of_a_row_is_not_seen(merge: tuple[int, ...] | No
     tokens = tokens_of(model, 2)
     there = torch.ones_like(tokens, dtype=torch.bool)
     there[1, 2 * 16 :] = False
-    made = model(tokens, {"there": there})
+    made = model(tokens, {"valid_mask": there})
     changed = torch.where(there, tokens, (tokens + 1) % CODES)
     assert not torch.equal(changed, tokens)
-    torch.testing.assert_close(model(changed, {"there": there})[there], made[there], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(model(changed, {"valid_mask": there})[there], made[there], rtol=1e-11, atol=1e-11)
     # A row is what it is without any padding, and one that is whole sees all of itself.
     torch.testing.assert_close(model(tokens[1:, : 2 * 16], {})[0], made[1, : 2 * 16], rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(model(tokens[:1], {})[0], made[0], rtol=1e-11, atol=1e-11)
@@ -327,7 +327,7 @@ def test_every_code_tells_every_other_one_something(merge: tuple[int, ...] | Non
 
 
 def test_merged_codes_are_neighbours_and_come_back_to_their_places() -> None:
-    merging = Merging((1, 2, 2), 3)
+    merging = CodePatches((1, 2, 2), 3)
     numbers = torch.arange(2 * 4 * 4.0).view(1, 32, 1)
     groups = merging.group(numbers, (2, 4, 4))
     assert groups[0, :3].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13]]
@@ -352,10 +352,10 @@ def test_rows_that_end_early_are_what_they_are_alone() -> None:
     tokens, told = tokens_of(model, 5), model.texts(["one", "two", "three", "four", "five"])
     there = torch.arange(24) < torch.tensor([24, 6, 18, 6, 12])[:, None]
     there[2, 3:5] = False
-    together = model(tokens, {**told, "there": there})
+    together = model(tokens, {**told, "valid_mask": there})
     for row in range(5):
         own = {name: part[row : row + 1] for name, part in told.items()}
         end = int(there[row].nonzero()[-1]) + 1
         seen = there[row, :end]
-        alone = model(tokens[row : row + 1, :end], {**own, "there": seen[None]})[0]
+        alone = model(tokens[row : row + 1, :end], {**own, "valid_mask": seen[None]})[0]
         torch.testing.assert_close(together[row, :end][seen], alone[seen], rtol=1e-11, atol=1e-11)

@@ -12,7 +12,7 @@ from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.nn.quantize import (
     LookupFreeQuantizer,
-    PartedQuantizer,
+    ProductQuantizer,
     Quantizer,
     ResidualQuantizer,
     VectorQuantizer,
@@ -74,7 +74,7 @@ def test_shapes_and_types(case: str) -> None:
     quantizer, x = build(case), batch()
     result = quantizer(x)
     levels = CASES[case].get("levels", 1)
-    has_levels = isinstance(quantizer, ResidualQuantizer | PartedQuantizer)
+    has_levels = isinstance(quantizer, ResidualQuantizer | ProductQuantizer)
     assert quantizer.levels == (sum(levels) if isinstance(levels, tuple) else levels)
     assert result.vectors.shape == x.shape
     assert result.vectors.dtype == x.dtype
@@ -234,7 +234,7 @@ def test_nan_is_passed_on_and_not_raised(case: str) -> None:
 @ALL
 def test_state_round_trips(case: str) -> None:
     quantizer, other = build(case), make_quantizer(dim=DIM, **CASES[case])
-    quantizer.initialise(batch().flatten(0, 1), seed=1)
+    quantizer.init_from_data(batch().flatten(0, 1), seed=1)
     quantizer.update(quantizer(batch(), return_candidates=True).statistics, seed=2)
     other.load_state_dict(quantizer.state_dict())
     assert torch.equal(quantizer(batch()).vectors, other(batch()).vectors)
@@ -245,11 +245,11 @@ def test_initialise_ignores_bad_vectors(case: str) -> None:
     quantizer, clean = build(case), build(case)
     vectors = batch().flatten(0, 1)
     spoilt = torch.cat([vectors, torch.full((1, DIM), torch.nan)])
-    quantizer.initialise(spoilt, seed=1)
-    clean.initialise(vectors, seed=1)
+    quantizer.init_from_data(spoilt, seed=1)
+    clean.init_from_data(vectors, seed=1)
     assert all(torch.equal(value, clean.state_dict()[name]) for name, value in quantizer.state_dict().items())
     with pytest.raises(UsageError, match="no finite vectors"):
-        quantizer.initialise(spoilt[-1:], seed=1)
+        quantizer.init_from_data(spoilt[-1:], seed=1)
 
 
 @pytest.mark.parametrize("case", ["vq-residual", "lfq", "fsq"])
@@ -334,7 +334,7 @@ def test_wrong_shapes_are_refused() -> None:
 def test_the_first_levels_are_about_the_first_part_alone() -> None:
     quantizer, x = build("vq-parted"), batch()
     half = DIM // 2
-    quantizer.initialise(x.flatten(0, 1), 0)
+    quantizer.init_from_data(x.flatten(0, 1), 0)
     other = torch.cat([x[..., :half], -x[..., half:]], -1)
     codes, of_other = quantizer.encode(x), quantizer.encode(other)
     assert torch.equal(codes[..., :2], of_other[..., :2])
@@ -346,7 +346,7 @@ def test_the_first_levels_are_about_the_first_part_alone() -> None:
 
 def test_active_levels_count_over_the_parts() -> None:
     quantizer, x = build("vq-parted"), batch(items=4)
-    assert isinstance(quantizer, PartedQuantizer)
+    assert isinstance(quantizer, ProductQuantizer)
     result = quantizer(x, active_levels=torch.tensor([1, 2, 3, 3]))
     assert ((result.codes >= 0).sum(-1) == torch.tensor([1, 2, 3, 3])[:, None]).all()
     assert torch.equal(quantizer.codes_to_vectors(result.codes), result.vectors)

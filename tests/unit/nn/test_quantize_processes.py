@@ -38,7 +38,7 @@ def step(case: str, masked: bool, rank: int, world: int) -> dict[str, Tensor]:
     quantizer = build(case)
     x, mask = batch()
     share = slice(rank * 4 // world, (rank + 1) * 4 // world)
-    quantizer.initialise(x.flatten(0, 1), seed=1)
+    quantizer.init_from_data(x.flatten(0, 1), seed=1)
     encoder = torch.eye(6, dtype=torch.float64, requires_grad=True)
     result = quantizer(x[share] @ encoder, mask[share] if masked else None, return_candidates=True)
     result.loss.backward()

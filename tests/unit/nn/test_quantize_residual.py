@@ -142,7 +142,7 @@ def test_items_use_only_their_active_levels() -> None:
 
 def test_coarse_codes_can_be_decoded() -> None:
     ours = residual_vq()
-    ours.initialise(torch.randn(1000, 16), seed=0)
+    ours.init_from_data(torch.randn(1000, 16), seed=0)
     x = torch.randn(2, 50, 16)
     codes = ours(x).codes
     errors = [(ours.codes_to_vectors(codes[..., :n]) - x).square().mean().item() for n in (1, 2, 3, 4)]
@@ -159,7 +159,7 @@ def test_kmeans_start_beats_a_random_one(shared: bool) -> None:
     vectors = torch.randn(2000, 16) * 3
     quantizer = residual_vq(shared=shared)
     random = distortion(quantizer, vectors)
-    quantizer.initialise(vectors, seed=0)
+    quantizer.init_from_data(vectors, seed=0)
     assert distortion(quantizer, vectors) < 0.5 * random
 
 
@@ -180,7 +180,7 @@ def test_each_fsq_level_refines_the_grid(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     quantizer = make_quantizer("fsq", len(sizes), math.prod(sizes), levels=4, level_sizes=sizes).double()
     x = torch.randn(1, 5000, len(sizes), dtype=torch.float64) * 2
-    bounded = quantizer.enter(x, None)
+    bounded = quantizer.to_latents(x, None)
     result = quantizer(x)
     widths = torch.tensor([size // 2 for size in sizes], dtype=torch.float64)
     scales = torch.tensor([size - 1.0 for size in sizes], dtype=torch.float64)

@@ -176,14 +176,14 @@ def test_kmeans_start_beats_a_random_one() -> None:
     torch.manual_seed(0)
     quantizer = VectorQuantizer(8, 64)
     random = distortion(quantizer, vectors)
-    quantizer.initialise(vectors, seed=1)
+    quantizer.init_from_data(vectors, seed=1)
     started = distortion(quantizer, vectors)
     assert random > 1
     assert started < 0.02
     again = VectorQuantizer(8, 64)
-    again.initialise(vectors, seed=1)
+    again.init_from_data(vectors, seed=1)
     assert torch.equal(quantizer.codebook, again.codebook)
-    again.initialise(vectors, seed=2)
+    again.init_from_data(vectors, seed=2)
     assert not torch.equal(quantizer.codebook, again.codebook)
 
 
@@ -192,14 +192,14 @@ def test_kmeans_beats_its_own_random_beginning() -> None:
     quantizer = VectorQuantizer(8, 64)
     quantizer.codebook.copy_(vectors[:64])
     random = distortion(quantizer, vectors)
-    quantizer.initialise(vectors, seed=1)
+    quantizer.init_from_data(vectors, seed=1)
     assert distortion(quantizer, vectors) < 0.6 * random
 
 
 def test_kmeans_with_fewer_vectors_than_codes() -> None:
     quantizer = VectorQuantizer(4, 16)
     vectors = torch.randn(3, 4)
-    quantizer.initialise(vectors, seed=0)
+    quantizer.init_from_data(vectors, seed=0)
     torch.testing.assert_close(quantizer(vectors[None]).vectors[0], vectors)
 
 

@@ -341,11 +341,11 @@ def test_depth_does_not_change_the_scale_of_the_start() -> None:
     assert scales[1] < 1.5 * scales[0]
 
 
-@pytest.mark.parametrize(("dim", "multiplier"), [(256, 4.0), (96, 2.0), (20, 4.0)])
-def test_the_gated_layer_has_the_weights_of_an_ungated_one(dim: int, multiplier: float) -> None:
-    layer = FeedForward(dim, multiplier)
+@pytest.mark.parametrize(("dim", "ff_mult"), [(256, 4.0), (96, 2.0), (20, 4.0)])
+def test_the_gated_layer_has_the_weights_of_an_ungated_one(dim: int, ff_mult: float) -> None:
+    layer = FeedForward(dim, ff_mult)
     count = sum(parameter.numel() for parameter in layer.parameters())
-    plain = 2 * multiplier * dim * dim
+    plain = 2 * ff_mult * dim * dim
     assert plain <= count < plain + 3 * dim * 16
     assert layer.to_out.in_features % 16 == 0
 

@@ -117,13 +117,13 @@ def test_rows_that_have_ended_are_not_computed_any_more() -> None:
     assert sum(asked) == sum(length + bool(ended) for length, ended in zip(lengths, made.ended.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("guidance", [1.0, 2.5])
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.5])
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 4, "temperature": 0.7}], ids=["greedy", "p", "k"]
 )
-def test_an_item_becomes_the_same_in_any_batch(guidance: float, options: dict[str, Any]) -> None:
+def test_an_item_becomes_the_same_in_any_batch(guidance_scale: float, options: dict[str, Any]) -> None:
     prompts: list[list[int]] = [[1, 2, 3], [], [4], [5, 6, 7, 8, 0, 1], [2] * 16, []]
-    settings = Sampling(guidance=guidance, **options)
+    settings = Sampling(guidance_scale=guidance_scale, **options)
 
     def part(numbers: list[int]) -> list[list[int]]:
         return rows_of(
@@ -238,20 +238,20 @@ def test_guidance_is_one_pass_of_twice_the_rows() -> None:
         begin,
         cond=conditioning,
         uncond={"text": torch.full((3,), 4)},
-        settings=Sampling(guidance=3),
+        settings=Sampling(guidance_scale=3),
     )
     lengths = made.lengths.tolist()
     asked = [rows for rows, _ in begun[0].asked]
     assert asked == [2 * sum(length >= place for length in lengths) for place in range(len(asked))]
     with pytest.raises(ValueError, match="txt"):
-        run(uncond={"txt": torch.zeros(4)}, settings=Sampling(guidance=3))
+        run(uncond={"txt": torch.zeros(4)}, settings=Sampling(guidance_scale=3))
 
 
 def test_guidance_leads_away_from_the_negative() -> None:
     scores = torch.nn.functional.one_hot(torch.arange(2), CODES + 1).double()
     scores[:, END] = -math.inf
 
-    def share(guidance: float) -> list[float]:
+    def share(guidance_scale: float) -> list[float]:
         def begin(conditioning: Conditioning, batch: int) -> ConstantRows:
             rows = ConstantRows(scores[0], batch)
             rows.scores = scores[conditioning["text"]]
@@ -263,7 +263,7 @@ def test_guidance_leads_away_from_the_negative() -> None:
             max_length=100,
             cond={"text": torch.zeros(20, dtype=torch.int64)},
             uncond={"text": torch.ones(20, dtype=torch.int64)},
-            settings=Sampling(guidance=guidance),
+            settings=Sampling(guidance_scale=guidance_scale),
         )
         return [(made.tokens == token).double().mean().item() for token in (0, 1)]
 
@@ -274,8 +274,8 @@ def test_guidance_leads_away_from_the_negative() -> None:
 
 def test_requests_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match=r"sample\.guidance_scale is 3\.0"):
-        run(settings=Sampling(guidance=3.0))
-    for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_k": 1.5}, {"top_p": 0.0}, {"guidance": math.inf}):
+        run(settings=Sampling(guidance_scale=3.0))
+    for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_k": 1.5}, {"top_p": 0.0}, {"guidance_scale": math.inf}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             Sampling(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="disagree"):

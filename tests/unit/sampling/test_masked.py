@@ -16,9 +16,9 @@ from torch import Tensor
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
 from quintet.sampling.masked import (
-    ANNEALS,
-    GROWTHS,
-    SCHEDULES,
+    GUIDANCE_SCHEDULES,
+    MASK_SCHEDULES,
+    TEMPERATURE_SCHEDULES,
     Conditioning,
     Sampling,
     Schedule,
@@ -39,7 +39,7 @@ MASK = CODES
 Model = Callable[[Tensor, Conditioning, Tensor | None], tuple[Tensor, Tensor | None]]
 """As `Logits`, but with the scores of all places, (batch, places, codes)."""
 ANY_SCHEDULE: dict[str, Schedule] = {
-    **SCHEDULES,
+    **MASK_SCHEDULES,
     "all": constant,
     "none": torch.zeros_like,
     "half": lambda progress: 0.5 * torch.ones_like(progress),
@@ -105,14 +105,21 @@ def text(count: int, value: int | None = None) -> dict[str, Tensor]:
 
 def test_schedules_run_from_their_start_to_their_end() -> None:
     ends = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
-    falling = [SCHEDULES["cosine"](ends), SCHEDULES["linear"](ends), ANNEALS["linear"](ends), GROWTHS["falling"](ends)]
-    rising = [GROWTHS["linear"](ends), GROWTHS["cosine"](ends)]
+    falling = [
+        MASK_SCHEDULES["cosine"](ends),
+        MASK_SCHEDULES["linear"](ends),
+        TEMPERATURE_SCHEDULES["linear"](ends),
+        GUIDANCE_SCHEDULES["falling"](ends),
+    ]
+    rising = [GUIDANCE_SCHEDULES["linear"](ends), GUIDANCE_SCHEDULES["cosine"](ends)]
     for values in falling:
         assert values[[0, 2]].tolist() == pytest.approx([1, 0])
     for values in rising:
         assert values.tolist() == pytest.approx([0, 0.5, 1])
     assert falling[0][1].item() == pytest.approx(math.sqrt(0.5))
-    assert ANNEALS["constant"](ends).tolist() == GROWTHS["constant"](ends).tolist() == [1, 1, 1]
+    assert (
+        TEMPERATURE_SCHEDULES["constant"](ends).tolist() == GUIDANCE_SCHEDULES["constant"](ends).tolist() == [1, 1, 1]
+    )
 
 
 @steady
@@ -228,13 +235,13 @@ def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Te
 def test_guidance_of_one_is_no_guidance_and_one_pass() -> None:
     plain = run(table_model())
     model, rows = counting(table_model())
-    assert torch.equal(run(model, guidance=1.0, uncond=text(4, 0)), plain)
+    assert torch.equal(run(model, guidance_scale=1.0, uncond=text(4, 0)), plain)
     assert rows == [4] * 6
 
 
 def test_guidance_is_one_pass_of_twice_the_rows() -> None:
     model, rows = counting(table_model())
-    made = run(model, guidance=3.0, uncond=text(4, 0))
+    made = run(model, guidance_scale=3.0, uncond=text(4, 0))
     assert rows == [8] * 6
     assert not torch.equal(made, run(table_model()))
 
@@ -244,13 +251,13 @@ def test_guidance_follows_its_schedule() -> None:
     model, rows = counting(table_model())
     states: list[Tensor] = []
     plain: list[Tensor] = []
-    late = Sampling(steps=6, guidance=5.0, guidance_schedule=lambda progress: (progress > 0.5).double())
+    late = Sampling(steps=6, guidance_scale=5.0, guidance_schedule=lambda progress: (progress > 0.5).double())
     run(model, settings=late, uncond=text(4, 0), on_step=lambda _, tokens, __: states.append(tokens))
     run(table_model(), on_step=lambda _, tokens, __: plain.append(tokens))
     assert rows == [4, 4, 4, 8, 8, 8]
     assert torch.equal(states[2], plain[2])
     assert not torch.equal(states[-1], plain[-1])
-    grown = Sampling(guidance=3.0, guidance_schedule=linear_growth)
+    grown = Sampling(guidance_scale=3.0, guidance_schedule=linear_growth)
     assert [grown.guidance_at(progress) for progress in (0.0, 0.25, 1.0)] == [1.0, 1.5, 3.0]
 
 
@@ -263,8 +270,10 @@ def test_the_conditional_pass_is_the_first_half() -> None:
             *tokens.shape, -1
         ).double(), None
 
-    def shares(guidance: float, negative: int) -> tuple[float, float]:
-        made = run(logits, 8, 200, cond=text(8, favoured), uncond=text(8, negative), guidance=guidance, steps=1)
+    def shares(guidance_scale: float, negative: int) -> tuple[float, float]:
+        made = run(
+            logits, 8, 200, cond=text(8, favoured), uncond=text(8, negative), guidance_scale=guidance_scale, steps=1
+        )
         return (made == favoured).double().mean().item(), (made == avoided).double().mean().item()
 
     favoured_plain, avoided_plain = shares(1.0, avoided)
@@ -282,16 +291,16 @@ def test_uncond_names_only_what_differs() -> None:
         return torch.zeros(*tokens.shape, CODES), None
 
     both = {"text": torch.tensor([1, 2]), "valid": torch.tensor([[True], [False]])}
-    run(logits, 2, 3, cond=both, uncond={"text": torch.tensor([0, 0])}, guidance=2.0, steps=1)
+    run(logits, 2, 3, cond=both, uncond={"text": torch.tensor([0, 0])}, guidance_scale=2.0, steps=1)
     assert seen[0]["text"].tolist() == [1, 2, 0, 0]
     assert seen[0]["valid"].tolist() == [[True], [False]] * 2
     with pytest.raises(ValueError, match="txt"):
-        run(logits, 2, 3, cond=both, uncond={"txt": torch.tensor([0, 0])}, guidance=2.0)
+        run(logits, 2, 3, cond=both, uncond={"txt": torch.tensor([0, 0])}, guidance_scale=2.0)
 
 
 def test_guidance_without_anything_to_guide_away_from_is_refused() -> None:
     with pytest.raises(UsageError, match=r"sample\.guidance_scale is 3\.0"):
-        run(table_model(), guidance=3.0)
+        run(table_model(), guidance_scale=3.0)
 
 
 def test_what_a_model_carries_comes_back_at_its_next_step() -> None:
@@ -302,7 +311,7 @@ def test_what_a_model_carries_comes_back_at_its_next_step() -> None:
         given_back.append(None if previous is None else previous.tolist())
         return torch.zeros(*tokens.shape, CODES), 10 * len(given_back) + conditioning["text"]
 
-    middle = Sampling(steps=4, guidance=2.0, guidance_schedule=lambda u: ((u > 0.3) & (u < 0.9)).double())
+    middle = Sampling(steps=4, guidance_scale=2.0, guidance_schedule=lambda u: ((u > 0.3) & (u < 0.9)).double())
     run(logits, 2, 8, settings=middle, cond=text(2), uncond=text(2, 4))
     assert given_back == [None, [10, 11, 10, 11], [20, 21, 24, 24], [30, 31]]
 
@@ -391,11 +400,11 @@ def test_a_perfect_model_gives_its_target() -> None:
     assert torch.equal(filtered, target)
 
 
-@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
 @pytest.mark.parametrize("judged", [False, True], ids=["confidence", "critic"])
-def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) -> None:
+def test_an_item_becomes_the_same_in_any_batch(guidance_scale: float, judged: bool) -> None:
     count, places = 6, 20
-    options = {"guidance": guidance, "top_p": 0.95, "top_k": 8}
+    options = {"guidance_scale": guidance_scale, "top_p": 0.95, "top_k": 8}
     critic = (lambda now, conditioning: (now * 7 % 5).double()) if judged else None
     valid = ragged([20, 13, 4, 20, 9, 17], places)
     tokens = torch.zeros(count, places, dtype=torch.long)
@@ -482,14 +491,14 @@ def test_temperature_annealed_to_zero_ends_greedy() -> None:
         constant_model(scores),
         8,
         60,
-        anneal_temperature=linear,
+        temperature_schedule=linear,
         on_step=lambda _, tokens, masked: states.append((tokens, masked)),
     )
     last = states[-2][1]  # what only the last step made
     assert last.any()
     assert (made[last] == 4).all()
     assert (made[~last] != 4).any()
-    assert (run(constant_model(scores), steps=1, anneal_temperature=linear) == 4).all()
+    assert (run(constant_model(scores), steps=1, temperature_schedule=linear) == 4).all()
 
 
 def test_a_greedy_end_is_that_of_each_row() -> None:
@@ -681,11 +690,11 @@ def test_tensors_that_disagree_are_refused() -> None:
         ("top_k", 1.5),
         ("top_p", 0.0),
         ("top_p", 1.1),
-        ("guidance", math.inf),
-        ("guidance", -1.0),
+        ("guidance_scale", math.inf),
+        ("guidance_scale", -1.0),
         ("choice_temperature", -1.0),
         ("schedule", "cosine"),
-        ("anneal_temperature", 0.5),
+        ("temperature_schedule", 0.5),
         ("guidance_schedule", "linear"),
     ],
 )

@@ -44,7 +44,7 @@ def filled(
     model: MaskGit, both: tuple[Conditioning, Conditioning], guidance: float = 3.0, critic: TokenCritic | None = None
 ) -> Tensor:
     tokens = torch.full((3, model.length), model.mask_id)
-    hole = both[0].get("there", torch.ones_like(tokens, dtype=torch.bool))
+    hole = both[0].get("valid_mask", torch.ones_like(tokens, dtype=torch.bool))
     return fill(
         model, tokens, hole, rng=rng(), settings=settings(guidance), cond=both[0], uncond=both[1], critic=critic
     )
@@ -65,7 +65,7 @@ def plainly(
     return masked.decode(
         logits,
         tokens,
-        both[0].get("there", torch.ones_like(tokens, dtype=torch.bool)),
+        both[0].get("valid_mask", torch.ones_like(tokens, dtype=torch.bool)),
         mask_id=model.mask_id,
         rng=rng(),
         settings=settings(guidance),
@@ -80,7 +80,7 @@ def rng() -> ItemRNG:
 
 
 def settings(guidance: float) -> Sampling:
-    return Sampling(steps=5, guidance=guidance)
+    return Sampling(steps=5, guidance_scale=guidance)
 
 
 @pytest.mark.parametrize("judged", [False, True], ids=["alone", "critic"])
@@ -110,7 +110,7 @@ def test_a_decoding_is_that_of_a_model_told_anew_in_every_step(
 def test_also_where_rows_end_early() -> None:
     model = make()
     cond, uncond = encoded(model)
-    both = {**cond, "there": torch.arange(32) < torch.tensor([32, 16, 32])[:, None]}, uncond
+    both = {**cond, "valid_mask": torch.arange(32) < torch.tensor([32, 16, 32])[:, None]}, uncond
     assert torch.equal(filled(model, both), plainly(model, both))
 
 

@@ -65,7 +65,9 @@ class MusePipeline(MaskGitPipeline[MuseConfig]):
         With `image` and `mask`, two files of one size, only the white part of the mask is made; the rest stays.
         """
         asked = Prompts.of(prompts, num, seed)
-        check_prompts(self.config.model, asked.texts, negative_prompt, self.config.sample.guidance_scale, self.guidance)
+        check_prompts(
+            self.config.model, asked.texts, negative_prompt, self.config.sample.guidance_scale, self.guidance_scale
+        )
         canvas = self._read_canvas(image, mask)
         images: list[Tensor] = []
         with self.inference():

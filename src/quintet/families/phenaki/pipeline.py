@@ -76,7 +76,9 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
             raise UsageError(f"frames={frames}: give at least 1")
         asked = Prompts.of(" / ".join(scenes) if scenes else prompts, num, seed)
         config, phenaki = self.config, self.phenaki()
-        check_prompts(config.model, scenes or asked.texts, negative_prompt, config.sample.guidance_scale, self.guidance)
+        check_prompts(
+            config.model, scenes or asked.texts, negative_prompt, config.sample.guidance_scale, self.guidance_scale
+        )
         length = 1 if images else frames or config.sample.frames
         if length is not None and not scenes:
             check_frames("--frames" if frames else "sample.frames", length, phenaki.step)

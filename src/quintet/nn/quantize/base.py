@@ -48,7 +48,7 @@ class Quantizer(nn.Module, ABC):
     """What every quantizer does, of one level or several.
 
     `forward` changes no state and speaks with the other ranks (all of them must call it); `encode` and
-    `codes_to_vectors` are local. `update` and `initialise` change the state and must be called by all ranks with
+    `codes_to_vectors` are local. `update` and `init_from_data` change the state and must be called by all ranks with
     the same arguments.
     """
 
@@ -71,15 +71,15 @@ class Quantizer(nn.Module, ABC):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, return_candidates: bool = False) -> Quantized:
         with torch.autocast(x.device.type, enabled=False):
-            latents = self.enter(x, mask)
+            latents = self.to_latents(x, mask)
             assigned = self.assign(latents, mask, return_candidates)
-            return self.leave(x, latents, assigned, complete=mask is None)
+            return self.from_latents(x, latents, assigned, complete=mask is None)
 
     @torch.no_grad()
     def encode(self, x: Tensor, mask: Tensor | None = None, levels: int | None = None) -> Tensor:
         """The codes alone, of the first `levels` or all: cheaper than `forward`, and without a word to other ranks."""
         with torch.autocast(x.device.type, enabled=False):
-            codes = self.nearest(self.enter(x, mask).flatten(0, 1), levels)
+            codes = self.nearest(self.to_latents(x, mask).flatten(0, 1), levels)
             codes = codes.view(*x.shape[:2], *codes.shape[1:])
             if mask is None:
                 return codes
@@ -100,13 +100,13 @@ class Quantizer(nn.Module, ABC):
     def update(self, statistics: Statistics, seed: int) -> None:
         """Learn from the statistics of an accepted step, summed over micro-batches and ranks."""
 
-    def initialise(self, vectors: Tensor, seed: int) -> None:
+    def init_from_data(self, vectors: Tensor, seed: int) -> None:
         """Start the codebook from a sample of the model's own vectors, `(n, dim)`, the same on all ranks."""
         with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
             vectors = vectors[vectors.isfinite().all(-1)]
             if len(vectors) == 0:
                 raise UsageError("A codebook cannot start from no finite vectors; check the encoder's output.")
-            self.start(self.enter(vectors[None], None)[0], seed)
+            self.start(self.to_latents(vectors[None], None)[0], seed)
 
     @abstractmethod
     def assign(self, latents: Tensor, mask: Tensor | None, return_candidates: bool) -> Quantized:
@@ -125,7 +125,7 @@ class Quantizer(nn.Module, ABC):
         return latents
 
     def start(self, latents: Tensor, seed: int) -> None:
-        """`initialise`, in code space."""
+        """`init_from_data`, in code space."""
 
     def values_of(self, codes: Tensor) -> Tensor:
         """The values of codes that may be -1, which stands for 0."""
@@ -135,7 +135,7 @@ class Quantizer(nn.Module, ABC):
         """Which positions have no code at all, `(batch, positions)`."""
         return codes < 0
 
-    def enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def to_latents(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """From the model's vectors to bounded latents in code space."""
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise UsageError(f"This quantizer takes (batch, positions, {self.dim}), not {tuple(x.shape)}.")
@@ -145,7 +145,7 @@ class Quantizer(nn.Module, ABC):
         latents: Tensor = self.bound(self.project_in(exact))
         return latents
 
-    def leave(self, x: Tensor, latents: Tensor, assigned: Quantized, complete: bool) -> Quantized:
+    def from_latents(self, x: Tensor, latents: Tensor, assigned: Quantized, complete: bool) -> Quantized:
         """From values in code space to the model's vectors, with the straight-through gradient.
 
         `latents - latents.detach()` is exactly 0, so the values stay exactly those of the codes. `complete`:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from quintet.errors import UsageError
 from quintet.nn.quantize.base import Quantizer, SingleQuantizer
 from quintet.nn.quantize.codebook_free import FiniteScalarQuantizer, LookupFreeQuantizer, bits_of, grid_for
-from quintet.nn.quantize.residual import PartedQuantizer, ResidualQuantizer
+from quintet.nn.quantize.residual import ProductQuantizer, ResidualQuantizer
 from quintet.nn.quantize.vector import VectorQuantizer
 
 Kind = Literal["vq", "lfq", "fsq"]
@@ -47,7 +47,7 @@ def make_quantizer(kind: Kind, dim: int, num_codes: int, levels: int | Sequence[
     if dim % len(levels):
         raise UsageError(f"A vector of {dim} numbers has no {len(levels)} equal parts.")
     own = dim // len(levels)
-    return PartedQuantizer([_residual(kind, own, num_codes, each, dict(options), shared) for each in levels])
+    return ProductQuantizer([_residual(kind, own, num_codes, each, dict(options), shared) for each in levels])
 
 
 def configured_quantizer(keys: Any, dim: int, levels: int | Sequence[int], **options: Any) -> Quantizer:

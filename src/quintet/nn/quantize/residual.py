@@ -68,9 +68,9 @@ class ResidualQuantizer(LevelledQuantizer):
     ) -> Quantized:
         """`active_levels (batch,)`: an item uses only its first so many levels; its codes beyond are -1."""
         with torch.autocast(x.device.type, enabled=False):
-            latents = self.enter(x, mask)
+            latents = self.to_latents(x, mask)
             assigned = self.assign(latents, mask, return_candidates, active_levels)
-            return self.leave(x, latents, assigned, complete=mask is None and active_levels is None)
+            return self.from_latents(x, latents, assigned, complete=mask is None and active_levels is None)
 
     def assign(
         self, latents: Tensor, mask: Tensor | None, return_candidates: bool, active_levels: Tensor | None = None
@@ -141,7 +141,7 @@ def total(parts: list[Tensor]) -> Tensor:
     return functools.reduce(torch.add, parts)
 
 
-class PartedQuantizer(LevelledQuantizer):
+class ProductQuantizer(LevelledQuantizer):
     """The levels of the first part of a vector, then those of the next; to others they are levels of one quantizer.
 
     So the first few levels are all about the first part.
@@ -202,7 +202,7 @@ class PartedQuantizer(LevelledQuantizer):
 
     def start(self, latents: Tensor, seed: int) -> None:
         for number, (part, own) in enumerate(zip(self._parts(), self._split(latents), strict=True)):
-            part.initialise(own, rng.seed_from(seed, number))
+            part.init_from_data(own, rng.seed_from(seed, number))
 
     def _parts(self) -> list[ResidualQuantizer]:
         return [part for part in self.parts if isinstance(part, ResidualQuantizer)]

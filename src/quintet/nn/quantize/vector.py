@@ -93,7 +93,7 @@ class VectorQuantizer(SingleQuantizer):
         if "vectors" in statistics.rows:
             real = statistics.rows["real"].bool()
             self.revive(statistics.rows["vectors"][real], seed)
-            self.agree()
+            self.sync()
 
     def smooth_size(self) -> Tensor:
         """The cluster sizes by Laplace's rule, of the same total: an unused code is not divided by 0."""
@@ -115,13 +115,13 @@ class VectorQuantizer(SingleQuantizer):
         self.vector_sums[places] = self.codebook[places] * size
 
     def start(self, latents: Tensor, seed: int) -> None:
-        means = kmeans.start_codebook(latents, self.num_codes, seed)
+        means = kmeans.init_codebook(latents, self.num_codes, seed)
         self.codebook.copy_(self.bound(means))
         self.cluster_size.fill_(1)
         self.vector_sums.copy_(self.codebook)
-        self.agree()
+        self.sync()
 
-    def agree(self) -> None:
+    def sync(self) -> None:
         """What was drawn at random is the first rank's everywhere."""
         for tensor in (self.codebook, self.cluster_size, self.vector_sums):
             collectives.broadcast(tensor)

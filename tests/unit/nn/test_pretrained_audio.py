@@ -28,17 +28,17 @@ def test_states_are_the_models_own(kind: str, folders: dict[str, Path]) -> None:
     from transformers import AutoModel, SeamlessM4TFeatureExtractor, Wav2Vec2FeatureExtractor
 
     hearing = PretrainedAudioEncoder(folders[kind])
-    assert (hearing.rate, hearing.token_rate, hearing.depth) == (RATE, 50, 2)
+    assert (hearing.sample_rate, hearing.token_rate, hearing.depth) == (RATE, 50, 2)
     (wave,) = noise(8000)
     own = AutoModel.from_pretrained(folders[kind]).eval()
     prepare = Wav2Vec2FeatureExtractor() if kind == "hubert" else SeamlessM4TFeatureExtractor()
     prepared = prepare(wave.numpy(), sampling_rate=RATE, return_tensors="pt")
     expected = own(**prepared, output_hidden_states=True).hidden_states
     for layer in (1, 2):
-        states = hearing.states(wave, layer)
+        states = hearing.hidden_states(wave, layer)
         torch.testing.assert_close(states, expected[layer][0, : len(states)])
         assert len(states) == {"hubert": 24, "wav2vec2-bert": 24}[kind]
-    assert not torch.allclose(hearing.states(wave, 1), hearing.states(wave, 2))
+    assert not torch.allclose(hearing.hidden_states(wave, 1), hearing.hidden_states(wave, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,9 +47,9 @@ def test_a_long_clip_is_heard_in_parts_without_a_gap(
 ) -> None:
     hearing = PretrainedAudioEncoder(folders[kind])
     (wave,) = noise(20_000)
-    whole = hearing.states(wave, 1)
+    whole = hearing.hidden_states(wave, 1)
     monkeypatch.setattr(pretrained_audio, "LONGEST", 0.3)
-    parts = hearing.states(wave, 1)
+    parts = hearing.hidden_states(wave, 1)
     assert parts.shape == whole.shape
     assert not torch.equal(parts, whole)
     # What a step hears of its own moment outweighs what it hears of others.
@@ -61,7 +61,7 @@ def test_a_long_clip_is_heard_in_parts_without_a_gap(
 @pytest.mark.parametrize("samples", [1, 300, 561])
 def test_a_short_clip_has_at_least_one_step(kind: str, samples: int, folders: dict[str, Path]) -> None:
     (wave,) = noise(samples)
-    states = PretrainedAudioEncoder(folders[kind]).states(wave, 2)
+    states = PretrainedAudioEncoder(folders[kind]).hidden_states(wave, 2)
     assert len(states) == 1
     assert states.isfinite().all()
 
@@ -72,11 +72,11 @@ def test_the_folders_own_preprocessor_is_used(folders: dict[str, Path], tmp_path
     place = shutil.copytree(folders["hubert"], tmp_path / "hubert")
     Wav2Vec2FeatureExtractor(do_normalize=False, sampling_rate=8000).save_pretrained(place)
     plain, scaled = PretrainedAudioEncoder(place), PretrainedAudioEncoder(folders["hubert"])
-    assert (plain.rate, plain.token_rate) == (8000, 25)
+    assert (plain.sample_rate, plain.token_rate) == (8000, 25)
     assert plain.digest != scaled.digest
     (wave,) = noise(2000)
-    assert not torch.allclose(plain.states(wave, 1), plain.states(wave * 0.01, 1), atol=1e-4)
-    torch.testing.assert_close(scaled.states(wave, 1), scaled.states(wave * 0.5, 1), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(plain.hidden_states(wave, 1), plain.hidden_states(wave * 0.01, 1), atol=1e-4)
+    torch.testing.assert_close(scaled.hidden_states(wave, 1), scaled.hidden_states(wave * 0.5, 1), rtol=1e-3, atol=1e-3)
 
 
 def test_pickles_and_missing_weights_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
