@@ -48,7 +48,7 @@ def file_loader(pipeline: Tokenizer[Any] | Embedder[Any]) -> tuple[Loader, dict[
     """The files of `data.path`, one by one, for a pipeline that is moved to its device; and those left out."""
     config = pipeline.config
     engine = Engine(config.engine, config.train.seed)
-    pipeline.place()
+    pipeline.move_to_device()
     splits = pipeline.splits()
     return Loader(splits.validation, config.train.seed, pipeline.collate, engine, workers=0), splits.skipped
 

@@ -93,7 +93,7 @@ def embed_texts(pipeline: Pipeline[Any], texts: Sequence[str]) -> Tensor:
     embedder = as_embedder(pipeline)
     if not all(text.strip() for text in texts):
         raise UsageError("--text is empty; say in words what to look for")
-    embedder.place()
+    embedder.move_to_device()
     parts = [list(texts[start : start + TEXTS_AT_ONCE]) for start in range(0, len(texts), TEXTS_AT_ONCE)]
     with embedder.inference():
         return torch.cat([embedder.embed_texts(part).float().cpu() for part in parts])

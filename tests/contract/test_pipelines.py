@@ -129,7 +129,7 @@ def test_a_tokenizer_in_float64_encodes_and_has_the_same_digest() -> None:
     wide = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub").with_keys(
         {"engine.precision": "fp64"}
     )
-    wide.place()
+    wide.move_to_device()
     assert wide.dtype == torch.float64
     assert wide.digest == digest
     batch = Batch({"images": images}, ("a", "b"), ItemRNG(0, [0, 0], [0, 1]))

@@ -179,10 +179,10 @@ def test_a_folder_of_pictures_alone_trains(tmp_path: Path) -> None:
         (("model.grid=[3,4,4]",), "model.grid=(3, 4, 4), but the tokenizer"),
         (("model.low_res_grid=[2,2]", "model.low_res_num_codes=8"), "there is no such model of videos"),
         (("model.code_patch_size=[3,2,2]",), "one token of several moments"),
-        (("model.code_patch_size=[1,3,2]",), "does not divide a grid"),
+        (("model.code_patch_size=[1,3,2]",), "does not divide model.grid"),
         (
             ("loss.codebook_smoothing=0.5",),
-            "loss.codebook_smoothing shares targets out already: set loss.label_smoothing=0",
+            "loss.codebook_smoothing replaces label smoothing: set loss.label_smoothing=0",
         ),
         (("loss.codebook_smoothing=-1", "loss.label_smoothing=0"), "loss.codebook_smoothing"),
         (("model.text=word",), "choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME"),

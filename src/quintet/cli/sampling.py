@@ -131,7 +131,7 @@ def _sample(
 ) -> None:
     pipeline = with_keys(open_model(run), overrides, ("sample",))
     if options is not None and (texts or pipeline.unconditional or _says_what(options, bool(texts))):
-        pipeline.place()
+        pipeline.move_to_device()
         artifacts = pipeline.files(texts or [], options)
     else:
         from quintet.evaluation import EvalSession

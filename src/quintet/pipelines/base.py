@@ -113,7 +113,7 @@ class Pipeline(ABC, Generic[ConfigT]):
             raise UsageError(f"{reference} is of recipe '{pipeline.recipe}', which is no {cls.__name__}")
         if device is not None:
             pipeline.config = pipeline.config.changed({"engine.device": device})
-        pipeline.place()
+        pipeline.move_to_device()
         return pipeline
 
     @classmethod
@@ -123,7 +123,7 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     # --- where it computes ----------------------------------------------------------------------------------
 
-    def place(self) -> None:
+    def move_to_device(self) -> None:
         """Move everything to the device of `engine.device`, its own modules in the precision of the run."""
         device = Device(self.config.engine)
         device.place(self.modules)

@@ -269,8 +269,8 @@ def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
         ({"low_res_grid": (2, 2)}, "both or not at all"),
         ({"low_res_num_codes": 8}, "both or not at all"),
         ({"low_res_grid": (2, 2), "low_res_num_codes": 1}, "low_res_num_codes: "),
-        ({"low_res_grid": (4,), "low_res_num_codes": 8}, "low_res_grid: rows and columns"),
-        ({"low_res_grid": (2, 0), "low_res_num_codes": 8}, "low_res_grid: rows and columns"),
+        ({"low_res_grid": (4,), "low_res_num_codes": 8}, "low_res_grid: give rows and columns"),
+        ({"low_res_grid": (2, 0), "low_res_num_codes": 8}, "low_res_grid: give rows and columns"),
         ({"low_res_grid": (2, 2), "low_res_num_codes": 8, "grid": (2, 2, 2, 2)}, "not model.grid="),
     ],
 )
@@ -301,5 +301,5 @@ def test_embeddings_of_texts_come_from_outside() -> None:
     with pytest.raises(UsageError, match=r"for model\.text=vectors, not for model\.text=none"):
         MaskGit(config.model_copy(update={"text": "none", "vector_dim": None})).text_vectors(vectors, mask)
     for keys in ({"text": "vectors"}, {"vector_dim": 6}):
-        with pytest.raises(UsageError, match="belong together"):
+        with pytest.raises(UsageError, match="must be set together"):
             MaskGit(grid=(2, 2), num_codes=5, **keys)

@@ -339,7 +339,7 @@ def test_merged_codes_are_neighbours_and_come_back_to_their_places() -> None:
 
 def test_merged_codes_need_a_grid_they_divide() -> None:
     with pytest.raises(
-        UsageError, match=r"model\.code_patch_size=\[1, 3, 2\] does not divide a grid of \[3, 4, 4\] codes"
+        UsageError, match=r"model\.code_patch_size=\[1, 3, 2\] does not divide model\.grid=\[3, 4, 4\]"
     ):
         make(grid=VIDEO, code_patch_size=(1, 3, 2))
     with pytest.raises(UsageError, match="does not divide"):
