@@ -109,7 +109,7 @@ def test_a_model_that_is_no_tokenizer_of_its_media_is_refused(
     hub = GOLDEN / f"{other}-format-1" / "hub"
     sentence = refusal("train", recipe, data, "--out", tmp_path / "run", *case.tiny, "--tokenizer", hub)
     assert f"{recipe} needs a tokenizer of " in sentence
-    assert f"{hub} is of recipe '{other}'" in sentence
+    assert f"{hub} is a model of recipe '{other}'" in sentence
     assert not (tmp_path / "run").exists()
 
 
@@ -155,7 +155,7 @@ def test_texts_longer_than_the_model_reads_are_cut_and_said_once(
     assert trained.errors.count("captions have more than 10 bytes and are cut (model.text_length), for one: '") == 1
     for text, times in (("ten bytes!", 0), ("ten bytes and more", 1)):
         outcome = succeed("sample", run, "--text", text, "--num", 2, "--out", tmp_path / "out")
-        assert outcome.errors.count("warning: cut to 10 bytes, which is all the model reads: ") == times
+        assert outcome.errors.count("warning: prompt truncated to 10 bytes (model.text_length): ") == times
 
 
 # --- guidance -----------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_guidance_without_dropped_conditions_is_said_and_left_out(
     for scale, times in ((3, 1), (1, 0)):
         words = ("sample", run, f"sample.guidance_scale={scale}", "--text", "two words", "--num", 2)
         outcome = succeed(*words, "--out", tmp_path / str(scale))
-        assert outcome.errors.count("warning: made without guidance") == times
+        assert outcome.errors.count("warning: generating without guidance") == times
         assert outcome.errors.count(f"({about.drop})") == times
     asked, plain = tree(tmp_path / "3"), tree(tmp_path / "1")
     assert asked.keys() == plain.keys()

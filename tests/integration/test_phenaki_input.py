@@ -217,7 +217,7 @@ def test_words_and_shared_targets_from_training_to_samples(videos: Path, tmp_pat
     assert "captions have more than 7 words and are cut (model.text_length), for one: 'a " in said
     asked = ("sample", run, "--text", "a word that nobody knows, and more than there is room for")
     said = succeed(*asked, "--num", 1, "--out", tmp_path / "out").errors
-    assert "warning: cut to 7 words, which is all the model reads" in said
+    assert "warning: prompt truncated to 7 words (model.text_length)" in said
     assert frames_in(tmp_path / "out")
 
 

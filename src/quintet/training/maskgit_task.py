@@ -156,7 +156,7 @@ class MaskGitTask(Task[ConfigT]):
         """Is a token the original one, where the generator has made it?"""
         codes, hidden = output["codes"], output["hidden"]
         chances = batch.rng.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
-        tokens = codes.masked_scatter(hidden, filters.guesses(output["logits"].detach(), chances))
+        tokens = codes.masked_scatter(hidden, filters.sample_on_device(output["logits"].detach(), chances))
         if "critic" in modules:
             scores = modules["critic"](tokens, output["conditioning"])
         else:

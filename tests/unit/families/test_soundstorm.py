@@ -620,7 +620,7 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
         before = before * (rng.uniform("helped") < 0.75)[:, None, None]
         logits = model(hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=before)
         loss = torch.nn.functional.cross_entropy(logits, hidden.targets)
-        guesses = filters.guesses(logits.detach(), rng.uniform("guess", length)[hidden.where])
+        guesses = filters.sample_on_device(logits.detach(), rng.uniform("guess", length)[hidden.where])
         scores = model(hidden.filled(guesses), conditioning, hidden.levels, where=hidden.where, want="scores")
         wrong = (guesses != hidden.targets).float()
         loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, wrong)

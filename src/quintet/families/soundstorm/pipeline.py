@@ -203,7 +203,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         if self.config.sample.best_of > 1 and not (self.conditioner is not None and all(texts)):
             raise UsageError("sample.best_of keeps what is nearest to a text: it needs --text, and a mulan to tell")
         if self.config.sample.guidance_scale != self.guidance_scale:
-            say("warning: made without guidance, because nothing was left out in training (loss.cond_drop_prob)")
+            say("warning: generating without guidance, because the model was trained with loss.cond_drop_prob=0")
 
     def _num_frames(self, seconds: float | None) -> int:
         """Frames of a clip of so many seconds; by default the most that the model makes."""

@@ -135,7 +135,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         """Is a code the original one, where the generator has made it?"""
         hidden, logits = output["hidden"], output["logits"]
         chances = batch.rng.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
-        made = filters.guesses(logits.detach(), chances)
+        made = filters.sample_on_device(logits.detach(), chances)
         scores = modules["soundstorm"](
             hidden.filled(made), output["conditioning"], hidden.levels, where=hidden.where, want="scores"
         )
