@@ -16,7 +16,7 @@ from quintet.errors import UsageError
 from quintet.nn.conditioning import ClassTable, FrozenText, make_text_conditioning
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.text import ROWS, ByteTextEncoder, WordTextEncoder, words_of
+from quintet.nn.text import TABLE_ROWS, ByteTextEncoder, WordTextEncoder, words_of
 from text_models import make_folder
 
 SMALL: dict[str, Any] = {
@@ -166,7 +166,7 @@ def test_rows_of_words_stay() -> None:
     """Runs hold a table whose rows are found by these hashes."""
     rows = WordTextEncoder(16, 1, 2, 24).prepare(["star"])["text"]
     assert rows[0, 0].tolist() == STAR
-    assert rows.max() < ROWS
+    assert rows.max() < TABLE_ROWS
 
 
 def test_words_of_one_stem_begin_alike_and_unknown_ones_are_something() -> None:
@@ -191,7 +191,7 @@ def test_more_words_than_fit_are_cut_and_long_words_are_read_in_part() -> None:
 
 def test_a_text_that_is_no_class_names_the_nearest(t5: Path) -> None:
     model = make("classes", t5)
-    with pytest.raises(UsageError, match=r"'a red circel' is not one of the 3 classes .* nearest is 'a red circle'"):
+    with pytest.raises(UsageError, match=r"'a red circel' is not one of the 3 classes .* did you mean 'a red circle'"):
         model.texts(["blue", "a red circel"])
     with pytest.raises(UsageError, match="nearest is"):
         model.texts([""])
@@ -245,7 +245,7 @@ def test_copies_of_a_model_share_the_frozen_encoder(t5: Path) -> None:
 
 
 def test_an_encoder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
+    with pytest.raises(UsageError, match="neither a folder nor in the local Hugging Face cache"):
         MaskGit(**SMALL, text="hf:nobody/has-this")
 
 
@@ -264,14 +264,14 @@ def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
     ("keys", "message"),
     [
         ({"text": "classes", "classes": []}, "name at least one class"),
-        ({"text": "classes", "classes": ["a", "b", "a"]}, "'a' is there twice"),
-        ({"classes": ["a"]}, "model.classes are for model.text=classes, not for model.text=bytes"),
-        ({"low_res_grid": (2, 2)}, "both or not at all"),
-        ({"low_res_num_codes": 8}, "both or not at all"),
+        ({"text": "classes", "classes": ["a", "b", "a"]}, "'a' is listed twice"),
+        ({"classes": ["a"]}, "model.classes needs model.text=classes, not model.text=bytes"),
+        ({"low_res_grid": (2, 2)}, "or neither"),
+        ({"low_res_num_codes": 8}, "or neither"),
         ({"low_res_grid": (2, 2), "low_res_num_codes": 1}, "low_res_num_codes: "),
         ({"low_res_grid": (4,), "low_res_num_codes": 8}, "low_res_grid: give rows and columns"),
         ({"low_res_grid": (2, 0), "low_res_num_codes": 8}, "low_res_grid: give rows and columns"),
-        ({"low_res_grid": (2, 2), "low_res_num_codes": 8, "grid": (2, 2, 2, 2)}, "not model.grid="),
+        ({"low_res_grid": (2, 2), "low_res_num_codes": 8, "grid": (2, 2, 2, 2)}, "needs a model.grid"),
     ],
 )
 def test_keys_that_cannot_be(keys: dict[str, Any], message: str) -> None:
@@ -296,7 +296,7 @@ def test_embeddings_of_texts_come_from_outside() -> None:
         made = model(tokens, model.text_vectors(same, mask, torch.tensor([True, False])))
         torch.testing.assert_close(made, model(tokens, told), atol=1e-5, rtol=1e-4)
     assert not model.texts(["", ""])["text_mask"].any()
-    with pytest.raises(UsageError, match="reads no text itself"):
+    with pytest.raises(UsageError, match="cannot encode texts"):
         model.texts(["a red circle"])
     with pytest.raises(UsageError, match=r"for model\.text=vectors, not for model\.text=none"):
         MaskGit(config.model_copy(update={"text": "none", "vector_dim": None})).text_vectors(vectors, mask)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.nn.attention import SHORT_ROW, cpu_bf16_attention, is_cpu_bf16_faster
+from quintet.nn.attention import MAX_BF16_LENGTH, cpu_bf16_attention, is_cpu_bf16_faster
 
 
 def parts(keys: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,7 +42,7 @@ def test_what_is_masked_is_not_seen_even_as_nan() -> None:
 
 
 def test_it_is_for_short_rows_of_bf16_on_a_cpu() -> None:
-    row, long = torch.zeros(1, 1, SHORT_ROW, 2), torch.zeros(1, 1, SHORT_ROW + 1, 2)
+    row, long = torch.zeros(1, 1, MAX_BF16_LENGTH, 2), torch.zeros(1, 1, MAX_BF16_LENGTH + 1, 2)
     assert is_cpu_bf16_faster(row.bfloat16(), row.bfloat16())
     assert not is_cpu_bf16_faster(row, row)
     assert not is_cpu_bf16_faster(row.bfloat16(), long.bfloat16())

@@ -23,7 +23,7 @@ def test_every_heap_gets_a_cluster() -> None:
         found = kmeans.fit(vectors, 12, seed)
         assert sorted(nearest(found.centres, places).tolist()) == list(range(12))
         assert found.explained > 0.999
-        assert found.rounds < kmeans.ROUNDS
+        assert found.rounds < kmeans.MAX_ITERATIONS
 
 
 def test_the_same_seed_gives_the_same_centres() -> None:
@@ -54,7 +54,7 @@ def test_as_many_clusters_as_vectors_and_more() -> None:
     found = kmeans.fit(vectors, 9, 0)
     assert len(nearest(vectors, found.centres).unique()) == 9
     assert found.explained == pytest.approx(1)
-    with pytest.raises(UsageError, match="10 clusters cannot be found in 9 vectors"):
+    with pytest.raises(UsageError, match="cannot make 10 clusters of 9 vectors"):
         kmeans.fit(vectors, 10, 0)
 
 

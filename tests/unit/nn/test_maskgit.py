@@ -87,7 +87,7 @@ def test_a_token_gets_the_embedding_of_the_low_token_that_covers_it() -> None:
     model = make(**LOW, grid=(4, 6, 2), text="none")
     assert model.low is not None
     low = torch.arange(6)[None]
-    covering = model.low(low).covering.view(4, 6, 2, -1)
+    covering = model.low(low).per_token.view(4, 6, 2, -1)
     for row in range(4):
         for column in range(6):
             expected = model.low.covering.weight[(row // 2) * 3 + column // 2]
@@ -129,7 +129,7 @@ def test_low_tokens_that_cannot_be() -> None:
     model = make(**LOW)
     tokens, texts = tokens_of(model), model.texts(TEXTS)
     for wrong in (torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 2, 3, dtype=torch.int64)):
-        with pytest.raises(UsageError, match=r"not rows of 6 \(model.low_res_grid=\(2, 3\)\)"):
+        with pytest.raises(UsageError, match=r"do not have 6 codes per row \(model.low_res_grid=\(2, 3\)\)"):
             model(tokens, {**texts, "low": wrong})
     for code in (-1, 7):
         with pytest.raises(UsageError, match=r"vocabulary of model.low_res_num_codes=7"):
@@ -241,7 +241,7 @@ def test_counts_of_places_make_few_shapes() -> None:
 
 def test_a_model_without_a_critic_has_no_scores() -> None:
     model = make()
-    with pytest.raises(UsageError, match=r"no critic of its own \(model\.self_critic\)"):
+    with pytest.raises(UsageError, match=r"no self-critic \(model\.self_critic=false\)"):
         model.score(tokens_of(model), model.texts(TEXTS))
 
 
@@ -329,12 +329,12 @@ def test_every_code_tells_every_other_one_something(merge: tuple[int, ...] | Non
 def test_merged_codes_are_neighbours_and_come_back_to_their_places() -> None:
     merging = CodePatches((1, 2, 2), 3)
     numbers = torch.arange(2 * 4 * 4.0).view(1, 32, 1)
-    groups = merging.group(numbers, (2, 4, 4))
+    groups = merging.patchify(numbers, (2, 4, 4))
     assert groups[0, :3].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13]]
     assert groups[0, 4].tolist() == [16, 17, 20, 21]
     merging.alone = nn.Identity()  # type: ignore[assignment]
-    assert torch.equal(merging.apart(groups, (2, 4, 4)), numbers)
-    assert merging.merged((2, 4, 4)) == (2, 2, 2)
+    assert torch.equal(merging.unpatchify(groups, (2, 4, 4)), numbers)
+    assert merging.patch_grid((2, 4, 4)) == (2, 2, 2)
 
 
 def test_merged_codes_need_a_grid_they_divide() -> None:

@@ -48,7 +48,7 @@ def test_a_long_clip_is_heard_in_parts_without_a_gap(
     hearing = PretrainedAudioEncoder(folders[kind])
     (wave,) = noise(20_000)
     whole = hearing.hidden_states(wave, 1)
-    monkeypatch.setattr(pretrained_audio, "LONGEST", 0.3)
+    monkeypatch.setattr(pretrained_audio, "MAX_SECONDS", 0.3)
     parts = hearing.hidden_states(wave, 1)
     assert parts.shape == whole.shape
     assert not torch.equal(parts, whole)
@@ -93,5 +93,5 @@ def test_pickles_and_missing_weights_are_refused(folders: dict[str, Path], tmp_p
     assert PretrainedAudioEncoder(place).depth == 2
     weights.pop("feature_projection.projection.weight")
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UsageError, match="lacks weights of its model of speech"):
+    with pytest.raises(UsageError, match="lacks weights of its speech model"):
         PretrainedAudioEncoder(place)

@@ -103,7 +103,7 @@ def test_a_text_does_not_depend_on_its_neighbours(t5: Path) -> None:
 
 
 def test_more_texts_than_a_batch_come_back_in_order(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.nn.pretrained_text._LARGEST_BATCH", 2)
+    monkeypatch.setattr("quintet.nn.pretrained_text._MAX_BATCH_SIZE", 2)
     texts = [f"{colour} {shape}" for colour in ("red", "blue", "a") for shape in ("circle", "square", "left")]
     encoder = PretrainedText(str(t5), None, 32)
     together, _ = encoder.embed(texts)
@@ -149,7 +149,7 @@ def test_the_models_own_limit_holds_too(tmp_path: Path) -> None:
     told: list[str] = []
     encoder = PretrainedText(str(make_folder(tmp_path / "m")), None, 1000, notice=told.append)
     assert encoder.embed(["red " * 100])[1].sum() == 64
-    assert "limit of its own" in told[0]
+    assert "lower limit" in told[0]
 
 
 # --- the cache ----------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_two_processes_at_once(t5: Path, tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(t5: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a file where a folder should be")
-    with pytest.raises(RunError, match=rf"cache of text embeddings {tmp_path}"):
+    with pytest.raises(RunError, match=rf"text embedding cache {tmp_path}"):
         PretrainedText(str(t5), tmp_path, 32).embed(["red"])
 
 
@@ -319,7 +319,7 @@ def test_large_values_are_kept_in_single_precision(t5: Path, tmp_path: Path) -> 
 def test_a_model_of_nonsense_is_not_cached(t5: Path, tmp_path: Path) -> None:
     encoder = PretrainedText(str(t5), tmp_path, 32)
     encoder._model.get_parameter("encoder.final_layer_norm.weight").fill_(torch.nan)
-    with pytest.raises(RunError, match="non-finite embeddings, of 'red'"):
+    with pytest.raises(RunError, match="non-finite embeddings for 'red'"):
         encoder.embed(["red"])
     assert entries(tmp_path) == []
 
@@ -337,7 +337,7 @@ def test_a_name_that_is_not_here_says_how_to_fetch_it(
 
 
 def test_a_folder_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="there is no folder /no/such/folder"):
+    with pytest.raises(UsageError, match="/no/such/folder is neither a folder"):
         PretrainedText("hf:/no/such/folder", None, 32)
 
 
@@ -357,7 +357,7 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a text encoder"):
         PretrainedText(str(tmp_path), None, 32)
     (tmp_path / "config.json").write_text('{"model_type": "vit", "hidden_size": 8}')
-    with pytest.raises(UsageError, match="no weights as safetensors"):
+    with pytest.raises(UsageError, match="no safetensors weights"):
         PretrainedText(str(tmp_path), tmp_path / "cache", 32)
 
 

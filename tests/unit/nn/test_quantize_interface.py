@@ -248,7 +248,7 @@ def test_initialise_ignores_bad_vectors(case: str) -> None:
     quantizer.init_from_data(spoilt, seed=1)
     clean.init_from_data(vectors, seed=1)
     assert all(torch.equal(value, clean.state_dict()[name]) for name, value in quantizer.state_dict().items())
-    with pytest.raises(UsageError, match="no finite vectors"):
+    with pytest.raises(UsageError, match="without finite vectors"):
         quantizer.init_from_data(spoilt[-1:], seed=1)
 
 
@@ -353,7 +353,7 @@ def test_active_levels_count_over_the_parts() -> None:
 
 
 def test_parts_are_equal() -> None:
-    with pytest.raises(UsageError, match="no 5 equal parts"):
+    with pytest.raises(UsageError, match="into 5 equal parts"):
         make_quantizer("vq", DIM, 32, levels=(1, 1, 1, 1, 1))
 
 

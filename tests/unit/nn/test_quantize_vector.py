@@ -10,7 +10,7 @@ from vector_quantize_pytorch import VectorQuantize
 from quintet.common.statistics import Statistics
 from quintet.nn import kmeans
 from quintet.nn.quantize import VectorQuantizer
-from quintet.nn.quantize.vector import spread_rows
+from quintet.nn.quantize.vector import select_candidates
 
 
 def pair(cosine: bool, code_dim: int) -> tuple[VectorQuantizer, VectorQuantize]:
@@ -80,7 +80,7 @@ def test_nearest_in_parts_equals_distances(monkeypatch: pytest.MonkeyPatch) -> N
     expected = torch.cdist(vectors, codebook).argmin(-1)
     assert torch.equal(kmeans.nearest(vectors, codebook), expected)
     for limit in (1, 33 * 7):
-        monkeypatch.setattr(kmeans, "SCORES_AT_ONCE", limit)
+        monkeypatch.setattr(kmeans, "MAX_SCORES", limit)
         assert torch.equal(kmeans.nearest(vectors, codebook), expected)
 
 
@@ -89,7 +89,7 @@ def test_rows_are_spread_over_the_valid_positions() -> None:
     mask = torch.ones(3, 64, dtype=torch.bool)
     mask[1, ::2] = False
     mask[2, 5:] = False
-    rows, real = spread_rows(latents, mask)
+    rows, real = select_candidates(latents, mask)
     rows, real = rows.view(3, -1), real.view(3, -1)
     assert rows[0].tolist() == list(range(0, 64, 4))
     assert rows[1].tolist() == [64 + 1 + 4 * row for row in range(16)]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.attention import SHORT_ROW, Attention, attention_mask
+from quintet.nn.attention import MAX_BF16_LENGTH, Attention, attention_mask
 from quintet.nn.positions import LearnedPositions, Rotary, apply_rotary
 from quintet.nn.transformer import Block, FeedForward, Transformer
 from quintet.training.engine import _recompute_activations
@@ -271,9 +271,9 @@ def test_grids_that_do_not_fit(grid: tuple[int, ...]) -> None:
 
 def test_the_number_of_tokens_must_fill_the_grid() -> None:
     model = make(positions=Rotary((3, 4), HEAD_DIM))
-    with pytest.raises(UsageError, match="11 tokens do not fill a grid of 3 x 4"):
+    with pytest.raises(UsageError, match="11 tokens do not match a grid of 3 x 4"):
         model(random(1, 11, DIM))
-    with pytest.raises(UsageError, match="11 tokens do not fill a grid of 2 x 4"):
+    with pytest.raises(UsageError, match="11 tokens do not match a grid of 2 x 4"):
         model(random(1, 11, DIM), grid=(2, 4))
     assert model(random(1, 8, DIM), grid=(2, 4)).shape == (1, 8, DIM)
 
@@ -423,7 +423,7 @@ def test_requests_that_make_no_sense() -> None:
         Attention(8, 1, context_dim=8, causal=True)
     with pytest.raises(UsageError, match="even head_dim of at least 6"):
         Rotary((2, 2, 2), 4)
-    with pytest.raises(UsageError, match="at least one place"):
+    with pytest.raises(UsageError, match="at least one position"):
         LearnedPositions((2, 0), 8)
 
 
@@ -513,7 +513,7 @@ def test_steps_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="takes no context"):
         make(causal=True).start(1, 4, random(1, 2, CONTEXT_DIM))
     model = make(causal=True)
-    with pytest.raises(UsageError, match="5 tokens do not fit into a cache of 4"):
+    with pytest.raises(UsageError, match="5 tokens do not fit into a KV cache of 4"):
         model.step(random(1, 5, DIM), model.start(1, 4))
     for positions in (Rotary((3,), HEAD_DIM), LearnedPositions((3,), DIM)):
         model = make(causal=True, positions=positions)
@@ -521,7 +521,7 @@ def test_steps_that_make_no_sense() -> None:
             model.step(random(1, 4, DIM), model.start(1, 4))
 
 
-@pytest.mark.parametrize("keys", [5, SHORT_ROW + 1])
+@pytest.mark.parametrize("keys", [5, MAX_BF16_LENGTH + 1])
 def test_attention_in_bf16_is_that_of_fp32_by_products_and_by_the_kernel(keys: int) -> None:
     torch.manual_seed(0)
     exact = Attention(32, heads=2, head_dim=16, context_dim=8)

@@ -1,4 +1,4 @@
-"""Quantizers: vectors to codes and back. VQ, LFQ and FSQ, each of one level or residual, with one interface."""
+"""Quantizers: VQ, LFQ and FSQ with one interface, each as a single or a residual quantizer."""
 
 from quintet.nn.quantize.base import Quantized, Quantizer, SingleQuantizer, perplexity, usage
 from quintet.nn.quantize.codebook_free import FiniteScalarQuantizer, LookupFreeQuantizer
