@@ -227,6 +227,6 @@ def test_targets_are_not_shared_among_levels(videos: Path, tmp_path: Path) -> No
     levels = ("model.num_quantizers=2", "train.steps=1", "loss.discriminator=false")
     succeed("train", "cvivit", videos, "--out", other, *keys, *levels)
     asked = (f"tokenizer={other}", "loss.codebook_smoothing=0.5", "loss.label_smoothing=0")
-    assert "loss.codebook_smoothing needs a tokenizer with one code a place" in refusal(
+    assert "loss.codebook_smoothing needs a tokenizer with one code per position" in refusal(
         *words(videos, tmp_path / "run", *asked)
     )

@@ -232,5 +232,5 @@ def test_no_pickle_is_read_and_no_weight_made_up(folders: dict[str, Path], tmp_p
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match="lacks weights of its codec of sound"):
         open_pipeline(place)
-    with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
+    with pytest.raises(UsageError, match="neither a folder nor in the local Hugging Face cache"):
         open_pipeline("hf:nobody/nothing")

@@ -155,7 +155,7 @@ def distortion(quantizer: ResidualQuantizer, vectors: Tensor) -> float:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_kmeans_start_beats_a_random_one(shared: bool) -> None:
+def test_kmeans_initialisation_beats_a_random_one(shared: bool) -> None:
     vectors = torch.randn(2000, 16) * 3
     quantizer = residual_vq(shared=shared)
     random = distortion(quantizer, vectors)
@@ -176,7 +176,7 @@ def test_a_shared_codebook_learns_from_all_levels() -> None:
 
 @pytest.mark.parametrize("sizes", [(8, 6, 5), (3, 4), (7, 5, 5)])
 def test_each_fsq_level_refines_the_grid(sizes: tuple[int, ...]) -> None:
-    """After level k every number is within half a step of the k-th grid: no residual is out of its reach."""
+    """After level k every number is within half a step of the k-th grid, so later levels reach all residuals."""
     torch.manual_seed(0)
     quantizer = make_quantizer("fsq", len(sizes), math.prod(sizes), levels=4, level_sizes=sizes).double()
     x = torch.randn(1, 5000, len(sizes), dtype=torch.float64) * 2
@@ -186,7 +186,7 @@ def test_each_fsq_level_refines_the_grid(sizes: tuple[int, ...]) -> None:
     scales = torch.tensor([size - 1.0 for size in sizes], dtype=torch.float64)
     for levels in range(1, 5):
         error = (quantizer.codes_to_vectors(result.codes[..., :levels]) - bounded).abs()
-        # The bounded numbers reach a thousandth beyond the first grid.
+        # Bounded values extend a thousandth beyond the first grid.
         limit = 0.5 / widths * scales ** (1.0 - levels) + 1e-3 * scales / 2 / widths
         assert (error <= limit).all()
         inside = error.quantile(0.9, dim=1)
