@@ -92,12 +92,12 @@ def sampling(settings: str) -> masked.Sampling:
     if settings == "peer":
         # Defaults of the peer: the top 30 % of the codes, a temperature that decreases to 0, no noise.
         return masked.Sampling(
-            anneal_temperature=masked.linear, top_k=task.TOP_SHARE, choice_temperature=0.0, greedy_last_step=True
+            temperature_schedule=masked.linear, top_k=task.TOP_SHARE, choice_temperature=0.0, greedy_last_step=True
         )
     own = SoundStormSampleConfig()
     return masked.Sampling(
         temperature=own.temperature,
-        anneal_temperature=masked.ANNEALS[own.temperature_schedule],
+        temperature_schedule=masked.TEMPERATURE_SCHEDULES[own.temperature_schedule],
         top_k=own.top_k,
         top_p=own.top_p,
         choice_temperature=own.choice_temperature,

@@ -175,7 +175,7 @@ def test_a_frozen_encoder_reads_the_text(tmp_path: Path) -> None:
     model.cache_texts(None)
     made = model(random_codes(2, 2), torch.tensor([2, 1]), model.texts(["red", "blue"]))
     assert made.logits.isfinite().all()
-    drawn = model.eval().generate(["red"], items(1), Sampling(guidance=2.0), negative="blue")
+    drawn = model.eval().generate(["red"], items(1), Sampling(guidance_scale=2.0), negative="blue")
     assert drawn.codes.shape[2] == SIZE
 
 
@@ -192,7 +192,7 @@ def test_an_empty_negative_text_is_none(monkeypatch: pytest.MonkeyPatch, negativ
         return begin(conditioning, batch)
 
     monkeypatch.setattr(model, "begin", begin_and_note)
-    model.generate(["a cup"], items(1), Sampling(guidance=2.0), negative=negative)
+    model.generate(["a cup"], items(1), Sampling(guidance_scale=2.0), negative=negative)
     assert seen == [[True, kept]]
 
 
@@ -232,7 +232,7 @@ def test_generation_with_the_cache_is_generation_without(
     prompts = [torch.tensor(prompt, dtype=torch.int64) for prompt in PROMPTS]
     texts = [""] * 6 if told == "nothing" else ["a cup", "", "a tall lamp", "b", "stairs", "a cup"]
     options: dict[str, Any] = {
-        "settings": Sampling(temperature=temperature, guidance=3.0 if told in ("guided", "away") else 1.0),
+        "settings": Sampling(temperature=temperature, guidance_scale=3.0 if told in ("guided", "away") else 1.0),
         "negative": "a flat disc" if told == "away" else None,
         "face_counts": None if told == "nothing" else [3, 0, 5, 2, 4, 1],
         "prompts": prompts if prompted else None,
@@ -272,7 +272,7 @@ def test_scores_with_the_cache_are_those_without(kind: str) -> None:
 def test_a_mesh_is_the_same_in_any_batch(kind: str) -> None:
     model = make(kind).eval()
     texts, prompts = ["a", "bb", "", "dddd"], [torch.tensor(prompt) for prompt in ([1], [], [2, 3, 4, 5], [6] * 3)]
-    settings = Sampling(top_p=0.95, guidance=2.0)
+    settings = Sampling(top_p=0.95, guidance_scale=2.0)
 
     def part(rows: list[int]) -> list[list[int]]:
         made = model.generate(
@@ -350,7 +350,7 @@ def test_bf16_autocast_does_not_fail(kind: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         made = model(random_codes(2, 3), lengths, model.texts(["a", ""]) | model.faces(lengths))
         loss = F.cross_entropy(made.logits.float(), made.targets)
-        drawn = model.generate(["a", "b"], items(2), Sampling(guidance=2.0), face_counts=[2, 3])
+        drawn = model.generate(["a", "b"], items(2), Sampling(guidance_scale=2.0), face_counts=[2, 3])
     loss.backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
     assert drawn.codes.dtype == torch.int64
@@ -405,4 +405,4 @@ def test_requests_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="takes no text"):
         silent(random_codes(1, 1), lengths, model.texts(["a"]))
     with pytest.raises(UsageError, match=r"sample\.guidance_scale"):
-        silent.generate([""], items(1), Sampling(guidance=2.0))
+        silent.generate([""], items(1), Sampling(guidance_scale=2.0))

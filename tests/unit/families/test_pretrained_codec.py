@@ -211,7 +211,7 @@ def test_it_is_not_trained(folders: dict[str, Path], tmp_path: Path) -> None:
     [
         ("encodec", {"audio_channels": 2}, "of 2 channels"),
         ("encodec", {"normalize": True}, "keeps more than codes"),
-        ("hubert", {}, "of type hubert, not of encodec, dac, mimi; semantic tokens are made with it"),
+        ("hubert", {}, "of type hubert; supported types: encodec, dac, mimi; use `quintet encode"),
     ],
 )
 def test_folders_of_something_else_are_refused(kind: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -232,5 +232,5 @@ def test_no_pickle_is_read_and_no_weight_made_up(folders: dict[str, Path], tmp_p
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match="lacks weights of its codec of sound"):
         open_pipeline(place)
-    with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
+    with pytest.raises(UsageError, match="neither a folder nor in the local Hugging Face cache"):
         open_pipeline("hf:nobody/nothing")

@@ -263,7 +263,7 @@ def test_nothing_given_to_the_model_is_written_to() -> None:
     model(codes, conditioning, torch.tensor([0, 1, 2]))
     prompt = canvas(frames, LEVELS, codes[:, :1, :2])
     before = prompt.clone()
-    generate(model, prompt, conditioning, items(3), settings(guidance=2.0))
+    generate(model, prompt, conditioning, items(3), settings(guidance_scale=2.0))
     assert torch.equal(prompt, before)
     assert all(torch.equal(given[name], value) for name, value in kept.items())
 
@@ -296,7 +296,7 @@ def test_codes_that_sound_alike_start_alike() -> None:
     books[2, 7] = books[2, 3] + 1e-3
     masks = model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES].clone()
     scales = [model.net.embedding.weight.std().item(), model.head_weights.std().item()]
-    model.start_from(books)
+    model.init_from_codebook(books)
     tables = (model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, :CODES], model.head_weights)
     for table, scale in zip(tables, scales, strict=True):
         for level in range(LEVELS):
@@ -306,10 +306,10 @@ def test_codes_that_sound_alike_start_alike() -> None:
             assert table[level].std().item() == pytest.approx(scale, rel=0.3)
     assert torch.equal(model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES], masks)
     with pytest.raises(UsageError, match="4 levels of 11 codes"):
-        model.start_from(books[:3])
+        model.init_from_codebook(books[:3])
     books[1] = 0.5
     with pytest.raises(UsageError, match="all the same"):
-        model.start_from(books)
+        model.init_from_codebook(books)
 
 
 def test_clips_that_are_too_long_or_of_other_levels_are_refused() -> None:
@@ -473,7 +473,7 @@ def test_the_last_pass_of_every_level_is_greedy_for_every_row() -> None:
 def test_an_item_becomes_the_same_in_any_batch() -> None:
     model = make(**CLIP, self_conditioning=True, self_critic=True)
     lengths, clip, given = [20, 13, 1, 9], vectors(4), some_codes(4)
-    own = settings((6, 3, 1), guidance=2.5, guidance_schedule=linear, top_k=0.5, top_p=0.9)
+    own = settings((6, 3, 1), guidance_scale=2.5, guidance_schedule=linear, top_k=0.5, top_p=0.9)
 
     def generated(rows: slice, longest: int) -> Tensor:
         frames = there(lengths, 20)[rows, :longest]
@@ -521,7 +521,7 @@ def test_guidance_leads_away_from_what_is_told_nothing() -> None:
     inputs = seen_by(model)
 
     def generated(conditioning: dict[str, Tensor], guidance: float) -> Tensor:
-        return generate(model, canvas(frames, LEVELS), conditioning, items(2), settings((1,), guidance=guidance))
+        return generate(model, canvas(frames, LEVELS), conditioning, items(2), settings((1,), guidance_scale=guidance))
 
     conditioning = model.conditioning(frames, clip=vectors(2))
     plain, guided = generated(conditioning, 1.0), generated(conditioning, 4.0)
@@ -533,7 +533,7 @@ def test_guidance_leads_away_from_what_is_told_nothing() -> None:
     assert torch.equal(guided[..., 0][frames], (none + 4 * (own - none)).argmax(-1)[frames])
     torch.testing.assert_close(generated(model.conditioning(frames), 4.0), generated(model.conditioning(frames), 1.0))
     with pytest.raises(UsageError, match=r"sample\.guidance_scale"):
-        generate(make(), canvas(frames, LEVELS), make().conditioning(frames), items(2), settings(guidance=2.0))
+        generate(make(), canvas(frames, LEVELS), make().conditioning(frames), items(2), settings(guidance_scale=2.0))
 
 
 def test_the_critic_hears_what_is_told_and_not_the_padding() -> None:
@@ -620,7 +620,7 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
         before = before * (rng.uniform("helped") < 0.75)[:, None, None]
         logits = model(hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=before)
         loss = torch.nn.functional.cross_entropy(logits, hidden.targets)
-        guesses = filters.guesses(logits.detach(), rng.uniform("guess", length)[hidden.where])
+        guesses = filters.sample_on_device(logits.detach(), rng.uniform("guess", length)[hidden.where])
         scores = model(hidden.filled(guesses), conditioning, hidden.levels, where=hidden.where, want="scores")
         wrong = (guesses != hidden.targets).float()
         loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, wrong)
@@ -629,7 +629,7 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
         optimizer.zero_grad()
     model.eval()
     conditioning = model.conditioning(frames[:2], clip=kinds)
-    made = generate(model, canvas(frames[:2], LEVELS), conditioning, items(2), settings((4, 1), guidance=1.5))
+    made = generate(model, canvas(frames[:2], LEVELS), conditioning, items(2), settings((4, 1), guidance_scale=1.5))
     assert (made == tunes).double().mean() > 0.9
     spoiled = tunes.clone()
     spoiled[:, 3, 0] = (spoiled[:, 3, 0] + 4) % CODES

@@ -95,7 +95,7 @@ class AudioSpectrogramTransformer(nn.Module):
         patches = self._patches(self._normalised(waves, frames))
         columns = patches.shape[1] // self.config.grid[0]
         places = self._places(columns, patches.device).expand(len(patches), -1)
-        blocks = self.transformer.hidden(self.project(patches), self._present(frames, columns), places=places)
+        blocks = self.transformer.hidden(self.project(patches), self._present(frames, columns), position_ids=places)
         state = next(islice(blocks, layer - 1, None))
         return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
 
@@ -220,7 +220,7 @@ class TextTransformer(nn.Module):
 
 def _transformer(config: TowerConfig, **positions: Any) -> Transformer:
     shape = (config.dim, config.depth, config.heads, config.head_dim)
-    return Transformer(*shape, multiplier=config.ff_mult, dropout=config.dropout, **positions)
+    return Transformer(*shape, ff_mult=config.ff_mult, dropout=config.dropout, **positions)
 
 
 def pooled_states(
@@ -228,7 +228,7 @@ def pooled_states(
 ) -> Tensor:
     """The mean over the tokens that are there, after these blocks and at the end, `(batch, states, dim)`."""
     states = []
-    for number, state in enumerate(transformer.hidden(x, mask, places=places)):
+    for number, state in enumerate(transformer.hidden(x, mask, position_ids=places)):
         last = state
         if number in after:
             states.append(_mean(state, mask))

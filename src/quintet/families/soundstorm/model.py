@@ -123,7 +123,7 @@ class SoundStorm(Pretrained, nn.Module):
             nn.init.zeros_(self.to_score.bias)
 
     @torch.no_grad()
-    def start_from(self, codebooks: Tensor) -> None:
+    def init_from_codebook(self, codebooks: Tensor) -> None:
         """Let similar codes of a level start alike: `codebooks` is (levels, codes, code_dim), the codec's vectors."""
         if codebooks.dim() != 3 or codebooks.shape[:2] != (self.levels, self.mask_id):
             raise UsageError(

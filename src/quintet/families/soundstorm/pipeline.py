@@ -176,7 +176,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         return [wave[:length] for wave, length in zip(self.codec.decode(codes).float().cpu(), lengths, strict=True)]
 
     @property
-    def guidance(self) -> float:
+    def guidance_scale(self) -> float:
         """The guidance scale that the model can be sampled with: 1, none, if nothing was dropped in training."""
         possible = self.config.model.conditioned and self.config.loss.cond_drop_prob > 0
         return self.config.sample.guidance_scale if possible else 1.0
@@ -184,7 +184,9 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
     def sampling(self) -> list[masked.Sampling]:
         """How each level is decoded; steps of levels that the codec does not have are left out."""
         config, levels = self.config.sample, self.soundstorm.levels
-        settings = masked.settings_of(config, config.steps[0], self.guidance, config.top_k, config.greedy_last_step)
+        settings = masked.sampling_from_config(
+            config, config.steps[0], self.guidance_scale, config.top_k, config.greedy_last_step
+        )
         return decoding.for_levels(settings, config.steps[:levels], levels)
 
     def _check(self, texts: Sequence[str]) -> None:
@@ -200,8 +202,8 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
             )
         if self.config.sample.best_of > 1 and not (self.conditioner is not None and all(texts)):
             raise UsageError("sample.best_of keeps what is nearest to a text: it needs --text, and a mulan to tell")
-        if self.config.sample.guidance_scale != self.guidance:
-            say("warning: made without guidance, because nothing was left out in training (loss.cond_drop_prob)")
+        if self.config.sample.guidance_scale != self.guidance_scale:
+            say("warning: generating without guidance, because the model was trained with loss.cond_drop_prob=0")
 
     def _num_frames(self, seconds: float | None) -> int:
         """Frames of a clip of so many seconds; by default the most that the model makes."""

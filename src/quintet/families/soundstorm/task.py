@@ -54,7 +54,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         self.soundstorm = own.soundstorm
         if self.is_new and tokenizer is not None and hasattr(tokenizer.model, "codebooks"):
             # Codes that sound alike start alike: the model need not learn that from the clips.
-            self.soundstorm.start_from(tokenizer.model.codebooks[: self.soundstorm.levels])
+            self.soundstorm.init_from_codebook(tokenizer.model.codebooks[: self.soundstorm.levels])
         self.phases = [self._phase()]
 
     def _phase(self) -> Phase:
@@ -86,7 +86,7 @@ class SoundStormTask(Task[SoundStormConfig]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         loss, model = self.config.loss, self.soundstorm
-        schedule = masked.SCHEDULES[loss.mask_schedule]
+        schedule = masked.MASK_SCHEDULES[loss.mask_schedule]
         hidden = hide(
             batch["codes"], batch["frames"], batch.rng, model.mask_id, schedule, loss.mask_span, loss.coarse_bias
         )
@@ -135,7 +135,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         """Is a code the original one, where the generator has made it?"""
         hidden, logits = output["hidden"], output["logits"]
         chances = batch.rng.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
-        made = filters.guesses(logits.detach(), chances)
+        made = filters.sample_on_device(logits.detach(), chances)
         scores = modules["soundstorm"](
             hidden.filled(made), output["conditioning"], hidden.levels, where=hidden.where, want="scores"
         )
@@ -151,7 +151,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         sums: dict[str, Tensor] = {}
         for level in range(self.soundstorm.levels):
             name, levels = f"level_{level + 1}", torch.full_like(nowhere, level)
-            schedule = masked.SCHEDULES[self.config.loss.mask_schedule]
+            schedule = masked.MASK_SCHEDULES[self.config.loss.mask_schedule]
             hidden = hide_level(codes, frames, nowhere, levels, batch.rng, self.soundstorm.mask_id, schedule, name=name)
             logits = at_least_fp32(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
