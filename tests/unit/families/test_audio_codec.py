@@ -31,7 +31,7 @@ from quintet.families.audio_codec.discriminators import (
 from quintet.families.audio_codec.measures import (
     MelDistance,
     audible,
-    measured_mel,
+    eval_mel_distance,
     si_sdr,
     stft_distance,
     waveform_distance,
@@ -111,7 +111,7 @@ def test_any_number_of_levels_decodes() -> None:
     codec = make_codec()
     waves, lengths = noise(2, 300), torch.tensor([300, 300])
     codes = codec.encode(waves)
-    assert torch.equal(codec.encode(waves, levels=2), codes[..., :2])
+    assert torch.equal(codec.encode(waves, num_quantizers=2), codes[..., :2])
     for levels in (1, 2, 3):
         trained = codec(waves, lengths, active_levels=torch.full((2,), levels))
         assert torch.equal(trained.codes[..., :levels], codes[..., :levels])
@@ -227,7 +227,7 @@ def test_what_is_no_sound_or_no_code_is_refused() -> None:
 def test_the_small_preset_is_within_six_kilobits() -> None:
     keys = config.build(AudioCodecConfig, preset="small")
     codec = AudioCodec(keys.model)
-    assert (codec.rate, codec.frame_rate, codec.levels, codec.num_codes) == (16_000, 25, 24, 1024)
+    assert (codec.sample_rate, codec.frame_rate, codec.num_quantizers, codec.num_codes) == (16_000, 25, 24, 1024)
     assert codec.bitrate == pytest.approx(6000)
 
 
@@ -248,7 +248,7 @@ def tone(hertz: float, samples: int = RATE) -> Tensor:
 
 def test_half_as_loud_is_six_decibel_in_every_bin_that_is_heard() -> None:
     waves = noise(1, RATE)
-    distance = measured_mel(RATE)(waves / 2, waves, torch.tensor([RATE]))
+    distance = eval_mel_distance(RATE)(waves / 2, waves, torch.tensor([RATE]))
     torch.testing.assert_close(distance, torch.tensor([math.log(4)], dtype=torch.float64), rtol=1e-2, atol=0)
     plain = stft_distance(waves / 2, waves, torch.tensor([RATE]))
     torch.testing.assert_close(plain, torch.tensor([math.log(2)], dtype=torch.float64), rtol=1e-2, atol=0)
@@ -256,7 +256,7 @@ def test_half_as_loud_is_six_decibel_in_every_bin_that_is_heard() -> None:
 
 def test_silence_is_not_infinitely_far_from_a_whisper() -> None:
     whisper, length = noise(1, RATE) * 0.01, torch.tensor([RATE])
-    for distance in (measured_mel(RATE), stft_distance):
+    for distance in (eval_mel_distance(RATE), stft_distance):
         assert 0 < distance(whisper, 0 * whisper, length) < 10
 
 
@@ -580,7 +580,7 @@ def test_an_exported_codec_encodes_and_decodes(pipeline: AudioCodecPipeline) -> 
     assert made.abs().max() <= 1
     assert pipeline.sample_rate == RATE
     assert torch.equal(codes, pipeline.codec.encode(waves, torch.tensor([901, 400])))
-    assert torch.equal(pipeline.encode(waves, torch.tensor([901, 400]), levels=2), codes[..., :2])
+    assert torch.equal(pipeline.encode(waves, torch.tensor([901, 400]), num_quantizers=2), codes[..., :2])
 
 
 def test_a_clip_has_the_same_codes_alone_and_in_a_batch(pipeline: AudioCodecPipeline) -> None:

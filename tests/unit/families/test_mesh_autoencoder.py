@@ -218,8 +218,8 @@ def test_a_vertex_has_the_same_codes_in_all_its_faces(kind: dict[str, Any]) -> N
     model = small(**kind)
     meshes = batch_of(solid(1), solid(2))
     codes = model.encode(meshes).view(24, 3, -1)
-    assert codes.shape[1:] == (3, model.levels)
-    assert model.tokens_per_face == 3 * model.levels
+    assert codes.shape[1:] == (3, model.num_quantizers)
+    assert model.tokens_per_face == 3 * model.num_quantizers
     assert 0 <= codes.min() <= codes.max() < model.num_codes
     for vertex in range(len(meshes.vertices)):
         assert len(codes[meshes.faces == vertex].unique(dim=0)) == 1

@@ -26,7 +26,7 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer import pipeline
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
 from quintet.families.mesh_transformer.pipeline import MeshTransformerPipeline
-from quintet.families.mesh_transformer.task import MeshTransformerTask, clouds, soundness
+from quintet.families.mesh_transformer.task import MeshTransformerTask, point_clouds, validity_sums
 from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer
 from quintet.media.mesh import Mesh, canonical, clean, quantise, read_mesh, write_mesh
 from quintet.media.mesh_measures import is_valid
@@ -288,11 +288,11 @@ def test_a_mesh_is_sound_if_it_ended_and_nothing_is_wrong_with_it() -> None:
     flat = Mesh(np.concatenate([vertices, [[0.25, 0, 0]]]), np.concatenate([faces, [[0, 4, 1]]]))
     open_mesh = Mesh(vertices, faces[:3])
     meshes = [TETRAHEDRON, TETRAHEDRON, turned, flat, open_mesh]
-    found = [soundness([mesh], [end]) for mesh, end in zip(meshes, [True, False, True, True, True], strict=True)]
+    found = [validity_sums([mesh], [end]) for mesh, end in zip(meshes, [True, False, True, True, True], strict=True)]
     assert [int(each["valid"]) for each in found] == [1, 0, 0, 0, 1]
     assert [int(each["watertight"]) for each in found] == [1, 0, 0, 0, 0]
     assert [int(each["ended"]) for each in found] == [1, 0, 1, 1, 1]
-    assert int(soundness(meshes, [True] * 5)["valid"]) == 3
+    assert int(validity_sums(meshes, [True] * 5)["valid"]) == 3
 
 
 def test_the_judge_is_asked_for_class_and_proportions_of_the_caption() -> None:
@@ -331,7 +331,7 @@ def test_figures_of_what_is_made_add_up_over_batches(task: MeshTransformerTask) 
 def test_what_is_made_as_the_real_ones_are_is_told_so(task: MeshTransformerTask) -> None:
     """A perfect generator: the real meshes of one half of the set against those of the other."""
     generator = np.random.default_rng(0)
-    sets = [clouds([draw_solid(generator, kind).mesh for kind in CLASSES for _ in range(3)]) for _ in range(2)]
+    sets = [point_clouds([draw_solid(generator, kind).mesh for kind in CLASSES for _ in range(3)]) for _ in range(2)]
     with inference_mode(task.modules):
         measured = task.measure(task.modules, batch_of(task, range(2)))
     sums = {name: torch.tensor(1.0) for name in ("made", "valid", "watertight", "ended")}

@@ -16,10 +16,10 @@ from quintet.config import build
 from quintet.data.audio import pad_windows
 from quintet.embeddings import embed_media
 from quintet.errors import UsageError
-from quintet.families.mulan.augment import hide, keep_patches, without_words
+from quintet.families.mulan.augment import drop_patches, drop_words, spec_augment
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_metrics
+from quintet.families.mulan.retrieval import best_ranks, caption_number, first_per_group, label_in, retrieval_metrics
 from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.towers import AudioSpectrogramTransformer, TextTransformer
 from quintet.media.audio import read_audio, write_audio
@@ -70,11 +70,11 @@ def test_a_clip_means_the_same_alone_and_beside_longer_ones() -> None:
 def test_what_is_hidden_of_a_clip_does_not_depend_on_the_others() -> None:
     tower = audio_tower(patch_dropout=0.5, time_mask=40)
     rows = waves(3000, 11_111, 16_000)
-    together = tower(*padded(rows), tower.hiding(ItemRNG(1, [3] * 3, [7, 8, 9])))
+    together = tower(*padded(rows), tower.augment_noise(ItemRNG(1, [3] * 3, [7, 8, 9])))
     for number, row in enumerate(rows):
-        alone = tower(*padded([row]), tower.hiding(ItemRNG(1, [3], [7 + number])))
+        alone = tower(*padded([row]), tower.augment_noise(ItemRNG(1, [3], [7 + number])))
         torch.testing.assert_close(alone[0], together[number], rtol=1e-5, atol=1e-5)
-    other = tower(*padded(rows), tower.hiding(ItemRNG(1, [4] * 3, [7, 8, 9])))
+    other = tower(*padded(rows), tower.augment_noise(ItemRNG(1, [4] * 3, [7, 8, 9])))
     assert not torch.allclose(other, together)
 
 
@@ -92,7 +92,7 @@ def test_nothing_is_left_of_what_lies_behind_the_end() -> None:
 def test_masks_never_silence_everything(seed: int) -> None:
     config = AudioTowerConfig(**{**AUDIO, "time_mask": 1000})
     frames = torch.tensor([2, 5, 100])
-    hidden = hide(
+    hidden = spec_augment(
         torch.ones(3, 16, 100), frames, ItemRNG(seed, [0] * 3, range(3)).uniform("spectrogram masks", 4), config
     )
     for row, count in zip(hidden, frames.tolist(), strict=True):
@@ -105,13 +105,13 @@ def test_masks_never_silence_everything(seed: int) -> None:
 def test_masks_differ_from_row_to_row() -> None:
     config = AudioTowerConfig(**AUDIO)
     numbers = ItemRNG(0, [0] * 8, range(8)).uniform("spectrogram masks", 4)
-    hidden = hide(torch.ones(8, 16, 100), torch.full((8,), 100), numbers, config)
+    hidden = spec_augment(torch.ones(8, 16, 100), torch.full((8,), 100), numbers, config)
     assert len({tuple(row.flatten().tolist()) for row in hidden}) > 4
 
 
 def test_every_clip_loses_its_share_of_its_own_patches() -> None:
     present = torch.arange(20) < torch.tensor([[20], [8], [1]])
-    kept, there = keep_patches(present, ItemRNG(0, [0] * 3, range(3)).uniform("patches", 20), 0.25)
+    kept, there = drop_patches(present, ItemRNG(0, [0] * 3, range(3)).uniform("patches", 20), 0.25)
     assert there.sum(1).tolist() == [15, 6, 1]
     for row, real, own in zip(kept, there, present, strict=True):
         chosen = row[real]
@@ -217,7 +217,7 @@ def test_an_exported_model_makes_the_same_vectors(tmp_path: Path) -> None:
 def test_codes_stand_for_vectors() -> None:
     torch.manual_seed(0)
     vectors = F.normalize(torch.randn(64, 8), dim=-1)
-    quantizer = MuLaNEmbedQuantizer(8, levels=4, codebook_size=16)
+    quantizer = MuLaNEmbedQuantizer(8, num_quantizers=4, codebook_size=16)
     quantizer.quantizer.initialise(vectors, 0)
     codes = quantizer.encode(vectors)
     assert codes.shape == (64, 4)
@@ -233,7 +233,7 @@ def test_codes_stand_for_vectors() -> None:
 def test_ranks_count_what_stands_before_the_right_answer() -> None:
     asked = torch.eye(3)
     answers = torch.tensor([[1.0, 0.9, 0.2], [0.5, 1.0, 0.1], [0.6, 0.0, 0.0]])
-    assert ranks_of(asked, answers, torch.arange(3)).tolist() == [1, 1, 3]
+    assert best_ranks(asked, answers, torch.arange(3)).tolist() == [1, 1, 3]
 
 
 def test_vectors_that_are_all_the_same_find_nothing() -> None:
@@ -245,15 +245,15 @@ def test_vectors_that_are_all_the_same_find_nothing() -> None:
 
 def test_any_clip_of_the_same_caption_is_right() -> None:
     asked, answers = torch.eye(2)[[0, 0, 1]], torch.eye(2)[[1, 0, 1]]
-    assert ranks_of(asked, answers, torch.tensor([7, 7, 8])).tolist() == [1, 1, 2]
+    assert best_ranks(asked, answers, torch.tensor([7, 7, 8])).tolist() == [1, 1, 2]
 
 
 def test_captions_are_compared_by_their_words() -> None:
     assert caption_number("A slow drum.") == caption_number("a slow drum")
     assert caption_number("a slow drum") != caption_number("a fast drum")
     numbers = torch.tensor([caption_number(text) for text in ("a", "b", "a", "c")])
-    assert first_of_each(numbers, 10).tolist() == [0, 1, 3]
-    assert first_of_each(numbers, 2).tolist() == [0, 1]
+    assert first_per_group(numbers, 10).tolist() == [0, 1, 3]
+    assert first_per_group(numbers, 2).tolist() == [0, 1]
 
 
 def test_a_caption_names_the_longest_label_in_it() -> None:
@@ -348,13 +348,13 @@ def test_accumulation_that_would_compare_less_is_refused() -> None:
 def test_captions_lose_words_and_never_all() -> None:
     texts = [f"a loud low flute note number {number}" for number in range(200)]
     rng = ItemRNG(0, [0] * 200, range(200))
-    assert without_words(texts, rng, 0.0) == texts
-    shorter = without_words(texts, rng, 1.0)
+    assert drop_words(texts, rng, 0.0) == texts
+    shorter = drop_words(texts, rng, 1.0)
     assert 80 < sum(short == text for short, text in zip(shorter, texts, strict=True)) < 125
     assert all(short and set(short.split()) <= set(text.split()) for short, text in zip(shorter, texts, strict=True))
     assert min(len(short.split()) for short in shorter) == 1
-    assert without_words(texts[7:9], ItemRNG(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
-    assert without_words(["", "drum"], ItemRNG(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]
+    assert drop_words(texts[7:9], ItemRNG(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
+    assert drop_words(["", "drum"], ItemRNG(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]
 
 
 # --- the pipeline -------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_codes_and_waves_are_the_models_own(kind: str, folders: dict[str, Path])
 
     codec, own = PretrainedCodec.from_transformers(folders[kind]), AutoModel.from_pretrained(folders[kind]).eval()
     hop, levels = HOPS[kind], LEVELS[kind]
-    assert (codec.rate, codec.hop, codec.levels, codec.num_codes) == (RATE, hop, levels, CODES)
+    assert (codec.sample_rate, codec.hop, codec.num_quantizers, codec.num_codes) == (RATE, hop, levels, CODES)
     assert codec.frame_rate == RATE / hop
     assert codec.bitrate == RATE / hop * levels * 4
     waves = torch.stack(noise(9 * hop, 9 * hop))
@@ -102,8 +102,8 @@ def test_any_number_of_levels(kind: str, folders: dict[str, Path]) -> None:
     waves = torch.stack(noise(5 * codec.hop))
     whole = codec.encode(waves)
     made = []
-    for levels in range(1, codec.levels + 1):
-        assert torch.equal(codec.encode(waves, levels=levels), whole[..., :levels])
+    for levels in range(1, codec.num_quantizers + 1):
+        assert torch.equal(codec.encode(waves, num_quantizers=levels), whole[..., :levels])
         made.append(codec.decode(whole[..., :levels]))
     assert all(wave.shape == (1, 5 * codec.hop) for wave in made)
     assert not torch.allclose(made[0], made[-1])
@@ -136,7 +136,7 @@ def test_a_run_keeps_a_copy_that_needs_the_folder_no_more(kind: str, folders: di
     shutil.rmtree(place)
     again = open_pipeline(tmp_path / "copy")
     assert again.digest == original.digest
-    assert (again.model.rate, again.model.hop, again.model.levels) == (RATE, HOPS[kind], LEVELS[kind])
+    assert (again.model.sample_rate, again.model.hop, again.model.num_quantizers) == (RATE, HOPS[kind], LEVELS[kind])
     waves = torch.stack(noise(2000))
     assert torch.equal(again.model.encode(waves), original.model.encode(waves))
     assert torch.equal(PretrainedCodec.from_pretrained(tmp_path / "copy").encode(waves), original.model.encode(waves))

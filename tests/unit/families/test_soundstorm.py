@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
-from quintet.families.soundstorm.decoding import canvas, for_levels, generate
-from quintet.families.soundstorm.masking import Hidden, hide, hide_level
+from quintet.families.soundstorm.decoding import canvas, generate, level_settings
+from quintet.families.soundstorm.masking import MaskedCodes, mask_codes, mask_level
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
 from quintet.sampling import filters
 from quintet.sampling.masked import Sampling, constant, cosine, linear, masked_counts
@@ -65,7 +65,7 @@ def seen_by(model: SoundStorm) -> list[Tensor]:
 
 
 def settings(steps: tuple[int, ...] = (5, 2, 1), **keys: Any) -> list[Sampling]:
-    return for_levels(Sampling(**{"greedy_last_step": True, **keys}), steps, LEVELS)
+    return level_settings(Sampling(**{"greedy_last_step": True, **keys}), steps, LEVELS)
 
 
 def _always(share: float, progress: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _always(share: float, progress: Tensor) -> Tensor:
 # --- what training hides ------------------------------------------------------------------------------------------
 
 
-def masked_codes(hidden: Hidden, codes: Tensor) -> Tensor:
+def masked_codes(hidden: MaskedCodes, codes: Tensor) -> Tensor:
     """Which codes are hidden; all others stand as they were."""
     masked = hidden.tokens == CODES
     assert torch.equal(hidden.tokens[~masked], codes[~masked])
@@ -88,7 +88,7 @@ def test_hides_a_share_of_one_level_and_all_finer_ones_behind_the_prompt(span: i
     frames = there([LONGEST, 13, 1] * (rows // 3))
     codes = some_codes(rows)
     kept = codes.clone()
-    hidden = hide(codes, frames, items(rows), CODES, span=span)
+    hidden = mask_codes(codes, frames, items(rows), CODES, span=span)
     assert torch.equal(codes, kept)
     masked = masked_codes(hidden, codes)
     assert not masked[~frames].any()
@@ -110,7 +110,7 @@ def test_prompts_levels_and_shares_are_spread_as_in_the_paper() -> None:
     rows, length = 6000, 10
     frames = there([length] * rows)
     codes = some_codes(rows, length)
-    hidden = hide(codes, frames, items(rows), CODES)
+    hidden = mask_codes(codes, frames, items(rows), CODES)
     often = torch.bincount(hidden.levels, minlength=LEVELS) / rows
     assert often.tolist() == pytest.approx([1 / LEVELS] * LEVELS, abs=0.03)
     masked = masked_codes(hidden, codes)
@@ -131,30 +131,30 @@ def test_the_share_is_the_schedule_and_at_least_one_code_is_hidden() -> None:
     levels, prompts = torch.tensor([0, 1, 3]), torch.tensor([4, 3, 0])
     codes = some_codes(3)
     for share, expected in ((0.5, [8, 5, 1]), (0.0, [1, 1, 1]), (1.0, [16, 10, 1])):
-        hidden = hide_level(codes, frames, prompts, levels, items(3), CODES, partial(_always, share))
+        hidden = mask_level(codes, frames, prompts, levels, items(3), CODES, partial(_always, share))
         assert hidden.where.sum(1).tolist() == expected
 
 
 def test_rows_are_hidden_the_same_in_any_batch_and_beside_longer_ones() -> None:
     lengths = [20, 13, 1, 7]
     codes, frames = some_codes(4), there(lengths)
-    whole = hide(codes, frames, items(4), CODES, span=2, coarse_bias=2)
+    whole = mask_codes(codes, frames, items(4), CODES, span=2, coarse_bias=2)
     for row, length in enumerate(lengths):
-        alone = hide(codes[row, None, :length], there([length]), items(1, row), CODES, span=2, coarse_bias=2)
+        alone = mask_codes(codes[row, None, :length], there([length]), items(1, row), CODES, span=2, coarse_bias=2)
         assert torch.equal(alone.tokens[0], whole.tokens[row, :length])
         assert torch.equal(alone.levels[0], whole.levels[row])
 
 
 def test_coarse_levels_can_come_more_often() -> None:
     rows = 8000
-    hidden = hide(some_codes(rows, 2), there([2] * rows), items(rows), CODES, coarse_bias=2)
+    hidden = mask_codes(some_codes(rows, 2), there([2] * rows), items(rows), CODES, coarse_bias=2)
     often = torch.bincount(hidden.levels, minlength=LEVELS) / rows
     assert often.tolist() == pytest.approx([7 / 16, 5 / 16, 3 / 16, 1 / 16], abs=0.025)
 
 
 def test_a_critic_sees_guesses_in_the_hidden_places_of_the_level_alone() -> None:
     codes, frames = some_codes(3), there(LENGTHS)
-    hidden = hide_level(codes, frames, torch.tensor([5, 0, 0]), torch.tensor([1, 0, 3]), items(3), CODES)
+    hidden = mask_level(codes, frames, torch.tensor([5, 0, 0]), torch.tensor([1, 0, 3]), items(3), CODES)
     guesses = torch.arange(len(hidden.targets)) % CODES
     filled = hidden.filled(guesses)
     own = torch.zeros_like(codes, dtype=torch.bool)
@@ -168,14 +168,14 @@ def test_a_critic_sees_guesses_in_the_hidden_places_of_the_level_alone() -> None
 def test_codes_that_do_not_fit_are_refused() -> None:
     frames = there(LENGTHS)
     with pytest.raises(UsageError, match=r"\(3, 20\)"):
-        hide(some_codes(3)[..., 0], frames, items(3), CODES)
+        mask_codes(some_codes(3)[..., 0], frames, items(3), CODES)
     wrong = some_codes(3)
     wrong[1, 2, 3] = CODES
     with pytest.raises(UsageError, match=f"to {CODES} are not all in the vocabulary of {CODES}"):
-        hide(wrong, frames, items(3), CODES)
+        mask_codes(wrong, frames, items(3), CODES)
     wrong[1, 2, 3] = 0
     wrong[1, 15, 3] = -1  # padding may hold anything
-    hide(wrong, frames, items(3), CODES)
+    mask_codes(wrong, frames, items(3), CODES)
 
 
 # --- the model ----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_logits_are_those_of_each_rows_level_and_of_the_places_asked_for() -> No
     conditioning = model.conditioning(there([LONGEST] * 3))
     levels = torch.tensor([3, 0, 3])
     whole = model(codes, conditioning, levels)
-    seen = model(codes, conditioning, levels, want="vectors")
+    seen = model(codes, conditioning, levels, output="vectors")
     for row, level in enumerate(levels.tolist()):
         torch.testing.assert_close(whole[row], model.logits_of(seen[row], level))
     where = torch.rand(3, LONGEST, generator=torch.Generator().manual_seed(0)) < torch.tensor([0.8, 0.1, 0.5])[:, None]
@@ -218,7 +218,7 @@ def test_logits_are_those_of_each_rows_level_and_of_the_places_asked_for() -> No
 def test_only_drawn_heads_learn_but_none_is_left_without_a_gradient() -> None:
     model, codes = make(), some_codes(2)
     frames = there([LONGEST] * 2)
-    hidden = hide_level(codes, frames, torch.tensor([0, 3]), torch.tensor([1, 1]), items(2), CODES)
+    hidden = mask_level(codes, frames, torch.tensor([0, 3]), torch.tensor([1, 1]), items(2), CODES)
     logits = model(hidden.tokens, model.conditioning(frames), hidden.levels, where=hidden.where)
     torch.nn.functional.cross_entropy(logits, hidden.targets).backward()
     assert all(part.grad is not None for part in model.parameters())
@@ -296,7 +296,7 @@ def test_codes_that_sound_alike_start_alike() -> None:
     books[2, 7] = books[2, 3] + 1e-3
     masks = model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES].clone()
     scales = [model.net.embedding.weight.std().item(), model.head_weights.std().item()]
-    model.start_from(books)
+    model.init_from_codebooks(books)
     tables = (model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, :CODES], model.head_weights)
     for table, scale in zip(tables, scales, strict=True):
         for level in range(LEVELS):
@@ -306,10 +306,10 @@ def test_codes_that_sound_alike_start_alike() -> None:
             assert table[level].std().item() == pytest.approx(scale, rel=0.3)
     assert torch.equal(model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES], masks)
     with pytest.raises(UsageError, match="4 levels of 11 codes"):
-        model.start_from(books[:3])
+        model.init_from_codebooks(books[:3])
     books[1] = 0.5
     with pytest.raises(UsageError, match="all the same"):
-        model.start_from(books)
+        model.init_from_codebooks(books)
 
 
 def test_clips_that_are_too_long_or_of_other_levels_are_refused() -> None:
@@ -426,7 +426,7 @@ def test_the_model_sees_in_decoding_what_training_has_shown_it(critic: bool) -> 
     assert made.shape == (3, 20, LEVELS)
     for level, after in enumerate(starts):
         asked = torch.full((3,), level)
-        shown = hide_level(made, frames, prompts, asked, items(3), CODES, constant).tokens
+        shown = mask_level(made, frames, prompts, asked, items(3), CODES, constant).tokens
         calls = 2 if critic and steps[min(level, 2)] > 1 else 1  # the critic looks where something is masked again
         assert torch.equal(inputs[after - calls][frames], shown[frames]), level
     # At no step does the model see a code of a finer level behind the prompt, nor the mask at a coarser one.
@@ -455,7 +455,7 @@ def test_the_last_pass_of_every_level_is_greedy_for_every_row() -> None:
     hot, ends = 0, 0
     for level in range(LEVELS):
         asked = torch.full((3,), level)
-        before = hide_level(made, frames, torch.zeros(3).long(), asked, items(3), CODES, constant).tokens
+        before = mask_level(made, frames, torch.zeros(3).long(), asked, items(3), CODES, constant).tokens
         for after in (codes for number, codes in states if number == level):
             best, guesses = model(before, conditioning, asked).argmax(-1), after[..., level]
             new = (before[..., level] == CODES) & (guesses != CODES) & frames
@@ -540,15 +540,15 @@ def test_the_critic_hears_what_is_told_and_not_the_padding() -> None:
     model = make(**CLIP, self_critic=True)
     frames, codes, levels = there(LENGTHS), some_codes(3), torch.tensor([0, 1, 2])
     conditioning = model.conditioning(frames, clip=vectors(3))
-    scores = model(codes, conditioning, levels, want="scores")
+    scores = model(codes, conditioning, levels, output="scores")
     assert scores.shape == (3, LONGEST)
-    assert (model(codes, model.conditioning(frames), levels, want="scores") - scores).abs().max() > 1e-3
+    assert (model(codes, model.conditioning(frames), levels, output="scores") - scores).abs().max() > 1e-3
     other = codes.where(frames[..., None], (codes + 1) % CODES)
-    torch.testing.assert_close(model(other, conditioning, levels, want="scores")[frames], scores[frames])
+    torch.testing.assert_close(model(other, conditioning, levels, output="scores")[frames], scores[frames])
     where = frames & (torch.arange(LONGEST) % 2 == 0)
-    torch.testing.assert_close(model(codes, conditioning, levels, where=where, want="scores"), scores[where])
+    torch.testing.assert_close(model(codes, conditioning, levels, where=where, output="scores"), scores[where])
     with pytest.raises(UsageError, match="self_critic"):
-        make()(codes, make().conditioning(frames), levels, want="scores")
+        make()(codes, make().conditioning(frames), levels, output="scores")
 
 
 def test_what_the_model_made_of_the_step_before_comes_back_within_a_level() -> None:
@@ -577,15 +577,15 @@ def test_one_frame_is_a_clip() -> None:
     )
     assert made.shape == (1, 1, LEVELS)
     assert ((made >= 0) & (made < CODES)).all()
-    hidden = hide(made, frames, items(1), CODES, lambda progress: 1 - progress)
+    hidden = mask_codes(made, frames, items(1), CODES, lambda progress: 1 - progress)
     assert hidden.where.all()
 
 
 def test_impossible_requests_are_refused() -> None:
     model, frames = make(), there([20, 4])
-    assert [own.steps for own in for_levels(Sampling(), (16, 1), 4)] == [16, 1, 1, 1]
+    assert [own.steps for own in level_settings(Sampling(), (16, 1), 4)] == [16, 1, 1, 1]
     with pytest.raises(UsageError, match=r"sample\.steps has 5 numbers for 4 levels"):
-        for_levels(Sampling(), (1, 1, 1, 1, 1), 4)
+        level_settings(Sampling(), (1, 1, 1, 1, 1), 4)
     with pytest.raises(UsageError, match="longer than the clip"):
         canvas(frames, LEVELS, some_codes(2)[:, :6])
     with pytest.raises(UsageError, match="up to 4 levels"):
@@ -614,14 +614,14 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
     for step in range(150):
         rng = ItemRNG(1, [step] * 16, range(16))
         conditioning = model.conditioning(frames, clip=clip, keep=rng.uniform("keep") >= 0.1)
-        hidden = hide(codes, frames, rng, CODES)
+        hidden = mask_codes(codes, frames, rng, CODES)
         with torch.no_grad():
-            before = model(hidden.tokens, conditioning, hidden.levels, want="vectors")
+            before = model(hidden.tokens, conditioning, hidden.levels, output="vectors")
         before = before * (rng.uniform("helped") < 0.75)[:, None, None]
         logits = model(hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=before)
         loss = torch.nn.functional.cross_entropy(logits, hidden.targets)
         guesses = filters.guesses(logits.detach(), rng.uniform("guess", length)[hidden.where])
-        scores = model(hidden.filled(guesses), conditioning, hidden.levels, where=hidden.where, want="scores")
+        scores = model(hidden.filled(guesses), conditioning, hidden.levels, where=hidden.where, output="scores")
         wrong = (guesses != hidden.targets).float()
         loss = loss + torch.nn.functional.binary_cross_entropy_with_logits(scores, wrong)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -634,7 +634,7 @@ def test_trained_as_said_it_makes_what_it_is_told() -> None:
     spoiled = tunes.clone()
     spoiled[:, 3, 0] = (spoiled[:, 3, 0] + 4) % CODES
     spoiled[..., 1:] = CODES
-    scores = model(spoiled, conditioning, torch.tensor([0, 0]), want="scores")
+    scores = model(spoiled, conditioning, torch.tensor([0, 0]), output="scores")
     assert (scores[:, 3] > scores[:, [0, 1, 2, 4, 5, 6, 7]].amax(1)).all()
     # Told nothing, but given the beginning of a tune, it goes on with that one.
     again = generate(

@@ -65,7 +65,7 @@ def test_an_item_is_the_beginning_of_a_clip_as_the_codec_and_the_mulan_have_it(s
     task = made(sounds)
     item = train_source(task).load(3, ItemRNG(0, [5], [3]))
     codec, mulan = (open_pipeline(folder) for folder in (CODEC, MULAN))
-    wave = torch.from_numpy(read_audio(sounds / train_source(task).name(3), codec.model.rate, frames=2400))
+    wave = torch.from_numpy(read_audio(sounds / train_source(task).name(3), codec.model.sample_rate, frames=2400))
     assert torch.equal(item["codes"], codec.model.encode(wave)[0])
     assert item["codes"].shape == (75, 2)
     torch.testing.assert_close(item["clip"], mulan.model.embed_audio(wave)[0], rtol=1e-4, atol=1e-5)
@@ -110,7 +110,7 @@ def test_the_codec_and_the_mulan_are_not_trained(sounds: Path) -> None:
 def conditioning_clips(task: SoundStormTask, batch: Batch, epochs: int) -> tuple[Tensor, Tensor]:
     """Of each row in each epoch the vector, and whether there is one."""
     seen = [task.forward(task.modules, in_epoch(batch, epoch), 0)["conditioning"] for epoch in range(epochs)]
-    return torch.cat([each["clip"] for each in seen]), torch.cat([each["clip_there"] for each in seen])
+    return torch.cat([each["clip"] for each in seen]), torch.cat([each["clip_valid"] for each in seen])
 
 
 def test_some_clips_are_told_nothing_and_some_their_caption(sounds: Path) -> None:
@@ -373,12 +373,12 @@ def test_steps_of_levels_that_the_codec_does_not_have_are_left_out(sounds: Path)
 
 def test_fewer_levels_than_the_codec_has_are_made_and_heard(sounds: Path, tmp_path: Path) -> None:
     whole, coarse = made(sounds), made(sounds, "model.num_quantizers=1")
-    assert made(sounds, "model.num_quantizers=9").soundstorm.levels == whole.soundstorm.levels == 2
+    assert made(sounds, "model.num_quantizers=9").soundstorm.num_quantizers == whole.soundstorm.num_quantizers == 2
     of_whole, of_coarse = (train_source(task).load(3, ItemRNG(0, [0], [3]))["codes"] for task in (whole, coarse))
     assert torch.equal(of_coarse, of_whole[:, :1])
     prompt = tmp_path / "prompt.wav"
     write_audio(0.5 * np.sin(np.arange(640) * 0.3), prompt, 8000)
     pipeline = pipeline_of(coarse)
     (wave,) = pipeline("a flute", prompt=prompt, seconds=0.2)
-    codes = pipeline.codec.encode(torch.from_numpy(read_audio(prompt)), levels=1)
+    codes = pipeline.codec.encode(torch.from_numpy(read_audio(prompt)), num_quantizers=1)
     torch.testing.assert_close(wave[:200], pipeline.codec.decode(codes)[0, :200], rtol=0, atol=1e-3)

@@ -76,7 +76,7 @@ class AudioCodecModelConfig(Section):
         return 2 * self.transform if self.transform else self.latent_dim or 64
 
     @property
-    def levels_of_loudness(self) -> int:
+    def loudness_quantizers(self) -> int:
         """The first levels behind a transform."""
         return self.num_loudness_quantizers or max(1, self.num_quantizers // 6)
 
@@ -96,9 +96,9 @@ class AudioCodecModelConfig(Section):
             raise ValueError(
                 "model.transform makes the frames and their vectors: set model.strides=[] and no model.latent_dim"
             )
-        if self.levels_of_loudness >= self.num_quantizers:
+        if self.loudness_quantizers >= self.num_quantizers:
             raise ValueError(
-                f"model.num_loudness_quantizers={self.levels_of_loudness} of model.num_quantizers={self.num_quantizers} leave none for phases"
+                f"model.num_loudness_quantizers={self.loudness_quantizers} of model.num_quantizers={self.num_quantizers} leave none for phases"
             )
 
     @model_validator(mode="after")

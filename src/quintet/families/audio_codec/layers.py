@@ -26,7 +26,7 @@ class FrameMask:
         self.present = present
         self._padding: dict[int, Tensor] = {}
 
-    def silenced(self, x: Tensor) -> Tensor:
+    def mask_padding(self, x: Tensor) -> Tensor:
         """`x (batch, channels, steps)`, some whole number of steps a frame, with zeros in the padding."""
         steps = x.shape[-1]
         if steps not in self._padding:
@@ -88,7 +88,7 @@ class Conv(Layer):
         self.behind = 0 if causal else (self.span - stride) // 2
         self.front = self.span - stride - self.behind
 
-    def begin_at_nothing(self) -> Conv:
+    def zero_init(self) -> Conv:
         nn.init.zeros_(self.conv.weight)
         return self
 
@@ -96,7 +96,7 @@ class Conv(Layer):
         x = self.activation(x)
         # Without a look ahead no step of a clip sees the padding after it.
         if mask is not None and self.behind:
-            x = mask.silenced(x)
+            x = mask.mask_padding(x)
         made: Tensor = self.conv(F.pad(x, (self.front, self.behind)))
         return made
 
@@ -140,7 +140,7 @@ class ResidualUnit(Layer):
         self.first = Conv(dim, dim, 7, dilation=dilation, causal=causal, activation=activation)
         self.second = Conv(dim, dim, 1, activation=activation)
         # A unit starts as the identity, so that depth costs nothing at the beginning.
-        self.second.begin_at_nothing()
+        self.second.zero_init()
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
         update: Tensor = self.second(self.first(x, mask))

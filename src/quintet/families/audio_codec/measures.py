@@ -47,7 +47,7 @@ def mean_in_time(values: Tensor, steps: Tensor) -> Tensor:
     return values.masked_fill(~there, 0).sum(1) / there.sum(1).clamp(min=1)
 
 
-def measured_mel(rate: int) -> MelDistance:
+def eval_mel_distance(rate: int) -> MelDistance:
     """What `mel_distance` in `eval.json` means, whatever the loss is: 80 bins, windows of about 64 ms every 10 ms."""
     window = 2 ** max(6, round(torch.log2(torch.tensor(rate * 0.064)).item()))
     return MelDistance(rate, [window], hop=max(1, rate // 100))

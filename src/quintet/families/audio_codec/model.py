@@ -64,7 +64,7 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
         """What the codes of each level stand for, (levels, codes, width)."""
         levels: list[Quantizer] = [self.quantizer]
         if isinstance(self.quantizer, ResidualQuantizer | PartedQuantizer):
-            levels = [self.quantizer.level(level) for level in range(self.levels)]
+            levels = [self.quantizer.level(level) for level in range(self.num_quantizers)]
         codes = torch.arange(self.num_codes, device=next(self.parameters()).device)
         return torch.stack([level.look_up(codes) for level in levels]).detach()
 
@@ -94,7 +94,7 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
     # --- codes ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def encode(self, waves: Tensor, lengths: Tensor | None = None, levels: int | None = None) -> Tensor:
+    def encode(self, waves: Tensor, lengths: Tensor | None = None, num_quantizers: int | None = None) -> Tensor:
         """Codes of the first `levels`, or of all; -1 in frames beyond the `lengths`, in samples, of the clips."""
         if waves.ndim != 2 or not waves.shape[1]:
             raise UsageError(f"the codec takes mono sound, (batch, samples), not the shape {tuple(waves.shape)}")
@@ -102,9 +102,9 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
             lengths = torch.full((len(waves),), waves.shape[1], device=waves.device)
         if waves.shape[1] > AT_ONCE:
             rows = zip(waves, lengths.tolist(), strict=True)
-            return _padded([self._encoded_in_chunks(wave[:length], levels) for wave, length in rows], -1)
+            return _padded([self._encoded_in_chunks(wave[:length], num_quantizers) for wave, length in rows], -1)
         present = self._present(waves, lengths)
-        codes = self.quantizer.encode(self._latents(waves, lengths, _needed(present)), present, levels)
+        codes = self.quantizer.encode(self._latents(waves, lengths, _needed(present)), present, num_quantizers)
         return self._with_levels(codes)
 
     @torch.no_grad()
@@ -119,16 +119,16 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
         made = self._waves(self._vectors(codes), None if present.all() else FrameMask(present))
         return made.masked_fill(~present.repeat_interleave(self.hop, dim=1), 0).clamp(-1, 1)
 
-    def encode_stream(self, levels: int | None = None) -> EncodeStream:
+    def encode_stream(self, num_quantizers: int | None = None) -> EncodeStream:
         """Takes a clip chunk by chunk, gives codes as soon as they are known; together they are those of `encode`."""
-        return EncodeStream(self, levels)
+        return EncodeStream(self, num_quantizers)
 
     def decode_stream(self) -> DecodeStream:
         """Takes codes frame by frame and gives waves as soon as they are known; together they are those of `decode`."""
         return DecodeStream(self)
 
-    def _encoded_in_chunks(self, wave: Tensor, levels: int | None) -> Tensor:
-        stream = self.encode_stream(levels)
+    def _encoded_in_chunks(self, wave: Tensor, num_quantizers: int | None) -> Tensor:
+        stream = self.encode_stream(num_quantizers)
         parts = [stream.push(chunk[None]) for chunk in torch.split(wave, CHUNK)]
         return torch.cat([*parts, stream.finish()], dim=1)[0]
 
@@ -168,9 +168,9 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
         return waves[:, 0]
 
     def _check(self, codes: Tensor) -> None:
-        if codes.ndim != 3 or not codes.shape[1] or not 1 <= codes.shape[2] <= self.levels:
+        if codes.ndim != 3 or not codes.shape[1] or not 1 <= codes.shape[2] <= self.num_quantizers:
             raise UsageError(
-                f"the codec takes codes (batch, frames, levels) of at most {self.levels} levels, "
+                f"the codec takes codes (batch, frames, levels) of at most {self.num_quantizers} levels, "
                 f"not the shape {tuple(codes.shape)}"
             )
 
@@ -178,9 +178,9 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
 class EncodeStream:
     """A clip, or several of one length, chunk by chunk to codes; made by `AudioCodec.encode_stream`."""
 
-    def __init__(self, codec: AudioCodec, levels: int | None) -> None:
+    def __init__(self, codec: AudioCodec, num_quantizers: int | None) -> None:
         self.codec = codec
-        self.levels = levels
+        self.num_quantizers = num_quantizers
         self._memory: Memory = {}
         self._samples = 0
         self._rest: Tensor | None = None
@@ -200,7 +200,7 @@ class EncodeStream:
     @torch.no_grad()
     def _codes(self, waves: Tensor, last: bool) -> Tensor:
         latents = self.codec.encoder.stream(waves[:, None], self._memory, last).transpose(1, 2)
-        return self.codec._with_levels(self.codec.quantizer.encode(latents, levels=self.levels))
+        return self.codec._with_levels(self.codec.quantizer.encode(latents, levels=self.num_quantizers))
 
 
 class DecodeStream:
@@ -245,7 +245,7 @@ def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
 
 
 def _quantizer(config: AudioCodecModelConfig) -> Quantizer:
-    loud = config.levels_of_loudness
+    loud = config.loudness_quantizers
     levels = config.num_quantizers if config.transform is None else (loud, config.num_quantizers - loud)
     return configured_quantizer(config, config.width, levels)
 
@@ -283,4 +283,4 @@ def _residual(config: AudioCodecModelConfig) -> Residual:
     """What is learned beside a transform, which passes as it is from the beginning."""
     into = Conv(config.width, config.dim, 3, causal=config.causal)
     out = Conv(config.dim, config.width, 3, causal=config.causal, activation=config.activation)
-    return Residual([into, *_units(config, config.dim), out.begin_at_nothing()])
+    return Residual([into, *_units(config, config.dim), out.zero_init()])

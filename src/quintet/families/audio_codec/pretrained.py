@@ -39,23 +39,23 @@ class CodecProperties:
         return self.config.codebook_size
 
     @property
-    def levels(self) -> int:
+    def num_quantizers(self) -> int:
         return self.config.num_quantizers
 
     @property
-    def rate(self) -> int:
+    def sample_rate(self) -> int:
         """Samples a second."""
         return self.config.sample_rate
 
     @property
     def frame_rate(self) -> float:
         """Frames a second."""
-        return self.rate / self.hop
+        return self.sample_rate / self.hop
 
     @property
     def bitrate(self) -> float:
         """Bits a second of codes of all levels."""
-        return self.frame_rate * self.levels * math.log2(self.num_codes)
+        return self.frame_rate * self.num_quantizers * math.log2(self.num_codes)
 
     def frames(self, samples: Tensor) -> Tensor:
         """Frames of clips of so many samples."""
@@ -116,7 +116,7 @@ class PretrainedCodec(CodecProperties, Pretrained, nn.Module):
         if self.kind == "dac":
             return torch.stack([level.codebook.weight for level in quantizer.quantizers]).detach()
         if self.kind == "encodec":
-            return torch.stack([level.codebook.embed for level in quantizer.layers[: self.levels]]).detach()
+            return torch.stack([level.codebook.embed for level in quantizer.layers[: self.num_quantizers]]).detach()
         halves = (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer)
         return torch.stack([level.codebook.embed for half in halves for level in half.layers]).detach()
 
@@ -129,17 +129,17 @@ class PretrainedCodec(CodecProperties, Pretrained, nn.Module):
         return moved
 
     @torch.no_grad()
-    def encode(self, waves: Tensor, lengths: Tensor | None = None, levels: int | None = None) -> Tensor:
+    def encode(self, waves: Tensor, lengths: Tensor | None = None, num_quantizers: int | None = None) -> Tensor:
         """Codes of the first `levels`, or of all; -1 in frames beyond the `lengths`, in samples, of the clips."""
         if waves.ndim != 2 or not waves.shape[1]:
             raise UsageError(f"the codec takes mono sound, (batch, samples), not the shape {tuple(waves.shape)}")
         sizes = [waves.shape[1]] * len(waves) if lengths is None else lengths.tolist()
         count = -(-waves.shape[1] // self.hop)
-        codes = torch.full((len(waves), count, self.levels), -1, dtype=torch.int64, device=waves.device)
+        codes = torch.full((len(waves), count, self.num_quantizers), -1, dtype=torch.int64, device=waves.device)
         for size, rows in _rows_by(sizes).items():
             made = self._codes(waves[rows, :size])
             codes[rows, : made.shape[1]] = made
-        return codes[..., :levels]
+        return codes[..., :num_quantizers]
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -177,9 +177,9 @@ class PretrainedCodec(CodecProperties, Pretrained, nn.Module):
 
     def _checked(self, codes: Tensor) -> list[int]:
         """How many frames each row has."""
-        if codes.ndim != 3 or not codes.shape[1] or not 1 <= codes.shape[2] <= self.levels:
+        if codes.ndim != 3 or not codes.shape[1] or not 1 <= codes.shape[2] <= self.num_quantizers:
             raise UsageError(
-                f"the codec takes codes (batch, frames, levels) of at most {self.levels} levels, "
+                f"the codec takes codes (batch, frames, levels) of at most {self.num_quantizers} levels, "
                 f"not the shape {tuple(codes.shape)}"
             )
         present = (codes >= 0).all(-1)

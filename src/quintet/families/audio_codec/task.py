@@ -25,7 +25,7 @@ from quintet.families.audio_codec.discriminators import (
 from quintet.families.audio_codec.measures import (
     MelDistance,
     audible,
-    measured_mel,
+    eval_mel_distance,
     si_sdr,
     stft_distance,
     waveform_distance,
@@ -60,7 +60,7 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
     def __init__(self, config: AudioCodecConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen, modules)
         self.mel = MelDistance(config.model.sample_rate, config.loss.mel_windows)
-        self.measured_mel = measured_mel(config.model.sample_rate)
+        self.eval_mel_distance = eval_mel_distance(config.model.sample_rate)
 
     @property
     def trainable(self) -> bool:
@@ -145,12 +145,12 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         heard = audible(waves, lengths)
         sums = {
             "count": torch.tensor(float(len(waves)), device=waves.device),
-            "mel_distance": self.measured_mel.to(waves.device)(made, waves, lengths).double().sum(),
+            "mel_distance": self.eval_mel_distance.to(waves.device)(made, waves, lengths).double().sum(),
             "stft_distance": stft_distance(made, waves, lengths).double().sum(),
             # Of silence there is no such ratio.
             "heard": heard.sum().double(),
             "si_sdr": si_sdr(made, waves)[heard].double().sum(),
-            "codes": count_codes(codes, self.model.num_codes, self.model.levels),
+            "codes": count_codes(codes, self.model.num_codes, self.model.num_quantizers),
         }
         return Statistics(sums)
 
@@ -176,9 +176,9 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         for number, (name, length) in enumerate(zip(batch.names, lengths.tolist(), strict=True)):
             for what, sounds in (("input", waves), ("reconstruction", made)):
                 wave = sounds[number, :length].float().cpu()
-                write = partial(write_audio, wave, rate=codec.rate)
+                write = partial(write_audio, wave, rate=codec.sample_rate)
                 artifacts.append(Artifact(f"{number:03d}-{what}.wav", write, {"item": name, "what": what}))
-                pictures.append(spectrogram(wave, codec.rate, width=SHOWN))
+                pictures.append(spectrogram(wave, codec.sample_rate, width=SHOWN))
         sheet = image_grid(pictures, columns=2)
         about = {"columns": "input, reconstruction", "items": list(batch.names)}
         picture = Artifact("spectrograms.png", partial(write_image, sheet), about, torch.from_numpy(sheet))

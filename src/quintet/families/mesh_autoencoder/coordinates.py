@@ -43,7 +43,7 @@ class CoordinateTokenizer(FaceTokenizer, Pretrained, nn.Module):
         return 3 * self.config.vertices_per_face
 
     @property
-    def levels(self) -> int:
+    def num_quantizers(self) -> int:
         return 1
 
     def encode(self, meshes: Meshes) -> Tensor:

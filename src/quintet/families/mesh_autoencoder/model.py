@@ -77,7 +77,7 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
         return self.config.vertices_per_face * self.quantizer.levels
 
     @property
-    def levels(self) -> int:
+    def num_quantizers(self) -> int:
         """Codes of a vertex, each of a vocabulary of its own."""
         return self.quantizer.levels
 

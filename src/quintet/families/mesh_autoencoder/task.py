@@ -96,7 +96,7 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
                 "coordinates": torch.tensor(float(away.numel())),
                 "coordinate_accuracy": (away <= 1).sum().double(),
                 "coordinate_exact": (away == 0).sum().double(),
-                "codes": count_codes(codes.cpu(), model.num_codes, model.levels),
+                "codes": count_codes(codes.cpu(), model.num_codes, model.num_quantizers),
             }
         )
 

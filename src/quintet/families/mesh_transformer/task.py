@@ -110,10 +110,10 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         made = pipeline.generate(batch["texts"], batch.rng)
         meshes, real = pipeline.decode(made.rows), _reconstruct(pipeline, batch)
         sums = {"made": torch.tensor(float(len(meshes)), dtype=torch.float64)}
-        sums |= soundness(meshes, made.ended.tolist())
+        sums |= validity_sums(meshes, made.ended.tolist())
         judge = judge_of(batch, split)
         rows = {} if judge is None else judged_rows(judge, batch, split, meshes, real)
-        return Statistics(sums, {"made": clouds(meshes), "real": clouds(real), **rows})
+        return Statistics(sums, {"made": point_clouds(meshes), "real": point_clouds(real), **rows})
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = {name: float(value) for name, value in statistics.sums.items()}
@@ -152,7 +152,7 @@ def _reconstruct(pipeline: MeshTransformerPipeline, batch: Batch) -> list[Mesh]:
     return pipeline.decode([codes.to(device) for codes in whole])
 
 
-def soundness(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Tensor]:
+def validity_sums(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Tensor]:
     """Sums over meshes as they were generated, nothing mended; one that had to be cut off is not sound."""
     found = {
         "valid": [end and is_valid(mesh) for mesh, end in zip(meshes, ended, strict=True)],
@@ -162,7 +162,7 @@ def soundness(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Tensor
     return {name: torch.tensor(float(sum(values)), dtype=torch.float64) for name, values in found.items()}
 
 
-def clouds(meshes: Sequence[Mesh]) -> Tensor:
+def point_clouds(meshes: Sequence[Mesh]) -> Tensor:
     """Points (meshes, points, 3), the same for the same mesh."""
     return torch.from_numpy(np.stack([cloud(mesh) for mesh in meshes]).astype(np.float32))
 

@@ -19,12 +19,12 @@ MASKS = 4
 """Numbers that a clip's masks take: width and place of the band, and of the stretch."""
 
 
-def draw_masks(rng: ItemRNG) -> Tensor:
-    """What `hide` takes, `(batch, 4)`."""
+def mask_noise(rng: ItemRNG) -> Tensor:
+    """What `spec_augment` takes, `(batch, 4)`."""
     return rng.uniform("spectrogram masks", MASKS)
 
 
-def hide(spectrogram: Tensor, frames: Tensor, masks: Tensor, config: AudioTowerConfig) -> Tensor:
+def spec_augment(spectrogram: Tensor, frames: Tensor, masks: Tensor, config: AudioTowerConfig) -> Tensor:
     """Spectrograms `(batch, bins, windows)`, of which so many windows are sound, with a band and a stretch at zero."""
     width, place = masks[:, 0] * config.frequency_mask, masks[:, 1]
     bins = torch.arange(spectrogram.shape[1], device=spectrogram.device)
@@ -42,7 +42,7 @@ def _span(numbers: Tensor, width: Tensor, place: Tensor, length: Tensor) -> Tens
     return (numbers >= start[:, None]) & (numbers < (start + width)[:, None])
 
 
-def without_words(texts: Sequence[str], rng: ItemRNG, share: float) -> list[str]:
+def drop_words(texts: Sequence[str], rng: ItemRNG, share: float) -> list[str]:
     """Captions without some of their words: half of them whole, of the others up to `share`, never all."""
     most = 2 * rng.uniform("words left out") - 1
     words = [text.split() for text in texts]
@@ -58,7 +58,7 @@ def _kept(words: list[str], chances: Tensor, share: float) -> list[str]:
     return kept or [words[int(chances.argmax())]]
 
 
-def keep_patches(present: Tensor, order: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+def drop_patches(present: Tensor, order: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     """The numbers of the patches that stay, `(batch, kept)`, and which of them hold sound.
 
     `present` tells which patches hold sound, `order` is a random number for each. Every clip loses a share of its own

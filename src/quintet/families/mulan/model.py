@@ -16,7 +16,7 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNModelConfig
-from quintet.families.mulan.towers import AudioSpectrogramTransformer, Hiding, Prepared, TextTransformer
+from quintet.families.mulan.towers import AudioSpectrogramTransformer, Prepared, SpecAugmentNoise, TextTransformer
 from quintet.nn.quantize import make_quantizer
 
 __all__ = ["AudioSpectrogramTransformer", "MuLaN", "MuLaNEmbedQuantizer", "TextTransformer", "Vectors"]
@@ -72,7 +72,7 @@ class MuLaN(Pretrained, nn.Module):
         self.bias = nn.Parameter(torch.full((states,), FIRST_BIAS)) if config.contrastive_loss == "sigmoid" else None
 
     @property
-    def rate(self) -> int:
+    def sample_rate(self) -> int:
         """Samples a second of what it hears."""
         return self.config.audio.sample_rate
 
@@ -80,10 +80,12 @@ class MuLaN(Pretrained, nn.Module):
     def latent_dim(self) -> int:
         return self.config.latent_dim
 
-    def forward(self, waves: Tensor, lengths: Tensor, text: Tensor, mask: Tensor, hiding: Hiding | None) -> Vectors:
+    def forward(
+        self, waves: Tensor, lengths: Tensor, text: Tensor, mask: Tensor, augment_noise: SpecAugmentNoise | None
+    ) -> Vectors:
         """Both views of a batch, in training; `text` and `mask` are what `prepare` made."""
         config = self.config
-        audio = self.audio(waves, lengths, hiding, _evenly(config.audio.depth, config.intermediate_losses))
+        audio = self.audio(waves, lengths, augment_noise, _evenly(config.audio.depth, config.intermediate_losses))
         texts = self.text(text, mask, _evenly(config.text.depth, config.intermediate_losses))
         return Vectors(_latents(self.audio_to_latent, audio), _latents(self.text_to_latent, texts), *self._sharpness())
 
@@ -134,20 +136,20 @@ class MuLaNEmbedQuantizer(nn.Module):
     def __init__(
         self,
         latent_dim: int,
-        levels: int = 8,
+        num_quantizers: int = 8,
         codebook_size: int = 1024,
         *,
         positions: int = 1024,
     ) -> None:
         super().__init__()
-        if levels < 1:
-            raise UsageError(f"MuLaNEmbedQuantizer needs levels of at least 1, not {levels}")
+        if num_quantizers < 1:
+            raise UsageError(f"MuLaNEmbedQuantizer needs num_quantizers of at least 1, not {num_quantizers}")
         # Vectors that take part in no gradient: nothing has to commit itself to a code.
         self.quantizer = make_quantizer(
             "vq",
             latent_dim,
             codebook_size,
-            levels,
+            num_quantizers,
             commitment_weight=0.0,
             revive_below=FEWEST * positions / codebook_size,
         )

@@ -87,7 +87,7 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
     @property
     def sample_rate(self) -> int:
         """Samples per second of what the model hears; clips of another rate are resampled."""
-        return self.mulan.rate
+        return self.mulan.sample_rate
 
     def embed_audio(self, waves: Sequence[Tensor], rate: int) -> Tensor:
         """Vectors (clips, dim), of length one, of mono clips (samples,) at a rate, each of its own length."""

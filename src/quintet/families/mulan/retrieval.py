@@ -20,14 +20,14 @@ def retrieval_metrics(audio: Tensor, text: Tensor, captions: Tensor) -> dict[str
     """Recall, median rank and mean reciprocal rank, both ways. Any clip of the same caption is a right answer."""
     figures: dict[str, float] = {}
     for name, asked, answers in (("text_to_audio", text, audio), ("audio_to_text", audio, text)):
-        ranks = ranks_of(asked, answers, captions)
+        ranks = best_ranks(asked, answers, captions)
         figures.update({f"{name}_r{most}": float((ranks <= most).double().mean()) for most in RECALLS})
         figures[f"{name}_median_rank"] = float(ranks.double().median())
         figures[f"{name}_mrr"] = float((1 / ranks.double()).mean())
     return figures
 
 
-def ranks_of(asked: Tensor, answers: Tensor, groups: Tensor) -> Tensor:
+def best_ranks(asked: Tensor, answers: Tensor, groups: Tensor) -> Tensor:
     """The place of the best right answer to each question, 1 being the first.
 
     An answer is right that is of the same group. Of equal scores the right one stands last, so that a model that
@@ -42,7 +42,7 @@ def ranks_of(asked: Tensor, answers: Tensor, groups: Tensor) -> Tensor:
     return torch.cat(ranks)
 
 
-def first_of_each(groups: Tensor, most: int) -> Tensor:
+def first_per_group(groups: Tensor, most: int) -> Tensor:
     """The places of the first row of each group, at most so many."""
     seen: dict[int, int] = {}
     for place, group in enumerate(groups.tolist()):

@@ -20,12 +20,12 @@ from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.data.audio import pad_windows
 from quintet.data.splits import Splits
-from quintet.families.mulan.augment import without_words
+from quintet.families.mulan.augment import drop_words
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import mulan_splits
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_metrics
+from quintet.families.mulan.retrieval import caption_number, first_per_group, label_in, retrieval_metrics
 from quintet.families.mulan.towers import Prepared
 from quintet.media.chart import draw_matrix
 from quintet.media.image import write_image
@@ -140,7 +140,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         if "quantized" in sums:
             figures["quantizer_similarity"] = float(sums["quantized"] / len(audio))
         if self.config.eval.distinct_captions:
-            chosen = first_of_each(captions, self.config.eval.distinct_captions)
+            chosen = first_per_group(captions, self.config.eval.distinct_captions)
             audio, text, captions = audio[chosen], text[chosen], captions[chosen]
         figures |= retrieval_metrics(audio, text, captions)
         figures["compared"] = float(len(audio))
@@ -170,15 +170,15 @@ class MuLaNTask(Task[MuLaNConfig]):
             prepared = tower.prepare_ids(batch["token_ids"])
         else:
             texts = batch["texts"]
-            prepared = tower.prepare(without_words(texts, batch.rng, word_dropout) if word_dropout else texts)
+            prepared = tower.prepare(drop_words(texts, batch.rng, word_dropout) if word_dropout else texts)
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
 
     def _vectors(self, modules: Modules, batch: Batch) -> Vectors:
         """A batch as training sees it."""
-        hiding = self.mulan.audio.hiding(batch.rng).to(batch["wavs"].device)
+        augment_noise = self.mulan.audio.augment_noise(batch.rng).to(batch["wavs"].device)
         prepared = self._texts(batch, word_dropout=self.config.data.word_dropout)
-        vectors: Vectors = modules["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
+        vectors: Vectors = modules["mulan"](batch["wavs"], batch["lengths"], *prepared, augment_noise)
         return vectors
 
 

@@ -20,7 +20,7 @@ from quintet.common.rng import ItemRNG
 from quintet.config import validate
 from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
-from quintet.families.mulan.augment import draw_masks, hide, keep_patches
+from quintet.families.mulan.augment import drop_patches, mask_noise, spec_augment
 from quintet.families.mulan.config import TOKENS, AudioTowerConfig, TextTowerConfig, TowerConfig
 from quintet.media.mel import LogMel
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
@@ -32,15 +32,15 @@ Prepared = tuple[Tensor, Tensor]
 """Symbols `(batch, length)`, or a frozen encoder's vectors with a width behind; and which of them are there."""
 
 
-class Hiding(NamedTuple):
+class SpecAugmentNoise(NamedTuple):
     """The random numbers by which parts of a batch are hidden in training."""
 
     masks: Tensor
     order: Tensor
     """Of the patches of the longest clip, `(batch, rows, columns)`."""
 
-    def to(self, device: torch.device) -> Hiding:
-        return Hiding(*(numbers.to(device) for numbers in self))
+    def to(self, device: torch.device) -> SpecAugmentNoise:
+        return SpecAugmentNoise(*(numbers.to(device) for numbers in self))
 
 
 class AudioSpectrogramTransformer(nn.Module):
@@ -65,7 +65,7 @@ class AudioSpectrogramTransformer(nn.Module):
         )
 
     def forward(
-        self, waves: Tensor, lengths: Tensor, hiding: Hiding | None = None, after: Sequence[int] = ()
+        self, waves: Tensor, lengths: Tensor, augment_noise: SpecAugmentNoise | None = None, after: Sequence[int] = ()
     ) -> Tensor:
         """One vector a clip for each of the blocks `after` and the last norm, `(batch, states, dim)`.
 
@@ -73,15 +73,15 @@ class AudioSpectrogramTransformer(nn.Module):
         """
         frames = self.log_mel.frames(lengths)
         spectrogram = self._normalised(waves, frames)
-        if hiding is not None:
-            spectrogram = hide(spectrogram, frames, hiding.masks, self.config)
+        if augment_noise is not None:
+            spectrogram = spec_augment(spectrogram, frames, augment_noise.masks, self.config)
         patches = self._patches(spectrogram)
         columns = patches.shape[1] // self.config.grid[0]
         present = self._present(frames, columns)
         places = self._places(columns, patches.device).expand(len(patches), -1)
-        if hiding is not None and self.config.patch_dropout:
-            order = hiding.order[:, :, :columns].flatten(1)
-            kept, present = keep_patches(present, order, self.config.patch_dropout)
+        if augment_noise is not None and self.config.patch_dropout:
+            order = augment_noise.order[:, :, :columns].flatten(1)
+            kept, present = drop_patches(present, order, self.config.patch_dropout)
             patches, places = patches.take_along_dim(kept[..., None], dim=1), places.gather(1, kept)
         vectors = self.project(patches.to(self.project.weight.dtype))
         return pooled_states(self.transformer, vectors, present, after, places)
@@ -97,9 +97,9 @@ class AudioSpectrogramTransformer(nn.Module):
         state = next(islice(blocks, layer - 1, None))
         return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
 
-    def hiding(self, rng: ItemRNG) -> Hiding:
+    def augment_noise(self, rng: ItemRNG) -> SpecAugmentNoise:
         """What `forward` hides of a batch. It does not depend on how long the other clips of the batch are."""
-        return Hiding(draw_masks(rng), rng.uniform("patches", *self.config.grid))
+        return SpecAugmentNoise(mask_noise(rng), rng.uniform("patches", *self.config.grid))
 
     @torch.no_grad()
     def level(self, waves: Tensor, lengths: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Conditioning is named tensors, batch first. `frames (batch, frames)` is always among them and says which frames are
 there. `semantic (batch, frames, tokens)` are the semantic tokens that lie over each frame. `clip (batch, condition_dim)`
-is the vector, `clip_there (batch,)` whether there is one. What is dropped, for guidance, is not zero but a learned
+is the vector, `clip_valid (batch,)` whether there is one. What is dropped, for guidance, is not zero but a learned
 vector of its own.
 """
 
@@ -72,7 +72,7 @@ class Conditioner(nn.Module):
                 raise UsageError(
                     f"vectors of shape {tuple(clip.shape)} are not {rows} of model.condition_dim={self.config.condition_dim}"
                 )
-            conditioning.update(clip=clip.to(device), clip_there=keep)
+            conditioning.update(clip=clip.to(device), clip_valid=keep)
         elif clip is not None:
             raise UsageError("this model is told no vector of a clip (model.condition_dim)")
         return conditioning
@@ -87,7 +87,7 @@ class Conditioner(nn.Module):
         if self.semantic is not None:
             parts.append(self.semantic(conditioning["semantic"]).mean(2))
         if self.clip is not None:
-            there = conditioning["clip_there"][:, None]
+            there = conditioning["clip_valid"][:, None]
             # Where vectors come from decides their length; the model should not feel it.
             clip = conditioning["clip"].masked_fill(~there, 0).to(self.clip.weight.dtype)
             vectors = self.clip(F.layer_norm(clip, clip.shape[-1:]))

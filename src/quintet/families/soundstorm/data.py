@@ -88,12 +88,12 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
 
 def clip_splits(config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None) -> Splits:
     """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
-    media = audio_folder_splits(config.data, tokenizer.model.rate, opening=True)
-    say_resampled(media.train, tokenizer.model.rate, "the tokenizer")
-    return coded_splits(config, tokenizer, conditioner, media)
+    media = audio_folder_splits(config.data, tokenizer.model.sample_rate, opening=True)
+    say_resampled(media.train, tokenizer.model.sample_rate, "the tokenizer")
+    return encode_splits(config, tokenizer, conditioner, media)
 
 
-def coded_splits(
+def encode_splits(
     config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None, media: Splits
 ) -> Splits:
     """The same items as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
@@ -102,7 +102,7 @@ def coded_splits(
     )
     clips = heard = None
     if conditioner is not None:
-        encoder = conditioner.token_encoder(tokenizer.model.rate)
+        encoder = conditioner.token_encoder(tokenizer.model.sample_rate)
         heard = tokenized_splits(encoder, media, "clips heard", cache=config.data.cache_dir)
         clips = {"train": heard.train, "validation": heard.validation, **heard.extra_splits}
     captions = (
@@ -203,7 +203,7 @@ SEMANTIC = Field(
 )
 
 
-def hold_tokens(dataset: Indexable, declared: Sequence[str] | None) -> bool:
+def has_token_ids(dataset: Indexable, declared: Sequence[str] | None) -> bool:
     """Whether the items of a data set are token ids and not sounds."""
     declared = declared or getattr(dataset, "data_kwargs", None)
     item = dataset[0]

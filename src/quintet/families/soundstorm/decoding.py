@@ -23,7 +23,7 @@ LevelObserver = Callable[[int, int, Tensor, Tensor], None]
 """Told the level, the step, the codes of all levels after it, and which of the level's are masked."""
 
 
-def for_levels(settings: Sampling, steps: Sequence[int], levels: int) -> list[Sampling]:
+def level_settings(settings: Sampling, steps: Sequence[int], levels: int) -> list[Sampling]:
     """Settings of each level: the same ones but for the number of steps, of which the last holds on."""
     if not 1 <= len(steps) <= levels:
         raise UsageError(f"sample.steps has {len(steps)} numbers for {levels} levels; give one for each, or fewer")
@@ -112,7 +112,7 @@ class _Level:
 
     def critic(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         levels = torch.full((len(tokens),), self.number, device=tokens.device)
-        scores: Tensor = self.model(self.among(conditioning["codes"], tokens), conditioning, levels, want="scores")
+        scores: Tensor = self.model(self.among(conditioning["codes"], tokens), conditioning, levels, output="scores")
         return scores
 
     def watch(self, codes: Tensor, step: int, tokens: Tensor, masked: Tensor) -> None:
@@ -121,10 +121,10 @@ class _Level:
 
 
 def _check(model: SoundStorm, canvas: Tensor, frames: Tensor, settings: Sequence[Sampling]) -> None:
-    if canvas.shape != (*frames.shape, model.levels) or len(settings) != model.levels:
+    if canvas.shape != (*frames.shape, model.num_quantizers) or len(settings) != model.num_quantizers:
         raise UsageError(
             f"a canvas of shape {tuple(canvas.shape)} and settings of {len(settings)} levels do not fit "
-            f"{tuple(frames.shape)} frames of {model.levels} levels"
+            f"{tuple(frames.shape)} frames of {model.num_quantizers} levels"
         )
     if canvas.numel() and int(canvas.max()) >= model.mask_id:
         raise UsageError(f"a given code is {int(canvas.max())}, but there are only {model.mask_id} (model.num_codes)")

@@ -18,7 +18,7 @@ from quintet.sampling.masked import Schedule, cosine, training_mask
 
 
 @dataclass(frozen=True)
-class Hidden:
+class MaskedCodes:
     """Codes as training shows them; the codes they were made of are not written to."""
 
     tokens: Tensor
@@ -36,7 +36,7 @@ class Hidden:
         return self.tokens.masked_scatter(self.where[..., None] & own[:, None], guesses.to(self.tokens.dtype))
 
 
-def hide(
+def mask_codes(
     codes: Tensor,
     frames: Tensor,
     rng: ItemRNG,
@@ -45,7 +45,7 @@ def hide(
     span: int = 1,
     coarse_bias: float = 1.0,
     name: str = "hide",
-) -> Hidden:
+) -> MaskedCodes:
     """Hide a part of codes (batch, frames, levels), of which those are there that `frames` (batch, frames) says.
 
     `coarse_bias` above 1 asks for coarse levels more often: the lowest of so many even draws, if it is a whole number.
@@ -53,10 +53,10 @@ def hide(
     lengths = frames.sum(1)
     prompts = (rng.uniform(f"{name}-prompt").to(codes.device) * lengths).long().minimum(lengths - 1)
     levels = _levels(rng, codes.shape[-1], coarse_bias, f"{name}-level").to(codes.device)
-    return hide_level(codes, frames, prompts, levels, rng, mask_id, schedule, span, name)
+    return mask_level(codes, frames, prompts, levels, rng, mask_id, schedule, span, name)
 
 
-def hide_level(
+def mask_level(
     codes: Tensor,
     frames: Tensor,
     prompts: Tensor,
@@ -66,7 +66,7 @@ def hide_level(
     schedule: Schedule = cosine,
     span: int = 1,
     name: str = "hide",
-) -> Hidden:
+) -> MaskedCodes:
     """The same for prompts (batch,) of so many frames and levels (batch,) that are given, as validation does."""
     _check(codes, frames, mask_id)
     behind = frames & (torch.arange(codes.shape[1], device=codes.device) >= prompts[:, None])
@@ -75,7 +75,7 @@ def hide_level(
     own, finer = numbers == levels[:, None], numbers > levels[:, None]
     hidden = (own[:, None] & where[..., None]) | (finer[:, None] & behind[..., None])
     targets = codes.gather(2, levels[:, None, None].expand(-1, codes.shape[1], 1))[..., 0]
-    return Hidden(codes.masked_fill(hidden, mask_id), levels, where, targets[where])
+    return MaskedCodes(codes.masked_fill(hidden, mask_id), levels, where, targets[where])
 
 
 def _levels(rng: ItemRNG, levels: int, coarse_bias: float, name: str) -> Tensor:

@@ -21,7 +21,7 @@ from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conformer import Conformer
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 
-Wanted = Literal["logits", "scores", "vectors"]
+OutputKind = Literal["logits", "scores", "vectors"]
 
 MAX_FRAMES = 1500
 """Where nothing says how long clips are: half a minute of a usual codec."""
@@ -38,13 +38,13 @@ class ConformerWrapper(nn.Module):
         config = config or validate(SoundStormModelConfig, keywords)
         if config.num_codes is None or config.num_quantizers is None:
             raise UsageError("model.num_codes and model.num_quantizers are needed where no tokenizer gives them")
-        self.levels: int = config.num_quantizers
+        self.num_quantizers: int = config.num_quantizers
         self.mask_id: int = config.num_codes
         self.max_frames = max_frames = config.max_frames or MAX_FRAMES
         self.config = config = config.model_copy(update={"max_frames": max_frames})
         # Rows of its own for each level, the last of them its mask; the sum over levels starts at the usual scale.
-        self.embedding = nn.Embedding(self.levels * (self.mask_id + 1), config.dim)
-        nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE * self.levels**-0.5)
+        self.embedding = nn.Embedding(self.num_quantizers * (self.mask_id + 1), config.dim)
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE * self.num_quantizers**-0.5)
         # Where nothing is known yet all frames are alike, and distances alone cannot tell the middle ones apart.
         self.positions = LearnedPositions((max_frames,), config.dim) if config.position_embedding else None
         self.conditions = Conditioner(config)
@@ -71,7 +71,7 @@ class ConformerWrapper(nn.Module):
         self._check(codes, frames)
         # What stands in padding need not be a code, and reaches no frame.
         codes = codes.masked_fill(~frames[..., None], self.mask_id)
-        ids = codes + (self.mask_id + 1) * torch.arange(self.levels, device=codes.device)
+        ids = codes + (self.mask_id + 1) * torch.arange(self.num_quantizers, device=codes.device)
         x = F.embedding_bag(ids.flatten(0, 1), self.embedding.weight, mode="sum").view(*codes.shape[:2], -1)
         if self.positions is not None:
             x = x + self.positions((codes.shape[1],))
@@ -86,10 +86,10 @@ class ConformerWrapper(nn.Module):
         return out
 
     def _check(self, codes: Tensor, frames: Tensor) -> None:
-        if codes.dim() != 3 or codes.shape[:2] != frames.shape or codes.shape[2] != self.levels:
+        if codes.dim() != 3 or codes.shape[:2] != frames.shape or codes.shape[2] != self.num_quantizers:
             raise UsageError(
                 f"codes of shape {tuple(codes.shape)} are not (batch, frames, levels) of {tuple(frames.shape)} frames "
-                f"and model.num_quantizers={self.levels}"
+                f"and model.num_quantizers={self.num_quantizers}"
             )
         if codes.shape[1] > self.max_frames:
             raise UsageError(f"{codes.shape[1]} frames are more than model.max_frames={self.max_frames}")
@@ -110,10 +110,10 @@ class SoundStorm(Pretrained, nn.Module):
             raise UsageError(f"SoundStorm takes a net, or the keys of model.* ({', '.join(keywords)}), not both")
         self.net = net if isinstance(net, ConformerWrapper) else ConformerWrapper(net, **keywords)
         self.config = config = self.net.config
-        self.levels, self.mask_id = self.net.levels, self.net.mask_id
+        self.num_quantizers, self.mask_id = self.net.num_quantizers, self.net.mask_id
         # One parameter for all levels: every step gives all of it a gradient, whatever levels are drawn.
-        self.head_weights = nn.Parameter(torch.empty(self.levels, self.mask_id, config.dim))
-        self.head_biases = nn.Parameter(torch.zeros(self.levels, self.mask_id))
+        self.head_weights = nn.Parameter(torch.empty(self.num_quantizers, self.mask_id, config.dim))
+        self.head_biases = nn.Parameter(torch.zeros(self.num_quantizers, self.mask_id))
         nn.init.uniform_(self.head_weights, -(config.dim**-0.5), config.dim**-0.5)
         self.to_score: nn.Linear | None = None
         if config.self_critic:
@@ -123,13 +123,13 @@ class SoundStorm(Pretrained, nn.Module):
             nn.init.zeros_(self.to_score.bias)
 
     @torch.no_grad()
-    def start_from(self, codebooks: Tensor) -> None:
+    def init_from_codebooks(self, codebooks: Tensor) -> None:
         """Let similar codes of a level start alike: `codebooks` is (levels, codes, code_dim), the codec's vectors."""
-        if codebooks.dim() != 3 or codebooks.shape[:2] != (self.levels, self.mask_id):
+        if codebooks.dim() != 3 or codebooks.shape[:2] != (self.num_quantizers, self.mask_id):
             raise UsageError(
-                f"codebooks of shape {tuple(codebooks.shape)} are not {self.levels} levels of {self.mask_id} codes"
+                f"codebooks of shape {tuple(codebooks.shape)} are not {self.num_quantizers} levels of {self.mask_id} codes"
             )
-        embeddings = self.net.embedding.weight.view(self.levels, self.mask_id + 1, -1)[:, : self.mask_id]
+        embeddings = self.net.embedding.weight.view(self.num_quantizers, self.mask_id + 1, -1)[:, : self.mask_id]
         for weights, level in zip((*embeddings, *self.head_weights), (*codebooks, *codebooks), strict=True):
             init_from_codebook(weights, level)
 
@@ -150,7 +150,7 @@ class SoundStorm(Pretrained, nn.Module):
         levels: Tensor,
         where: Tensor | None = None,
         previous: Tensor | None = None,
-        want: Wanted = "logits",
+        output: OutputKind = "logits",
     ) -> Tensor:
         """Logits of each row's level, (batch, frames, codes); with `where` (batch, frames) only there, (places, codes).
 
@@ -159,9 +159,9 @@ class SoundStorm(Pretrained, nn.Module):
         module's call alone.
         """
         vectors: Tensor = self.net(codes, conditioning, previous)
-        if want == "vectors":
+        if output == "vectors":
             return vectors
-        if want == "scores":
+        if output == "scores":
             if self.to_score is None:
                 raise UsageError("this model has no critic of its own (model.self_critic)")
             scores: Tensor = self.to_score(vectors)[..., 0]

@@ -83,7 +83,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
     @property
     def sample_rate(self) -> int:
         """Samples per second of the waves."""
-        rate: int = self.codec.rate
+        rate: int = self.codec.sample_rate
         return rate
 
     @property
@@ -156,7 +156,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         nearest is kept. `prompt` are the codes (clips, frames of it, levels) that they begin with.
         """
         frames, settings = conditioning["frames"], self.sampling()
-        canvas = decoding.canvas(frames, self.soundstorm.levels, prompt)
+        canvas = decoding.canvas(frames, self.soundstorm.num_quantizers, prompt)
         best: GeneratedAudio | None = None
         for candidate in range(self.config.sample.best_of if wanted is not None else 1):
             own = ItemRNG(seed_from(rng.seed, candidate), rng.epochs, rng.items) if candidate else rng
@@ -183,9 +183,9 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
 
     def sampling(self) -> list[masked.Sampling]:
         """How each level is decoded; steps of levels that the codec does not have are left out."""
-        config, levels = self.config.sample, self.soundstorm.levels
+        config, levels = self.config.sample, self.soundstorm.num_quantizers
         settings = masked.settings_of(config, config.steps[0], self.guidance, config.top_k, config.greedy_last_step)
-        return decoding.for_levels(settings, config.steps[:levels], levels)
+        return decoding.level_settings(settings, config.steps[:levels], levels)
 
     def _check(self, texts: Sequence[str]) -> None:
         """Refuse texts that the model cannot be given."""
@@ -224,11 +224,11 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         codec, longest = self.codec, self.soundstorm.net.max_frames
         try:
             header = read_header(path)
-            samples = read_audio(path, codec.rate, frames=(longest + 1) * codec.hop, header=header)
+            samples = read_audio(path, codec.sample_rate, frames=(longest + 1) * codec.hop, header=header)
         except UnreadableItem as problem:
             raise UsageError(f"--prompt {path}: {problem}") from None
-        if header.rate != codec.rate:
-            say(f"{path}: resampled from {header.rate} Hz to the {codec.rate} Hz of the tokenizer")
+        if header.rate != codec.sample_rate:
+            say(f"{path}: resampled from {header.rate} Hz to the {codec.sample_rate} Hz of the tokenizer")
         # Whole frames: what filled up the last one would be silence in the middle of the clip.
         whole = max(1, samples.shape[1] // codec.hop)
         if whole >= num_frames:
@@ -239,10 +239,10 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
             )
         samples = samples[:, : whole * codec.hop]
         if self.config.data.loudness is not None:
-            samples = to_loudness(samples, codec.rate, self.config.data.loudness)
+            samples = to_loudness(samples, codec.sample_rate, self.config.data.loudness)
         with self.inference():
             codes: Tensor = codec.encode(torch.from_numpy(samples).to(self.device))
-        return codes[..., : self.soundstorm.levels]
+        return codes[..., : self.soundstorm.num_quantizers]
 
 
 def codec_of(frozen: Frozen) -> Any:
@@ -260,8 +260,10 @@ def _fit_to_codec(config: SoundStormConfig, tokenizer: Pipeline[Any]) -> SoundSt
         )
     found = {"model.num_codes": codec.num_codes, "model.frame_rate": codec.frame_rate}
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
-    config = config.changed({"model.num_quantizers": min(config.model.num_quantizers or codec.levels, codec.levels)})
-    needed = -(-max(1, round(config.data.seconds * codec.rate)) // codec.hop)
+    config = config.changed(
+        {"model.num_quantizers": min(config.model.num_quantizers or codec.num_quantizers, codec.num_quantizers)}
+    )
+    needed = -(-max(1, round(config.data.seconds * codec.sample_rate)) // codec.hop)
     if config.model.max_frames is None:
         return config.changed({"model.max_frames": needed})
     if config.model.max_frames < needed:

@@ -19,7 +19,7 @@ from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
 from quintet.families.soundstorm import data
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.masking import Hidden, hide, hide_level
+from quintet.families.soundstorm.masking import MaskedCodes, mask_codes, mask_level
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
 from quintet.families.soundstorm.pipeline import SPECTROGRAM_WIDTH, GeneratedAudio, SoundStormPipeline, codec_of
 from quintet.media.audio import write_audio
@@ -54,7 +54,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         self.soundstorm = own.soundstorm
         if self.is_new and tokenizer is not None and hasattr(tokenizer.model, "codebooks"):
             # Codes that sound alike start alike: the model need not learn that from the clips.
-            self.soundstorm.start_from(tokenizer.model.codebooks[: self.soundstorm.levels])
+            self.soundstorm.init_from_codebooks(tokenizer.model.codebooks[: self.soundstorm.num_quantizers])
         self.phases = [self._phase()]
 
     def _phase(self) -> Phase:
@@ -87,7 +87,7 @@ class SoundStormTask(Task[SoundStormConfig]):
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         loss, model = self.config.loss, self.soundstorm
         schedule = masked.SCHEDULES[loss.mask_schedule]
-        hidden = hide(
+        hidden = mask_codes(
             batch["codes"], batch["frames"], batch.rng, model.mask_id, schedule, loss.mask_span, loss.coarse_bias
         )
         keep = batch.rng.uniform("keep condition") >= loss.cond_drop_prob
@@ -115,12 +115,12 @@ class SoundStormTask(Task[SoundStormConfig]):
             clip = self.conditioner.conditioning(clip)
         return self.soundstorm.conditioning(batch["frames"], semantic, clip, keep)
 
-    def _own_vectors(self, batch: Batch, hidden: Hidden, conditioning: dict[str, Tensor]) -> Tensor | None:
+    def _own_vectors(self, batch: Batch, hidden: MaskedCodes, conditioning: dict[str, Tensor]) -> Tensor | None:
         """What the model makes of the same clips without help, for most rows; the others learn to do without."""
         if not self.config.model.self_conditioning:
             return None
         with torch.no_grad():
-            vectors: Tensor = self.soundstorm(hidden.tokens, conditioning, hidden.levels, want="vectors")
+            vectors: Tensor = self.soundstorm(hidden.tokens, conditioning, hidden.levels, output="vectors")
         helped = batch.rng.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
         return vectors * helped[:, None, None]
 
@@ -137,7 +137,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         chances = batch.rng.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
         made = filters.guesses(logits.detach(), chances)
         scores = modules["soundstorm"](
-            hidden.filled(made), output["conditioning"], hidden.levels, where=hidden.where, want="scores"
+            hidden.filled(made), output["conditioning"], hidden.levels, where=hidden.where, output="scores"
         )
         return Loss(score_loss(scores, made != hidden.targets))
 
@@ -149,10 +149,10 @@ class SoundStormTask(Task[SoundStormConfig]):
         conditioning = self._conditioning(batch, batch["clip"] if self.conditioner is not None else None)
         nowhere = torch.zeros(len(codes), dtype=torch.long, device=codes.device)
         sums: dict[str, Tensor] = {}
-        for level in range(self.soundstorm.levels):
+        for level in range(self.soundstorm.num_quantizers):
             name, levels = f"level_{level + 1}", torch.full_like(nowhere, level)
             schedule = masked.SCHEDULES[self.config.loss.mask_schedule]
-            hidden = hide_level(codes, frames, nowhere, levels, batch.rng, self.soundstorm.mask_id, schedule, name=name)
+            hidden = mask_level(codes, frames, nowhere, levels, batch.rng, self.soundstorm.mask_id, schedule, name=name)
             logits = at_least_fp32(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
             sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
             sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
@@ -192,7 +192,7 @@ class SoundStormTask(Task[SoundStormConfig]):
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums, rows = statistics.sums, statistics.rows
-        names = [f"level_{level + 1}" for level in range(self.soundstorm.levels)]
+        names = [f"level_{level + 1}" for level in range(self.soundstorm.num_quantizers)]
         figures: dict[str, float] = {}
         for kind in ("loss", "accuracy"):
             of_levels = {f"{kind}_{name}": float(sums[f"{kind}_{name}"] / sums[f"count_{name}"]) for name in names}

@@ -9,7 +9,7 @@ from quintet.data.audio import python_audio_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.data import coded_splits, hold_tokens, python_token_splits
+from quintet.families.soundstorm.data import encode_splits, has_token_ids, python_token_splits
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.pipeline import codec_of
 from quintet.families.soundstorm.task import SoundStormTask
@@ -50,7 +50,7 @@ class SoundStormTrainer(PythonTrainer):
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         assert isinstance(task, SoundStormTask)
         config = task.config
-        if hold_tokens(data, declared):
+        if has_token_ids(data, declared):
             if task.conditioner is not None:
                 raise UsageError("a data set of token ids has no sounds for the condition to hear; leave condition out")
             return python_token_splits(data, config, validation=validation, declared=declared)
@@ -60,13 +60,13 @@ class SoundStormTrainer(PythonTrainer):
         media = python_audio_splits(
             data,
             config.data,
-            tokenizer.model.rate,
+            tokenizer.model.sample_rate,
             validation=validation,
             declared=declared,
             captioned=_is_captioned(data[0]),
             opening=True,
         )
-        return coded_splits(config, tokenizer, task.conditioner, media)
+        return encode_splits(config, tokenizer, task.conditioner, media)
 
 
 def _is_captioned(item: Any) -> bool:
