@@ -84,7 +84,7 @@ def compare(run: str, data: str | None, kbps: float, num: int) -> dict[str, Any]
     with inference_mode(pipeline.modules), tempfile.TemporaryDirectory() as folder:
         for item in range(count):
             batch = session.loader.single(item)
-            waves, lengths = task.opening(batch)
+            waves, lengths = task.first_seconds(batch)
             made = {"ours": round_trip(codec, waves, lengths)[1][0]}
             made["opus"], spent = through_opus(waves[0], codec.sample_rate, kbps, Path(folder))
             bits, seconds = bits + spent, seconds + waves.shape[1] / codec.sample_rate

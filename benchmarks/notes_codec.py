@@ -80,7 +80,7 @@ def measure_codec(run: Path, few: int = FEW) -> dict[str, Any]:
     with inference_mode(pipeline.modules):
         for item in range(len(session.loader.source)):
             batch = session.loader.single(item)
-            waves, lengths = task.opening(batch)
+            waves, lengths = task.first_seconds(batch)
             codes, made = round_trip(codec, waves, lengths)
             made = made[0]
             errors.append((batch.names[0], *log_mel_errors(made, waves[0], spectrogram)))
