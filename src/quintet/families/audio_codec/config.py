@@ -1,4 +1,4 @@
-"""Configuration keys of the recipe `audio-codec`. Imports no torch, so that `--help` stays fast."""
+"""Configuration keys of the recipe `audio-codec`. Does not import torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class AudioCodecModelConfig(Section):
     )
     causal: bool = Field(False, description="Use causal convolutions, so that streaming has no look-ahead.")
     quantizer: Literal["vq", "lfq", "fsq"] = Field(
-        "vq", description="Quantizer: vector (vq), lookup-free (lfq) or finite scalar quantization (fsq)."
+        "vq", description="Quantizer: vq (vector), lfq (lookup-free) or fsq (finite scalar)."
     )
     codebook_size: int = Field(
         1024,
         ge=2,
         le=2**24,
-        description="Codes per codebook; lfq needs a power of two, fsq one of its supported sizes.",
+        description="Number of codes of each quantizer; lfq needs a power of two, fsq one of its supported sizes.",
     )
     num_quantizers: int = Field(8, ge=1, le=64, description="Number of residual quantizers per frame.")
     num_loudness_quantizers: int | None = Field(
@@ -130,7 +130,7 @@ class AudioCodecModelConfig(Section):
 
 
 class AudioCodecLossConfig(AdversarialLossConfig):
-    """Training losses. The gradient of each loss is normalised per clip, so that the weights alone balance them."""
+    """Losses of the codec. The gradient of each loss is normalised per clip, so that the weights alone balance them."""
 
     waveform: float = Field(
         1.0, ge=0, description="Weight of the waveform loss: mean squared error relative to the power of the clip."
@@ -218,9 +218,9 @@ class AudioCodecConfig(RunConfig):
         ),
     }
 
-    recipe: Literal["audio-codec"] = Field("audio-codec", description="Name of the recipe.")
-    data: AudioDataConfig = Field(default_factory=AudioDataConfig, description="Data.")
-    model: AudioCodecModelConfig = Field(default_factory=AudioCodecModelConfig, description="Model.")
-    loss: AudioCodecLossConfig = Field(default_factory=AudioCodecLossConfig, description="Training losses.")
+    recipe: Literal["audio-codec"] = Field("audio-codec", description="Recipe of the run.")
+    data: AudioDataConfig = Field(default_factory=AudioDataConfig, description="Training data.")
+    model: AudioCodecModelConfig = Field(default_factory=AudioCodecModelConfig, description="The tokenizer.")
+    loss: AudioCodecLossConfig = Field(default_factory=AudioCodecLossConfig, description="Losses.")
     optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")
     eval: AudioCodecEvalConfig = Field(default_factory=AudioCodecEvalConfig, description="Validation.")
