@@ -115,8 +115,8 @@ class MeshTransformerSampleConfig(SampleConfig):
     )
     grammar: Literal["none", "strict"] = Field(
         "none",
-        description="none: any code, and the end token after a complete face; strict, for the tokenizer `coordinates`: "
-        "no degenerate, unordered or duplicate faces.",
+        description="Grammar: `none` allows any code, and the end token after complete faces; `strict`, for the tokenizer "
+        "`coordinates`, also forbids degenerate, unordered and duplicate faces.",
     )
 
 

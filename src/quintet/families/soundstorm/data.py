@@ -186,7 +186,7 @@ def _captions(source: Dataset, conditioner: MuLaNConditioner) -> dict[str, Tenso
     assert isinstance(source, MediaDataset)
     texts = sorted({source.metadata(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
-        raise UsageError("loss.caption_cond_prob needs captions, but no clip has one; set it to 0, or add captions")
+        raise UsageError("loss.caption_cond_prob needs captions, but no clip has one; leave it at 0, or add captions")
     return dict(zip(texts, conditioner.embed_texts(texts).cpu(), strict=True))
 
 

@@ -202,7 +202,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
                 "--condition"
             )
         if self.config.sample.guidance_scale != self.guidance:
-            say("warning: generated without guidance, because the model was trained with loss.cond_drop_prob=0")
+            say("warning: generating without guidance, because the model was trained with loss.cond_drop_prob=0")
 
     def _num_frames(self, seconds: float | None) -> int:
         """The number of frames of a clip of `seconds`; None: the maximum of the model."""
