@@ -1,4 +1,4 @@
-# Two commands do everything, set-up included: `make demo` and `make test`.
+# `make demo` and `make test` do everything, including the set-up.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,25 +7,25 @@ SETUP := .venv/.ready
 .PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures results clean
 
 help:
-	@echo "make demo         set up, then train on embedded pictures and look at the result (under 10 minutes)"
-	@echo "make test         set up, then lint, types and all tests"
-	@echo "make identity     the working tree beside BASE=REV on this machine: every result must be the same bytes (RECIPES=\"muse …\")"
-	@echo "make faults       every trial of the fault matrix, into docs/reliability.md (needs strace; about half an hour)"
-	@echo "make soak         an hour of training; memory and open files must stay flat"
-	@echo "make scale        many processes: every recipe by every launcher, changing worlds, memory in parts"
-	@echo "make setup        the environment alone, in .venv"
-	@echo "make bench-vqgan  a training step beside muse-maskgit-pytorch's"
-	@echo "make bench-muse   masked transformers beside muse-maskgit-pytorch's: step, sampling, loss; and the code cache"
-	@echo "make bench-mesh   mesh models beside meshgpt-pytorch's: steps, generation, loss, adjacency (about an hour)"
-	@echo "make bench-mulan  sound and text beside musiclm-pytorch's: step, loss and retrieval (about an hour)"
-	@echo "make bench-soundstorm  sound from codes beside soundstorm-pytorch's: step and generation"
-	@echo "make bench-video  C-ViViT and Phenaki beside phenaki-pytorch's: steps and sampling"
-	@echo "make bench-overhead  the loop's own share of a step"
-	@echo "make bench-view   the run page: 200 runs of 100,000 rows, and 50 viewers of a live run (about 4 minutes)"
-	@echo "make bench-shards a million items in shards beside webdataset (about ten minutes; WEBDATASET=folder of that package)"
-	@echo "make browser      Debian's Chromium for the page's tests, where this may install it"
-	@echo "make figures      the figure of the layers in docs/architecture.md, from the imports in the source"
-	@echo "make results      the longer proofs in docs/results.md (about 40 minutes; EMOJI=folder for the emoji)"
+	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
+	@echo "make test         set up, then run the linter, the type checker and all tests"
+	@echo "make identity     compare the working tree with BASE=REV on this machine: all results must be byte-identical (RECIPES=\"muse …\")"
+	@echo "make faults       run the full fault matrix and update docs/reliability.md (needs strace; about half an hour)"
+	@echo "make soak         train for one hour; memory and the number of open files must stay constant"
+	@echo "make scale        test many processes: all recipes with all launchers, changing world sizes, and FSDP memory"
+	@echo "make setup        only create the environment in .venv"
+	@echo "make bench-vqgan  compare a VQ-GAN training step with muse-maskgit-pytorch"
+	@echo "make bench-muse   compare masked transformers with muse-maskgit-pytorch: step, sampling, loss; and the token cache"
+	@echo "make bench-mesh   compare mesh models with meshgpt-pytorch: steps, generation, loss, adjacency (about an hour)"
+	@echo "make bench-mulan  compare MuLaN with musiclm-pytorch: step, loss and retrieval (about an hour)"
+	@echo "make bench-soundstorm  compare SoundStorm with soundstorm-pytorch: step and generation"
+	@echo "make bench-video  compare C-ViViT and Phenaki with phenaki-pytorch: steps and sampling"
+	@echo "make bench-overhead  measure the overhead of the training loop"
+	@echo "make bench-view   measure the web page: 200 runs of 100,000 rows, and 50 viewers of a live run (about 4 minutes)"
+	@echo "make bench-shards compare a million items in shards with webdataset (about ten minutes; WEBDATASET=folder of that package)"
+	@echo "make browser      install Chromium from Debian for the tests of the web page, if permitted"
+	@echo "make figures      draw the layers in docs/architecture.md from the imports in the source"
+	@echo "make results      run the longer experiments of docs/results.md (about 40 minutes; EMOJI=folder of the emoji)"
 
 setup: $(SETUP)
 
@@ -48,22 +48,22 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Where it cannot be had, the tests that need it are skipped and say why; CI does not let them.
+# Without a browser, the tests that need it are skipped with a reason; CI requires it.
 browser:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || test -n "$$QUINTET_BROWSER" || \
 		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium >/dev/null; } || \
-		echo "no Chromium, and no right to install it: the page is not tested in a browser"
+		echo "no Chromium, and no permission to install it: the web page is not tested in a browser"
 
 unit: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist load
 
-# A refactoring changes no byte. Work trees and the base's results are kept in .identity and used again.
+# A refactoring changes no byte. Work trees and the results of BASE are cached in .identity.
 identity: setup
-	@test -n "$(BASE)" || { echo "error: give the revision to compare with: make identity BASE=REV" >&2; exit 2; }
+	@test -n "$(BASE)" || { echo "error: name the revision to compare with: make identity BASE=REV" >&2; exit 2; }
 	PYTHONPATH=tests $(BIN)/python -m identity --base "$(BASE)" --recipes "$(RECIPES)" --jobs $(or $(JOBS),2)
 
-# Into a ledger of passed trials, from which the table is made.
+# Writes a ledger of passed trials, from which the table is generated.
 faults: setup
 	rm -f faults.jsonl
 	OMP_NUM_THREADS=1 QUINTET_FAULTS=whole QUINTET_LEDGER=$(CURDIR)/faults.jsonl $(BIN)/pytest -n 2 --dist load tests/faults
@@ -73,7 +73,7 @@ soak: setup
 	OMP_NUM_THREADS=1 QUINTET_SOAK_MINUTES=60 QUINTET_SOAK_RECORD=$(CURDIR)/benchmarks/results/soak.json \
 		$(BIN)/pytest tests/faults/test_soak.py
 
-# Beyond what `make test` tries of many processes. The run folders of the last command are left to look at.
+# More tests of many processes than `make test`. The run folders of the last command remain.
 SCALE := runs/scale
 scale: setup
 	OMP_NUM_THREADS=1 QUINTET_SCALE=whole $(BIN)/pytest -n 2 --dist load tests/contract/test_processes.py \
@@ -81,13 +81,13 @@ scale: setup
 	OMP_NUM_THREADS=1 QUINTET_LAUNCHER=accelerate $(BIN)/pytest -n 2 --dist load tests/contract/test_processes.py
 	rm -rf $(SCALE)
 	$(BIN)/quintet data make solids $(SCALE)/data --num 64
-	for shard in none full; do OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc_per_node 2 benchmarks/sharding.py \
-		$(SCALE)/data $(SCALE)/$$shard --shard $$shard || exit 1; done
+	for fsdp in false true; do OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc_per_node 2 benchmarks/sharding.py \
+		$(SCALE)/data $(SCALE)/fsdp-$$fsdp --fsdp $$fsdp || exit 1; done
 
 bench-vqgan: setup
 	$(BIN)/python benchmarks/vqgan.py
 
-# On the tokenizer and data of `make results`.
+# Uses the tokenizer and the data of `make results`.
 bench-muse: setup
 	$(BIN)/python benchmarks/muse.py step sample loss
 	$(BIN)/python benchmarks/muse_cache.py --preset base
@@ -118,7 +118,7 @@ bench-view: setup
 bench-shards: setup
 	$(BIN)/python benchmarks/shards.py runs/bench-shards
 
-# A test compares it with the source.
+# A test compares the drawing with the source.
 figures: setup
 	PYTHONPATH=src:tests $(BIN)/python docs/draw_layers.py
 

@@ -77,7 +77,7 @@ def compare(run: str, data: str | None, kbps: float, num: int) -> dict[str, Any]
     session, codec = EvalSession.open(pipeline, data), pipeline.codec
     task = session.task
     assert isinstance(task, AudioCodecTask)
-    count = min(num, len(session.loader.source))
+    count = min(num, len(session.loader.dataset))
     rows: dict[str, list[dict[str, float]]] = {"ours": [], "opus": []}
     pitched: dict[str, list[dict[str, float]]] = {"ours": [], "opus": []}
     bits = seconds = 0.0

@@ -38,11 +38,11 @@ AUTOENCODER: Mapping[str, Any] = {
     "normal_dim": task.NORMAL_DIM,
     "angle_dim": task.SMALL_DIM,
     "area_dim": task.SMALL_DIM,
-    "encoder": task.ENCODER,
+    "encoder_dims": task.ENCODER,
     "code_dim": task.CODE_DIM,
     "codebook_size": task.CODES,
     "num_quantizers": task.LEVELS,
-    "decoder": task.DECODER,
+    "decoder_dims": task.DECODER,
 }
 
 
@@ -83,7 +83,7 @@ def serve_autoencoder(precision: str) -> None:
     settings = config.build(MeshAutoencoderConfig, overrides=keys)
     training = runs.make_task(settings, {})
     engine = Engine(settings.engine)
-    engine.place(training.modules)
+    engine.to_device(training.modules)
     state = TrainingState(training)
     items = [{"vertices": vertices, "faces": faces} for vertices, faces in zip(*task.meshes(), strict=True)]
     batch = Batch(

@@ -38,10 +38,10 @@ LEVEL_BATCHES = 16
 def make_task(keys: Mapping[str, Any]) -> MuLaNTask:
     audio = {
         **TOWER,
-        "rate": task.RATE,
-        "hop": HOP,
-        "mels": task.ROWS * task.PATCH,
-        "patch": task.PATCH,
+        "sample_rate": task.RATE,
+        "hop_length": HOP,
+        "n_mels": task.ROWS * task.PATCH,
+        "patch_size": task.PATCH,
         "max_seconds": task.SAMPLES / task.RATE,
         "patch_dropout": task.PATCH_DROPOUT,
         "frequency_mask": task.BAND_MASK,
@@ -78,7 +78,7 @@ class Training:
     def __init__(self, ours: MuLaNTask) -> None:
         self.ours = ours
         self.engine = Engine(ours.config.engine)
-        self.engine.place(ours.modules)
+        self.engine.to_device(ours.modules)
         (self.phase,) = TrainingState(ours).phases
         self.number = 0
 

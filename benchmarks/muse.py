@@ -48,7 +48,7 @@ def compare_speed(what: str, precision: str, rounds: int | None, warmup: int) ->
         own = [ours(f"ours, {precision}", "step", precision)]
     else:
         own = [
-            ours(f"ours, the peer's settings, {precision}", "sample-alike", precision),
+            ours(f"ours, the peer's settings, {precision}", "sample-peer-settings", precision),
             ours(f"ours, our settings, {precision}", "sample", precision),
         ]
     chosen = [*theirs, *own]

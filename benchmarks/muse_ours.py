@@ -1,6 +1,6 @@
 """quintet's masked transformer as a worker.
 
-`muse_ours.py step|sample|sample-alike PRECISION`: a training step of the recipe (masks, byte encoder, loss at masked
+`muse_ours.py step|sample|sample-peer-settings PRECISION`: a training step of the recipe (masks, byte encoder, loss at masked
 places, AdamW); decoding with the recipe's own settings, or with the peer's.
 `muse_ours.py loss TOKENIZER CODES RATE SECONDS`: trains by quintet's own loop for slices of CPU seconds, and measures
 after each.
@@ -72,7 +72,7 @@ def timed_task(precision: str) -> tuple[MuseTask, Engine]:
     }
     ours = make_task(tokenizer_of(task.GRID), keys)
     engine = Engine(ours.config.engine)
-    engine.place(ours.modules)
+    engine.to_device(ours.modules)
     return ours, engine
 
 
@@ -110,8 +110,8 @@ def serve_step(precision: str) -> None:
 # --- sampling ---------------------------------------------------------------------------------------------------
 
 
-def sampling(codebook_smoothing: bool) -> masked.Sampling:
-    if codebook_smoothing:
+def sampling(peer_settings: bool) -> masked.Sampling:
+    if peer_settings:
         # What the peer does by default: a tenth of the codes, a temperature that falls to nothing, no noise.
         return masked.Sampling(
             steps=task.SAMPLE_STEPS,
@@ -133,9 +133,9 @@ def sampling(codebook_smoothing: bool) -> masked.Sampling:
     )
 
 
-def serve_sampling(precision: str, codebook_smoothing: bool) -> None:
+def serve_sampling(precision: str, peer_settings: bool) -> None:
     ours, engine = timed_task(precision)
-    maskgit, settings, count = ours.maskgit.eval(), sampling(codebook_smoothing), task.SAMPLE_BATCH
+    maskgit, settings, count = ours.maskgit.eval(), sampling(peer_settings), task.SAMPLE_BATCH
     shown = maskgit.texts(task.texts(count))
     hidden = maskgit.texts(task.texts(count), torch.zeros(count, dtype=torch.bool))
     empty = torch.full((count, maskgit.length), maskgit.mask_id)
@@ -197,7 +197,7 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
     )
     with tempfile.TemporaryDirectory() as place:
         trainer = Trainer(ours, Run.new(Path(place) / "run"), splits=splits, silent=True)
-        average = trainer.state.average
+        average = trainer.state.ema
         assert average is not None
         averaged = average.modules["maskgit"]
         assert isinstance(averaged, MaskGit)
@@ -222,8 +222,8 @@ def measured(maskgit: MaskGit, given: task.Task, texts_shown: tuple[bool, ...]) 
 
 WORKS: Mapping[str, Callable[..., None]] = {
     "step": serve_step,
-    "sample": lambda precision: serve_sampling(precision, codebook_smoothing=False),
-    "sample-alike": lambda precision: serve_sampling(precision, codebook_smoothing=True),
+    "sample": lambda precision: serve_sampling(precision, peer_settings=False),
+    "sample-peer-settings": lambda precision: serve_sampling(precision, peer_settings=True),
     "loss": serve_training,
 }
 

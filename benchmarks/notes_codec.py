@@ -78,7 +78,7 @@ def measure_codec(run: Path, few: int = FEW) -> dict[str, Any]:
     assert isinstance(spectrogram, LogMel)
     errors, kept, remade, remade_of_few = [], [], [], []
     with inference_mode(pipeline.modules):
-        for item in range(len(session.loader.source)):
+        for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
             waves, lengths = task.first_seconds(batch)
             codes, made = round_trip(codec, waves, lengths)
@@ -122,7 +122,7 @@ def measure_mulan(run: Path) -> dict[str, Any]:
     session = EvalSession.open(pipeline)
     right = []
     with inference_mode(pipeline.modules):
-        for item in range(len(session.loader.source)):
+        for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
             caption = batch["texts"][0]
             if captioned_class(caption) is not None:

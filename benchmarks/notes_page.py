@@ -49,7 +49,7 @@ def unheard(home: Path) -> list[tuple[str, Tensor, Tensor]]:
     assert isinstance(task, AudioCodecTask)
     found = []
     with inference_mode(pipeline.modules):
-        for item in range(len(session.loader.source)):
+        for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
             if captioned_class(batch["texts"][0]) is not None:
                 waves, lengths = task.first_seconds(batch)

@@ -22,7 +22,7 @@ OURS = {
     "step": {"step-embeddings": "ours, told by embeddings as the peer is", "step": "ours"},
     "sample": {
         "sample-embeddings": "ours, told by embeddings as the peer is, the peer's settings",
-        "sample-alike": "ours, the peer's settings",
+        "sample-peer-settings": "ours, the peer's settings",
         "sample": "ours, our settings",
     },
 }

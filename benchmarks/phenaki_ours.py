@@ -66,7 +66,7 @@ def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     torch.manual_seed(0)
     ours = PhenakiTask(config.build(PhenakiConfig, overrides=keys), {"tokenizer": tokenizer()})
     engine = Engine(ours.config.engine)
-    engine.place(ours.modules)
+    engine.to_device(ours.modules)
     return ours, engine
 
 
@@ -101,11 +101,11 @@ def serve_step(precision: str, embeddings: bool) -> None:
     serve(step, about(ours), ("quintet",))
 
 
-def serve_sampling(precision: str, codebook_smoothing: bool, embeddings: bool = False) -> None:
+def serve_sampling(precision: str, peer_settings: bool, embeddings: bool = False) -> None:
     ours, engine = make_task(precision, embeddings)
     pipeline: PhenakiPipeline = ours.pipeline(ours.modules)
     settings = pipeline.sampling()
-    if codebook_smoothing:
+    if peer_settings:
         # What the peer does by default: all codes, a temperature that falls to nothing, no noise.
         settings = masked.Sampling(
             steps=task.SAMPLE_STEPS,
@@ -134,9 +134,9 @@ def serve_sampling(precision: str, codebook_smoothing: bool, embeddings: bool = 
 WORKS: Mapping[str, Callable[[str], None]] = {
     "step": lambda precision: serve_step(precision, embeddings=False),
     "step-embeddings": lambda precision: serve_step(precision, embeddings=True),
-    "sample": lambda precision: serve_sampling(precision, codebook_smoothing=False),
-    "sample-alike": lambda precision: serve_sampling(precision, codebook_smoothing=True),
-    "sample-embeddings": lambda precision: serve_sampling(precision, codebook_smoothing=True, embeddings=True),
+    "sample": lambda precision: serve_sampling(precision, peer_settings=False),
+    "sample-peer-settings": lambda precision: serve_sampling(precision, peer_settings=True),
+    "sample-embeddings": lambda precision: serve_sampling(precision, peer_settings=True, embeddings=True),
 }
 
 

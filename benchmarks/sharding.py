@@ -1,7 +1,7 @@
-"""What one process holds of a generator, and how long a checkpoint takes, whole and in parts: part of `make scale`.
+"""Memory per process and time of a checkpoint, with and without FSDP: part of `make scale`.
 
-`torchrun --nproc_per_node 2 benchmarks/sharding.py data/solids runs/parts --shard full`; each process says what it has,
-the first one prints all of it as one line of JSON.
+`torchrun --nproc_per_node 2 benchmarks/sharding.py data/solids runs/fsdp --fsdp true`. The first process prints the
+results of all processes as one line of JSON.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from worker import count_parameters
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path, help="meshes, as `quintet data make solids` makes them")
-    parser.add_argument("out", type=Path, help="a run folder that does not exist yet")
-    parser.add_argument("--shard", choices=("none", "full"), default="none")
+    parser.add_argument("data", type=Path, help="folder of meshes, from `quintet data make solids`")
+    parser.add_argument("out", type=Path, help="new run folder")
+    parser.add_argument("--fsdp", choices=("false", "true"), default="false", help="value of engine.fsdp")
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--steps", type=int, default=5)
@@ -36,7 +36,7 @@ def main() -> None:
         "model.depth": options.depth,
         "train.batch_size": 4,
         "train.steps": options.steps,
-        "engine.fsdp": options.shard,
+        "engine.fsdp": options.fsdp == "true",
         "engine.threads": 1,
         "data.path": str(options.data.resolve()),
         "data.num_workers": 0,
@@ -46,32 +46,34 @@ def main() -> None:
     trainer = runs.new_trainer(settings, options.out, silent=True)
     parameters = sum(map(count_parameters, trainer.task.modules.values()))
     steps = [_cpu_seconds(trainer.train_step) for _ in range(options.steps)]
-    began = time.perf_counter()
+    start = time.perf_counter()
     trainer.save()
-    saved = time.perf_counter() - began
-    held = sum(local_tensor(value).nbytes for group in trainer.state.tensors().values() for value in group.values())
+    save_seconds = time.perf_counter() - start
+    state_bytes = sum(
+        local_tensor(value).nbytes for group in trainer.state.tensors().values() for value in group.values()
+    )
     own = {
-        "state_megabytes": round(held / 2**20, 1),
+        "state_megabytes": round(state_bytes / 2**20, 1),
         "peak_megabytes": round(trainer.engine.memory_in_use() / 2**20),
         "cpu_seconds_of_a_step": round(statistics.median(steps), 3),
     }
-    told = collectives.gather_texts(json.dumps(own), trainer.device)
+    texts = collectives.gather_texts(json.dumps(own), trainer.device)
     if trainer.is_main:
         folder = trainer.run.checkpoints / f"step-{trainer.step:08d}"
         sizes = [path.stat().st_size for path in folder.rglob("*.safetensors")]
-        found = {"shard": options.shard, "processes": trainer.engine.world_size, "parameters": parameters}
-        found["save_seconds"] = round(saved, 2)
-        found |= {"files": len(sizes), "checkpoint_megabytes": round(sum(sizes) / 2**20, 1)}
-        print(json.dumps({**found, "each": [json.loads(text) for text in told]}))
+        results = {"fsdp": options.fsdp == "true", "processes": trainer.engine.world_size, "parameters": parameters}
+        results["save_seconds"] = round(save_seconds, 2)
+        results |= {"files": len(sizes), "checkpoint_megabytes": round(sum(sizes) / 2**20, 1)}
+        print(json.dumps({**results, "each": [json.loads(text) for text in texts]}))
     trainer.close()
     trainer.engine.close()
     exit_process(0)
 
 
 def _cpu_seconds(work: Callable[[], object]) -> float:
-    began = time.process_time()
+    start = time.process_time()
     work()
-    return time.process_time() - began
+    return time.process_time() - start
 
 
 if __name__ == "__main__":

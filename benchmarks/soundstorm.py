@@ -44,12 +44,12 @@ def contenders(what: str, precision: str) -> list[Contender]:
     if what == "step":
         return [
             *theirs,
-            ours(f"ours, {precision}", what, "alike", precision),
+            ours(f"ours, {precision}", what, "peer", precision),
             ours(f"ours, our convolution, {precision}", what, "own", precision),
         ]
     return [
         *theirs,
-        ours(f"ours, {precision}", what, "alike", "alike", precision),
+        ours(f"ours, {precision}", what, "peer", "peer", precision),
         ours(f"ours, our convolution and settings, {precision}", what, "own", "own", precision),
     ]
 
@@ -61,10 +61,10 @@ def compare(what: str, precision: str, rounds: int | None, warmup: int) -> None:
     record(chosen, out)
     whole, single, *own = chosen
     print(table(chosen, {each.name: whole.name for each in own}, UNITS[what]))
-    codebook_smoothing = own[0]
+    same_settings = own[0]
     print(
-        f"\nours of the peer's: {mean_cpu(codebook_smoothing) / mean_cpu(whole):.2f} (bar {BARS[what][precision]}); "
-        f"of the peer's with one residual stream: {mean_cpu(codebook_smoothing) / mean_cpu(single):.2f}"
+        f"\nours of the peer's: {mean_cpu(same_settings) / mean_cpu(whole):.2f} (bar {BARS[what][precision]}); "
+        f"of the peer's with one residual stream: {mean_cpu(same_settings) / mean_cpu(single):.2f}"
     )
     if what == "generate":
         passes = {cost["passes"] for contender in chosen for cost in contender.costs}

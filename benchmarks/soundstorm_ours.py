@@ -1,8 +1,8 @@
 """quintet's SoundStorm as a worker.
 
-`soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the hidden codes of the drawn
-levels, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is `codebook_smoothing`
-(the peer's convolution) or `own` (the recipe's); SETTINGS is `codebook_smoothing` (how the peer draws) or `own`.
+`soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the masked codes of the selected
+quantizers, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is
+`peer` (the peer's convolution) or `own` (the recipe's); SETTINGS is `peer` (the peer's sampling) or `own`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quintet.training.optim import clip_gradients, gradient_norm, make_optimizer
 from worker import count_parameters, serve
 
 CONVOLUTION: Mapping[str, dict[str, Any]] = {
-    "alike": {"kernel": task.KERNEL, "expansion": task.EXPANSION},
+    "peer": {"conv_kernel_size": task.KERNEL, "conv_expansion": task.EXPANSION},
     "own": {},
 }
 
@@ -89,8 +89,8 @@ def serve_step(sizes: str, precision: str) -> None:
 
 
 def sampling(settings: str) -> masked.Sampling:
-    if settings == "alike":
-        # What the peer does by default: three tenths of the codes, a temperature that falls to nothing, no noise.
+    if settings == "peer":
+        # Defaults of the peer: the top 30 % of the codes, a temperature that decreases to 0, no noise.
         return masked.Sampling(
             anneal_temperature=masked.linear, top_k=task.TOP_SHARE, choice_temperature=0.0, greedy_last_step=True
         )

@@ -129,9 +129,9 @@ async def open_run(port: int, run: str) -> None:
     await fetch(port, f"/api/curves?run={run}&points=400{FIRST}")
 
 
-async def open_whole_run(port: int, run: str) -> None:
+async def open_complete_run(port: int, run: str) -> None:
     """And then all of its rows in the place of the sketch of them."""
-    await fetch(port, f"/api/curves?run={run}&points=400{FIRST}&whole=")
+    await fetch(port, f"/api/curves?run={run}&points=400{FIRST}&complete=")
 
 
 # --- what is measured -----------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def scale(runs: int, rows: int) -> dict[str, Any]:
                 began = time.perf_counter()
                 asyncio.run(open_run(port, f"run-{number:03d}"))
                 opened.append(time.perf_counter() - began)
-                asyncio.run(open_whole_run(port, f"run-{number:03d}"))
+                asyncio.run(open_complete_run(port, f"run-{number:03d}"))
                 whole.append(time.perf_counter() - began)
             result["run_and_whole_cpu_seconds"] = (cpu_seconds(process) - before) / len(opened)
             result["run_seconds_median"] = statistics.median(opened)
@@ -270,7 +270,7 @@ def load(viewers: int, rows: int, seconds: float) -> dict[str, Any]:
             async def all_of_them() -> None:
                 for each in RUNS:
                     await open_run(port, each)
-                    await open_whole_run(port, each)
+                    await open_complete_run(port, each)
                 until = time.perf_counter() + seconds
                 everybody = [viewer(port, seed, until, latencies, told) for seed in range(viewers)]
                 await asyncio.gather(write_live(run, rows, until), *everybody)

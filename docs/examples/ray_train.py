@@ -1,7 +1,7 @@
 """quintet under Ray Train: `python docs/examples/ray_train.py WORKERS OUT RECIPE DATA [KEY=VALUE]…`
 
-Ray makes the process group and starts this function in every worker; quintet joins the group that it finds. A run that
-Ray starts again, because a worker or its machine was lost, goes on from its newest checkpoint.
+Ray creates the process group and starts this function in every worker; quintet joins the existing group. If Ray
+restarts a run because a worker or its machine was lost, the run resumes from its newest checkpoint.
 """
 
 import sys
@@ -15,13 +15,13 @@ from ray.train.torch import TorchTrainer
 def work(config: dict) -> None:
     from quintet.cli import call
 
-    begun = Path(config["out"], "config.yaml").is_file()
-    call(["resume", config["out"]] if begun else ["train", *config["words"], "--out", config["out"]])
+    exists = Path(config["out"], "config.yaml").is_file()
+    call(["resume", config["out"]] if exists else ["train", *config["words"], "--out", config["out"]])
 
 
 if __name__ == "__main__":
     workers, out, recipe, data, *words = sys.argv[1:]
-    out, data = (str(Path(each).resolve()) for each in (out, data))  # folders that all machines see
+    out, data = (str(Path(each).resolve()) for each in (out, data))  # folders that all machines can access
     ray.init()
     TorchTrainer(
         work,

@@ -1,6 +1,6 @@
 """quintet: train and sample discrete-token generative models of images, video, audio and meshes on your own files.
 
-The classes of every family can be imported from here; nothing is loaded before it is asked for.
+The classes of all families can be imported from here; each is loaded on first use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
         for _, entry in import_module("quintet.registry").entries():
             if name in entry.public_names():
                 return getattr(import_module(entry.public_names()[name]), name)
-    if name == "runs":  # as errors and docs name it
+    if name == "runs":  # named in errors and docs
         return import_module("quintet.runs")
     raise AttributeError(f"module 'quintet' has no attribute '{name}'")
 

@@ -83,10 +83,10 @@ def test_vectors_of_files_and_texts(recipe: str, finished: Path, clips: Path, tm
 
     assert f"5 files and 3 texts embedded: {out}" in told.output
     assert f'next: quintet search {finished} {clips} --text "…"' in told.output
-    left_out = [line for line in told.errors.splitlines() if line.startswith("left out: ")]
+    left_out = [line for line in told.errors.splitlines() if line.startswith("skipped: ")]
     assert len(left_out) == 2
-    assert any(re.match(r"left out: broken\.\w+ \(.+\)", line) for line in left_out)
-    assert any(re.match(r"left out: empty\.\w+ \(empty file\)", line) for line in left_out)
+    assert any(re.match(r"skipped: broken\.\w+ \(.+\)", line) for line in left_out)
+    assert any(re.match(r"skipped: empty\.\w+ \(empty file\)", line) for line in left_out)
     assert "embedded 6 of 6" in told.errors
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
@@ -96,7 +96,7 @@ def test_vectors_of_files_and_texts(recipe: str, finished: Path, clips: Path, tm
     with embedder.inference():
         own = embedder.embed_batch(loader.single(4)).float()
         words = embedder.embed_texts(list(WORDS)).float()
-    assert loader.source.name(4) == held["files"][3]
+    assert loader.dataset.name(4) == held["files"][3]
     torch.testing.assert_close(own[0], torch.from_numpy(held["audio"][3]), rtol=0, atol=0)
     torch.testing.assert_close(words, torch.from_numpy(held["text"]), rtol=0, atol=0)
 
@@ -116,7 +116,7 @@ def test_an_exported_model_and_one_file_give_the_same_vectors(
     assert of_run["texts"].shape == (0,)
     assert of_one["files"].tolist() == [one.name]
     assert np.array_equal(of_one["audio"][0], of_run["audio"][1])
-    assert "left out" not in told.errors
+    assert "skipped" not in told.errors
 
 
 @in_a_space
@@ -136,7 +136,7 @@ def test_search_ranks_files_by_words(recipe: str, finished: Path, clips: Path, t
         np.testing.assert_allclose([row["score"] for row in each["found"]], scores[best, column], atol=1e-6)
         for number, row in enumerate(each["found"], start=1):
             assert re.search(rf"^ *{number} +{row['score']:.4f}  {re.escape(row['file'])}$", told.output, re.MULTILINE)
-    assert "left out: broken" in told.errors
+    assert "skipped: broken" in told.errors
     assert f"next: quintet embed {finished} --audio {clips} --out embeddings.npz" in told.output
     assert len(json.loads(succeed("search", finished, clips, *texts, "--json").output)[0]["found"]) == 5
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_embedded(recipe: str, finished: Path, clips: Path, tmp_p
     note.write_text("no sound")
     broken = next(path for path in clips.iterdir() if path.stem == "broken")
     for words, mention in (
-        (("embed", finished, "--out", tmp_path / "new.npz"), "--audio FOLDER, --text WORDS, or both"),
+        (("embed", finished, "--out", tmp_path / "new.npz"), "--audio FOLDER, --text TEXT, or both"),
         (("embed", finished, "--text", "words", "--out", out), f"{out} exists already"),
         (("embed", finished, "--text", " ", "--out", tmp_path / "new.npz"), "--text is empty"),
         (("embed", finished, "--audio", tmp_path / "gone", "--out", tmp_path / "new.npz"), "gone does not exist"),

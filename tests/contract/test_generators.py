@@ -48,7 +48,7 @@ class GeneratorCase:
 NEEDS_CAPTIONS = Captions(
     "some",
     ("data.allow_missing_captions=false",),
-    r"([1-9]\d*) of ([1-9]\d*) (pictures|clips|meshes) have no caption, \S+ for one; ",
+    r"([1-9]\d*) of ([1-9]\d*) (pictures|clips|meshes) have no caption, for example \S+; ",
     ("data.allow_missing_captions=true", "model.text=none"),
 )
 ABOUT: Mapping[str, GeneratorCase] = {
@@ -108,8 +108,9 @@ def test_a_model_that_is_no_tokenizer_of_its_media_is_refused(
 ) -> None:
     hub = GOLDEN / f"{other}-format-1" / "hub"
     sentence = refusal("train", recipe, data, "--out", tmp_path / "run", *case.tiny, "--tokenizer", hub)
-    assert f"{recipe} needs a tokenizer of " in sentence
-    assert f"{hub} is of recipe '{other}'" in sentence
+    assert f"{recipe} needs a" in sentence
+    assert f"{hub} is " in sentence
+    assert f"of recipe '{other}'" in sentence
     assert not (tmp_path / "run").exists()
 
 
@@ -152,7 +153,10 @@ def test_texts_longer_than_the_model_reads_are_cut_and_said_once(
 ) -> None:
     run = tmp_path / "run"
     trained = succeed("train", recipe, data, "--out", run, *case.tiny, *SHORT, f"{about.text_length}=12")
-    assert trained.errors.count("captions have more than 10 bytes and are cut (model.text_length), for one: '") == 1
+    assert (
+        trained.errors.count("captions have more than 10 bytes and are truncated (model.text_length), for example '")
+        == 1
+    )
     for text, times in (("ten bytes!", 0), ("ten bytes and more", 1)):
         outcome = succeed("sample", run, "--text", text, "--num", 2, "--out", tmp_path / "out")
         assert outcome.errors.count("warning: cut to 10 bytes, which is all the model reads: ") == times

@@ -59,7 +59,7 @@ def refusal(kind: type[QuintetError], open_it: Callable[[], object]) -> str:
 
 def test_a_folder_that_is_not_there(pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:
     sentence = refusal(UsageError, lambda: pipeline_class.from_pretrained(tmp_path / "none"))
-    assert sentence == f"{tmp_path / 'none'} does not exist; give the folder of a run"
+    assert sentence == f"{tmp_path / 'none'} does not exist; pass the folder of a run"
 
 
 def test_a_folder_that_is_none_of_ours(pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`quintet demo`: every medium goes the whole way, goes on where it was, and ends in one table that hides nothing."""
+"""`quintet demo`: every medium runs completely, continues after an interruption, and ends with a table of metrics."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pytest
 
 from helpers import error_line, quintet, succeed
 from quintet import demos
-from quintet.demos.demo import Demo, Figure, Length, Row, Stage, lines, row_of
+from quintet.demos.demo import Demo, Metric, Row, Schedule, Stage, lines, row_of
 
 STEPS = 6
 
 
 def tiny(demo: Demo) -> Demo:
-    """The same way with next to no training."""
-    quick = Length(STEPS, STEPS // 2)
+    """The same demo with almost no training."""
+    quick = Schedule(STEPS, STEPS // 2)
     stages = tuple(replace(stage, quick=quick, keys=_light(stage)) for stage in demo.stages)
-    small = {"quick_num": 60, "quick_judged": 4, "each": 1, "texts": demo.texts[:2], "preset": "debug"}
+    small = {"quick_num": 60, "quick_num_judged": 4, "num_per_text": 1, "texts": demo.texts[:2], "preset": "debug"}
     return replace(demo, stages=stages, **small)
 
 
 def _light(stage: Stage) -> Callable[[int, int], Sequence[str]]:
-    """Without processes that take longer to start than this takes."""
-    return lambda steps, judged: (*stage.keys(steps, judged), "data.num_workers=0", "log.trackers=[]")
+    """Without worker processes, which take longer to start than this test."""
+    return lambda steps, num_judged: (*stage.keys(steps, num_judged), "data.num_workers=0", "log.trackers=[]")
 
 
 @pytest.fixture(autouse=True)
@@ -36,25 +36,25 @@ def _tiny_demos(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("medium", demos.DEMOS)
-def test_a_demo_goes_from_data_to_the_page_and_is_not_done_twice(medium: str, tmp_path: Path) -> None:
+def test_demo_runs_from_data_to_the_page_only_once(medium: str, tmp_path: Path) -> None:
     out, demo = tmp_path / "demo", demos.DEMOS[medium]
-    said = succeed("demo", medium, "--out", out).output
-    order = [line.split()[2] for line in said.splitlines() if line.startswith("$ quintet")]
+    output = succeed("demo", medium, "--out", out).output
+    order = [line.split()[2] for line in output.splitlines() if line.startswith("$ quintet")]
     assert [order.index(verb) for verb in ("data", "train", "sample", "eval", "view")] == sorted(
         order.index(verb) for verb in ("data", "train", "sample", "eval", "view")
     )
     assert order.count("train") == order.count("eval") == len(demo.stages)
-    table = said[said.index("stage  ") :]
+    table = output[output.index("stage  ") :]
     for stage in demo.stages:
         assert re.search(rf"^{stage.name} +steps +{STEPS} +\d+m\d\ds$", table, re.MULTILINE), table
-        for figure in stage.figures:
+        for metric in stage.metrics:
             (line,) = [
-                each for each in table.splitlines() if each.split("  ")[0] == "" and f"  {figure.what}  " in each
+                each for each in table.splitlines() if each.split("  ")[0] == "" and f"  {metric.label}  " in each
             ][:1]
-            assert ("reached" in line) == (figure.bar is not None)
+            assert ("reached" in line) == (metric.target is not None)
     assert "not reached" in table
-    assert re.search(r"^the whole +\d+m\d\ds$", table, re.MULTILINE)
-    assert re.search(r"\d of \d+ bars reached; bars are those of --full", table)
+    assert re.search(r"^total +\d+m\d\ds$", table, re.MULTILINE)
+    assert re.search(r"\d of \d+ targets reached; targets are those of --full", table)
     assert f"next: quintet view {out}" in table
     assert all(stage.name in (out / "page.html").read_text("utf-8") for stage in demo.stages)
     again = succeed("demo", medium, "--out", out).output
@@ -64,43 +64,49 @@ def test_a_demo_goes_from_data_to_the_page_and_is_not_done_twice(medium: str, tm
     assert again[again.index("stage  ") :].splitlines()[0] == table.splitlines()[0]
 
 
-def test_minutes_are_shared_by_the_stages_and_what_they_did_not_suffice_for_is_said(tmp_path: Path) -> None:
+def test_minutes_are_shared_by_the_stages_and_missing_steps_are_reported(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    said = succeed("demo", "image", "--minutes", "0.2", "--out", out).output
+    output = succeed("demo", "image", "--minutes", "0.2", "--out", out).output
     plans = json.loads((out / "demo.json").read_text("utf-8"))["plans"]
     tokenizer, muse = plans["tokenizer"], plans["muse"]
     assert tokenizer["seconds"] == pytest.approx(0.3 * 12)
     assert 0 < muse["seconds"] < 12
-    assert tokenizer["steps"] == int(3.6 * demos.DEMOS["image"].stages[0].pace)
+    assert tokenizer["steps"] == int(3.6 * demos.DEMOS["image"].stages[0].steps_per_second)
     for name, plan in plans.items():
         config = (out / name / "config.yaml").read_text("utf-8")
-        assert f"horizon: {plan['steps']}\n" in config
+        assert f"decay_steps: {plan['steps']}\n" in config
         assert re.search(r"^  minutes: 0\.\d+$", config, re.MULTILINE)
         taken = json.loads((out / name / "state.json").read_text("utf-8"))["step"]
-        shown = f"{taken:,}" if taken == plan["steps"] else f"{taken:,} of {plan['steps']:,}, its time was over"
-        assert re.search(rf"^{name} +steps +{shown} ", said, re.MULTILINE), said
+        shown = f"{taken:,}" if taken == plan["steps"] else f"{taken:,} of {plan['steps']:,}, stopped at its time limit"
+        assert re.search(rf"^{name} +steps +{shown} ", output, re.MULTILINE), output
     assert "$ quintet resume" not in succeed("demo", "image", "--minutes", "0.2", "--out", out).output
 
 
-def test_a_demo_that_was_interrupted_goes_on_with_the_stage_it_was_in(tmp_path: Path) -> None:
+def test_interrupted_demo_continues_with_its_stage(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     succeed("demo", "mesh", "--out", out)
     (out / "page.html").unlink()
     ledger = json.loads((out / "demo.json").read_text("utf-8"))
     ledger["plans"]["transformer"]["steps"] += 2
     (out / "demo.json").write_text(json.dumps(ledger), "utf-8")
-    said = succeed("demo", "mesh", "--out", out).output
-    assert [line.split()[2] for line in said.splitlines() if line.startswith("$ quintet")] == ["resume", "eval", "view"]
-    assert re.search(rf"^transformer +steps +{STEPS + 2} ", said, re.MULTILINE)
+    output = succeed("demo", "mesh", "--out", out).output
+    assert [line.split()[2] for line in output.splitlines() if line.startswith("$ quintet")] == [
+        "resume",
+        "eval",
+        "view",
+    ]
+    assert re.search(rf"^transformer +steps +{STEPS + 2} ", output, re.MULTILINE)
     spent = json.loads((out / "demo.json").read_text("utf-8"))["seconds"]
     assert spent["transformer"] > ledger["seconds"]["transformer"]
     assert spent["tokenizer"] == ledger["seconds"]["tokenizer"]
 
 
-def test_another_form_of_a_demo_is_another_folder(tmp_path: Path) -> None:
+def test_another_mode_of_a_demo_needs_another_folder(tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_text(json.dumps({"command": "quintet demo image --full"}), "utf-8")
     sentence = error_line(quintet("demo", "image", "--out", tmp_path).errors)
-    assert "was begun by `quintet demo image --full`: go on with that, or choose another folder" in sentence
+    assert (
+        "was started by `quintet demo image --full`: continue with that command, or choose another folder" in sentence
+    )
     assert not (tmp_path / "data").exists()
     (tmp_path / "demo.json").write_text("{", "utf-8")
     assert "demo.json cannot be read" in error_line(quintet("demo", "image", "--out", tmp_path).errors)
@@ -108,32 +114,37 @@ def test_another_form_of_a_demo_is_another_folder(tmp_path: Path) -> None:
 
 
 def test_all_media_share_the_minutes_and_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, float | None]] = []
+    calls: list[tuple[str, float | None]] = []
 
-    def run(show: demos.Show) -> list[Row]:
-        asked.append((show.out.name, show.form.minutes))
-        return [Row("stage", "steps", "5", seconds=61.0), Row("", "figure", "1 %", ">= 2 %", "not reached")]
+    def run(demo: demos.DemoRun) -> list[Row]:
+        calls.append((demo.out.name, demo.mode.minutes))
+        return [Row("stage", "steps", "5", seconds=61.0), Row("", "metric", "1 %", ">= 2 %", "not reached")]
 
-    monkeypatch.setattr(demos.Show, "run", run)
-    said = succeed("demo", "all", "--minutes", "8", "--out", tmp_path).output
-    assert asked == [("image", 2.0), ("video", 2.0), ("audio", 2.0), ("mesh", 2.0)]
-    assert said.count("stage         figure") == 1
-    assert [line.split()[0] for line in said.splitlines() if "1m01s" in line] == ["image:", "video:", "audio:", "mesh:"]
-    assert "0 of 4 bars reached" in said
+    monkeypatch.setattr(demos.DemoRun, "run", run)
+    output = succeed("demo", "all", "--minutes", "8", "--out", tmp_path).output
+    assert calls == [("image", 2.0), ("video", 2.0), ("audio", 2.0), ("mesh", 2.0)]
+    assert output.count("stage         metric") == 1
+    assert [line.split()[0] for line in output.splitlines() if "1m01s" in line] == [
+        "image:",
+        "video:",
+        "audio:",
+        "mesh:",
+    ]
+    assert "0 of 4 targets reached" in output
 
 
-def test_a_bar_is_reached_missed_or_not_measured() -> None:
-    share = Figure("match", "shape", 0.9, of="match_real", why="0.9 of real")
-    assert row_of(share, {"match": 0.8, "match_real": 0.9}) == Row(
+def test_target_is_reached_missed_or_not_measured() -> None:
+    fraction = Metric("match", "shape", 0.9, relative_to="match_real", note="0.9 of real")
+    assert row_of(fraction, {"match": 0.8, "match_real": 0.9}) == Row(
         "", "shape", "80.0 %", ">= 81.0 % (0.9 of real)", "not reached"
     )
-    assert row_of(share, {"match": 0.82, "match_real": 0.9}).verdict == "reached"
-    assert row_of(share, {}).measured == "not measured"
-    least = Figure("distance", "distance", 0.02, "", digits=3, below=True)
+    assert row_of(fraction, {"match": 0.82, "match_real": 0.9}).verdict == "reached"
+    assert row_of(fraction, {}).measured == "not measured"
+    least = Metric("distance", "distance", 0.02, "", digits=3, lower_is_better=True)
     assert row_of(least, {"distance": 0.01}) == Row("", "distance", "0.010", "<= 0.020", "reached")
     assert row_of(least, {"distance": float("nan")}).verdict == "not reached"
     assert row_of(least, {}) == Row("", "distance", "not measured", "<= 0.020", "not reached")
-    assert row_of(Figure("psnr", "PSNR", None, "dB"), {"psnr": 30.0}) == Row("", "PSNR", "30.0 dB", "", "")
+    assert row_of(Metric("psnr", "PSNR", None, "dB"), {"psnr": 30.0}) == Row("", "PSNR", "30.0 dB", "", "")
     head, rule, *rest = lines([Row("a", "b", "1", seconds=70.0), Row("", "longer", "22", ">= 3", "reached")])
-    assert rest == ["a      b              1                 1m10s", "       longer        22  >= 3  reached"]
+    assert rest == ["a      b              1                   1m10s", "       longer        22  >= 3    reached"]
     assert len(head) <= len(rule)

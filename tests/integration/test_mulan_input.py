@@ -37,7 +37,7 @@ def test_a_batch_of_one_is_refused_with_the_reason(tmp_path: Path) -> None:
     data = clips(tmp_path / "data", lambda number: f"tone {number}")
     outcome = quintet(*command(data, tmp_path / "run", "train.batch_size=1"))
     assert outcome.code == 2
-    assert "at least 2 (got 1): it compares the items of a batch with each other" in error_line(outcome.errors)
+    assert "at least 2 (got 1), because it compares the items of a batch with each other" in error_line(outcome.errors)
     assert not (tmp_path / "run").exists()
 
 

@@ -221,7 +221,7 @@ def test_invalid_sampling_options_are_refused(conditional: Path, unconditional: 
         (conditional, ("--prompt", tmp_path / "words.wav"), "not a sound file"),
         (conditional, ("--prompt", tmp_path / "none.wav"), "none.wav"),
         (conditional, (*short, "sample.best_of=2"), "it needs --text"),
-        (conditional, ("--negative", "a drum", "--text", "a flute"), "takes no --negative"),
+        (conditional, ("--negative", "a drum", "--text", "a flute"), "does not take --negative"),
     ):
         assert message in refusal("sample", run, "--out", tmp_path / "out", *options), options
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Bad things fed to the real command, `quintet view` in a process of its own: the page says so, and goes on."""
+"""Invalid input to `quintet view` in a separate process: the page reports it and keeps working."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ READ_ONLY = (
     "-c",
     'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"',
 )
-"""The folder that comes next is read-only for the command after it, and for nobody else."""
+"""The folder in the next argument is read-only for the command after it."""
 
 
-def test_an_empty_folder_is_a_page_without_runs_and_the_first_one_appears(tmp_path: Path) -> None:
-    with viewing(tmp_path) as (site, said):
-        assert said.startswith("0 runs in ")
+def test_empty_folder_has_no_runs_until_the_first_one_appears(tmp_path: Path) -> None:
+    with viewing(tmp_path) as (site, output):
+        assert output.startswith("0 runs in ")
         assert site.ask("/").status == 200
         assert site.ask("/api/runs").json["runs"] == []
         assert site.ask("/api/run?run=x").json == {"problem": "there is no run x"}
@@ -35,7 +35,7 @@ def test_an_empty_folder_is_a_page_without_runs_and_the_first_one_appears(tmp_pa
         wait_for(lambda: len(site.ask("/api/runs").json["runs"]) == 1, "the new run is listed")
 
 
-def test_a_half_written_last_line_waits_until_it_is_whole(tmp_path: Path) -> None:
+def test_half_written_last_line_waits_until_it_is_complete(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     line = row(110)
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -52,7 +52,7 @@ def test_a_half_written_last_line_waits_until_it_is_whole(tmp_path: Path) -> Non
         assert site.ask(last).json["train/lr"]["steps"] == [90, 100, 110, 120]
 
 
-def test_a_run_that_is_deleted_while_viewed_is_said_to_be_gone_and_the_others_stay(tmp_path: Path) -> None:
+def test_deleted_run_is_reported_and_other_runs_stay(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     write_run(tmp_path / "other")
     with viewing(tmp_path) as (site, _):
@@ -60,15 +60,18 @@ def test_a_run_that_is_deleted_while_viewed_is_said_to_be_gone_and_the_others_st
             if name == "hello":
                 shutil.rmtree(tmp_path / "run")
             if name == "gone":
-                assert "gone" in content
+                assert "no longer exists" in content
                 break
         reply = site.ask("/api/run?run=run")
-        assert (reply.status, "gone" in reply.json["problem"] or "no run" in reply.json["problem"]) == (404, True)
+        assert (reply.status, "no longer exists" in reply.json["problem"] or "no run" in reply.json["problem"]) == (
+            404,
+            True,
+        )
         wait_for(lambda: [each["id"] for each in site.ask("/api/runs").json["runs"]] == ["other"], "it left the list")
         assert site.ask("/api/run?run=other").status == 200
 
 
-def test_missing_media_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_media_are_reported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (add_samples(run, 10, count=2) / "000-made.png").unlink()
     with viewing(tmp_path) as (site, _):
@@ -88,9 +91,9 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert error_line(outcome.errors) == f"error: port {port} is in use; choose another with --port, or leave it out"
 
 
-def test_a_read_only_file_system_is_looked_at_all_the_same(tmp_path: Path) -> None:
+def test_read_only_file_system_is_served(tmp_path: Path) -> None:
     if subprocess.run([*READ_ONLY, str(tmp_path), "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no namespace of its own may be made here, in which a folder is read-only")
+        pytest.skip("cannot create a namespace with a read-only folder")
     add_samples(write_run(tmp_path / "runs" / "run"), 10)
     runs = tmp_path / "runs"
     within = (*READ_ONLY, str(runs))

@@ -1,5 +1,5 @@
-"""The run page in a real browser, Chromium driven by Playwright: as a person would use it, without an error in its
-console and without a request off the machine. Screenshots are kept in artifacts/."""
+"""The page in a real browser, Chromium driven by Playwright, without errors in its console and without requests to
+other machines. Screenshots are written to artifacts/."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ARTIFACTS = Path(os.environ.get("QUINTET_ARTIFACTS") or Path(__file__).parents[2] / "artifacts")
 REQUIRED = bool(os.environ.get("QUINTET_BROWSER_REQUIRED"))
-"""Set where these tests may not be skipped."""
+"""Set if these tests may not be skipped."""
 WITHOUT_A_SCREEN = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--mute-audio")
 UNNAMED = """() => {
   const named = (element) => element.textContent.trim() || element.ariaLabel || element.alt || element.closest('label');
@@ -48,29 +48,29 @@ HOLD_BACK = """(part) => {
     return found;
   };
 }"""
-"""What the page asks for comes when it is let, if its address has this part."""
+"""Delays responses whose address contains this part until `release` is called."""
 LET_GO = """async () => {
   release();
   const { address } = document.querySelector('.card').dataset;
-  await quintet.sound.player('').show('', await quintet.source.bytes(address), () => true);
+  await quintet.audio.player('').show('', await quintet.source.bytes(address), () => true);
 }"""
-"""What was held back is decoded when a sound is that was asked for after it."""
+"""Releases the delayed response, and waits until audio that was requested later is decoded."""
 WITHOUT_3D = """() => {
-  const given = HTMLCanvasElement.prototype.getContext;
+  const original = HTMLCanvasElement.prototype.getContext;
   HTMLCanvasElement.prototype.getContext = function (kind, ...more) {
-    return kind === 'webgl' ? null : given.call(this, kind, ...more);
+    return kind === 'webgl' ? null : original.call(this, kind, ...more);
   };
 }"""
 
 
 def chromium() -> str | None:
-    """The browser that is here: the one that is named, or Debian's."""
+    """Path of the browser: from the environment, or an installed one."""
     named = os.environ.get("QUINTET_BROWSER")
     return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def missing() -> str | None:
-    """What is missing to run these tests."""
+    """The missing dependency of these tests, or None."""
     if find_spec("playwright") is None:
         return "no Playwright: pip install playwright"
     return None if chromium() else "no Chromium: apt-get install chromium, or name one in QUINTET_BROWSER"
@@ -96,15 +96,15 @@ Serve = Callable[..., Address]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts servers, which outlive the pages that look at them."""
+    """Starts servers, which run longer than the pages that use them."""
     with ExitStack() as servers:
         yield lambda *folders: servers.enter_context(serving(*folders))
 
 
 @pytest.fixture
 def open_page(browser: Browser, serve: Serve) -> Iterator[Open]:
-    """Opens pages; at the end none of them may have complained or asked for anything elsewhere."""
-    complaints: list[str] = []
+    """Opens pages; none of them may log an error or send a request to another machine."""
+    errors: list[str] = []
     elsewhere: list[str] = []
     contexts: list[Any] = []
 
@@ -115,8 +115,10 @@ def open_page(browser: Browser, serve: Serve) -> Iterator[Open]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(1_000 * DEADLINE)
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: elsewhere.append(request.url) if _is_elsewhere(request.url) else None)
         page.goto(f"http://127.0.0.1:{site.port}/{path}" if site else path)
         return page
@@ -124,7 +126,7 @@ def open_page(browser: Browser, serve: Serve) -> Iterator[Open]:
     yield opened
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert errors == []
     assert elsewhere == []
 
 
@@ -133,7 +135,7 @@ def _is_elsewhere(url: str) -> bool:
     return parts.scheme not in ("data", "blob", "file", "about") and parts.hostname != "127.0.0.1"
 
 
-def keep(page: Page, name: str) -> None:
+def save_screenshot(page: Page, name: str) -> None:
     (ARTIFACTS / "view").mkdir(parents=True, exist_ok=True)
     page.screenshot(path=ARTIFACTS / "view" / f"{name}.png")
 
@@ -141,9 +143,9 @@ def keep(page: Page, name: str) -> None:
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
-    write_run(folder / "pictures", steps=400)
+    write_run(folder / "images", steps=400)
     for step in (100, 200, 300):
-        add_samples(folder / "pictures", step, count=2, caption="<script>document.title = 'broken'</script>")
+        add_samples(folder / "images", step, count=2, caption="<script>document.title = 'broken'</script>")
     write_run(folder / "sounds", "soundstorm", steps=300)
     add_samples(folder / "sounds", 100, ("wav",), count=2)
     write_run(folder / "meshes", "mesh-transformer", status="stopped", steps=200)
@@ -159,10 +161,10 @@ def site(runs: Path, serve: Serve) -> Address:
     return serve(runs)
 
 
-def until(page: Page, expression: str, given: object = None) -> None:
-    """Wait for a script to be true. Playwright's own way makes functions of texts, which the page's policy forbids."""
+def until(page: Page, expression: str, argument: object = None) -> None:
+    """Wait until an expression is true. Playwright's own method evaluates strings, which the page's policy forbids."""
     deadline = time.monotonic() + DEADLINE
-    while not page.evaluate(expression, given):
+    while not page.evaluate(expression, argument):
         assert time.monotonic() < deadline, f"{DEADLINE} s passed before {expression}"
         page.wait_for_timeout(20)
 
@@ -177,9 +179,9 @@ def test_the_list_is_filtered_and_sorted_and_opens_a_run(site: Address, open_pag
     rows.nth(3).wait_for()
     assert "4 runs" in text(page, ".count")
     assert "running" in page.locator("tr[data-run=videos]").inner_text()
-    keep(page, "list")
+    save_screenshot(page, "list")
     page.get_by_role("button", name="Run", exact=True).click()
-    assert [row.get_attribute("data-run") for row in rows.all()] == ["meshes", "pictures", "sounds", "videos"]
+    assert [row.get_attribute("data-run") for row in rows.all()] == ["images", "meshes", "sounds", "videos"]
     page.get_by_role("button", name="Run", exact=True).click()
     assert rows.first.get_attribute("data-run") == "videos"
     page.get_by_label("Show runs with this text").fill("soundstorm")
@@ -191,8 +193,8 @@ def test_the_list_is_filtered_and_sorted_and_opens_a_run(site: Address, open_pag
     assert page.title() == "sounds · quintet"
 
 
-def test_the_slider_moves_through_training_and_captions_are_only_captions(site: Address, open_page: Open) -> None:
-    page = open_page(site, "#/run/pictures")
+def test_slider_moves_through_training_and_captions_are_plain_text(site: Address, open_page: Open) -> None:
+    page = open_page(site, "#/run/images")
     slider = page.get_by_label("Step of training")
     shown = page.locator(".card img").first
     until(page, "document.querySelectorAll('.card img[src*=\"step=300\"]').length === 2")
@@ -208,13 +210,13 @@ def test_the_slider_moves_through_training_and_captions_are_only_captions(site: 
     page.locator("dialog[open]").wait_for()
     page.keyboard.press("Escape")
     page.locator("dialog").wait_for(state="detached")
-    keep(page, "samples")
+    save_screenshot(page, "samples")
     page.get_by_role("button", name="Play").click()
     until(page, "document.querySelectorAll('.card img[src*=\"step=300\"]').length === 2")
-    assert page.title() == "pictures · quintet"
+    assert page.title() == "images · quintet"
 
 
-def test_a_sound_is_seen_and_heard(site: Address, open_page: Open) -> None:
+def test_audio_has_a_spectrogram_and_plays(site: Address, open_page: Open) -> None:
     page = open_page(site, "#/run/sounds")
     until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 2")
     colours = page.evaluate(
@@ -224,12 +226,12 @@ def test_a_sound_is_seen_and_heard(site: Address, open_page: Open) -> None:
     page.evaluate("document.querySelector('audio').play()")
     until(page, "document.querySelector('audio').currentTime > 0.05")
     keep(page, "sounds")
-    page.locator(".spectrogram").nth(1).click()  # plays from there, and stops the other
+    page.locator(".spectrogram").nth(1).click()  # plays from there, and pauses the other
     until(page, "document.querySelectorAll('audio')[1].currentTime > 0.4")
     until(page, "document.querySelector('audio').paused")
 
 
-def test_what_comes_after_the_slider_has_moved_on_is_not_shown(runs: Path, serve: Serve, open_page: Open) -> None:
+def test_late_response_of_an_older_step_is_not_shown(runs: Path, serve: Serve, open_page: Open) -> None:
     add_samples(runs / "sounds", 200, ("wav",))
     page = open_page(serve(runs), "#/run/sounds")
     until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 1")
@@ -245,19 +247,19 @@ def test_what_comes_after_the_slider_has_moved_on_is_not_shown(runs: Path, serve
     assert page.evaluate("document.querySelector('.spectrogram').toDataURL()") == painted
 
 
-def test_a_browser_without_3d_says_so(site: Address, open_page: Open) -> None:
+def test_browser_without_webgl_shows_a_message(site: Address, open_page: Open) -> None:
     page = open_page(site)
     page.evaluate(WITHOUT_3D)
     page.locator("tr[data-run=meshes] a").click()
-    page.locator(".said", has_text="no WebGL").first.wait_for()
+    page.locator(".problem", has_text="no WebGL").first.wait_for()
 
 
-def test_a_mesh_turns_under_the_mouse_and_the_keyboard(site: Address, open_page: Open) -> None:
+def test_mesh_rotates_with_mouse_and_keyboard(site: Address, open_page: Open) -> None:
     page = open_page(site, "#/run/meshes")
     until(page, "document.querySelector('.mesh')?.dataset.triangles === '4'")
     mesh = page.locator(".mesh").first
     until(page, DIFFERENT, page.evaluate("document.createElement('canvas').toDataURL()"))
-    keep(page, "meshes")
+    save_screenshot(page, "meshes")
     before = mesh.evaluate("canvas => canvas.toDataURL()")
     box = mesh.bounding_box()
     assert box is not None
@@ -278,12 +280,12 @@ def test_a_video_plays(site: Address, open_page: Open) -> None:
 
 
 def test_a_curve_is_zoomed_smoothed_and_compared(site: Address, open_page: Open) -> None:
-    page = open_page(site, "#/run/pictures/curves")
+    page = open_page(site, "#/run/images/curves")
     area = page.locator(".area[data-points]").first
     area.wait_for()
     assert area.get_attribute("data-range") == "10-400"
     assert "generator/loss" in (area.get_attribute("aria-label") or "")
-    keep(page, "curves")
+    save_screenshot(page, "curves")
     box = page.locator(".u-over").first.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
@@ -305,7 +307,7 @@ def test_a_curve_is_zoomed_smoothed_and_compared(site: Address, open_page: Open)
     assert "sounds · train/generator/loss" in text(page, ".chart")
 
 
-def test_what_a_training_writes_appears_without_a_reload(runs: Path, site: Address, open_page: Open) -> None:
+def test_new_content_appears_without_a_reload(runs: Path, site: Address, open_page: Open) -> None:
     page = open_page(site, "#/run/videos/curves")
     page.locator(".area[data-points]").first.wait_for()
     page.locator(".pulse.on").wait_for()
@@ -327,7 +329,7 @@ def test_what_a_training_writes_appears_without_a_reload(runs: Path, site: Addre
     page.locator("tr[data-run=late]").wait_for()
 
 
-def test_a_run_that_ends_while_it_is_watched_can_be_tried_and_shows_its_checkpoints(
+def test_finished_run_gets_a_playground_and_checkpoints_without_a_reload(
     runs: Path, site: Address, open_page: Open
 ) -> None:
     run = write_run(runs / "muse", "muse", status="running")
@@ -339,14 +341,14 @@ def test_a_run_that_ends_while_it_is_watched_can_be_tried_and_shows_its_checkpoi
     write_state(run, recipe="muse", status="finished", step=100, steps=100)
     page.get_by_role("table", name="Checkpoints").wait_for()
     page.get_by_role("tab", name="Try it").wait_for()
-    # The way out of it stays as it was.
+    # The link back stays as it was.
     page.get_by_role("tab", name="Try it").click()
     write_state(run, recipe="muse", status="running", step=100, steps=200)
     page.get_by_role("tab", name="Curves", selected=True).wait_for()
     assert page.get_by_role("tab", name="Try it").count() == 0
 
 
-def test_charts_stay_as_they_are_when_a_metric_is_added_and_go_with_their_page(
+def test_charts_survive_a_new_metric_and_are_removed_with_their_page(
     runs: Path, site: Address, open_page: Open
 ) -> None:
     page = open_page(site, "#/run/videos/curves")
@@ -361,32 +363,32 @@ def test_charts_stay_as_they_are_when_a_metric_is_added_and_go_with_their_page(
     assert page.locator(".chart:visible").count() == 1
     page.locator(".area[data-kept][data-range='10-110']").wait_for()
     page.get_by_role("link", name="All runs").click()
-    page.locator("tr[data-run=pictures]").wait_for()
+    page.locator("tr[data-run=images]").wait_for()
     assert page.evaluate("uPlot.sync('steps').plots.length") == 0
 
 
-def test_what_is_gone_or_missing_is_said_and_the_page_goes_on(runs: Path, site: Address, open_page: Open) -> None:
+def test_missing_files_and_runs_are_reported(runs: Path, site: Address, open_page: Open) -> None:
     (runs / "sounds" / "samples" / "step-00000100" / "000-made.wav").unlink()
     page = open_page(site, "#/run/sounds")
-    page.locator(".said", has_text="000-made.wav is missing").wait_for()
+    page.locator(".problem", has_text="000-made.wav is missing").wait_for()
     until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 1")
     page.locator(".pulse.on").wait_for()
     shutil.rmtree(runs / "sounds")
-    page.locator("#notice", has_text="gone").wait_for()
+    page.locator("#notice", has_text="no longer exists").wait_for()
     keep(page, "gone")
     page.get_by_role("link", name="All runs").click()
-    page.locator("tr[data-run=pictures]").wait_for()
+    page.locator("tr[data-run=images]").wait_for()
     assert page.locator("tr[data-run=sounds]").count() == 0
 
 
-def test_an_empty_folder_says_so(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+def test_empty_folder_shows_a_message(tmp_path: Path, serve: Serve, open_page: Open) -> None:
     (tmp_path / "empty").mkdir()
     page = open_page(serve(tmp_path / "empty"))
-    page.get_by_text("There is no run here yet").wait_for()
+    page.get_by_text("No runs yet").wait_for()
 
 
 def test_tables_of_keys_data_checkpoints_and_codes(site: Address, open_page: Open) -> None:
-    page = open_page(site, "#/run/pictures/config")
+    page = open_page(site, "#/run/images/config")
     page.locator("th", has_text="train.steps").wait_for()
     assert page.locator("td.changed").all_inner_texts() == ["400"]
     page.get_by_label("Only differences").uncheck()
@@ -418,78 +420,78 @@ def test_ten_thousand_samples_scroll(tmp_path: Path, serve: Serve, open_page: Op
     assert cards.count() == 1
 
 
-def test_it_is_of_use_on_a_phone_and_in_the_dark(site: Address, open_page: Open) -> None:
+def test_page_works_on_a_phone_and_in_dark_mode(site: Address, open_page: Open) -> None:
     page = open_page(site, width=390, dark=True)
     page.locator("tr[data-run=sounds]").wait_for()
     keep(page, "phone-list")
-    for path in ("#/run/pictures/curves", "#/run/sounds", "#/run/pictures/config", "#/"):
+    for path in ("#/run/images/curves", "#/run/sounds", "#/run/images/config", "#/"):
         page.goto(f"http://127.0.0.1:{site.port}/{path}")
         page.wait_for_load_state("networkidle") if path == "#/" else page.locator(".tabs").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    page.get_by_label("Dark or light").click()
+    page.get_by_label("Dark or light theme").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
-def test_every_control_and_picture_has_a_name(site: Address, open_page: Open) -> None:
+def test_every_control_and_image_has_an_accessible_name(site: Address, open_page: Open) -> None:
     page = open_page(site)
-    for path in ("", "pictures", "pictures/curves", "sounds", "meshes", "pictures/config"):
+    for path in ("", "images", "images/curves", "sounds", "meshes", "images/config"):
         page.goto(f"http://127.0.0.1:{site.port}/{f'#/run/{path}' if path else ''}")
         page.locator("h1", has_text=path.split("/", maxsplit=1)[0] or "runs").wait_for()
         assert page.evaluate(UNNAMED) == []
 
 
 @pytest.mark.parametrize("recipe", ["muse"], indirect=True)
-def test_a_prompt_becomes_pictures(
+def test_prompt_generates_images(
     recipe: str, train: Train, shared: Path, tmp_path: Path, serve: Serve, open_page: Open
 ) -> None:
     shutil.copytree(made_once(shared, f"finished-{recipe}", train), tmp_path / "runs" / "muse")
     page = open_page(serve(tmp_path / "runs"), "#/run/muse/try")
     page.get_by_label("Text").fill("a red heart")
-    page.get_by_label("How many").fill("2")
+    page.get_by_label("Number").fill("2")
     page.get_by_label("Steps").fill("2")
-    page.get_by_role("button", name="Make").click()
-    page.get_by_role("status").filter(has_text="Made in").wait_for()
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_role("status").filter(has_text="Generated in").wait_for()
     until(page, "[...document.querySelectorAll('.card img')].filter((i) => i.naturalWidth).length === 3")
-    keep(page, "try")
+    save_screenshot(page, "try")
 
 
-def test_a_runs_own_numbers_may_be_sent(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+def test_settings_of_the_run_are_valid_form_values(tmp_path: Path, serve: Serve, open_page: Open) -> None:
     run = write_run(tmp_path / "runs" / "muse", "muse")
     (run / "checkpoints" / "step-00000100").mkdir(parents=True)
     numbers = {"sample.guidance_scale": 1.75, "sample.steps": 1_000}
     built = configs.build(registry.find("muse").config_class(), preset="debug", overrides=numbers)
     (run / "config.yaml").write_text(built.to_yaml(), encoding="utf-8")
     page = open_page(serve(tmp_path / "runs"), "#/run/muse/try")
-    assert page.get_by_label("Guidance").input_value() == "1.75"
+    assert page.get_by_label("Guidance scale").input_value() == "1.75"
     assert page.get_by_label("Steps").input_value() == "1000"
     assert page.evaluate("document.querySelector('form.try').checkValidity()")
     assert GenerationJob.read({"text": "a", "steps": 1_000}).steps == 1_000
 
 
 @pytest.mark.parametrize("target", ["page.html", "site"])
-def test_an_export_opens_from_a_disk(runs: Path, tmp_path: Path, open_page: Open, target: str) -> None:
+def test_export_opens_from_a_disk(runs: Path, tmp_path: Path, open_page: Open, target: str) -> None:
     succeed("view", runs, "--export", tmp_path / target)
-    place = tmp_path / target if target.endswith(".html") else tmp_path / target / "index.html"
-    page = open_page(None, place.as_uri())
+    file = tmp_path / target if target.endswith(".html") else tmp_path / target / "index.html"
+    page = open_page(None, file.as_uri())
     page.locator("tr[data-run=sounds] a").click()
     until(page, "document.querySelectorAll('.spectrogram[data-painted]').length === 2")
     page.evaluate("document.querySelector('audio').play()")
     until(page, "document.querySelector('audio').currentTime > 0.05")
-    page.goto(f"{place.as_uri()}#/run/meshes")
+    page.goto(f"{file.as_uri()}#/run/meshes")
     until(page, "document.querySelector('.mesh')?.dataset.triangles === '4'")
-    page.goto(f"{place.as_uri()}#/run/pictures")
+    page.goto(f"{file.as_uri()}#/run/images")
     until(page, "document.querySelector('.card img')?.naturalWidth === 32")
     page.get_by_role("tab", name="Curves").click()
     page.locator(".area[data-points]").first.wait_for()
     assert page.get_by_role("tab", name="Try it").count() == 0
 
 
-def test_a_page_whose_server_is_gone_says_so(runs: Path, browser: Browser) -> None:
-    """Outside of `open_page`: the browser itself complains of the connection, and should."""
+def test_page_reports_a_stopped_server(runs: Path, browser: Browser) -> None:
+    """Without `open_page`, because the browser itself logs the connection error."""
     page = browser.new_page()
     with serving(runs) as site:
-        page.goto(f"http://127.0.0.1:{site.port}/#/run/pictures")
+        page.goto(f"http://127.0.0.1:{site.port}/#/run/images")
         page.locator(".pulse.on").wait_for()
     page.locator(".pulse.off").wait_for()
     page.get_by_role("link", name="All runs").click()
@@ -497,13 +499,13 @@ def test_a_page_whose_server_is_gone_says_so(runs: Path, browser: Browser) -> No
     page.close()
 
 
-def test_a_page_that_is_refused_news_does_not_promise_to_try_again(
+def test_page_without_live_updates_asks_for_a_reload(
     runs: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outside of `open_page`: the browser itself complains of the refusal."""
-    monkeypatch.setattr("quintet.web.live.MOST_VIEWERS", 0)
+    """Without `open_page`, because the browser itself logs the refusal."""
+    monkeypatch.setattr("quintet.web.live.MAX_VIEWERS", 0)
     page = browser.new_page()
     with serving(runs) as site:
-        page.goto(f"http://127.0.0.1:{site.port}/#/run/pictures")
-        page.locator(".pulse.off[title*='load the page again']").wait_for()
+        page.goto(f"http://127.0.0.1:{site.port}/#/run/images")
+        page.locator(".pulse.off[title*='reload the page']").wait_for()
         page.close()

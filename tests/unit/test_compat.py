@@ -1,4 +1,4 @@
-"""The table of the original trainers' keywords, and what is made of it."""
+"""The tables of the original trainers' keywords, their translation, and the migration page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SIGNATURES = {
     "max_grad_norm val_dataset val_every val_num_batches scheduler scheduler_kwargs ema_kwargs accelerator_kwargs "
     "optimizer_kwargs checkpoint_every checkpoint_folder data_kwargs warmup_steps use_wandb_tracking",
 }
-"""The originals' keywords, in their order, read from the published packages."""
+"""Keywords of the originals in their order, from the published packages."""
 
 EVERY_TRAINER = [pytest.param(trainer, id=name) for name, trainer in TRAINERS.items()]
 EVERY_RULE = [
@@ -79,9 +79,9 @@ def test_every_original_keyword_has_a_rule_in_the_original_order(trainer: Origin
 
 
 @pytest.mark.parametrize("rule", EVERY_RULE)
-def test_a_rule_goes_one_way_and_explains_itself(rule: Rule) -> None:
-    ways = [rule.keys, rule.argument, rule.parts, rule.spread, rule.refused, rule.always]
-    assert sum(bool(way) for way in ways) == 1
+def test_rule_has_one_target_and_an_explanation(rule: Rule) -> None:
+    targets = [rule.keys, rule.argument, rule.parts, rule.spread, rule.refused, rule.always]
+    assert sum(bool(target) for target in targets) == 1
     assert rule.explanation.endswith(".")
     assert "|" not in rule.explanation
     assert rule.kind is not None or not rule.keys
@@ -122,7 +122,7 @@ def test_own_keywords_are_the_options_of_quintets_trainers() -> None:
 
 
 @pytest.mark.parametrize("trainer", EVERY_TRAINER)
-def test_the_package_of_a_trainer_has_it_as_a_kind_of_quintets_own(trainer: OriginalTrainer) -> None:
+def test_compat_trainer_is_a_subclass_of_quintets_trainer(trainer: OriginalTrainer) -> None:
     module = import_module(f"quintet.compat.{trainer.package.replace('-', '_')}")
     own = getattr(quintet, trainer.name)
     assert issubclass(getattr(module, trainer.name), own)
@@ -150,7 +150,7 @@ def test_examples_are_possible_values() -> None:
 # --- translating --------------------------------------------------------------------------------------------
 
 
-def test_the_whole_original_signature_of_the_vqgan_trainer() -> None:
+def test_all_keywords_of_the_vqgan_trainer() -> None:
     model = object()
     translation = vqgan(
         vae=model,
@@ -209,15 +209,15 @@ def test_own_keywords_of_the_readme() -> None:
         "ema.decay": 0.9,
         "optim.schedule": "constant",
     }
-    assert not translation.foreign
+    assert not translation.has_original_keywords
 
 
-def test_none_is_not_given() -> None:
+def test_none_means_not_given() -> None:
     translation = vqgan(folder=None, max_grad_norm=None, discr_max_grad_norm=None, accelerate_kwargs=None, steps=None)
     assert (translation.overrides, translation.arguments, translation.notices) == ({}, {}, [])
 
 
-def test_none_is_no_clipping_where_the_original_clips() -> None:
+def test_none_disables_clipping_if_the_original_clips() -> None:
     assert by("MeshTransformerTrainer", max_grad_norm=None).overrides == {"optim.max_grad_norm": None}
     assert by("MeshAutoencoderTrainer", max_grad_norm=None).overrides == {}
 
@@ -230,20 +230,20 @@ def test_counts_of_micro_batches_become_counts_of_steps() -> None:
     assert vqgan(grad_accum_every=2).overrides == {"train.grad_accum_steps": 2}
 
 
-def test_values_by_position_keep_their_places() -> None:
+def test_positional_arguments() -> None:
     model, data = object(), object()
     translation = by("MeshAutoencoderTrainer", model, data, 100, 4, 2)
     assert translation.arguments == {"model": model, "data": data}
     assert translation.overrides == {"train.steps": 100, "train.batch_size": 8, "train.grad_accum_steps": 2}
-    assert not by("VQGanVAETrainer", model, data="photos").foreign
-    with pytest.raises(UsageError, match=r"takes 1 value\(s\) by position \(vae\)"):
+    assert not by("VQGanVAETrainer", model, data="photos").has_original_keywords
+    with pytest.raises(UsageError, match=r"takes 1 positional argument\(s\) \(vae\)"):
         by("VQGanVAETrainer", model, "photos")
     for keyword in ("vae", "model"):
-        with pytest.raises(UsageError, match="by position and by name"):
+        with pytest.raises(UsageError, match="both by position and by keyword"):
             by("VQGanVAETrainer", model, **{keyword: model})
 
 
-def test_values_that_change_their_form() -> None:
+def test_values_that_are_converted() -> None:
     assert by("MuLaNTrainer", use_lion=True).overrides == {"optim.name": "lion"}
     assert by("MuLaNTrainer", use_lion=False).overrides == {"optim.name": "adamw"}
     assert by("SoundStormTrainer", only_train_critic=True).overrides == {"loss.train_only": "critic"}
@@ -256,10 +256,10 @@ def test_values_that_change_their_form() -> None:
 
 
 def test_engine_arguments() -> None:
-    told = vqgan(accelerate_kwargs={"mixed_precision": "fp16", "cpu": True, "dynamo_backend": "INDUCTOR"})
-    assert told.overrides == {"engine.precision": "bf16", "engine.device": "cpu", "engine.compile": True}
-    assert len(told.notices) == 1
-    assert "bf16" in told.notices[0]
+    translation = vqgan(accelerate_kwargs={"mixed_precision": "fp16", "cpu": True, "dynamo_backend": "INDUCTOR"})
+    assert translation.overrides == {"engine.precision": "bf16", "engine.device": "cpu", "engine.compile": True}
+    assert len(translation.notices) == 1
+    assert "bf16" in translation.notices[0]
     enumeration = types.SimpleNamespace(value="no")
     assert vqgan(accelerate_kwargs={"mixed_precision": enumeration}).overrides == {"engine.precision": "fp32"}
     silent = vqgan(accelerate_kwargs={"split_batches": True, "cpu": False, "gradient_accumulation_steps": 1})
@@ -290,14 +290,14 @@ def test_clearing_results_is_refused() -> None:
         assert by("MuLaNTrainer", force_clear_prev_results=value).notices == []
 
 
-def test_what_has_no_effect_says_so_unless_it_fits() -> None:
+def test_keyword_without_effect_is_reported_unless_it_fits() -> None:
     (notice,) = by("SoundStormTrainer", drop_last=True, split_batches=True).notices
     assert notice.startswith("drop_last=True has no effect: ")
 
 
 # --- bad input ----------------------------------------------------------------------------------------------
 
-IMPOSSIBLE: list[tuple[str, Any, str]] = [
+INVALID: list[tuple[str, Any, str]] = [
     ("num_train_steps", 0, "train.steps"),
     ("num_train_steps", -5, "train.steps"),
     ("num_train_steps", "many", "train.steps"),
@@ -331,8 +331,8 @@ IMPOSSIBLE: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("keyword", "value", "key"), IMPOSSIBLE)
-def test_an_impossible_value_names_keyword_key_and_fix(keyword: str, value: Any, key: str) -> None:
+@pytest.mark.parametrize(("keyword", "value", "key"), INVALID)
+def test_invalid_value_names_keyword_key_and_fix(keyword: str, value: Any, key: str) -> None:
     with pytest.raises(UsageError) as caught:
         vqgan(**{keyword: value})
     message = str(caught.value)
@@ -343,10 +343,10 @@ def test_an_impossible_value_names_keyword_key_and_fix(keyword: str, value: Any,
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value", "words"),
+    ("keyword", "value", "message"),
     [
-        ("accelerate_kwargs", 3, "takes a dictionary"),
-        ("config", "train.steps=3", "takes a dictionary"),
+        ("accelerate_kwargs", 3, "expected a dictionary"),
+        ("config", "train.steps=3", "expected a dictionary"),
         (
             "accelerate_kwargs",
             {"mixed_precision": "fp8"},
@@ -354,12 +354,12 @@ def test_an_impossible_value_names_keyword_key_and_fix(keyword: str, value: Any,
         ),
         ("accelerate_kwargs", {"log_with": "all"}, r"log\.trackers.*'trackio'"),
         ("accelerate_kwargs", {"mixed_precison": "no"}, "did you mean 'mixed_precision'"),
-        ("accelerate_kwargs", {"fsdp_plugin": object()}, "refused: torch's DDP"),
+        ("accelerate_kwargs", {"fsdp_plugin": object()}, "refused: distributed training"),
         ("accelerate_kwargs", {"gradient_accumulation_steps": 4}, "refused: use the trainer's"),
     ],
 )
-def test_dictionaries_are_checked_entry_by_entry(keyword: str, value: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_dictionaries_are_checked_entry_by_entry(keyword: str, value: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         vqgan(**{keyword: value})
 
 
@@ -377,12 +377,12 @@ def test_an_unknown_keyword_names_the_nearest(keyword: str, near: str) -> None:
         vqgan(**{keyword: 1})
 
 
-def test_a_keyword_like_no_other_lists_all() -> None:
-    with pytest.raises(UsageError, match=r"it knows model, data, .*accelerate_kwargs"):
+def test_unknown_keyword_without_a_near_match_lists_all() -> None:
+    with pytest.raises(UsageError, match=r"it has model, data, .*accelerate_kwargs"):
         vqgan(xyzzy=1)
 
 
-def test_two_keywords_for_one_thing_must_agree() -> None:
+def test_two_keywords_for_one_key_must_agree() -> None:
     with pytest.raises(UsageError, match=r"num_train_steps and steps both set train\.steps"):
         vqgan(num_train_steps=10, steps=20)
     with pytest.raises(UsageError, match=r"steps and config both set train\.steps"):
@@ -394,21 +394,21 @@ def test_two_keywords_for_one_thing_must_agree() -> None:
     assert vqgan(num_train_steps=10, steps=10).overrides == {"train.steps": 10}
 
 
-def test_an_unknown_trainer_is_an_error_that_names_the_known() -> None:
+def test_unknown_trainer_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="unknown trainer 'GanTrainer'; known: MuLaNTrainer"):
         translate("GanTrainer", {})
 
 
-# --- saying so ----------------------------------------------------------------------------------------------
+# --- the notice ---------------------------------------------------------------------------------------------
 
 
-def test_one_notice_for_the_whole_call_at_the_callers_line() -> None:
+def test_one_notice_for_the_call_at_the_callers_line() -> None:
     translation = vqgan(num_train_steps=10, folder="photos", batch_size=2, grad_accum_every=2)
-    # As a trainer calls it, from inside the package.
-    inside = types.ModuleType("quintet.families.some")
-    exec("def construct(announce, translation):\n    announce(translation)", inside.__dict__)
+    # Called from inside the package, as by a trainer.
+    module = types.ModuleType("quintet.families.some")
+    exec("def construct(announce, translation):\n    announce(translation)", module.__dict__)
     with pytest.warns(CompatibilityNotice) as caught:
-        inside.construct(announce, translation)
+        module.construct(announce, translation)
     (warning,) = caught
     assert warning.filename == __file__
     message = str(warning.message)
@@ -428,7 +428,7 @@ def test_own_keywords_cause_no_notice() -> None:
 # --- the page -----------------------------------------------------------------------------------------------
 
 
-def test_the_page_in_the_documentation_is_the_generated_one() -> None:
+def test_page_in_the_documentation_is_up_to_date() -> None:
     file = Path(__file__).parents[2] / "docs" / "migration.md"
     assert file.read_text(encoding="utf-8") == page(), "run `python -m quintet.compat > docs/migration.md`"
 
@@ -442,13 +442,13 @@ def test_the_page_names_every_trainer_keyword_and_file() -> None:
         assert f"`{name}`" in text.split("## Old weights")[1]
 
 
-def test_the_methods_that_kept_their_names_exist() -> None:
+def test_methods_with_the_same_names_exist() -> None:
     from quintet.training.python_trainer import PythonTrainer
 
-    kept = {name for _, ours, _ in METHODS for name in re.findall(r"`(\w+)(?:\(.*?\))?`", ours)}
-    kept -= {"trainer", "generate", "encode", "engine", "lr_schedule"}
-    assert kept >= {"train", "train_step", "save", "load", "print", "log", "wait", "device", "is_main", "step"}
-    assert [name for name in sorted(kept) if not hasattr(PythonTrainer, name)] == []
+    same = {name for _, ours, _ in METHODS for name in re.findall(r"`(\w+)(?:\(.*?\))?`", ours)}
+    same -= {"trainer", "generate", "encode", "engine", "lr_schedule"}
+    assert same >= {"train", "train_step", "save", "load", "print", "log", "wait", "device", "is_main", "step"}
+    assert [name for name in sorted(same) if not hasattr(PythonTrainer, name)] == []
 
 
 def test_the_module_prints_the_page_without_torch() -> None:

@@ -333,7 +333,7 @@ def test_image_size_not_divisible_names_the_nearest(size: str, layers: int, near
     message = complaint(f"model.image_size={size}", f"model.layers={layers}")
     assert "model.image_size=" in message
     assert f"2^model.layers = {2**layers}" in message
-    assert f"the nearest that is: {nearest}" in message
+    assert f"the nearest valid size is {nearest}" in message
     overridden(f"model.image_size={nearest}", f"model.layers={layers}")
 
 

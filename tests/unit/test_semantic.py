@@ -121,15 +121,15 @@ def test_the_same_seed_gives_the_same_tokens(mulan: Path, clips: Path, tmp_path:
 def test_of_much_sound_a_share_is_heard(mulan: Path, clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extractor = features_of(mulan)
     folder = semantic._folder(str(clips), extractor)
-    everything = torch.cat(list(semantic._sampled(extractor, folder, 1, 0)))
+    everything = torch.cat(list(semantic._sample_states(extractor, folder, 1, 0)))
     assert len(everything) == 102
-    monkeypatch.setattr(semantic, "SAMPLE", 40)
-    some = torch.cat(list(semantic._sampled(extractor, folder, 1, 0)))
+    monkeypatch.setattr(semantic, "NUM_SAMPLED", 40)
+    some = torch.cat(list(semantic._sample_states(extractor, folder, 1, 0)))
     assert 20 <= len(some) <= 60
     apart = torch.cdist(some, everything, compute_mode="donot_use_mm_for_euclid_dist")
     assert apart.min(1).values.max() < 1e-4
-    monkeypatch.setattr(semantic, "SAMPLE", 2)
-    assert len(list(semantic._sampled(extractor, folder, 1, 0))) < 4
+    monkeypatch.setattr(semantic, "NUM_SAMPLED", 2)
+    assert len(list(semantic._sample_states(extractor, folder, 1, 0))) < 4
 
 
 # --- HuBERT -------------------------------------------------------------------------------------------------------
@@ -153,18 +153,18 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     succeed("encode", mulan, clips, "--layer", 1, "--clusters", 8, "--out", tmp_path / "tokens")
     given = ("--centroids", tmp_path / "tokens")
     wrong: list[tuple[Path, tuple[object, ...], str]] = [
-        (mulan, ("--layer", 3), "has the layers 1 to 2"),
-        (mulan, ("--layer", 0), "has the layers 1 to 2"),
+        (mulan, ("--layer", 3), "has layers 1 to 2"),
+        (mulan, ("--layer", 0), "has layers 1 to 2"),
         (mulan, ("--layer", 1, "--clusters", 1), "at least 2"),
-        (mulan, ("--layer", 1, "--clusters", 104), "cannot be found in 102 steps"),
+        (mulan, ("--layer", 1, "--clusters", 104), "is more than the 102 time steps"),
         (mulan, ("--clusters", 8), "say of which layer"),
         (mulan, (), "is not a tokenizer: it has no codes to encode to; its layers make semantic tokens (--layer N)"),
         (hubert, (), "--layer N"),
-        (hubert, given, "are of another model"),
-        (mulan, (*given, "--layer", 2), "are of layer 1"),
+        (hubert, given, "are from another model"),
+        (mulan, (*given, "--layer", 2), "are from layer 1"),
         (mulan, (*given, "--clusters", 9), "there are 8 --centroids"),
-        (mulan, ("--centroids", clips / "00.wav"), "not clusters"),
-        (mulan, ("--centroids", mulan), "not clusters"),
+        (mulan, ("--centroids", clips / "00.wav"), "does not contain clusters"),
+        (mulan, ("--centroids", mulan), "does not contain clusters"),
     ]
     for model, words, reason in wrong:
         told = quintet("encode", model, clips, *words, "--out", tmp_path / "none")
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 
 def test_a_model_that_hears_nothing_is_refused(trained: Path, clips: Path, tmp_path: Path) -> None:
     told = quintet("encode", trained, clips, "--layer", 1, "--out", tmp_path / "none")
-    assert "has no layers that hear sound" in told.errors
+    assert "has no audio encoder layers" in told.errors
 
 
 def test_token_files_that_are_not_what_they_say_are_refused(mulan: Path, clips: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Owns the command line: which verbs there are, and how a command ends. The verbs are thin: each checks its arguments,
-calls one function, prints the next command.
+"""Command line: the commands, and how each of them ends. A command checks its arguments, calls one function and prints
+the next command.
 
-Nothing here imports torch at the top, so that help and mistakes answer at once.
+Nothing here imports torch at module level, so that `--help` and errors are fast.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ app.command()(info.demo)
 app.command()(info.version)
 
 data_app = typer.Typer(
-    help="Make an embedded data set, look at a folder of your own, or put it into shards.", no_args_is_help=True
+    help="Write a synthetic dataset, check a folder of your own, or pack it into shards.", no_args_is_help=True
 )
 data_app.command("make")(data.make)
 data_app.command("check")(data.check)
@@ -58,7 +58,7 @@ app.add_typer(data_app, name="data")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: one sentence and an exit code for every failure; `--debug` shows the traceback instead."""
+    """Entry point: every failure prints one sentence and sets an exit code; `--debug` prints the traceback instead."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     code = _guarded([word for word in words if word != "--debug"], debug)
@@ -79,7 +79,7 @@ def call(words: Sequence[str]) -> int:
 def _guarded(words: Sequence[str], debug: bool) -> int:
     try:
         return call(words)
-    except SystemExit as stopped:  # by a signal; the process must still leave as `main` has it leave
+    except SystemExit as stopped:  # by a signal; the process must still exit through `main`
         return int(stopped.code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return 130
@@ -87,31 +87,31 @@ def _guarded(words: Sequence[str], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         elif type(error).__name__ == "NoArgsIsHelpError":
-            say(_mistake(error), any_rank=True)
+            say(_message(error), any_rank=True)
         else:
             say(f"error: {_one_sentence(error)}", any_rank=True)
-        return 2 if _is_misuse(error) else error.exit_code if isinstance(error, QuintetError) else 1
+        return 2 if _is_usage_error(error) else error.exit_code if isinstance(error, QuintetError) else 1
 
 
-def _is_misuse(error: Exception) -> bool:
-    """Whether the words of the command were wrong. By its form: Typer brings its own copy of click's exceptions."""
+def _is_usage_error(error: Exception) -> bool:
+    """Whether the arguments of the command were invalid. Duck-typed: Typer has its own copy of click's exceptions."""
     return hasattr(error, "format_message")
 
 
-def _mistake(error: Any) -> str:
+def _message(error: Any) -> str:
     return str(error.format_message())
 
 
 def _one_sentence(error: Exception) -> str:
-    if _is_misuse(error):
+    if _is_usage_error(error):
         command = str(getattr(getattr(error, "ctx", None), "command_path", ""))
         if type(error).__name__ == "NoSuchOption" and "quintet train" in command:
-            mistake = _mistake(error).partition(" (")[0].rstrip(".")
-            return f"{mistake}; keys are written key=value, such as train.steps=1000"
-        where = getattr(getattr(error, "param", None), "opts", None)
-        return f"{where[0]}: {_mistake(error)}" if where and where[0] not in _mistake(error) else _mistake(error)
+            message = _message(error).partition(" (")[0].rstrip(".")
+            return f"{message}; write keys as key=value, for example train.steps=1000"
+        options = getattr(getattr(error, "param", None), "opts", None)
+        return f"{options[0]}: {_message(error)}" if options and options[0] not in _message(error) else _message(error)
     if isinstance(error, QuintetError):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
         return f"cannot write {error.filename or 'the output'}: {error.strerror}"
-    return f"{type(error).__name__}: {error} (unexpected; --debug shows where)"
+    return f"{type(error).__name__}: {error} (unexpected; --debug prints the traceback)"

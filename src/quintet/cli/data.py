@@ -1,4 +1,4 @@
-"""Owns the verbs about data: `data make`, `data check` and `data shard`."""
+"""The commands `data make`, `data check` and `data shard`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Annotated, Literal
 
 import typer
 
-from quintet.cli.shared import print_line, print_next, say_left_out
+from quintet.cli.shared import print_line, print_next, say_skipped
 from quintet.errors import UsageError
 
 
 def make(
     name: Annotated[
         Literal["shapes", "solids", "sounds", "motions"],
-        typer.Argument(help="Which data set: of pictures, meshes, sounds or video."),
+        typer.Argument(help="Dataset: shapes (images), solids (meshes), sounds (audio) or motions (video)."),
     ],
-    folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    num: Annotated[int, typer.Option(help="How many items.")] = 5000,
-    size: Annotated[int | None, typer.Option(help="Side of pictures and video in pixels; 64 if not given.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, other items.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="New folder.")],
+    num: Annotated[int, typer.Option(help="Number of items.")] = 5000,
+    size: Annotated[int | None, typer.Option(help="Side of images and videos in pixels; default: 64.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
-    """Write a synthetic data set, drawn by code, with captions."""
+    """Write a synthetic dataset with captions."""
     make_items = getattr(import_module(f"quintet.synthetic.{name}"), f"make_{name}")
     if name in ("shapes", "motions"):
         make_items(folder, num, 64 if size is None else size, seed)
     elif size is not None:
-        raise UsageError(f"--size is for pictures and video; {name} have none")
+        raise UsageError(f"--size is for images and videos; '{name}' does not take it")
     else:
         make_items(folder, num, seed)
     print_line(f"{num} items written: {folder}")
@@ -37,14 +37,16 @@ def make(
 
 
 def check(
-    folder: Annotated[str, typer.Argument(help="Folder of media and captions, or of shards; or an address of shards.")],
+    folder: Annotated[
+        str, typer.Argument(help="Folder of media files and captions, folder of shards, or URL of shards.")
+    ],
     medium: Annotated[
         Literal["image", "mesh", "audio", "video"] | None,
-        typer.Option(help="What to look for; otherwise what most files are."),
+        typer.Option(help="Medium to check; default: the medium of most files."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what is in a folder, what is broken, and what will be used."""
+    """Report the contents of a folder, the files that cannot be read, and the files that will be used."""
     from quintet.data.check import MEDIA, check_folder
 
     report = check_folder(folder, medium=medium)
@@ -60,23 +62,23 @@ def check(
 
 
 def shard(
-    folder: Annotated[str, typer.Argument(help="Folder of media and captions.")],
-    out: Annotated[Path, typer.Argument(help="A new folder for the shards.")],
+    folder: Annotated[str, typer.Argument(help="Folder of media files and captions.")],
+    out: Annotated[Path, typer.Argument(help="New folder for the shards.")],
     medium: Annotated[
         Literal["image", "mesh", "audio", "video"] | None,
-        typer.Option(help="What to take; otherwise what most files are."),
+        typer.Option(help="Medium to pack; default: the medium of most files."),
     ] = None,
-    items: Annotated[int, typer.Option(min=1, help="The most items of a shard.")] = 10_000,
-    megabytes: Annotated[int, typer.Option(min=1, help="The most megabytes of a shard.")] = 1024,
+    items: Annotated[int, typer.Option(min=1, help="Maximum number of items per shard.")] = 10_000,
+    megabytes: Annotated[int, typer.Option(min=1, help="Maximum size of a shard in megabytes.")] = 1024,
 ) -> None:
-    """Put a folder into tar files with an index: many small files become few large ones, and are trained on alike."""
+    """Pack a folder into tar shards with an index. Training on the shards equals training on the folder."""
     from quintet.data.check import MEDIA, scan_medium
     from quintet.data.index.shard_writer import write_shards
 
     chosen, scanned = scan_medium(folder, medium)
     if not scanned.entries:
-        raise UsageError(f"no media in {folder}; `quintet data check {folder}` says what is there")
+        raise UsageError(f"no media files in {folder}; `quintet data check {folder}` reports its contents")
     written = write_shards(folder, scanned, out, items=items, megabytes=megabytes)
-    say_left_out(dict(written.skipped))
+    say_skipped(dict(written.skipped))
     print_line(f"{written.items} {chosen} files in {written.shards} shards: {out}")
     print_next(("data", "check", out), ("train", MEDIA[chosen].recipe, out))

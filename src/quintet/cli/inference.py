@@ -1,4 +1,4 @@
-"""Owns the verbs that put a trained model to use: `encode`, `decode`, `embed`, `search` and `export`."""
+"""The commands that apply a trained model: `encode`, `decode`, `embed`, `search` and `export`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import Annotated
 
 import typer
 
-from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next, say_left_out
+from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next, say_skipped
 from quintet.errors import UsageError
 
 
 def encode(
     run: ModelReference,
-    data: Annotated[str, typer.Argument(help="Folder of media or of shards.")],
-    out: Annotated[Path, typer.Option(help="Folder for the codes.")] = Path("codes"),
+    data: Annotated[str, typer.Argument(help="Folder of media files, or folder of shards.")],
+    out: Annotated[Path, typer.Option(help="Output folder for the codes.")] = Path("codes"),
     layer: Annotated[
         int | None,
-        typer.Option(help="Semantic tokens: clusters of what this layer of a mulan or a HuBERT hears; 1 is first."),
+        typer.Option(
+            help="Write semantic tokens: clusters of the outputs of this layer of a mulan or HuBERT; 1 is the first."
+        ),
     ] = None,
-    clusters: Annotated[int | None, typer.Option(help="How many semantic tokens there are; 256 if not given.")] = None,
+    clusters: Annotated[int | None, typer.Option(help="Number of semantic tokens; default: 256.")] = None,
     centroids: Annotated[
-        Path | None, typer.Option(help="Semantic tokens of the clusters that an earlier folder of them was made with.")
+        Path | None, typer.Option(help="Folder of earlier semantic tokens whose clusters are used again.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of finding clusters: the same seed gives the same.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of clustering.")] = 0,
 ) -> None:
-    """Turn files into codes: codes.safetensors and items.jsonl, the items in the same order."""
+    """Encode files to codes: writes codes.safetensors, and items.jsonl in the same order."""
     if layer is not None or centroids is not None:
         _encode_semantic(run, data, out, layer, clusters, centroids, seed)
         return
     if clusters is not None:
-        raise UsageError("--clusters are of semantic tokens: say of which layer with --layer N")
+        raise UsageError("--clusters is for semantic tokens: also name a layer with --layer N")
     from quintet import codes
 
     count = codes.encode_folder(open_model(run), data, out)
@@ -44,19 +46,19 @@ def _encode_semantic(
 ) -> None:
     from quintet import semantic
 
-    made = semantic.encode_folder(run, data, out, layer=layer, clusters=clusters, centroids=centroids, seed=seed)
-    for line in made.lines:
+    result = semantic.encode_folder(run, data, out, layer=layer, clusters=clusters, centroids=centroids, seed=seed)
+    for line in result.lines:
         print_line(line)
-    print_line(f"{made.items} items encoded, {made.rate:g} tokens a second: {out / 'codes.safetensors'}")
+    print_line(f"{result.items} items encoded, {result.rate:g} tokens per second: {out / 'codes.safetensors'}")
     print_next(("train", "soundstorm", data, "--tokenizer", "CODEC", f"data.semantic_tokens={out}"))
 
 
 def decode(
     run: ModelReference,
-    codes_folder: Annotated[Path, typer.Argument(metavar="CODES", help="Folder that `quintet encode` wrote.")],
-    out: Annotated[Path, typer.Option(help="Folder for the media.")] = Path("decoded"),
+    codes_folder: Annotated[Path, typer.Argument(metavar="CODES", help="Folder written by `quintet encode`.")],
+    out: Annotated[Path, typer.Option(help="Output folder for the media files.")] = Path("decoded"),
 ) -> None:
-    """Turn codes back into files."""
+    """Decode codes to media files."""
     from quintet import codes
 
     count = codes.decode_folder(open_model(run), codes_folder, out)
@@ -66,77 +68,77 @@ def decode(
 def embed(
     run: ModelReference,
     audio: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Folder of sounds or of shards, or one file.")
+        str | None, typer.Option(metavar="FOLDER", help="Folder of audio files, folder of shards, or one audio file.")
     ] = None,
-    text: Annotated[list[str] | None, typer.Option(help="A text; may be given again.")] = None,
-    out: Annotated[Path, typer.Option(help="A new file for the vectors.")] = Path("embeddings.npz"),
+    text: Annotated[list[str] | None, typer.Option(help="Text to embed; can be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="New .npz file for the embeddings.")] = Path("embeddings.npz"),
 ) -> None:
-    """Turn sounds and texts into vectors of one space: arrays audio, files, text and texts in an npz file."""
+    """Embed audio and texts in one space: writes the arrays audio, files, text and texts to an npz file."""
     from quintet import embeddings
 
     if audio is None and not text:
-        raise UsageError("say what to embed: --audio FOLDER, --text WORDS, or both")
+        raise UsageError("nothing to embed: pass --audio FOLDER, --text TEXT, or both")
     embeddings.refuse_existing(out)
     pipeline = open_model(run)
-    words = embeddings.embed_texts(pipeline, text) if text else None
+    text_vectors = embeddings.embed_texts(pipeline, text) if text else None
     media = embeddings.embed_media(pipeline, audio) if audio is not None else None
     if media is not None:
-        say_left_out(media.skipped)
-    embeddings.write_embeddings(out, media, text or [], words)
+        say_skipped(media.skipped)
+    embeddings.write_embeddings(out, media, text or [], text_vectors)
     print_line(f"{len(media.files) if media else 0} files and {len(text or [])} texts embedded: {out}")
     print_next(("search", run, audio or "FOLDER", "--text", ANY_TEXT))
 
 
 def search(
     run: ModelReference,
-    folder: Annotated[str, typer.Argument(help="Folder of media or of shards, or one file.")],
-    text: Annotated[list[str], typer.Option(help="What to look for; may be given again.")],
-    top: Annotated[int, typer.Option(min=1, help="How many files to name.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    folder: Annotated[str, typer.Argument(help="Folder of media files, folder of shards, or one file.")],
+    text: Annotated[list[str], typer.Option(help="Description to search for; can be repeated.")],
+    top: Annotated[int, typer.Option(min=1, help="Number of files to print.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find the files of a folder that a text describes best."""
+    """Find the files of a folder that best match a text."""
     from quintet import embeddings
     from quintet.data.index.entry import printable
 
     pipeline = open_model(run)
-    words = embeddings.embed_texts(pipeline, text)
+    text_vectors = embeddings.embed_texts(pipeline, text)
     media = embeddings.embed_media(pipeline, folder)
-    say_left_out(media.skipped)
-    found = [embeddings.rank(media, each, top) for each in words]
+    say_skipped(media.skipped)
+    found = [embeddings.rank(media, each, top) for each in text_vectors]
     if as_json:
-        told = [
-            {"text": printable(asked), "found": [{"file": each.file, "score": each.score} for each in best]}
-            for asked, best in zip(text, found, strict=True)
+        rows = [
+            {"text": printable(query), "found": [{"file": each.file, "score": each.score} for each in best]}
+            for query, best in zip(text, found, strict=True)
         ]
-        print_line(json.dumps(told, indent=1, ensure_ascii=False))
+        print_line(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    for asked, best in zip(text, found, strict=True):
-        print_line(f"{printable(asked)} (of {len(media.files)} files)")
+    for query, best in zip(text, found, strict=True):
+        print_line(f"{printable(query)} (of {len(media.files)} files)")
         for number, each in enumerate(best, start=1):
             print_line(f"{number:>4}  {each.score:7.4f}  {each.file}")
     print_next(("embed", run, "--audio", folder, "--out", "embeddings.npz"))
 
 
 def export(
-    run: ModelReference, folder: Annotated[Path, typer.Argument(help="A new folder for the exported model.")]
+    run: ModelReference, folder: Annotated[Path, typer.Argument(help="New folder for the exported model.")]
 ) -> None:
-    """Write a model as safetensors + config.json + model card, for from_pretrained and for other runs."""
+    """Export a model (safetensors, config.json, model card) for from_pretrained and for other runs."""
     pipeline = open_model(run)
     origin = pipeline.origin
-    pipeline.save_pretrained(folder, _read_figures(origin.folder, origin.step))
+    pipeline.save_pretrained(folder, _read_metrics(origin.folder, origin.step))
     print_line(f"exported: {folder}")
     print_line(f"in Python: quintet.{type(pipeline).__name__}.from_pretrained({str(folder)!r})")
     print_next(("eval", folder))
 
 
-def _read_figures(folder: Path, step: int | None) -> dict[str, float]:
-    """What was measured of the weights that are exported: of this step, and not of the live ones."""
+def _read_metrics(folder: Path, step: int | None) -> dict[str, float]:
+    """Metrics of the exported weights: those of this step, without the metrics of the live weights."""
     from quintet.common.weights import checkpoint
 
     try:
-        figures = json.loads(checkpoint.read_regular(folder / "eval.json"))
+        metrics = json.loads(checkpoint.read_regular(folder / "eval.json"))
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(figures, dict) or figures.get("step") != step:
+    if not isinstance(metrics, dict) or metrics.get("step") != step:
         return {}
-    return {name: value for name, value in figures.items() if isinstance(value, float) and not name.startswith("live/")}
+    return {name: value for name, value in metrics.items() if isinstance(value, float) and not name.startswith("live/")}

@@ -1,4 +1,4 @@
-"""Owns the verbs that tell and show what there is: `recipes`, `config`, `doctor`, `demo` and `version`."""
+"""The commands `recipes`, `config`, `doctor`, `demo` and `version`."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from quintet.errors import UsageError
 
 
 def list_recipes() -> None:
-    """What can be trained, and what it needs."""
+    """List the recipes and what each of them needs."""
     for name, entry in registry.entries():
         python = f"; in Python {entry.trainer}" if entry.trainer else ""
         print_line(f"{name:<18} {entry.summary} (needs {entry.needs}{python})")
         for builtin in entry.builtin:
-            print_line(f"{'':<18} `{builtin}` is one without training, wherever a trained one can be named")
+            print_line(f"{'':<18} `{builtin}` needs no training and can be used wherever a trained {name} can")
     for problem in registry.problems():
         say(f"warning: {problem}")
     print_next(("config", "RECIPE"), ("demo", "image"))
 
 
 def show_config(
-    recipe: Annotated[str, typer.Argument(help="A recipe.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe; `quintet recipes` lists them.")],
     overrides: Overrides = None,
-    preset: Annotated[str | None, typer.Option(help="debug, small or base.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of many keys: debug, small or base.")] = None,
 ) -> None:
-    """Print every key of a recipe as commented YAML, ready for --config."""
+    """Print all configuration keys of a recipe as commented YAML, ready for --config."""
     schema = registry.find(recipe).config_class()
     built = configs.build(schema, preset=preset, overrides=configs.parse_overrides(overrides or []))
     print_line(configs.describe(built).rstrip())
 
 
 def doctor() -> None:
-    """Versions, devices and optional parts of this installation."""
+    """DemoRun versions, devices and optional dependencies of this installation."""
     from quintet.doctor import lines
 
     for line in lines():
@@ -49,32 +49,30 @@ def doctor() -> None:
 def demo(
     medium: Annotated[
         Literal["image", "video", "audio", "mesh", "all"],
-        typer.Argument(help="What to show; all: one after the other."),
+        typer.Argument(help="Medium of the demo; all: one after another."),
     ] = "image",
     minutes: Annotated[
         float | None,
-        typer.Option(
-            min=0.1, help="Minutes of training, shared by the stages; data, samples and evaluation take theirs besides."
-        ),
+        typer.Option(min=0.1, help="Total minutes of training; data, samples and evaluation take additional time."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Train to the figures in docs/results.md.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for data and runs; runs/demo-MEDIUM if not given.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Train as long as for the metrics in docs/results.md.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for data and runs; default: runs/demo-MEDIUM.")] = None,
 ) -> None:
-    """The whole way on embedded data: make, train, resume, sample, evaluate, look. Prints each command it runs."""
+    """Run a complete workflow on synthetic data: make, train, resume, sample, eval, view. Prints each command."""
     from quintet import cli, demos
-    from quintet.demos.demo import Form
+    from quintet.demos.demo import DemoMode
     from quintet.demos.script import Script
 
     if full and minutes is not None:
-        raise UsageError("--full and --minutes are two lengths of a demo: choose one")
-    form, script = Form(full, minutes), Script(cli.call, print_line)
+        raise UsageError("--full and --minutes cannot be combined: choose one")
+    mode, script = DemoMode(full, minutes), Script(cli.call, print_line)
     folder = out or Path(f"runs/demo-{medium}")
     if medium == "all":
-        demos.show_all(folder, form, script)
+        demos.run_all(folder, mode, script)
     else:
-        demos.show(medium, folder, form, script)
+        demos.run_demo(medium, folder, mode, script)
 
 
 def version() -> None:
-    """The version of quintet."""
+    """Print the version of quintet."""
     print_line(quintet.__version__)

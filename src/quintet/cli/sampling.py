@@ -1,12 +1,13 @@
-"""The verb `sample`. Its options are those of the pipeline of the run in question.
+"""The command `sample`. Its options are those of the pipeline of the run.
 
-So the words of the command are read twice: once to find the run, then by a command that is built for it.
+The arguments are therefore parsed twice: once to find the run, then by a command that is built for its recipe.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,23 +20,28 @@ from quintet.config import GenerateOptions, RunConfig, validate
 from quintet.config.options import Flag, flags_of, is_given
 from quintet.errors import UsageError
 
-HELP = "Show what a model makes: of a text, or, for a tokenizer, inputs beside their reconstructions."
+HELP = (
+    "Sample a trained model. A generator samples from --text, or from the captions of validation items; a tokenizer "
+    "writes validation items next to their reconstructions."
+)
 
 _COMMON = {
     "overrides": Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]…", help="Keys of `sample.*`, such as sample.guidance_scale=5."),
+        typer.Argument(
+            metavar="[KEY=VALUE]…", help="Configuration keys of `sample.*`, for example sample.guidance_scale=5."
+        ),
     ],
-    "data": Annotated[str | None, typer.Option(help="Take the items of this folder instead of the validation items.")],
-    "out": Annotated[Path, typer.Option(help="Folder for the results.")],
+    "data": Annotated[str | None, typer.Option(help="Use the items of this folder instead of the validation items.")],
+    "out": Annotated[Path, typer.Option(help="Output folder.")],
 }
 _DEFAULTS: dict[str, Any] = {"overrides": None, "data": None, "out": Path("out")}
-_TEXT = Annotated[list[str] | None, typer.Option(help="What a generator should make; may be given again.")]
+_TEXT = Annotated[list[str] | None, typer.Option(help="Prompt: describes the item to generate; can be repeated.")]
 
 
 def sample(context: typer.Context) -> None:
     words = list(context.args)
-    wants_help = "--help" in words
+    is_help = "--help" in words
     run = _find_run([word for word in words if word != "--help"])
     if run is None:
         known = {flag for each in _all_flags() for flag in each.flags} | {"--text", "--data", "--out", "--help"}
@@ -43,16 +49,16 @@ def sample(context: typer.Context) -> None:
             if word.startswith("--") and word.partition("=")[0] not in known:
                 raise UsageError(f"no such option: {word}")
         print_line(_general_help())
-        raise typer.Exit(0 if wants_help else 2)
+        raise typer.Exit(0 if is_help else 2)
     config_class = _config_class(run)
-    _refuse_foreign(words, config_class)
+    _refuse_other_options(words, config_class)
     command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     command.command(help=HELP)(_function(config_class))
     command(words, prog_name="quintet sample", standalone_mode=False)
 
 
 def _find_run(words: Sequence[str]) -> str | None:
-    """The first word that is neither an option nor the value of one."""
+    """The first argument that is neither an option nor the value of an option."""
     flags = {flag: each.is_switch for each in _all_flags() for flag in each.flags}
     rest = iter(words)
     for word in rest:
@@ -69,29 +75,29 @@ def _all_flags() -> Iterator[Flag]:
 
 
 def _config_class(run: str) -> type[RunConfig]:
-    """Of the recipe that a reference is of; the model itself is not opened, so that help is quick."""
+    """Configuration class of the recipe of a run; does not open the model, so that `--help` is fast."""
     from quintet.common.weights.run_reader import recipe_of
 
     builtin = registry.find_builtin(run)
     if builtin is not None:
         return type(builtin)
     recipe = recipe_of(run)
-    # What no run and no export of ours is, opening the model explains.
+    # Opening the model explains what is wrong with anything that is neither a run nor an export.
     return registry.find(recipe).config_class() if recipe is not None else type(open_model(run).config)
 
 
-def _refuse_foreign(words: Sequence[str], config_class: type[RunConfig]) -> None:
-    """An option that another recipe has."""
+def _refuse_other_options(words: Sequence[str], config_class: type[RunConfig]) -> None:
+    """Refuse options that only other recipes have."""
     options = config_class.OPTIONS
     recipe = config_class.model_fields["recipe"].default
     own = {flag for each in flags_of(options or GenerateOptions) for flag in each.flags}
-    foreign = {flag for each in _all_flags() for flag in each.flags} - own
-    given = [word.partition("=")[0] for word in words]
-    if options is None and "--text" in given:
-        raise UsageError(f"recipe {recipe} is not a generator: it takes no --text")
-    for flag in given:
-        if flag in foreign:
-            raise UsageError(f"recipe {recipe} takes no {flag}; it takes {', '.join(sorted(own))}")
+    others = {flag for each in _all_flags() for flag in each.flags} - own
+    passed = [word.partition("=")[0] for word in words]
+    if options is None and "--text" in passed:
+        raise UsageError(f"'{recipe}' does not take --text: it is not a generator")
+    for flag in passed:
+        if flag in others:
+            raise UsageError(f"'{recipe}' does not take {flag} (it takes {', '.join(sorted(own))})")
 
 
 def _function(config_class: type[RunConfig]) -> Callable[..., None]:
@@ -99,9 +105,9 @@ def _function(config_class: type[RunConfig]) -> Callable[..., None]:
     options = config_class.OPTIONS
     flags = list(flags_of(options or GenerateOptions))
 
-    def run_sample(run: str, overrides: list[str] | None, data: str | None, out: Path, **given: Any) -> None:
-        texts = given.pop("text", None)
-        _sample(run, overrides, data, out, texts, validate(options, given) if options else None, given["num"])
+    def run_sample(run: str, overrides: list[str] | None, data: str | None, out: Path, **values: Any) -> None:
+        texts = values.pop("text", None)
+        _sample(run, overrides, data, out, texts, validate(options, values) if options else None, values["num"])
 
     annotations = {"run": ModelReference, **_COMMON, **({"text": _TEXT} if options else {})}
     defaults = {**_DEFAULTS, "text": None}
@@ -130,7 +136,7 @@ def _sample(
     num: int,
 ) -> None:
     pipeline = with_keys(open_model(run), overrides, ("sample",))
-    if options is not None and (texts or pipeline.unconditional or _says_what(options, bool(texts))):
+    if options is not None and (texts or pipeline.unconditional or _has_input(options, bool(texts))):
         pipeline.place()
         artifacts = pipeline.files(texts or [], options)
     else:
@@ -139,29 +145,29 @@ def _sample(
         artifacts = EvalSession.open(pipeline, data).artifacts(num)
     out.mkdir(parents=True, exist_ok=True)
     for artifact in artifacts:
-        target = _free(out / artifact.file)
+        target = _unused_path(out / artifact.file)
         artifact.write(target)
         with (out / "samples.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"file": target.name, "model": run, **artifact.about}, ensure_ascii=False) + "\n")
+            lines.write(json.dumps({"file": target.name, "model": run, **artifact.metadata}, ensure_ascii=False) + "\n")
         print_line(f"written: {target}")
     print_next(("eval", run))
 
 
-def _says_what(options: GenerateOptions, has_text: bool) -> bool:
-    """Whether options ask for something to be generated, where there is no text."""
-    asked = {
+def _has_input(options: GenerateOptions, has_text: bool) -> bool:
+    """Whether options other than texts ask the pipeline to generate something."""
+    changed = {
         name
         for name in type(options).model_fields
         if name not in GenerateOptions.model_fields and is_given(options, name)
     }
-    files = {name for name in asked if isinstance(getattr(options, name), Path)}
-    if "negative_prompt" in asked and not has_text and not files:
-        raise UsageError("--negative goes with --text: say also what it should look like")
-    return bool(asked)
+    files = {name for name in changed if isinstance(getattr(options, name), Path)}
+    if "negative_prompt" in changed and not has_text and not files:
+        raise UsageError("--negative requires --text")
+    return bool(changed)
 
 
-def _free(path: Path) -> Path:
-    """The path, or the next one beside it that does not exist: nothing is overwritten."""
+def _unused_path(path: Path) -> Path:
+    """The path, or the same path with the first unused number: nothing is overwritten."""
     number, candidate = 1, path
     while candidate.exists():
         number += 1
@@ -170,9 +176,14 @@ def _free(path: Path) -> Path:
 
 
 def _general_help() -> str:
-    """Without a run: what each kind of run takes."""
-    lines = ["Usage: quintet sample RUN [KEY=VALUE]… [OPTIONS]", "", f"  {HELP}", ""]
-    lines.append("  The options are those of the run's pipeline; `quintet sample RUN --help` explains them:")
+    """Help without a run: the options of each recipe."""
+    lines = [
+        "Usage: quintet sample RUN [KEY=VALUE]… [OPTIONS]",
+        "",
+        *textwrap.wrap(HELP, 78, initial_indent="  ", subsequent_indent="  "),
+        "",
+    ]
+    lines.append("  The options depend on the recipe of the run; `quintet sample RUN --help` explains them:")
     for name, schema in registry.config_classes():
         options = schema.OPTIONS
         flags = [*(["--text"] if options else []), *(each.flags[0] for each in flags_of(options or GenerateOptions))]

@@ -1,4 +1,4 @@
-"""Owns what the verbs share: words they all take, what they say, and opening a trained model."""
+"""Arguments, printed lines and model loading that the commands share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from quintet.common.logging import say
 from quintet.errors import UsageError
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Any key of `quintet config RECIPE`.")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]…", help="Any configuration key; `quintet config RECIPE` lists them."),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-ModelReference = Annotated[str, typer.Argument(metavar="RUN", help="A run, RUN@step, RUN@best, or an exported folder.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+ModelReference = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run folder, RUN@STEP, RUN@best, or exported folder.")
+]
 
 
 def print_line(text: str = "") -> None:
@@ -27,33 +30,33 @@ def print_line(text: str = "") -> None:
 
 
 ANY_TEXT = '"…"'
-"""In a command that is shown, where a text is to be put."""
+"""Placeholder of a text in a printed command."""
 
 
 def print_next(*commands: Sequence[object]) -> None:
-    """Every command ends by printing the next useful one, so that it can be pasted."""
+    """Print the next useful commands, ready to paste."""
     for words in commands:
         shown = (str(word) if word == ANY_TEXT else shlex.quote(str(word)) for word in words)
         print_line(f"next: quintet {' '.join(shown)}")
 
 
-def say_left_out(skipped: Mapping[str, str]) -> None:
+def say_skipped(skipped: Mapping[str, str]) -> None:
     for file, reason in skipped.items():
-        say(f"left out: {file} ({reason})")
+        say(f"skipped: {file} ({reason})")
 
 
 def open_model(reference: str) -> Any:
-    """A pipeline, with the import of torch that it takes."""
+    """Open a pipeline; imports torch only here."""
     from quintet.pipelines.loading import open_pipeline
 
     return open_pipeline(reference)
 
 
 def with_keys(pipeline: Any, overrides: Sequence[str] | None, sections: Sequence[str]) -> Any:
-    """A pipeline under other keys, where they change how it is used, not what it is."""
+    """The pipeline with changed keys; only keys of `sections` can be changed after training."""
     changes = configs.parse_overrides(overrides or [])
     for key in changes:
         if key.split(".")[0] not in sections:
-            known = " and ".join(f"{section}.*" for section in sections)
-            raise UsageError(f"a trained model takes keys of {known} here, not '{key}'")
+            allowed = " and ".join(f"{section}.*" for section in sections)
+            raise UsageError(f"'{key}' cannot be changed here: a trained model takes only keys of {allowed}")
     return pipeline.with_keys(changes)

@@ -1,4 +1,4 @@
-"""Owns the verbs that train: `train`, `resume` and `verify`."""
+"""The commands `train`, `resume` and `verify`."""
 
 from __future__ import annotations
 
@@ -17,45 +17,53 @@ from quintet.errors import UsageError
 
 def train(
     context: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help="What to train; `quintet recipes` lists them.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Recipe to train; `quintet recipes` lists them.")] = None,
     data: Annotated[
-        str | None, typer.Argument(help="Folder of media and captions, or of shards; or an address of shards.")
+        str | None, typer.Argument(help="Folder of media files and captions, folder of shards, or URL of shards.")
     ] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/<recipe>-<n>.")] = None,
-    preset: Annotated[str | None, typer.Option(help="debug, small or base: sets many keys at once.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of keys.")] = None,
-    init: Annotated[str | None, typer.Option(help="Fine-tune: start from the weights of this run or export.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="The trained tokenizer that a generator stands on.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New run folder; default: runs/<recipe>-<n>.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of many keys: debug, small or base.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with configuration keys.")] = None,
+    init: Annotated[
+        str | None, typer.Option(help="Fine-tune: start from the weights of this run or exported folder.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Trained tokenizer that a generator uses: run or exported folder.")
+    ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The trained model whose results a super-resolution model enlarges.")
+        str | None, typer.Option(help="Trained base model of a super-resolution model (muse): run or exported folder.")
     ] = None,
     condition: Annotated[
-        str | None, typer.Option(help="The trained mulan whose vectors tell a generator of sound what to make.")
+        str | None, typer.Option(help="Trained mulan whose embeddings condition a soundstorm: run or exported folder.")
     ] = None,
-    help: Annotated[bool, typer.Option("--help", help="Show this message; with a RECIPE also all its keys.")] = False,
+    help: Annotated[
+        bool, typer.Option("--help", help="Show this message and exit; with a RECIPE, also list its keys.")
+    ] = False,
 ) -> None:
-    """Train a recipe on a folder of files, in a new run folder."""
+    """Train a recipe on your data and write a new run folder."""
     if help or recipe is None:
         print_line(context.get_help())
         if recipe is not None:
-            print_line("\nKeys, with their meaning and default:\n")
+            print_line("\nConfiguration keys with descriptions and default values:\n")
             print_line(configs.describe(configs.build(registry.find(recipe).config_class(), preset=preset)))
         raise typer.Exit(0 if help else 2)
     words = [word for word in (data, *(overrides or [])) if word is not None]
     folder, changes = _data_and_overrides(words)
     schema = registry.find(recipe).config_class()
-    named = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
-    links = {name: reference for name, reference in named.items() if reference is not None}
-    for name in links:
+    references = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
+    frozen = {name: reference for name, reference in references.items() if reference is not None}
+    for name in frozen:
         if name not in ("init", *schema.FROZEN_KEYS):
-            raise UsageError(f"recipe {recipe} stands on no {name}: leave --{name} out")
-    where = {} if folder is None else {"data.path": configs.data_path(folder)}
-    settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **links, **where})
+            allowed = " and ".join(f"--{key}" for key in schema.FROZEN_KEYS)
+            taken = f" (it takes {allowed})" if allowed else ""
+            raise UsageError(f"'{recipe}' does not take --{name}{taken}")
+    path = {} if folder is None else {"data.path": configs.data_path(folder)}
+    settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **frozen, **path})
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
     if settings.data.path is None:
-        raise UsageError(f"say which folder to train on: `quintet train {recipe} DATA`")
+        raise UsageError(f"name the data folder: `quintet train {recipe} DATA`")
     from quintet import runs
 
     _train(runs.new_trainer(settings, out))
@@ -65,21 +73,21 @@ def resume(
     run: RunFolder,
     overrides: Overrides = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also under other keys, on changed data, or by another version.")
+        bool, typer.Option("--force", help="Resume even if keys, data or the version of quintet have changed.")
     ] = False,
 ) -> None:
-    """Continue a run from its newest sound checkpoint; train.steps=N for longer."""
+    """Resume a run from its newest valid checkpoint; set train.steps=N to train longer."""
     from quintet import runs
 
     _train(runs.resumed_trainer(run, configs.parse_overrides(overrides or []), force))
 
 
 def _train(trainer: Any) -> None:
-    begun = trainer.step
+    first_step = trainer.step
     try:
         trainer.train()
-    except SystemExit:  # a signal: everything is saved, and the other processes are told
-        _leave(trainer)
+    except SystemExit:  # a signal: the state is saved and the other processes are notified
+        _close(trainer)
         raise
     except BaseException:
         trainer.close()
@@ -89,47 +97,52 @@ def _train(trainer: Any) -> None:
         from quintet.media.chart import write_curves
 
         rows = trainer.run.read_metrics()
-        trainer.run.observe("curves.png", lambda: write_curves(rows, folder / "curves.png"))
-        made = [name for name in ("samples", "curves.png", "metrics.jsonl") if (folder / name).exists()]
-        with suppress(OSError):  # what was trained stands, whether or not it can be said
-            if trainer.step == begun:
-                print_line(f"{folder} is at step {begun} already; train.steps=N for longer")
+        trainer.run.best_effort_write("curves.png", lambda: write_curves(rows, folder / "curves.png"))
+        outputs = [name for name in ("samples", "curves.png", "metrics.jsonl") if (folder / name).exists()]
+        with suppress(OSError):  # a closed stdout must not fail a finished training
+            if trainer.step == first_step:
+                print_line(f"{folder} is already at step {first_step}; set train.steps=N to train longer")
             else:
-                print_line(f"trained to step {trainer.step}: {folder} (to look at: {', '.join(made)})")
+                print_line(f"trained to step {trainer.step}: {folder} (see {', '.join(outputs)})")
             print_next(("eval", folder), ("view", folder))
-    _leave(trainer)
+    _close(trainer)
 
 
-def _leave(trainer: Any) -> None:
+def _close(trainer: Any) -> None:
     trainer.close()
     trainer.engine.close()
 
 
 def _data_and_overrides(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """The folder may be left out where a configuration file names it; then the first word is a key=value."""
-    named = bool(words) and (
+    """The data folder, which is optional if a configuration file names it, and the key=value arguments."""
+    is_folder = bool(words) and (
         "=" not in words[0]
         or Path(words[0]).exists()
-        or "://" in words[0].partition("=")[0]  # an address may have parts like `date=2024`
+        or "://" in words[0].partition("=")[0]  # a URL may have parts like `date=2024`
     )
-    folder = words[0] if named else None
+    folder = words[0] if is_folder else None
     return folder, configs.parse_overrides(words[1:] if folder is not None else words)
 
 
 def verify(
     run: RunFolder,
     start: Annotated[
-        int | None, typer.Option("--from", min=0, help="Checkpoint to start from; 0: the beginning.")
+        int | None,
+        typer.Option(
+            "--from",
+            min=0,
+            help="Step of the checkpoint to start from; 0: the start of the run; default: the one before --to.",
+        ),
     ] = None,
     end: Annotated[
-        int | None, typer.Option("--to", min=1, help="Checkpoint to compare with; default the newest.")
+        int | None, typer.Option("--to", min=1, help="Step of the checkpoint to compare with; default: the newest.")
     ] = None,
 ) -> None:
-    """Check all checkpoints of a run, and take the steps between the last two again: the bytes must be the same."""
+    """Check all checkpoints of a run, and repeat the steps between the last two: the result must be identical."""
     from quintet.verify import check_run
 
     verdict = check_run(run, start, end)
     for note in verdict.notes:
         print_line(f"note: {note}")
-    print_line(f"reproduced: steps {verdict.start} to {verdict.end} again, {verdict.files} files, the same bytes")
+    print_line(f"reproduced: steps {verdict.start} to {verdict.end}, {verdict.files} files identical")
     print_next(("eval", run))

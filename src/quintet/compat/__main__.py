@@ -1,4 +1,4 @@
-"""`python -m quintet.compat > docs/migration.md`."""
+"""Prints the migration page: `python -m quintet.compat > docs/migration.md`."""
 
 from __future__ import annotations
 

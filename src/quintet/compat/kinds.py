@@ -1,4 +1,4 @@
-"""Kinds of values that only the original trainers' keywords have; `quintet.training.options` has the others."""
+"""Kinds of values of the original trainers' keywords, in addition to those of `quintet.training.options`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quintet.training.options import Kind, number, whole
+from quintet.training.options import Kind, integer, real
 
 
 def choice(*known: str) -> Kind:
     def accept(value: Any) -> str:
-        name = _plain(value)
+        name = _name_of(value)
         if name not in known:
             raise ValueError
         return name
@@ -19,13 +19,13 @@ def choice(*known: str) -> Kind:
     return Kind(f"one of {', '.join(map(repr, known))}", repr(known[-1]), accept)
 
 
-def _plain(value: Any) -> str:
-    """Names come as text or as members of an enumeration."""
+def _name_of(value: Any) -> str:
+    """The name in lower case; the value may be a text or a member of an enumeration."""
     return str(getattr(value, "value", value)).lower()
 
 
 def _accept_betas(value: Any) -> tuple[float, float]:
-    first, second = (SHARE.accept(each) for each in value)
+    first, second = (FRACTION.accept(each) for each in value)
     return first, second
 
 
@@ -52,27 +52,27 @@ def _accept_trackers(value: Any) -> tuple[str, ...]:
 
 
 def _accept_scheduler(value: Any) -> str:
-    # Named rather than compared, so that this file needs no torch.
+    # Compares the name of the class, so that this file does not import torch.
     if getattr(value, "__name__", "") != "CosineAnnealingLR":
         raise ValueError
     return "cosine"
 
 
-INTERVAL = whole(1, 1000)
-COUNT = whole(0, 100)
-NORM = number("a number above 0, or None for no clipping", "0.5", lambda value: value > 0)
-NOT_NEGATIVE = number("a number of at least 0", "0.0", lambda value: value >= 0)
-SHARE = number("a number from 0 to below 1", "0.05", lambda value: 0 <= value < 1)
-DECAY = number("a number between 0 and 1, both excluded", "0.995", lambda value: 0 < value < 1)
-FRAMES = whole(1, 17)
+INTERVAL = integer(1, 1000)
+COUNT = integer(0, 100)
+NORM = real("a number greater than 0, or None to disable clipping", "0.5", lambda value: value > 0)
+NOT_NEGATIVE = real("a number of at least 0", "0.0", lambda value: value >= 0)
+FRACTION = real("a number from 0 to below 1", "0.05", lambda value: 0 <= value < 1)
+DECAY = real("a number between 0 and 1, both excluded", "0.995", lambda value: 0 < value < 1)
+FRAMES = integer(1, 17)
 PRECISION = choice("no", "fp16", "bf16")
 BACKEND = choice("no", "inductor")
 BETAS = Kind("two numbers from 0 to below 1", "(0.9, 0.99)", _accept_betas)
 TEXTS = Kind("a list of captions", "['a red circle']", _accept_texts)
-TEXTS_FILE = Kind("a readable text file with a caption on each line", "'captions.txt'", _accept_texts_file)
+TEXTS_FILE = Kind("a readable text file with one caption per line", "'captions.txt'", _accept_texts_file)
 TRACKERS = Kind("'tensorboard', 'wandb' or 'trackio', or a list of them", "'wandb'", _accept_trackers)
 SCHEDULER = Kind(
-    "torch's CosineAnnealingLR (for any other course give `lr_schedule`, a function from the step to the rate)",
+    "torch's CosineAnnealingLR (for other schedules pass `lr_schedule`, a function from the step to the learning rate)",
     "CosineAnnealingLR",
     _accept_scheduler,
 )

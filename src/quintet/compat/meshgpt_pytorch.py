@@ -1,4 +1,4 @@
-"""The trainers of meshgpt-pytorch, by their own keywords."""
+"""Trainers with the keywords of meshgpt-pytorch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer as 
 
 
 class MeshAutoencoderTrainer(OwnMeshAutoencoderTrainer):
-    """quintet's `MeshAutoencoderTrainer`, called as that of meshgpt-pytorch or with quintet's own names."""
+    """quintet's `MeshAutoencoderTrainer` that also accepts the keywords of meshgpt-pytorch."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
         super().__init__(**own_arguments("MeshAutoencoderTrainer", positional, keywords))
 
 
 class MeshTransformerTrainer(OwnMeshTransformerTrainer):
-    """quintet's `MeshTransformerTrainer`, called as that of meshgpt-pytorch or with quintet's own names."""
+    """quintet's `MeshTransformerTrainer` that also accepts the keywords of meshgpt-pytorch."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
         super().__init__(**own_arguments("MeshTransformerTrainer", positional, keywords, self.config_class.FROZEN_KEYS))

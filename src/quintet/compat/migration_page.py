@@ -1,4 +1,4 @@
-"""The page about moving from the original packages, `docs/migration.md`, made from the tables of their keywords."""
+"""The page `docs/migration.md` about moving from the original packages, generated from the tables of their keywords."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from quintet.compat.tables.shared import OWN, PARTS
 INTRODUCTION = """\
 # Moving to quintet
 
-quintet has the six trainers under their old names, with keywords of its own. `quintet.compat` has them once more, in a
-module for each original package, where they understand every keyword they had: it becomes a key or an argument of
-quintet, or is refused with the reason. One warning (`CompatibilityNotice`) lists what was translated. Change the import
-first; rename the keywords, and `quintet` itself is enough.
+This page is for users of muse-maskgit-pytorch, musiclm-pytorch, soundstorm-pytorch, phenaki-pytorch and
+meshgpt-pytorch. quintet has their six trainers under the same names, with its own keywords.
+`quintet.compat` has one module for each original package, whose trainers accept all original keywords.
+Each keyword becomes a key or an argument of quintet, or is refused with the reason.
+One warning (`CompatibilityNotice`) lists the translated keywords.
+First change the import; after you rename the keywords, you can import from `quintet` itself.
 
 ```python
 # muse-maskgit-pytorch
@@ -30,79 +32,103 @@ from quintet import VQGanVAETrainer
 VQGanVAETrainer(vae, data="photos", steps=10_000, batch_size=16, grad_accum_steps=4, out="results").train()
 ```
 
-This page is made from the tables that `quintet.compat` translates by (`python -m quintet.compat > docs/migration.md`).
-What you do not name has quintet's default, not the original's; `quintet config RECIPE` shows them all. Two keywords
-that set the same thing to different values are an error, and so is a value that cannot be, before anything is written.
+This page is generated from the tables of `quintet.compat` (`python -m quintet.compat > docs/migration.md`).
+Keywords that you leave out have quintet's defaults, not the original ones; `quintet config RECIPE` shows them all.
+Two keywords that set the same key to different values are an error, and so is an invalid value.
+Both are reported before anything is written.
 """
 
 CHANGES = """\
 ## What changes in the results
 
-- **The batch size is that of a whole optimizer step**, over all processes and micro-batches. The originals' was that of
-  one micro-batch on one process: with `grad_accum_every` it is multiplied by it, but the number of processes is not
-  looked at. Multiply by it yourself, except where `split_batches=True` was set.
-- **The learning rate is a function of the step.** The originals' schedulers moved once per process and step, their
-  warm-up did not reach the peak, and only SoundStorm had a cosine by default; quintet's default is a cosine. For a
-  constant rate: `config={"optim.schedule": "constant"}`.
-- **The decay of the moving average is honoured**, with a short ramp at the start. `VQGanVAETrainer` ignored `ema_beta`;
-  `PhenakiTrainer` and `MeshTransformerTrainer` ignored all they were told about an average.
-- **The interval of the gradient penalty is honoured.** `VQGanVAETrainer` passed it on where nothing read it, and
-  penalised every step of the discriminator.
-- **The discriminator begins late** (`loss.discriminator_start`, `loss.discriminator_ramp`), and sees the batch that the
-  generator saw; the original drew another one. There is no perceptual loss unless `loss.perceptual_weights`
-  names a file: nothing is downloaded.
-- **Clipping covers one phase's whole gradient**, not both networks of a GAN, nor each parameter group by itself.
-- **Validation is the same `eval.batches` batches each time**, without augmentation, on all processes, and leaves the
-  model in training mode. Its samples cannot change the training.
-- **Something is always held out**, also where Phenaki and the mesh trainers used all items for training when they were
-  given no validation set. `data.validation_fraction=0` trains on everything and validates on the same.
-- **Only what should be trained is**: a tokenizer inside a generator and a perceptual net are frozen.
-- **Step 0 is not saved, the last step always is.** The newest `checkpoint.keep` checkpoints and the best one stay; the
-  originals kept all.
-- **Resuming is exact**: optimizer state by parameter name, step, order of the data and all random choices.
-- **An existing run is never cleared, and nothing is asked on the terminal.** `resume=True` continues it.
-- **A file that cannot be read is replaced and named in `data.json`.** `data.truncated=use` takes pictures that end too
-  early as far as they go, as `VQGanVAETrainer` did. A batch larger than the data set is an error instead of an endless
-  loop.
-- **Sounds of different lengths are padded, and the padding is not heard.** `MuLaNTrainer` cut a whole batch to its
-  shortest sound. What is longer than `data.seconds` is cropped at a place drawn for each item and epoch.
-- **Phenaki drops texts and trains its critic.** The original dropped none, so that guidance had nothing to lead away
-  from, and left the critic as it was; its masks fell on padding as often as on codes.
-- **Mixed precision is bf16**; fp16 is not offered.
+- **The batch size is that of one optimizer step**, over all processes and micro-batches. In the
+  originals it is that of one micro-batch in one process. If `grad_accum_every` is given,
+  `quintet.compat` multiplies the batch size by it. It does not know the number of processes:
+  multiply by that yourself, unless you used `split_batches=True`.
+- **The learning rate is a function of the step.** The schedulers of the originals advanced once per
+  process and step, their warm-up did not reach the peak, and only SoundStorm had a cosine schedule
+  by default. quintet's default is a cosine schedule. For a constant rate:
+  `config={"optim.schedule": "constant"}`.
+- **The decay of the exponential moving average is used**, with a short ramp at the start.
+  `VQGanVAETrainer` ignored `ema_beta`; `PhenakiTrainer` and `MeshTransformerTrainer` ignored all
+  settings of the average.
+- **The interval of the gradient penalty is used.** `VQGanVAETrainer` ignored it and penalized every
+  step of the discriminator.
+- **The discriminator starts late** (`loss.discriminator_start`, `loss.discriminator_ramp`) and sees
+  the same batch as the generator; the original used another one. There is no perceptual loss unless
+  `loss.perceptual_weights` names a file: nothing is downloaded.
+- **Gradient clipping uses the norm of one phase**, not of both networks of a GAN, and not of each
+  parameter group.
+- **Validation uses the same `eval.batches` batches each time**, without augmentation, on all
+  processes, and leaves the model in training mode. It does not affect the training.
+- **Some items are always held out**, also where Phenaki and the mesh trainers used all items for
+  training because there was no validation set. `data.validation_fraction=0` trains and validates on
+  all items.
+- **Frozen models stay frozen**: the tokenizer of a generator and the network of the perceptual loss
+  are not trained.
+- **Step 0 is not saved; the last step always is.** The newest `checkpoint.keep` checkpoints and the
+  best one remain; the originals kept all checkpoints.
+- **Resuming is exact**: optimizer state by parameter name, step, order of the data and all random
+  numbers.
+- **An existing run is never cleared, and there are no prompts on the terminal.** `resume=True`
+  continues a run.
+- **A file that cannot be read is replaced by another one and recorded in `data.json`.**
+  `data.truncated=use` accepts truncated images, as `VQGanVAETrainer` did. A batch larger than the
+  dataset is an error instead of an endless loop.
+- **Audio clips of different lengths are padded, and the padding is masked.** `MuLaNTrainer`
+  truncated a batch to its shortest clip. Clips longer than `data.seconds` are cropped at a random
+  position for each item and epoch.
+- **Phenaki drops texts and trains its critic.** The original never dropped texts, so that
+  classifier-free guidance had no unconditional model, and never trained the critic; it masked
+  padding as often as codes.
+- **Mixed precision is bf16**; fp16 is not supported.
 """
 
 OLD_WEIGHTS_HEAD = """\
 ## Old weights
 
-quintet reads no `.pt` file: a pickle can run code when it is opened, so none ever is. The architectures are quintet's
-own as well, so renaming tensors would not help:
+quintet does not read `.pt` files, because a pickle can run code when it is opened. The
+architectures also differ, so that renaming tensors would not help:
 """
 
 OLD_WEIGHTS_TAIL = """\
-An existing **tokenizer stays usable through its codes**: encode your media with its own package, and train
-`PhenakiTrainer` on items with `video_codebook_ids`, `SoundStormTrainer` on (semantic, acoustic) token ids. What they
-make are then codes too, which the old package decodes. `MuseTrainer` and `MeshTransformerTrainer` want a tokenizer of
-quintet's own, whose hash the run keeps: train one on the same files. A run that was given objects resumes from Python,
-with the same objects.
+An existing **tokenizer remains usable through its codes**: encode your media with the original
+package, and train `PhenakiTrainer` on items with `video_codebook_ids`, or `SoundStormTrainer` on
+(semantic, acoustic) token ids. Their samples are then codes as well, which the original package
+decodes. `MuseTrainer` and `MeshTransformerTrainer` need a tokenizer of quintet, whose hash is
+recorded in the run: train one on the same files. A run on a Python dataset resumes from Python,
+with the same dataset.
 """
 
 METHODS: tuple[tuple[str, str, str], ...] = (
-    ("`train(log_fn)`", "`train(log_fn)`", "`log_fn` gets the figures of each step, and the grids of a sampling step."),
+    (
+        "`train(log_fn)`",
+        "`train(log_fn)`",
+        "`log_fn` gets the metrics of each step, and the grids of a step with samples.",
+    ),
     ("`train(only_train_generator, only_train_critic)`", "`loss.train_only`", "A key of the run."),
     ("`trainer()`", "`trainer()`", "The same as `train()`."),
     ("`train_step()`", "`train_step()`", "Returns a dictionary of loss parts in every trainer, still on the device."),
-    ("`save(path)`, `save(milestone)`, `save(overwrite=)`", "`save()`", "Into `checkpoints/` of the run, by step."),
+    (
+        "`save(path)`, `save(milestone)`, `save(overwrite=)`",
+        "`save()`",
+        "Writes to `checkpoints/` of the run, by step.",
+    ),
     ("`load(path)`, `load(milestone)`", "`load(folder)`", "A checkpoint folder of quintet."),
-    ("`load(path, restore_optimizer=False)`", "`load(folder, restore_optimizer=False)`", "Weights alone."),
-    ("`print(msg)`", "`print(text)`", "Once, on the console and in `log.txt`."),
-    ("`log(**values)`", "`log(**figures)`", "A row in `metrics.jsonl` and in every tracker."),
-    ("`wait()`", "`wait()`", "For the other processes."),
+    ("`load(path, restore_optimizer=False)`", "`load(folder, restore_optimizer=False)`", "Loads only the weights."),
+    ("`print(msg)`", "`print(text)`", "Prints once, on the console and in `log.txt`."),
+    ("`log(**values)`", "`log(**metrics)`", "Writes a row to `metrics.jsonl` and to every tracker."),
+    ("`wait()`", "`wait()`", "Waits for the other processes."),
     ("`device`, `is_main`, `is_local_main`", "`device`, `is_main`, `is_local_main`", "The same."),
     ("`is_distributed`", "`is_distributed`", "The same."),
-    ("`steps`, `step`", "`step`", "An integer: steps taken so far."),
-    ("`unwrapped_model`", "`unwrapped_model`", "Of every trainer; `task.modules` has all modules by name."),
-    ("`ema_vae`, `ema_model`, `ema_tokenizer`", "`ema_model`", "The averaged model; the live one without averaging."),
-    ("`warmup(step)`", "`lr_schedule(step)`", "The rate of any step, not only of the warm-up."),
+    ("`steps`, `step`", "`step`", "An integer: number of finished steps."),
+    ("`unwrapped_model`", "`unwrapped_model`", "In every trainer; `task.modules` has all modules by name."),
+    (
+        "`ema_vae`, `ema_model`, `ema_tokenizer`",
+        "`ema_model`",
+        "The averaged model; the live model if there is no average.",
+    ),
+    ("`warmup(step)`", "`lr_schedule(step)`", "The learning rate of any step, not only of the warm-up."),
     ("`generate(…)`", "the model's `generate`", "Or `quintet sample RUN`."),
     ("`tokenize(…)`", "the tokenizer's `encode`", "Or `quintet encode RUN DATA`."),
     (
@@ -126,22 +152,22 @@ FILES: tuple[tuple[str, str], ...] = (
 )
 
 OLD_WEIGHTS = {
-    "`VQGanVAE`": "Pixels enter and leave as 2 x 2 blocks, and residual blocks and quantizers are others; the "
-    "discriminator is a module of its own.",
-    "`MuLaN`": "The audio tower hears log-mel spectrograms where the original heard raw power: its weights do not fit.",
-    "`SoundStorm`": "Masking, embedding of levels and heads differ, and the codes are those of the codec it was "
-    "trained with.",
-    "`Phenaki`, `CViViT`": "The original's tokenizer is not causal in time, by a defect of its position module; one "
-    "that is cannot use its weights, and a generator is of use with its own tokenizer only.",
-    "`MeshAutoencoder`": "Angles and areas of faces are measured and binned in another way, so the embeddings mean "
-    "other things.",
-    "`MeshTransformer`": "It speaks the codes of one `MeshAutoencoder`; with another tokenizer its vocabulary has "
-    "another meaning.",
+    "`VQGanVAE`": "The first and last layer use 2 x 2 blocks of pixels, residual blocks and quantizers differ, and the "
+    "discriminator is a separate module.",
+    "`MuLaN`": "The audio encoder takes log-mel spectrograms; the original took power spectrograms.",
+    "`SoundStorm`": "Masking, embeddings of quantizers and output heads differ, and the codes belong to the codec it "
+    "was trained with.",
+    "`Phenaki`, `CViViT`": "The original tokenizer is not causal in time, because of a defect of its position module; "
+    "a causal one cannot use its weights, and a generator works only with its own tokenizer.",
+    "`MeshAutoencoder`": "Angles and areas of faces are measured and discretized differently, so that the embeddings "
+    "have another meaning.",
+    "`MeshTransformer`": "Its vocabulary is the codes of one `MeshAutoencoder`; with another tokenizer it has another "
+    "meaning.",
 }
 
 
 def page() -> str:
-    """`docs/migration.md`."""
+    """The content of `docs/migration.md`."""
     return "\n".join(
         [
             INTRODUCTION,
@@ -150,19 +176,19 @@ def page() -> str:
             "Every trainer has quintet's own keywords:\n",
             _table(
                 ("keyword", "sets", "meaning"),
-                ((f"`{rule.keyword}`", _goes_to(rule), rule.explanation) for rule in OWN),
+                ((f"`{rule.keyword}`", _target(rule), rule.explanation) for rule in OWN),
             ),
             *(_trainer_section(trainer) for trainer in TRAINERS.values()),
             "### Entries of dictionaries\n",
             *(f"`{name}`:\n\n{_rules_table(rules)}" for name, rules in PARTS.items()),
             "## Methods and attributes\n",
-            _table(("original", "quintet", "to know"), METHODS),
+            _table(("original", "quintet", "note"), METHODS),
             "## File names\n",
-            "N is the step; K is the step divided by the interval. All of quintet's lie in the run folder; its step "
-            "numbers have eight digits.\n",
+            "N is the step; K is the step divided by the interval. The files of quintet are in the run folder;\n"
+            "its step numbers have eight digits.\n",
             _table(("original", "quintet"), FILES),
             OLD_WEIGHTS_HEAD,
-            _table(("class", "why its weights do not fit"), OLD_WEIGHTS.items()),
+            _table(("class", "why its weights are incompatible"), OLD_WEIGHTS.items()),
             OLD_WEIGHTS_TAIL,
         ]
     )
@@ -170,13 +196,13 @@ def page() -> str:
 
 def _trainer_section(trainer: OriginalTrainer) -> str:
     module = f"quintet.compat.{trainer.package.replace('-', '_')}"
-    facts = f"Of {trainer.package} {trainer.version}, in `{module}`; trains recipe `{trainer.recipe}`."
+    facts = f"From {trainer.package} {trainer.version}, in `{module}`; trains the recipe `{trainer.recipe}`."
     return f"### {trainer.name}\n\n{facts}\n\n{_rules_table(trainer.rules)}"
 
 
 def _rules_table(rules: Sequence[Rule]) -> str:
-    rows = ((f"`{rule.keyword}`", _default(rule), _goes_to(rule), rule.explanation) for rule in rules)
-    return _table(("keyword", "its default", "in quintet", "to know"), rows)
+    rows = ((f"`{rule.keyword}`", _default(rule), _target(rule), rule.explanation) for rule in rules)
+    return _table(("keyword", "original default", "in quintet", "note"), rows)
 
 
 def _default(rule: Rule) -> str:
@@ -185,13 +211,13 @@ def _default(rule: Rule) -> str:
     return f"`{rule.default:.4g}`" if isinstance(rule.default, float) else f"`{rule.default!r}`"
 
 
-def _goes_to(rule: Rule) -> str:
+def _target(rule: Rule) -> str:
     if rule.keys:
         return ", ".join(f"`{key}`" for key in rule.keys)
     if rule.argument:
         return f"argument `{rule.argument}`"
     if rule.refused:
-        return f"refused, but for `{rule.fits[0]!r}`" if rule.fits else "refused"
+        return f"refused, except `{rule.fits[0]!r}`" if rule.fits else "refused"
     if rule.spread:
         return "any key"
     return "each entry" if rule.parts else "no effect"

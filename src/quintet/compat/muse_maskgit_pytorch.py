@@ -1,4 +1,4 @@
-"""The trainer of muse-maskgit-pytorch, by its own keywords."""
+"""Trainer with the keywords of muse-maskgit-pytorch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from quintet.families.vqgan.trainer import VQGanVAETrainer as OwnVQGanVAETrainer
 
 
 class VQGanVAETrainer(OwnVQGanVAETrainer):
-    """quintet's `VQGanVAETrainer`, called as that of muse-maskgit-pytorch or with quintet's own names."""
+    """quintet's `VQGanVAETrainer` that also accepts the keywords of muse-maskgit-pytorch."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
-        asked = own_arguments("VQGanVAETrainer", positional, keywords)
-        side, model = asked.pop("image_size", None), asked["model"]
+        arguments = own_arguments("VQGanVAETrainer", positional, keywords)
+        side, model = arguments.pop("image_size", None), arguments["model"]
         if side is not None and isinstance(model, VQGanVAE) and (side, side) != model.config.size:
             raise UsageError(f"image_size={side}, but the model was built for image_size={model.config.image_size}")
-        super().__init__(**asked)
+        super().__init__(**arguments)

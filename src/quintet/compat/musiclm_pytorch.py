@@ -1,4 +1,4 @@
-"""The trainer of musiclm-pytorch, by its own keywords."""
+"""Trainer with the keywords of musiclm-pytorch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quintet.families.mulan.trainer import MuLaNTrainer as OwnMuLaNTrainer
 
 
 class MuLaNTrainer(OwnMuLaNTrainer):
-    """quintet's `MuLaNTrainer`, called as that of musiclm-pytorch or with quintet's own names."""
+    """quintet's `MuLaNTrainer` that also accepts the keywords of musiclm-pytorch."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
-        asked = own_arguments("MuLaNTrainer", positional, keywords)
-        longest, model = asked.pop("max_samples", None), asked["model"]
-        if longest is not None and isinstance(model, MuLaN):
-            asked["config"] = {"data.seconds": longest / model.config.audio.sample_rate, **asked["config"]}
-        super().__init__(**asked)
+        arguments = own_arguments("MuLaNTrainer", positional, keywords)
+        max_samples, model = arguments.pop("max_samples", None), arguments["model"]
+        if max_samples is not None and isinstance(model, MuLaN):
+            arguments["config"] = {"data.seconds": max_samples / model.config.audio.sample_rate, **arguments["config"]}
+        super().__init__(**arguments)

@@ -1,4 +1,4 @@
-"""The trainer of phenaki-pytorch, by its own keywords."""
+"""Trainer with the keywords of phenaki-pytorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quintet.families.phenaki.trainer import PhenakiTrainer as OwnPhenakiTrainer
 
 
 class PhenakiTrainer(OwnPhenakiTrainer):
-    """quintet's `PhenakiTrainer`, called as that of phenaki-pytorch or with quintet's own names."""
+    """quintet's `PhenakiTrainer` that also accepts the keywords of phenaki-pytorch."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
         super().__init__(**own_arguments("PhenakiTrainer", positional, keywords, self.config_class.FROZEN_KEYS))

@@ -1,4 +1,4 @@
-"""Rules: what happens to one keyword of an original trainer, and the ways such a rule can go."""
+"""Rules for the translation of keywords of the original trainers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final
 from quintet.training.options import Kind
 
 REQUIRED: Final = object()
-"""Stands for the default of a keyword that has none."""
+"""Default of a required keyword."""
 SKIP: Final = object()
-"""What a conversion returns when the value asks for nothing."""
+"""Result of a conversion that sets nothing."""
 
 
 @dataclass(frozen=True)
 class Noted:
-    """A converted value about which something should be said."""
+    """A converted value with a notice for the user."""
 
     value: Any
     notice: str
@@ -32,62 +32,62 @@ def same(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rule:
-    """What happens to one keyword. Exactly one of `keys`, `argument`, `parts`, `spread`, `refused`, `always` is set."""
+    """Translation of one keyword. Exactly one of `keys`, `argument`, `parts`, `spread`, `refused`, `always` is set."""
 
     keyword: str
     default: Any
-    """The original's default, a fact for the page."""
+    """Default value in the original, for the migration page."""
     explanation: str
-    """One sentence, for people who move."""
+    """One sentence for the migration page."""
     keys: tuple[str, ...] = ()
-    """The dotted keys that take the value."""
+    """Dotted keys that get the value."""
     argument: str = ""
-    """The argument of quintet's trainer that takes the value."""
+    """Argument of quintet's trainer that gets the value."""
     parts: tuple[Rule, ...] = ()
-    """The value is a dictionary; these are the rules of its entries."""
+    """Rules of the entries, if the value is a dictionary."""
     spread: bool = False
-    """The value is a mapping of quintet's own keys."""
+    """Whether the value is a mapping of quintet's own keys."""
     refused: str = ""
-    """Why it cannot be, and what to do instead; for any value but those in `fits`."""
+    """Why the keyword is refused, and what to do instead; not for values in `fits`."""
     always: str = ""
-    """Why it has no effect here; said for any value but those in `fits`."""
+    """Why the keyword has no effect; not reported for values in `fits`."""
     fits: tuple[Any, ...] = ()
     kind: Kind | None = None
     convert: Converter = same
     keeps_none: bool = False
-    """None is a value of its own here, not the absence of one."""
+    """Whether None is a value, instead of a missing keyword."""
     times_accumulation: bool = False
-    """The original counts in micro-batches; with `grad_accum_every` the number grows by that factor."""
+    """Whether the original counts per micro-batch, so that the value is multiplied by `grad_accum_every`."""
 
 
 @dataclass(frozen=True)
 class OriginalTrainer:
-    """One of the six trainers people come from."""
+    """One of the six original trainers."""
 
     name: str
     recipe: str
     package: str
     version: str
     positional: int
-    """How many of its first keywords may also be given by position."""
+    """Number of keywords that may also be passed by position."""
     rules: tuple[Rule, ...]
 
 
 # --- conversions --------------------------------------------------------------------------------------------
 
 
-def if_true(wanted: Any, notice: str = "") -> Callable[[bool], Any]:
-    """True asks for a value of the key; False asks for nothing."""
+def if_true(result: Any, notice: str = "") -> Callable[[bool], Any]:
+    """Conversion of a flag: `result` for True, nothing for False."""
 
     def convert(flag: bool) -> Any:
         if not flag:
             return SKIP
-        return Noted(wanted, notice) if notice else wanted
+        return Noted(result, notice) if notice else result
 
     return convert
 
 
-# --- the ways a rule can go ---------------------------------------------------------------------------------
+# --- kinds of rules -----------------------------------------------------------------------------------------
 
 
 def to_key(keyword: str, default: Any, key: str, kind: Kind, explanation: str, convert: Converter = same) -> Rule:
@@ -99,7 +99,7 @@ def to_argument(keyword: str, default: Any, argument: str, explanation: str, kin
 
 
 def to_parts(keyword: str, parts: tuple[Rule, ...], default: Any = MappingProxyType({})) -> Rule:
-    return Rule(keyword, dict(default), "Its entries are in a table [below](#entries-of-dictionaries).", parts=parts)
+    return Rule(keyword, dict(default), "For its entries see [below](#entries-of-dictionaries).", parts=parts)
 
 
 def no_effect(keyword: str, default: Any, fits: tuple[Any, ...], why: str) -> Rule:

@@ -1,4 +1,4 @@
-"""The trainer of soundstorm-pytorch, by its own keywords."""
+"""Trainer with the keywords of soundstorm-pytorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quintet.families.soundstorm.trainer import SoundStormTrainer as OwnSoundSto
 
 
 class SoundStormTrainer(OwnSoundStormTrainer):
-    """quintet's `SoundStormTrainer`, called as that of soundstorm-pytorch or with quintet's own names."""
+    """quintet's `SoundStormTrainer` that also accepts the keywords of soundstorm-pytorch."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
         super().__init__(**own_arguments("SoundStormTrainer", positional, keywords, self.config_class.FROZEN_KEYS))

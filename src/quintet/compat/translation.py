@@ -1,7 +1,7 @@
 """Translates a call of an original trainer to quintet's keys and arguments.
 
-`translate` applies the tables: a keyword becomes a key or an argument, or is refused with the reason. `announce` says
-it once, and `own_arguments` does both for the trainers of `quintet.compat.<package>`.
+`translate` applies the tables: a keyword becomes a key or an argument, or is refused with the reason. `announce` warns
+once, and `own_arguments` does both for the trainers of `quintet.compat.<package>`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PAGE = "docs/migration.md"
 
 
 class CompatibilityNotice(UserWarning):
-    """Keywords of an original trainer were understood; the message says as what."""
+    """Warning that lists how keywords of an original trainer were translated."""
 
 
 @dataclass
 class Translation:
-    """What a trainer's keywords mean in quintet."""
+    """Result of translating the keywords of a trainer."""
 
     trainer: OriginalTrainer
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -39,15 +39,15 @@ class Translation:
     arguments: dict[str, Any] = field(default_factory=dict)
     """Arguments of quintet's trainer: `model`, `data`, `validation`, `declared`, `out`, `preset` and the like."""
     notices: list[str] = field(default_factory=list)
-    """What a person should know beside the new names."""
+    """Notes for the user besides the renamed keywords."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Original keyword to key or argument, in the order given."""
     sources: dict[str, str] = field(default_factory=dict)
     """Key or argument to the keyword that set it."""
 
     @property
-    def foreign(self) -> bool:
-        """Whether anything but quintet's own keywords was used."""
+    def has_original_keywords(self) -> bool:
+        """Whether keywords of the original package were used."""
         return bool(self.notices) or any(keyword not in OWN_NAMES for keyword in self.renamed)
 
 
@@ -55,39 +55,40 @@ class Translation:
 
 
 def translate(trainer: str, keywords: Mapping[str, Any], positional: Sequence[Any] = ()) -> Translation:
-    """The keys and arguments that a call of a trainer asks for; UsageError for what is unknown, refused or impossible.
+    """The keys and arguments for a call of a trainer; raises UsageError for unknown, refused or invalid keywords.
 
-    None stands for a keyword that was not given, as it does in the originals.
+    None means that a keyword was not given, as in the originals.
     """
     if trainer not in TRAINERS:
         raise UsageError(f"unknown trainer '{trainer}'; known: {', '.join(TRAINERS)}")
     original = TRAINERS[trainer]
     rules = {rule.keyword: rule for rule in (*OWN, *original.rules)}
     translation = Translation(original)
-    given = {**_named(original, keywords, positional), **keywords}
-    for keyword, value in given.items():
+    everything = {**_named(original, keywords, positional), **keywords}
+    for keyword, value in everything.items():
         if keyword not in rules:
             raise UsageError(_unknown(original, keyword, rules))
         _apply(translation, rules[keyword], keyword, value)
-    _count_whole_steps(translation, rules)
+    _scale_to_steps(translation, rules)
     return translation
 
 
 def own_arguments(
-    trainer: str, positional: Sequence[Any], keywords: Mapping[str, Any], links: Sequence[str] = ()
+    trainer: str, positional: Sequence[Any], keywords: Mapping[str, Any], frozen: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The arguments of quintet's own trainer that a call of the original asks for, announced.
+    """The arguments of quintet's trainer for a call with original keywords; warns about the translation.
 
-    `links` are names of frozen models, which no original has: they pass as they are."""
-    passed = {name: keywords[name] for name in links if name in keywords}
-    asked = translate(trainer, {name: keywords[name] for name in keywords if name not in passed}, positional)
-    announce(asked)
-    return {"model": None, **asked.arguments, "config": asked.overrides, **passed}
+    `frozen` are names of frozen models, which the originals do not have; they are passed on unchanged.
+    """
+    passed = {name: keywords[name] for name in frozen if name in keywords}
+    translation = translate(trainer, {name: keywords[name] for name in keywords if name not in passed}, positional)
+    announce(translation)
+    return {"model": None, **translation.arguments, "config": translation.overrides, **passed}
 
 
 def announce(translation: Translation) -> None:
-    """One warning for the whole call, at the line of the caller; none for quintet's own keywords."""
-    if not translation.foreign:
+    """Emit one warning for the call, at the line of the caller; none for quintet's own keywords."""
+    if not translation.has_original_keywords:
         return
     trainer = translation.trainer
     sentences = [*translation.notices]
@@ -99,7 +100,7 @@ def announce(translation: Translation) -> None:
 
 
 def _levels_to_caller() -> int:
-    """How far up the first frame outside quintet is, as `warnings.warn` counts from `announce`."""
+    """The `stacklevel` of the first frame outside of quintet, counted from `announce`."""
     level = 1
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "quintet":
@@ -109,21 +110,23 @@ def _levels_to_caller() -> int:
 
 
 def _named(trainer: OriginalTrainer, keywords: Mapping[str, Any], positional: Sequence[Any]) -> dict[str, Any]:
-    """Values by position, under quintet's names where it has them: `Trainer(model, …)` is nobody's old habit."""
+    """Positional values by name; by quintet's name if it has one, so that `Trainer(model, …)` causes no warning."""
     allowed = trainer.rules[: trainer.positional]
     if len(positional) > len(allowed):
         listed = ", ".join(rule.keyword for rule in allowed)
-        raise UsageError(f"{trainer.name} takes {len(allowed)} value(s) by position ({listed}); name the others")
+        raise UsageError(
+            f"{trainer.name} takes {len(allowed)} positional argument(s) ({listed}); pass the others by keyword"
+        )
     named = {}
     for rule, value in zip(allowed, positional, strict=False):
         if rule.keyword in keywords or rule.argument in keywords:
-            raise UsageError(f"{trainer.name} got '{rule.keyword}' by position and by name; give it once")
+            raise UsageError(f"{trainer.name} got '{rule.keyword}' both by position and by keyword; pass it once")
         named[rule.argument or rule.keyword] = value
     return named
 
 
 def _apply(translation: Translation, rule: Rule, where: str, value: Any) -> None:
-    """One keyword, or one entry of a dictionary; `where` is how the person wrote it."""
+    """Apply the rule of one keyword, or of one entry of a dictionary; `where` is its name in messages."""
     if value is None and not rule.keeps_none:
         return
     if rule.parts:
@@ -147,21 +150,21 @@ def _apply_parts(translation: Translation, rule: Rule, value: Any) -> None:
         where = f"{rule.keyword}[{name!r}]"
         if name not in known:
             hint = _nearest(str(name), known)
-            raise UsageError(f"{translation.trainer.name}: {where} is not known{hint}; {PAGE} lists what is")
+            raise UsageError(f"{translation.trainer.name}: {where} is unknown{hint}; {PAGE} lists all entries")
         _apply(translation, known[name], where, part)
 
 
 def _set(translation: Translation, rule: Rule, where: str, value: Any) -> None:
-    plain = rule.convert(_checked(translation, rule, where, value)) if value is not None else None
-    if plain is SKIP:
+    converted = rule.convert(_checked(translation, rule, where, value)) if value is not None else None
+    if converted is SKIP:
         return
-    if isinstance(plain, Noted):
-        translation.notices.append(f"{_written(where, value)}: {plain.notice}")
-        plain = plain.value
+    if isinstance(converted, Noted):
+        translation.notices.append(f"{_written(where, value)}: {converted.notice}")
+        converted = converted.value
     for key in rule.keys:
-        _put(translation, translation.overrides, key, plain, where)
+        _put(translation, translation.overrides, key, converted, where)
     if rule.argument:
-        _put(translation, translation.arguments, rule.argument, plain, where)
+        _put(translation, translation.arguments, rule.argument, converted, where)
     new = " and ".join(rule.keys) or rule.argument
     if rule not in OWN and where != new:
         translation.renamed[where] = new
@@ -175,18 +178,18 @@ def _checked(translation: Translation, rule: Rule, where: str, value: Any) -> An
 
 
 def _put(translation: Translation, target: dict[str, Any], name: str, value: Any, where: str) -> None:
-    """Two keywords for one thing are an error, unless they agree."""
+    """Store a value; two keywords for the same key are an error, unless their values are equal."""
     if name in target:
         agree = target is translation.overrides and bool(target[name] == value)
         if not agree:
             first = translation.sources[name]
-            raise UsageError(f"{translation.trainer.name}: {first} and {where} both set {name}; give one of them")
+            raise UsageError(f"{translation.trainer.name}: {first} and {where} both set {name}; pass only one of them")
     target[name] = value
     translation.sources[name] = where
 
 
-def _count_whole_steps(translation: Translation, rules: Mapping[str, Rule]) -> None:
-    """The originals count micro-batches and their size; quintet counts what a whole step takes."""
+def _scale_to_steps(translation: Translation, rules: Mapping[str, Rule]) -> None:
+    """Convert counts per micro-batch, as in the originals, to counts per optimizer step."""
     if "grad_accum_every" not in translation.renamed:
         return
     factor = translation.overrides["train.grad_accum_steps"]
@@ -198,19 +201,19 @@ def _count_whole_steps(translation: Translation, rules: Mapping[str, Rule]) -> N
             before = translation.overrides[key]
             translation.overrides[key] = before * factor
             translation.notices.append(
-                f"{rule.keyword}={before} with grad_accum_every={factor} is {key}={before * factor} here, "
-                "where a whole optimizer step is counted"
+                f"{rule.keyword}={before} with grad_accum_every={factor} becomes {key}={before * factor}, "
+                "which counts a full optimizer step"
             )
 
 
 def _mapping(translation: Translation, where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise UsageError(f"{translation.trainer.name}: {_written(where, value)} is impossible; it takes a dictionary")
+        raise UsageError(f"{translation.trainer.name}: {_written(where, value)} is invalid; expected a dictionary")
     return value
 
 
 def _is_one_of(value: Any, fits: Iterable[Any]) -> bool:
-    # Of one type first: 1 is not True, and foreign objects need not know how to compare themselves.
+    # Compares types first: 1 is not True, and other objects may not support comparison.
     return any(value is fit or (type(value) is type(fit) and bool(value == fit)) for fit in fits)
 
 
@@ -219,7 +222,7 @@ def _written(where: str, value: Any) -> str:
 
 
 def _unknown(trainer: OriginalTrainer, keyword: str, rules: Mapping[str, Rule]) -> str:
-    """The same thing under another trainer's name is nearer than the same letters."""
+    """Message for an unknown keyword; suggests one with the same meaning, or else one with a similar spelling."""
     targets = {
         target
         for other in TRAINERS.values()
@@ -228,10 +231,10 @@ def _unknown(trainer: OriginalTrainer, keyword: str, rules: Mapping[str, Rule]) 
         for target in (*rule.keys, rule.argument)
         if target
     }
-    meant = [name for name, rule in rules.items() if targets.intersection((*rule.keys, rule.argument))]
-    hint = f"; did you mean '{meant[0]}'?" if meant else _nearest(keyword, rules)
-    listed = "" if hint else f"; it knows {', '.join(rules)}"
-    return f"{trainer.name} has no keyword '{keyword}'{hint}{listed} (other keys go into `config`; see {PAGE})"
+    same_target = [name for name, rule in rules.items() if targets.intersection((*rule.keys, rule.argument))]
+    hint = f"; did you mean '{same_target[0]}'?" if same_target else _nearest(keyword, rules)
+    listed = "" if hint else f"; it has {', '.join(rules)}"
+    return f"{trainer.name} has no keyword '{keyword}'{hint}{listed} (pass other keys in `config`; see {PAGE})"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

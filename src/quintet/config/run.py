@@ -185,7 +185,7 @@ class RunConfig(Section):
         missing = {key for name in cls.FROZEN_KEYS for key in (name, f"{name}_hash")} - cls.model_fields.keys()
         if missing:
             raise TypeError(
-                f"{cls.__name__} has LINKS={cls.FROZEN_KEYS}, so it needs the keys {', '.join(sorted(missing))}"
+                f"{cls.__name__} has FROZEN_KEYS={cls.FROZEN_KEYS}, so it needs the keys {', '.join(sorted(missing))}"
             )
 
     @model_validator(mode="after")

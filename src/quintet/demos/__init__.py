@@ -1,46 +1,46 @@
-"""`quintet demo`: the whole way on embedded data."""
+"""`quintet demo`: a complete workflow on synthetic data."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from quintet.demos.demo import Demo, Form, Row, lines
+from quintet.demos.demo import Demo, DemoMode, Row, lines
 from quintet.demos.media import DEMOS
-from quintet.demos.script import Script, Show
+from quintet.demos.script import DemoRun, Script
 
 
-def show(medium: str, out: Path, form: Form, script: Script) -> None:
-    """One medium, with its summary."""
-    rows = Show(DEMOS[medium], out, form, script).run()
-    _say_summary(rows, form, script)
-    _say_what_is_there(DEMOS[medium], out, script)
+def run_demo(medium: str, out: Path, mode: DemoMode, script: Script) -> None:
+    """Run the demo of one medium and print its summary."""
+    rows = DemoRun(DEMOS[medium], out, mode, script).run()
+    _say_summary(rows, mode, script)
+    _say_outputs(DEMOS[medium], out, script)
 
 
-def show_all(out: Path, form: Form, script: Script) -> None:
-    """All media, one after the other in folders of their own, with one summary. They share given minutes evenly."""
-    each = form if form.minutes is None else replace(form, minutes=form.minutes / len(DEMOS))
+def run_all(out: Path, mode: DemoMode, script: Script) -> None:
+    """Run the demos of all media in separate folders and print one summary; they share `minutes` equally."""
+    each = mode if mode.minutes is None else replace(mode, minutes=mode.minutes / len(DEMOS))
     rows = []
     for medium, demo in DEMOS.items():
         script.say(f"\n=== {medium} ===")
-        found = Show(demo, out / medium, each, script).run()
+        found = DemoRun(demo, out / medium, each, script).run()
         rows += [replace(row, stage=f"{medium}: {row.stage}") if row.stage else row for row in found]
-    _say_summary(rows, form, script)
+    _say_summary(rows, mode, script)
     for medium, demo in DEMOS.items():
-        _say_what_is_there(demo, out / medium, script)
+        _say_outputs(demo, out / medium, script)
 
 
-def _say_summary(rows: list[Row], form: Form, script: Script) -> None:
+def _say_summary(rows: list[Row], mode: DemoMode, script: Script) -> None:
     script.say("")
     for line in lines(rows):
         script.say(line)
     missed = sum(row.verdict == "not reached" for row in rows)
-    judged = sum(bool(row.verdict) for row in rows)
-    about = "" if form.full else "; bars are those of --full, which trains longer"
-    script.say(f"\n{judged - missed} of {judged} bars reached{about}")
+    total = sum(bool(row.verdict) for row in rows)
+    note = "" if mode.full else "; targets are those of --full, which trains longer"
+    script.say(f"\n{total - missed} of {total} targets reached{note}")
 
 
-def _say_what_is_there(demo: Demo, out: Path, script: Script) -> None:
-    script.say(f"look at: {demo.look.replace('OUT', str(out))}, {out}/page.html")
-    for command in (f"quintet view {out}", *demo.then):
+def _say_outputs(demo: Demo, out: Path, script: Script) -> None:
+    script.say(f"outputs: {demo.outputs.replace('OUT', str(out))}, {out}/page.html")
+    for command in (f"quintet view {out}", *demo.next_commands):
         script.say(f"next: {command.replace('OUT', str(out))}")

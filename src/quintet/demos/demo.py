@@ -1,5 +1,4 @@
-"""What a demo is: its data, its stages and how long each form of it trains; the figures it is measured by, the bars
-they are held to, and the table of both."""
+"""Definition of a demo: its data, stages, training lengths, metrics with targets, and the summary table."""
 
 from __future__ import annotations
 
@@ -10,116 +9,115 @@ from typing import TYPE_CHECKING, Any
 from quintet.training.display import duration
 
 if TYPE_CHECKING:
-    from quintet.demos.script import Show
+    from quintet.demos.script import DemoRun
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure of `eval.json`."""
+class Metric:
+    """One metric of `eval.json`, with an optional target."""
 
     name: str
-    what: str
-    bar: float | None = None
+    label: str
+    target: float | None = None
     unit: str = "%"
-    """`%`: a share. Anything else is written behind the number."""
+    """`%` for a fraction; any other unit is written after the number."""
     digits: int = 1
-    below: bool = False
-    """Whether the bar is the most it may be, not the least."""
-    of: str | None = None
-    """The bar is that share of another figure."""
-    why: str = ""
-    """Where the bar comes from, if that is not plain."""
+    lower_is_better: bool = False
+    """Whether the target is a maximum instead of a minimum."""
+    relative_to: str | None = None
+    """The target is a fraction of this other metric."""
+    note: str = ""
+    """Origin of the target, if it needs an explanation."""
 
 
 @dataclass(frozen=True)
-class Form:
-    """How much of a demo is asked for: in short, in full, or as far as some minutes of training go."""
+class DemoMode:
+    """How long a demo trains: short (default), full, or a number of minutes."""
 
     full: bool = False
     minutes: float | None = None
 
     def __str__(self) -> str:
-        """As it is asked for on the command line."""
+        """The command-line options of this mode."""
         return " --full" if self.full else "" if self.minutes is None else f" --minutes {self.minutes:g}"
 
 
 @dataclass(frozen=True)
-class Length:
-    """How far a stage goes."""
+class Schedule:
+    """Number of steps of a stage, and the interval between evaluations."""
 
     steps: int
     every: int
-    """Steps between two looks at itself."""
+    """Steps between two evaluations, samples and checkpoints."""
 
 
-def _no_keys(steps: int, judged: int) -> Sequence[str]:
+def _no_keys(steps: int, num_judged: int) -> Sequence[str]:
     return ()
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One training; its run is a folder of its name."""
+    """One training run; its folder has the name of the stage."""
 
     name: str
     recipe: str
-    quick: Length
-    full: Length
-    share: float
-    """Of given minutes."""
-    pace: float
-    """Steps a second, roughly, of two CPU cores; given minutes are planned with it."""
-    figures: tuple[Figure, ...]
+    quick: Schedule
+    full: Schedule
+    fraction: float
+    """Fraction of --minutes."""
+    steps_per_second: float
+    """Approximate speed on two CPU cores, to plan the steps of --minutes."""
+    metrics: tuple[Metric, ...]
     keys: Callable[[int, int], Sequence[str]] = _no_keys
-    """Of the steps and of how many samples are judged."""
-    links: tuple[tuple[str, str], ...] = ()
-    """What it stands on: --tokenizer and the like, and a stage before."""
+    """Configuration keys, given the number of steps and of judged samples."""
+    frozen: tuple[tuple[str, str], ...] = ()
+    """Frozen models: the name of an option such as --tokenizer, and an earlier stage."""
     interrupted: bool = False
-    """Whether it is stopped after two thirds of its steps and resumed, to show that this works."""
+    """Whether the run stops after two thirds of its steps and is resumed, to demonstrate `quintet resume`."""
 
     def first_steps(self, steps: int) -> int:
         return -(-steps * 2 // 3) if self.interrupted else steps
 
 
-def _nothing(show: Show) -> list[Row]:
+def _no_extra(run: DemoRun) -> list[Row]:
     return []
 
 
 @dataclass(frozen=True)
 class Demo:
-    """All of a medium."""
+    """The demo of one medium."""
 
     medium: str
     data: str
     quick_num: int
     full_num: int
-    quick_judged: int
-    full_judged: int
+    quick_num_judged: int
+    full_num_judged: int
     minutes: int
-    """In which the whole of it should be done in full, on two CPU cores."""
+    """Target for the duration of --full on two CPU cores."""
     stages: tuple[Stage, ...]
-    """The last of them makes samples."""
+    """The last stage generates samples."""
     texts: tuple[str, ...]
-    each: int
-    """Samples of each text."""
-    made: str
-    """The folder that they go to."""
-    look: str
-    """What there is to look at in OUT, the folder of the demo."""
-    then: tuple[str, ...]
-    """Commands to go on with."""
-    data_words: tuple[str, ...] = ()
-    besides: Callable[[Show], list[Row]] = _nothing
-    """What else is shown once all is trained."""
+    num_per_text: int
+    """Number of samples for each text."""
+    samples_folder: str
+    outputs: str
+    """Description of the outputs; OUT is the folder of the demo."""
+    next_commands: tuple[str, ...]
+    data_options: tuple[str, ...] = ()
+    extra: Callable[[DemoRun], list[Row]] = _no_extra
+    """Additional steps after training."""
     preset: str = "small"
 
-    def num(self, form: Form) -> int:
-        """Items of data. With minutes: between those of the other forms, as they are between in time."""
-        if form.minutes is None:
-            return self.full_num if form.full else self.quick_num
-        return int(min(max(self.full_num * form.minutes / self.minutes, self.quick_num), self.full_num))
+    def num_items(self, mode: DemoMode) -> int:
+        """Number of items in the dataset; with --minutes, interpolated between the other modes."""
+        if mode.minutes is None:
+            return self.full_num if mode.full else self.quick_num
+        return int(min(max(self.full_num * mode.minutes / self.minutes, self.quick_num), self.full_num))
 
-    def judged(self, form: Form) -> int:
-        return self.full_judged if form.full else self.quick_judged
+    def num_judged(self, mode: DemoMode) -> int:
+        """Number of generated samples that are judged."""
+        return self.full_num_judged if mode.full else self.quick_num_judged
 
 
 # --- the summary ----------------------------------------------------------------------------------------------
@@ -127,50 +125,54 @@ class Demo:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the summary table."""
 
     stage: str = ""
-    figure: str = ""
+    metric: str = ""
     measured: str = ""
-    bar: str = ""
+    target: str = ""
     verdict: str = ""
     seconds: float | None = None
 
     def cells(self) -> tuple[str, ...]:
         time = "" if self.seconds is None else duration(self.seconds)
-        return (self.stage, self.figure, self.measured, self.bar, self.verdict, time)
+        return (self.stage, self.metric, self.measured, self.target, self.verdict, time)
 
 
-HEAD = ("stage", "figure", "measured", "bar", "", "time")
+HEAD = ("stage", "metric", "measured", "target", "", "time")
 RIGHT = (2, 5)
-"""Columns of numbers."""
+"""Right-aligned columns."""
 
 
-def row_of(figure: Figure, found: Mapping[str, Any]) -> Row:
-    value = found.get(figure.name)
-    bar = figure.bar
-    if bar is not None and figure.of is not None:
-        bar = bar * found[figure.of] if isinstance(found.get(figure.of), float) else None
-    sign = "<=" if figure.below else ">="
-    words = "" if bar is None else f"{sign} {_number(bar, figure)}{figure.why and f' ({figure.why})'}"
+def row_of(metric: Metric, results: Mapping[str, Any]) -> Row:
+    """The row of a metric in the results of `quintet eval`."""
+    value = results.get(metric.name)
+    target = metric.target
+    if target is not None and metric.relative_to is not None:
+        reference = results.get(metric.relative_to)
+        target = target * reference if isinstance(reference, float) else None
+    sign = "<=" if metric.lower_is_better else ">="
+    note = metric.note and f" ({metric.note})"
+    text = "" if target is None else f"{sign} {_number(target, metric)}{note}"
     if not isinstance(value, float):
-        return Row("", figure.what, "not measured", words, "not reached" if words else "")
-    reached = bar is not None and (value <= bar if figure.below else value >= bar)
-    verdict = "" if bar is None else "reached" if reached else "not reached"
-    return Row("", figure.what, _number(value, figure), words, verdict)
+        return Row("", metric.label, "not measured", text, "not reached" if text else "")
+    reached = target is not None and (value <= target if metric.lower_is_better else value >= target)
+    verdict = "" if target is None else "reached" if reached else "not reached"
+    return Row("", metric.label, _number(value, metric), text, verdict)
 
 
-def _number(value: float, figure: Figure) -> str:
-    if figure.unit == "%":
-        return f"{100 * value:.{figure.digits}f} %"
-    return f"{value:.{figure.digits}f} {figure.unit}".rstrip()
+def _number(value: float, metric: Metric) -> str:
+    if metric.unit == "%":
+        return f"{100 * value:.{metric.digits}f} %"
+    return f"{value:.{metric.digits}f} {metric.unit}".rstrip()
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
+    """The rows as lines of a table."""
     cells = [HEAD, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEAD))]
-    laid = [
+    padded = [
         "  ".join(f"{cell:>{width}}" if column in RIGHT else f"{cell:<{width}}" for column, (cell, width) in pairs)
         for pairs in (enumerate(zip(line, widths, strict=True)) for line in cells)
     ]
-    return [laid[0].rstrip(), "  ".join("-" * width for width in widths), *(line.rstrip() for line in laid[1:])]
+    return [padded[0].rstrip(), "  ".join("-" * width for width in widths), *(line.rstrip() for line in padded[1:])]

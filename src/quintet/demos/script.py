@@ -1,6 +1,6 @@
-"""Owns the way through a demo: public commands on embedded data, printed as they run, and what they came to.
+"""Runs a demo: public commands on synthetic data, printed as they run, and the summary of their results.
 
-What stands already is passed over, so that an interrupted demo goes on where it was.
+Finished parts are skipped, so that an interrupted demo continues where it stopped.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from quintet.common.files import replace_text
-from quintet.demos.demo import Demo, Form, Row, Stage, row_of
+from quintet.demos.demo import Demo, DemoMode, Row, Stage, row_of
 from quintet.errors import UsageError
 
-LOOKS = 4
-"""How often a stage looks at itself where minutes are given."""
-SHORTEST = 1.0
-"""Seconds; a stage that has less left of its time is over."""
+NUM_EVALUATIONS = 4
+"""Number of evaluations of a stage with --minutes."""
+MIN_SECONDS = 1.0
+"""A stage with less time left is finished."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Runs commands of `quintet` in this process and says what it does."""
+    """Runs and prints commands of `quintet` in this process."""
 
     call: Callable[[Sequence[str]], int]
     say: Callable[[str], None]
@@ -38,50 +38,49 @@ class Script:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stage is to do."""
+    """Planned training of a stage."""
 
     steps: int
     every: int
     seconds: float | None
-    """Its time, if minutes were given."""
+    """Time limit; None without --minutes."""
 
 
 class Ledger:
-    """`demo.json`, what a demo remembers of itself: in which form it was begun, what each stage was to do, and how long
-    each part took, over all the times it was interrupted and gone on with. (The time of a process that was killed is
-    not in it.)"""
+    """The file `demo.json`: the command that started the demo, the plan of each stage, and the total time of each part
+    over all interruptions. (The time of a process that was killed is not included.)"""
 
     def __init__(self, path: Path, command: str) -> None:
         self._path = path
         self._command = command
-        found = self._read()
-        self._begun_as: str = found.get("command", command)
-        self._plans = {name: Plan(**plan) for name, plan in found.get("plans", {}).items()}
-        self.seconds: dict[str, float] = found.get("seconds", {})
+        stored = self._read()
+        self._first_command: str = stored.get("command", command)
+        self._plans = {name: Plan(**plan) for name, plan in stored.get("plans", {}).items()}
+        self.seconds: dict[str, float] = stored.get("seconds", {})
 
-    def keep_to_form(self) -> None:
-        """A demo goes on as it was begun: its data and schedules are those of its form."""
-        if self._begun_as != self._command:
+    def check_mode(self) -> None:
+        """A demo can only continue in the mode it was started in, because its data and schedules depend on it."""
+        if self._first_command != self._command:
             raise UsageError(
-                f"{self._path.parent} was begun by `{self._begun_as}`: go on with that, or choose another folder; "
-                f"--out {self._path.parent} is this one"
+                f"{self._path.parent} was started by `{self._first_command}`: continue with that command, or choose "
+                "another folder with --out"
             )
 
     def plan_of(self, stage: str) -> Plan | None:
         return self._plans.get(stage)
 
-    def keep_plan(self, stage: str, plan: Plan) -> None:
+    def save_plan(self, stage: str, plan: Plan) -> None:
         self._plans[stage] = plan
         self._write()
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """What happens within takes its time from a part, however it ends."""
-        began = time.monotonic()
+        """Add the time spent in this context to a part, even if it fails."""
+        start = time.monotonic()
         try:
             yield
         finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - began
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - start
             self._write()
 
     def _read(self) -> dict[str, Any]:
@@ -95,7 +94,7 @@ class Ledger:
 
     def _write(self) -> None:
         plans = {name: asdict(plan) for name, plan in self._plans.items()}
-        content = {"command": self._begun_as, "plans": plans, "seconds": self.seconds}
+        content = {"command": self._first_command, "plans": plans, "seconds": self.seconds}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self._path, json.dumps(content, indent=1) + "\n")
@@ -103,31 +102,31 @@ class Ledger:
             raise UsageError(f"cannot write {self._path}: {error.strerror}") from None
 
 
-class Show:
-    """One demo in its folder."""
+class DemoRun:
+    """One demo and its folder."""
 
-    def __init__(self, demo: Demo, out: Path, form: Form, script: Script) -> None:
+    def __init__(self, demo: Demo, out: Path, mode: DemoMode, script: Script) -> None:
         self.demo = demo
         self.out = out
-        self.form = form
+        self.mode = mode
         self.script = script
-        self.ledger = Ledger(out / "demo.json", f"quintet demo {demo.medium}{form}")
+        self.ledger = Ledger(out / "demo.json", f"quintet demo {demo.medium}{mode}")
 
     def run(self) -> list[Row]:
-        """Everything from data to the page; the rows of the summary."""
-        self.ledger.keep_to_form()
+        """Run all parts, from the data to the page; returns the rows of the summary."""
+        self.ledger.check_mode()
         self._make_data()
         for stage in self.demo.stages:
             self._train(stage)
         self._sample()
-        more = self.demo.besides(self)
+        extra = self.demo.extra(self)
         for stage in self.demo.stages:
             self._evaluate(stage)
         self._write_page()
-        return [*self._rows(), *more, *self._whole()]
+        return [*self._rows(), *extra, *self._totals()]
 
     def timed(self, part: str, *words: str) -> None:
-        """Run a command; its time counts for a part of the demo."""
+        """Run a command and add its time to a part of the demo."""
         with self.ledger.timed(part):
             self.script.run(*words)
 
@@ -135,9 +134,9 @@ class Show:
 
     def _make_data(self) -> None:
         data = self.out / "data"
-        num = self.demo.num(self.form)
+        num = self.demo.num_items(self.mode)
         if not (data / "metadata.jsonl").exists():
-            self.timed("data", "data", "make", self.demo.data, str(data), "--num", str(num), *self.demo.data_words)
+            self.timed("data", "data", "make", self.demo.data, str(data), "--num", str(num), *self.demo.data_options)
 
     def _train(self, stage: Stage) -> None:
         plan = self.ledger.plan_of(stage.name) or self._plan(stage)
@@ -145,50 +144,53 @@ class Show:
             self.timed(stage.name, *command)
 
     def _plan(self, stage: Stage) -> Plan:
-        """How far a stage goes, decided when it begins. With minutes: its share of what is left of them, and the
-        steps that fit by its pace elsewhere and by how this machine did in the stages before, for the schedule."""
-        if self.form.minutes is None:
-            length = stage.full if self.form.full else stage.quick
+        """The plan of a stage, made when it starts. With --minutes: its fraction of the remaining time, and the number
+        of steps that fit, from the expected speed and the speed of this machine in earlier stages.
+        """
+        if self.mode.minutes is None:
+            length = stage.full if self.mode.full else stage.quick
             plan = Plan(length.steps, length.every, None)
         else:
             stages = self.demo.stages
             used = sum(self.ledger.seconds.get(each.name, 0.0) for each in stages)
             later = stages[stages.index(stage) :]
-            share = stage.share / sum(each.share for each in later)
-            seconds = max(60 * self.form.minutes - used, SHORTEST) * share
-            steps = min(max(int(seconds * stage.pace * self._swiftness()), LOOKS), stage.full.steps)
-            plan = Plan(steps, max(steps // LOOKS, 1), seconds)
-        self.ledger.keep_plan(stage.name, plan)
+            fraction = stage.fraction / sum(each.fraction for each in later)
+            seconds = max(60 * self.mode.minutes - used, MIN_SECONDS) * fraction
+            steps = min(
+                max(int(seconds * stage.steps_per_second * self._relative_speed()), NUM_EVALUATIONS), stage.full.steps
+            )
+            plan = Plan(steps, max(steps // NUM_EVALUATIONS, 1), seconds)
+        self.ledger.save_plan(stage.name, plan)
         return plan
 
-    def _swiftness(self) -> float:
-        """Of this machine, as a multiple of where the paces were taken: from the steps of the stages so far."""
-        begun = [stage for stage in self.demo.stages if stage.name in self.ledger.seconds]
-        expected = sum(steps_taken(self.out / stage.name) / stage.pace for stage in begun)
-        seconds = sum(self.ledger.seconds[stage.name] for stage in begun)
+    def _relative_speed(self) -> float:
+        """Speed of this machine relative to the expected speed, measured in the stages so far."""
+        started = [stage for stage in self.demo.stages if stage.name in self.ledger.seconds]
+        expected = sum(steps_taken(self.out / stage.name) / stage.steps_per_second for stage in started)
+        seconds = sum(self.ledger.seconds[stage.name] for stage in started)
         return expected / seconds if expected and seconds else 1.0
 
     def _next_command(self, stage: Stage, plan: Plan) -> list[str] | None:
-        """What brings a stage on: its training, or going on with it. None if it has its steps, or had its time."""
+        """The command that starts or resumes a stage; None if its steps or its time are used up."""
         run = self.out / stage.name
         left = None if plan.seconds is None else plan.seconds - self.ledger.seconds.get(stage.name, 0.0)
-        if left is not None and left < SHORTEST and steps_taken(run):
+        if left is not None and left < MIN_SECONDS and steps_taken(run):
             return None
-        limit = [] if left is None else [f"train.minutes={max(left, SHORTEST) / 60:.3f}"]
+        limit = [] if left is None else [f"train.minutes={max(left, MIN_SECONDS) / 60:.3f}"]
         if not (run / "config.yaml").exists():
             first = stage.first_steps(plan.steps)
-            horizon = [f"optim.decay_steps={plan.steps}"] if first < plan.steps else []
-            links = [word for name, to in stage.links for word in (f"--{name}", self._link(to))]
-            keys = [*stage.keys(plan.steps, self.demo.judged(self.form)), *every(plan.every)]
+            decay = [f"optim.decay_steps={plan.steps}"] if first < plan.steps else []
+            frozen = [word for name, model in stage.frozen for word in (f"--{name}", self._reference(model))]
+            keys = [*stage.keys(plan.steps, self.demo.num_judged(self.mode)), *every(plan.every)]
             words = ["train", stage.recipe, str(self.out / "data"), "--out", str(run), "--preset", self.demo.preset]
-            return [*words, *links, f"train.steps={first}", *horizon, *limit, *keys]
+            return [*words, *frozen, f"train.steps={first}", *decay, *limit, *keys]
         if steps_taken(run) < plan.steps:
             return ["resume", str(run), f"train.steps={plan.steps}", *limit]
         return None
 
-    def _link(self, to: str) -> str:
-        """A stage before, or something that needs no training."""
-        return str(self.out / to) if any(stage.name == to for stage in self.demo.stages) else to
+    def _reference(self, model: str) -> str:
+        """The run of an earlier stage, or the name of a model that needs no training."""
+        return str(self.out / model) if any(stage.name == model for stage in self.demo.stages) else model
 
     def _evaluate(self, stage: Stage) -> None:
         run = self.out / stage.name
@@ -196,43 +198,43 @@ class Show:
             self.timed("evaluation", "eval", str(run))
 
     def _sample(self) -> None:
-        out = self.out / self.demo.made
+        out = self.out / self.demo.samples_folder
         if not (out / "samples.jsonl").exists():
             texts = [word for text in self.demo.texts for word in ("--text", text)]
             run = self.out / self.demo.stages[-1].name
-            self.timed("samples", "sample", str(run), *texts, "--num", str(self.demo.each), "--out", str(out))
+            self.timed("samples", "sample", str(run), *texts, "--num", str(self.demo.num_per_text), "--out", str(out))
 
     def _write_page(self) -> None:
         page = self.out / "page.html"
         if not page.exists():
             self.timed("page", "view", str(self.out), "--export", str(page))
 
-    # --- what it came to ----------------------------------------------------------------------------------
+    # --- summary ------------------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[Row]:
         yield Row("data", "items", f"{count_items(self.out / 'data'):,}", seconds=self.ledger.seconds.get("data"))
         for stage in self.demo.stages:
             plan = self.ledger.plan_of(stage.name)
             taken = steps_taken(self.out / stage.name)
-            asked = plan.steps if plan else taken
-            cut = "" if taken >= asked else f" of {asked:,}, its time was over"
-            yield Row(stage.name, "steps", f"{taken:,}{cut}", seconds=self.ledger.seconds.get(stage.name))
-            found = figures(self.out / stage.name)
-            for figure in stage.figures:
-                yield row_of(figure, found)
+            planned = plan.steps if plan else taken
+            note = "" if taken >= planned else f" of {planned:,}, stopped at its time limit"
+            yield Row(stage.name, "steps", f"{taken:,}{note}", seconds=self.ledger.seconds.get(stage.name))
+            results = read_metrics(self.out / stage.name)
+            for metric in stage.metrics:
+                yield row_of(metric, results)
 
-    def _whole(self) -> Iterator[Row]:
+    def _totals(self) -> Iterator[Row]:
         for part in ("evaluation", "samples"):
             yield Row(part, seconds=self.ledger.seconds.get(part))
-        whole = sum(self.ledger.seconds.values())
-        bar = f"<= {self.demo.minutes} min"
-        verdict = ("reached" if whole <= 60 * self.demo.minutes else "not reached") if self.form.full else ""
-        yield Row("the whole", bar=bar if self.form.full else "", verdict=verdict, seconds=whole)
+        total = sum(self.ledger.seconds.values())
+        target = f"<= {self.demo.minutes} min"
+        verdict = ("reached" if total <= 60 * self.demo.minutes else "not reached") if self.mode.full else ""
+        yield Row("total", target=target if self.mode.full else "", verdict=verdict, seconds=total)
 
 
 def every(steps: int) -> tuple[str, ...]:
-    """How often a run looks at itself and saves."""
-    return tuple(f"{what}.every={steps}" for what in ("eval", "sample", "checkpoint"))
+    """Keys for the interval of evaluations, samples and checkpoints."""
+    return tuple(f"{section}.every={steps}" for section in ("eval", "sample", "checkpoint"))
 
 
 def steps_taken(run: Path) -> int:
@@ -247,10 +249,10 @@ def count_items(data: Path) -> int:
         return sum(1 for _ in lines)
 
 
-def figures(run: Path) -> dict[str, Any]:
-    """What the last `quintet eval` of a run wrote."""
-    found: dict[str, Any] = json.loads((run / "eval.json").read_text(encoding="utf-8"))
-    return found
+def read_metrics(run: Path) -> dict[str, Any]:
+    """Metrics of the last `quintet eval` of a run."""
+    metrics: dict[str, Any] = json.loads((run / "eval.json").read_text(encoding="utf-8"))
+    return metrics
 
 
 def _is_newer(path: Path, than: Path) -> bool:

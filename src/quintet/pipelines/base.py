@@ -126,7 +126,7 @@ class Pipeline(ABC, Generic[ConfigT]):
     def place(self) -> None:
         """Move everything to the device of `engine.device`, its own modules in the precision of the run."""
         device = Device(self.config.engine)
-        device.place(self.modules)
+        device.to_device(self.modules)
         for pipeline in self.frozen.values():
             pipeline.to(device.device)
 

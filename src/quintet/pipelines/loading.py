@@ -152,7 +152,7 @@ def choose_checkpoint(folder: Path, which: str) -> tuple[Path, list[str]]:
         raise UsageError(f"{folder} has no checkpoint yet; train it first")
     if which in ("", "latest"):
         return checkpoint.newest_sound(root)
-    chosen = checkpoint.pointed(root, "best") if which == "best" else None
+    chosen = checkpoint.read_pointer(root, "best") if which == "best" else None
     if which.isascii() and which.isdecimal() and len(which) < 16:
         chosen = checkpoint.folder_of(root, int(which))
     if chosen is None or not chosen.is_dir():

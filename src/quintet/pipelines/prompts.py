@@ -11,7 +11,7 @@ from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import SampleConfig
 from quintet.config.text import TextConfig
-from quintet.data.captioned import most_symbols, too_long
+from quintet.data.captioned import max_text_symbols, overlong_texts
 from quintet.errors import UsageError
 from quintet.pipelines.base import ConfigT, Generator
 
@@ -55,8 +55,8 @@ def check_prompts(model: TextConfig, texts: Iterable[str], negative: str | None,
         )
     if model.text != "none" and asked != guidance:
         say("warning: made without guidance, because no text was dropped in training (loss.cond_drop_prob)")
-    if long := too_long(model, [*texts, negative or ""]):
-        most = f"{most_symbols(model)} {model.text}"
+    if long := overlong_texts(model, [*texts, negative or ""]):
+        most = f"{max_text_symbols(model)} {model.text}"
         say(f"warning: cut to {most}, which is all the model reads: {long[0][:100]!r}")
 
 

@@ -1,1 +1,1 @@
-"""The run page, `quintet view`: a server over run folders on disk, its page, and the same as static files."""
+"""The web page of `quintet view`: a server that reads run folders, its page, and an export to static files."""

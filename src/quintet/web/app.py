@@ -1,4 +1,4 @@
-"""Owns the addresses of the page: what is asked for, from which file of the run it is answered, and in what form."""
+"""Routes of the server: the page, the JSON API, media files and live events."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ from starlette.routing import Route
 
 from quintet.errors import UsageError
 from quintet.web import samples
-from quintet.web.common import PAGE, speakable, to_json
-from quintet.web.folders import Folders, Missing, Place
-from quintet.web.library import Library, Watched
+from quintet.web.common import PAGE, json_safe, to_json
+from quintet.web.folders import Folders, Missing, RunDir
+from quintet.web.library import Library, WatchedRun
 from quintet.web.live import Live
 from quintet.web.playground import GenerationJob, JobQueue
 from quintet.web.safety import App, Guard, RateLimit
 
-SENT_AS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
-MOST_POINTS = 4_000
-MOST_NAMES = 200
-LARGEST_WISH = 16_384
-"""Bytes; a text of the longest length with every character escaped fits."""
-KEPT_ANSWERS = 500
-WISHES_A_MINUTE = 20
+CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
+MAX_POINTS = 4_000
+MAX_NAMES = 200
+MAX_REQUEST_BYTES = 16_384
+"""A text of the maximum length with every character escaped fits."""
+MAX_CACHED_RESPONSES = 500
+JOBS_PER_MINUTE = 20
 
-Answer = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Site:
-    """Everything that the addresses share."""
+    """State that the routes share."""
 
     def __init__(self, folders: Folders, read_only: bool) -> None:
         self.library = Library(folders)
         self.live = Live(self.library)
-        self.workshop = JobQueue()
+        self.queue = JobQueue()
         self.read_only = read_only
         self.title = ", ".join(folders.roots)
-        self.wishes = RateLimit(WISHES_A_MINUTE, 60.0)
-        self._kept: OrderedDict[tuple[Any, ...], Packed] = OrderedDict()
+        self.job_limit = RateLimit(JOBS_PER_MINUTE, 60.0)
+        self._cache: OrderedDict[tuple[Any, ...], CachedResponse] = OrderedDict()
         self._files = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in PAGE.rglob("*.*")}
-        self._static = {name: Packed(content, SENT_AS[Path(name).suffix]) for name, content in self._files.items()}
+        self._static = {
+            name: CachedResponse(content, CONTENT_TYPES[Path(name).suffix]) for name, content in self._files.items()
+        }
 
     # --- the page -------------------------------------------------------------------------------------------
 
@@ -59,14 +61,14 @@ class Site:
 
     async def static(self, request: Request) -> Response:
         found = self._static.get(request.path_params["name"])
-        return found.response(request) if found else _problem(404, "there is no such file")
+        return found.response(request) if found else _problem(404, "file not found")
 
     # --- runs -----------------------------------------------------------------------------------------------
 
     async def runs(self, request: Request) -> Response:
         lines = await asyncio.to_thread(self.library.list)
-        about = {"title": self.title, "read_only": self.read_only, "runs": lines}
-        return Packed.json(about).response(request)
+        content = {"title": self.title, "read_only": self.read_only, "runs": lines}
+        return CachedResponse.json(content).response(request)
 
     async def run(self, request: Request) -> Response:
         watched = await self._watched(request)
@@ -74,86 +76,90 @@ class Site:
 
     async def curves(self, request: Request) -> Response:
         watched = await self._watched(request)
-        names = request.query_params.getlist("name")[:MOST_NAMES]
+        names = request.query_params.getlist("name")[:MAX_NAMES]
         start, end = _bound(request, "from", -math.inf), _bound(request, "to", math.inf)
-        most = int(min(max(_bound(request, "points", 400), 10), MOST_POINTS))
-        if "whole" in request.query_params:
-            await watched.wait_for_whole()
-        return await self._answer(request, watched, lambda: watched.curves(names, start, end, most), plain=True)
+        max_points = int(min(max(_bound(request, "points", 400), 10), MAX_POINTS))
+        if "complete" in request.query_params:
+            await watched.wait_until_complete()
+        return await self._answer(
+            request, watched, lambda: watched.curves(names, start, end, max_points), is_json_safe=True
+        )
 
     async def samples(self, request: Request) -> Response:
         watched = await self._watched(request)
         folder = samples.folder_of(_step(request))
-        return await self._answer(request, watched, lambda: samples.entries(watched.place, "samples", folder))
+        return await self._answer(request, watched, lambda: samples.entries(watched.run_dir, "samples", folder))
 
     async def media(self, request: Request) -> Response:
         watched = await asyncio.to_thread(self.library.find, request.query_params.get("run", ""))
         folder = samples.folder_of(_step(request))
-        return await _file(watched.place, "samples", folder, request.query_params.get("file", ""))
+        return await _file(watched.run_dir, "samples", folder, request.query_params.get("file", ""))
 
     async def events(self, request: Request) -> Response:
         label = request.query_params.get("run", "")
         if label:
             await asyncio.to_thread(self.library.find, label)
         if self.live.full:
-            return _problem(503, "too many are looking; the page works without news")
+            return _problem(503, "too many viewers; the page works without live updates")
         return StreamingResponse(
             self.live.listen(label), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    async def _watched(self, request: Request) -> Watched:
+    async def _watched(self, request: Request) -> WatchedRun:
         watched = await asyncio.to_thread(self.library.find, request.query_params.get("run", ""))
         if not watched.is_fresh:
             await asyncio.to_thread(watched.refresh)
         return watched
 
     async def _answer(
-        self, request: Request, watched: Watched, make: Callable[[], Any], plain: bool = False
+        self, request: Request, watched: WatchedRun, compute: Callable[[], Any], is_json_safe: bool = False
     ) -> Response:
-        """What was answered before, if nothing has changed since. `plain`: it is known that JSON can say it."""
-        key = (watched.place.folder, watched.version, request.url.path, request.url.query)
-        kept = self._kept.get(key)
-        if kept is None:
-            kept = self._kept[key] = await asyncio.to_thread(lambda: Packed.json(make(), plain))
-            while len(self._kept) > KEPT_ANSWERS:
-                self._kept.popitem(last=False)
-        return kept.response(request)
+        """The response for this version of the run, from the cache if possible. `is_json_safe`: skip the conversion."""
+        key = (watched.run_dir.folder, watched.version, request.url.path, request.url.query)
+        cached = self._cache.get(key)
+        if cached is None:
+            cached = self._cache[key] = await asyncio.to_thread(lambda: CachedResponse.json(compute(), is_json_safe))
+            while len(self._cache) > MAX_CACHED_RESPONSES:
+                self._cache.popitem(last=False)
+        return cached.response(request)
 
-    # --- trying ---------------------------------------------------------------------------------------------
+    # --- playground -----------------------------------------------------------------------------------------
 
-    async def wish(self, request: Request) -> Response:
+    async def generate(self, request: Request) -> Response:
         if self.read_only:
-            return _problem(403, "this page is for looking only")
+            return _problem(403, "this page is read-only")
         content = await _body(request)
         if content is None:
-            return _problem(413, "that is too long")
+            return _problem(413, "the request is too long")
         try:
-            given = json.loads(content)
-            wish = GenerationJob.read(given)
+            values = json.loads(content)
+            settings = GenerationJob.read(values)
         except (ValueError, RecursionError):
-            return _problem(400, "that is no JSON")
-        watched = await asyncio.to_thread(self.library.find, str(given.get("run", "")))
+            return _problem(400, "the request is not valid JSON")
+        watched = await asyncio.to_thread(self.library.find, str(values.get("run", "")))
         about = await asyncio.to_thread(watched.describe, False)
-        if about["trying"] is None:
-            return _problem(409, "this run is no finished generator")
-        if not self.wishes.allows(request.client.host if request.client else ""):
-            return _problem(429, f"at most {WISHES_A_MINUTE} a minute")
-        return Packed.json(_told(self.workshop.start(watched.label, watched.place, wish))).response(request)
+        if about["playground"] is None:
+            return _problem(409, "this run is not a finished generator")
+        if not self.job_limit.allows(request.client.host if request.client else ""):
+            return _problem(429, f"at most {JOBS_PER_MINUTE} jobs per minute")
+        return CachedResponse.json(_job_status(self.queue.start(watched.label, watched.run_dir, settings))).response(
+            request
+        )
 
     async def job(self, request: Request) -> Response:
-        job = self.workshop.jobs.get(request.query_params.get("job", ""))
-        return Packed.json(_told(job)).response(request) if job else _problem(404, "there is no such result")
+        job = self.queue.jobs.get(request.query_params.get("job", ""))
+        return CachedResponse.json(_job_status(job)).response(request) if job else _problem(404, "result not found")
 
-    async def made(self, request: Request) -> Response:
-        job = self.workshop.jobs.get(request.query_params.get("job", ""))
+    async def generated(self, request: Request) -> Response:
+        job = self.queue.jobs.get(request.query_params.get("job", ""))
         if job is None:
-            return _problem(404, "there is no such result")
-        return await _file(self.workshop.place(), job.name, request.query_params.get("file", ""))
+            return _problem(404, "result not found")
+        return await _file(self.queue.results_dir(), job.name, request.query_params.get("file", ""))
 
-    # --- all of it ------------------------------------------------------------------------------------------
+    # --- application ----------------------------------------------------------------------------------------
 
     def routes(self) -> list[Route]:
-        looks: dict[str, Answer] = {
+        handlers: dict[str, Handler] = {
             "/": self.index,
             "/static/{name:path}": self.static,
             "/api/runs": self.runs,
@@ -161,56 +167,56 @@ class Site:
             "/api/curves": self.curves,
             "/api/samples": self.samples,
             "/api/events": self.events,
-            "/api/try": self.job,
+            "/api/generate": self.job,
             "/media": self.media,
-            "/made": self.made,
+            "/generated": self.generated,
         }
-        routes = [Route(path, _guarded(answer), methods=["GET"]) for path, answer in looks.items()]
-        return [*routes, Route("/api/try", _guarded(self.wish), methods=["POST"])]
+        routes = [Route(path, _guarded(handler), methods=["GET"]) for path, handler in handlers.items()]
+        return [*routes, Route("/api/generate", _guarded(self.generate), methods=["POST"])]
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         yield
-        await self.workshop.close()
+        await self.queue.close()
 
     def app(self, token: str | None) -> App:
         return Guard(Starlette(routes=self.routes(), lifespan=self.lifespan), token)
 
 
-class Packed:
-    """An answer as it is sent, compressed once for all who ask."""
+class CachedResponse:
+    """Content of a response, compressed once for all requests."""
 
-    def __init__(self, content: bytes, sent_as: str) -> None:
+    def __init__(self, content: bytes, content_type: str) -> None:
         self._plain = content
-        self._small = gzip.compress(content, 1) if len(content) > 1_000 else None
-        self._sent_as = sent_as
+        self._compressed = gzip.compress(content, 1) if len(content) > 1_000 else None
+        self._sent_as = content_type
         self._tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
     @classmethod
-    def json(cls, value: Any, plain: bool = False) -> Packed:
-        return cls(to_json(value if plain else speakable(value)), "application/json")
+    def json(cls, value: Any, is_json_safe: bool = False) -> CachedResponse:
+        return cls(to_json(value if is_json_safe else json_safe(value)), "application/json")
 
     def response(self, request: Request) -> Response:
         headers = {"etag": self._tag, "cache-control": "no-cache", "vary": "accept-encoding"}
         if request.headers.get("if-none-match") == self._tag:
             return Response(status_code=304, headers=headers)
-        if self._small is not None and "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(self._small, media_type=self._sent_as, headers={**headers, "content-encoding": "gzip"})
+        if self._compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self._compressed, media_type=self._sent_as, headers={**headers, "content-encoding": "gzip"})
         return Response(self._plain, media_type=self._sent_as, headers=headers)
 
 
-def _guarded(answer: Answer) -> Answer:
-    """Everything that can be wrong with a request or a disk is a sentence for the page."""
+def _guarded(handler: Handler) -> Handler:
+    """The handler with errors of requests and disks turned into messages for the page."""
 
     async def guarded(request: Request) -> Response:
         try:
-            return await answer(request)
+            return await handler(request)
         except Missing as gone:
             return _problem(404, str(gone))
         except UsageError as error:
             return _problem(400, str(error))
         except OSError as error:
-            return _problem(503, f"the disk does not answer: {error.strerror}")
+            return _problem(503, f"the files cannot be read: {error.strerror}")
 
     return guarded
 
@@ -219,22 +225,28 @@ def _problem(status: int, reason: str) -> Response:
     return Response(json.dumps({"problem": reason}), status, media_type="application/json")
 
 
-def _told(job: Any) -> dict[str, Any]:
-    return {"job": job.name, "state": job.state, "message": job.message, "entries": job.entries, "text": job.wish.text}
+def _job_status(job: Any) -> dict[str, Any]:
+    return {
+        "job": job.name,
+        "state": job.state,
+        "message": job.message,
+        "entries": job.entries,
+        "text": job.settings.text,
+    }
 
 
-async def _file(place: Place, *parts: str) -> Response:
-    path, sent_as = await asyncio.to_thread(samples.media, place, *parts)
-    return FileResponse(path, media_type=sent_as, headers={"cache-control": "private, max-age=60"})
+async def _file(run_dir: RunDir, *parts: str) -> Response:
+    path, content_type = await asyncio.to_thread(samples.media, run_dir, *parts)
+    return FileResponse(path, media_type=content_type, headers={"cache-control": "private, max-age=60"})
 
 
 async def _body(request: Request) -> bytes | None:
-    """What was sent, or none if it is too much; it is not read further than that."""
+    """Body of a request; None if it is too long, in which case it is not read completely."""
     content = b""
     try:
         async for piece in request.stream():
             content += piece
-            if len(content) > LARGEST_WISH:
+            if len(content) > MAX_REQUEST_BYTES:
                 return None
     except ClientDisconnect:
         return None
@@ -252,5 +264,5 @@ def _bound(request: Request, name: str, default: float) -> float:
 def _step(request: Request) -> int:
     text = request.query_params.get("step", "")
     if not (text.isascii() and text.isdecimal() and len(text) <= 15):
-        raise UsageError("step must be a whole number")
+        raise UsageError("step must be a non-negative integer")
     return int(text)

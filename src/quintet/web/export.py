@@ -1,7 +1,7 @@
-"""Owns the page as static files: one `.html` that holds everything, or a folder of a page and the media beside it.
+"""Export of the page to static files: one `.html` file with everything, or a folder with a page and media files.
 
-Both are opened from a disk as well as from a server. A page from a disk may not fetch its neighbours, but may show and
-run them: pictures and videos lie there as they are, sounds and meshes as scripts that hand over their bytes.
+Both work from a disk as well as from a server. A page opened from a disk may not fetch other files, but it may embed
+images and videos and run scripts: audio and meshes are therefore written as scripts that contain their bytes.
 """
 
 from __future__ import annotations
@@ -17,85 +17,85 @@ from typing import Any, Protocol
 
 from quintet.errors import UsageError
 from quintet.web import samples
-from quintet.web.common import PAGE, speakable, to_json
-from quintet.web.folders import Folders, Missing, Place
-from quintet.web.library import Library, Watched
+from quintet.web.common import PAGE, json_safe, to_json
+from quintet.web.folders import Folders, Missing, RunDir
+from quintet.web.library import Library, WatchedRun
 
 POINTS = 1_000
-"""Of each curve."""
-LARGEST_PAGE = 100 * 2**20
-"""Bytes of media in a single file; older steps of samples are left out of it first."""
-SHOWN_AS_THEY_ARE = ("image", "video")
+"""Maximum number of points per curve."""
+MAX_PAGE_BYTES = 100 * 2**20
+"""Maximum size of the media in a single file; samples of older steps are omitted first."""
+COPIED_KINDS = ("image", "video")
 
 
-def write_page(given: Sequence[Path], target: Path) -> Iterator[str]:
-    """Write the runs below the given folders to a new file or folder; what was done, line by line."""
-    folders = Folders(given)
+def write_page(paths: Sequence[Path], target: Path) -> Iterator[str]:
+    """Write the runs in the folders to a new file or folder; yields lines to print."""
+    folders = Folders(paths)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UsageError(f"{target} exists already; nothing is overwritten, choose another name")
+        raise UsageError(f"{target} already exists and is not overwritten; choose another name")
     runs = [Library(folders).find(label) for label in folders.scan()]
     if not runs:
-        raise UsageError(f"there is no run in {', '.join(map(str, given))}")
+        raise UsageError(f"no run found in {', '.join(map(str, paths))}")
     single = target.suffix.lower() in (".html", ".htm")
     try:
         (target.parent if single else target).mkdir(parents=True, exist_ok=True)
-        shelf: Shelf = Inside() if single else Beside(target)
+        store: MediaStore = InlineMedia() if single else MediaFolder(target)
         content = {
             "title": ", ".join(folders.roots),
-            "runs": [_run(watched, number, shelf) for number, watched in enumerate(runs)],
+            "runs": [_run(watched, number, store) for number, watched in enumerate(runs)],
         }
         page = target if single else target / "index.html"
         page.write_text(_page(content), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}") from None
     yield f"written: {page} ({len(runs)} run{'s' if len(runs) > 1 else ''}; open it in a browser)"
-    if shelf.left_out:
+    if store.omitted:
         yield (
-            f"left out: {shelf.left_out} samples of older steps, to keep the file below {LARGEST_PAGE // 2**20} MB; "
-            "a folder as --export holds all of them"
+            f"omitted: {store.omitted} samples of older steps, to keep the file below {MAX_PAGE_BYTES // 2**20} MB; "
+            "--export to a folder includes all of them"
         )
 
 
-class Shelf(Protocol):
-    """Where media go."""
+class MediaStore(Protocol):
+    """Destination of the media files."""
 
-    left_out: int
+    omitted: int
 
-    def put(self, place: Place, number: int, parts: Sequence[str], kind: str) -> str | None:
-        """The address of a file in the page; none if there is no room for it."""
+    def put(self, run_dir: RunDir, number: int, parts: Sequence[str], kind: str) -> str | None:
+        """URL of a file for the page; None if there is no room for it."""
 
 
-class Inside:
-    """In the page itself."""
+class InlineMedia:
+    """Media in the page itself, as data URLs."""
 
     def __init__(self) -> None:
-        self.left_out = 0
-        self._room = LARGEST_PAGE
+        self.omitted = 0
+        self._room = MAX_PAGE_BYTES
 
-    def put(self, place: Place, number: int, parts: Sequence[str], kind: str) -> str | None:
-        path, sent_as = samples.media(place, *parts)
+    def put(self, run_dir: RunDir, number: int, parts: Sequence[str], kind: str) -> str | None:
+        path, content_type = samples.media(run_dir, *parts)
         self._room -= os.path.getsize(path)
         if self._room < 0:
-            self.left_out += 1
+            self.omitted += 1
             return None
-        with place.open(*parts) as file:
-            return f"data:{sent_as.split(';')[0]};base64,{base64.b64encode(file.read()).decode()}"
+        with run_dir.open(*parts) as file:
+            return f"data:{content_type.split(';')[0]};base64,{base64.b64encode(file.read()).decode()}"
 
 
-class Beside:
-    """In a folder beside the page, one for each run and step."""
+class MediaFolder:
+    """Media in a folder next to the page, with one subfolder per run and step."""
 
     def __init__(self, target: Path) -> None:
-        self.left_out = 0
+        self.omitted = 0
         self._target = target
 
-    def put(self, place: Place, number: int, parts: Sequence[str], kind: str) -> str | None:
-        samples.media(place, *parts)
-        address = f"media/{number}/{parts[-2]}/{_plain(parts[-1])}"
+    def put(self, run_dir: RunDir, number: int, parts: Sequence[str], kind: str) -> str | None:
+        samples.media(run_dir, *parts)
+        address = f"media/{number}/{parts[-2]}/{_portable(parts[-1])}"
         target = self._target / address
         target.parent.mkdir(parents=True, exist_ok=True)
-        with place.open(*parts) as file:
-            if kind in SHOWN_AS_THEY_ARE:
+        with run_dir.open(*parts) as file:
+            if kind in COPIED_KINDS:
                 with target.open("wb") as copy:
                     shutil.copyfileobj(file, copy)
             else:
@@ -105,37 +105,37 @@ class Beside:
         return address
 
 
-def _plain(file: str) -> str:
-    """A name that is the same in an address and on every disk."""
+def _portable(file: str) -> str:
+    """A file name that is the same in a URL and on every file system."""
     return re.sub(r"[^A-Za-z0-9._-]", lambda found: f"_{ord(found[0]):x}_", file)
 
 
-def _run(watched: Watched, number: int, shelf: Shelf) -> dict[str, Any]:
-    watched.refresh(whole=True)
+def _run(watched: WatchedRun, number: int, store: MediaStore) -> dict[str, Any]:
+    watched.refresh(complete=True)
     about = watched.describe(read_only=True)
     found: dict[str, Any] = {}
     media: dict[str, str] = {}
-    # The newest first: they are what a page without room for all should hold.
+    # Newest first, so that a page without room for all samples has the newest ones.
     for step in reversed(about["sample_steps"]):
         folder = samples.folder_of(step)
-        found[str(step)] = samples.entries(watched.place, "samples", folder)
+        found[str(step)] = samples.entries(watched.run_dir, "samples", folder)
         for entry in found[str(step)]:
             address = None
             try:
-                address = shelf.put(watched.place, number, ["samples", folder, entry["file"]], entry["kind"])
+                address = store.put(watched.run_dir, number, ["samples", folder, entry["file"]], entry["kind"])
             except Missing:
                 entry["missing"] = True
             if address is not None:
                 media[f"{step}/{entry['file']}"] = address
-    names = list(watched.figures.columns)
+    names = list(watched.metrics.columns)
     curves = watched.curves(names, float("-inf"), float("inf"), POINTS)
     return {"about": about, "curves": curves, "samples": found, "media": media}
 
 
 def _page(content: dict[str, Any]) -> str:
-    """The page with its scripts and styles inside, and what it shows as JSON that no text in it can end."""
+    """The page with inlined scripts, styles and content; `<` is escaped, so that no text can end the JSON element."""
     page = (PAGE / "index.html").read_text(encoding="utf-8")
-    data = to_json(speakable(content)).decode().replace("<", "\\u003c")
+    data = to_json(json_safe(content)).decode().replace("<", "\\u003c")
 
     def inline(found: re.Match[str]) -> str:
         file = (PAGE / (found[1] or found[2])).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Owns what viewers are told while a run goes on, by server-sent events: one reader a run, however many look on.
+"""Live updates by server-sent events: one reader per run, for any number of viewers.
 
-Files are asked for their stamps once a second. That works as well on a shared folder that another machine writes to,
-where no notice of a change would arrive.
+Files are polled once a second. Unlike change notifications, polling also works on a shared folder that another machine
+writes to.
 """
 
 from __future__ import annotations
@@ -12,68 +12,68 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
-from quintet.web.common import speakable, to_json
+from quintet.web.common import json_safe, to_json
 from quintet.web.folders import Missing
 from quintet.web.library import Changes, Library
 
 RUN_SECONDS = 1.0
 LIST_SECONDS = 2.0
-QUIET_SECONDS = 15.0
-"""After so long something is sent in any case, so that a connection that is gone is noticed."""
-LONGEST_QUEUE = 100
-"""Messages a viewer may be behind; who is further is let go, and comes back with a fresh page."""
-MOST_VIEWERS = 1_000
+KEEPALIVE_SECONDS = 15.0
+"""Interval of keep-alive messages, which detect closed connections."""
+MAX_QUEUE = 100
+"""Messages a viewer may lag behind; a slower viewer is disconnected and reconnects."""
+MAX_VIEWERS = 1_000
 
 LOG = logging.getLogger(__name__)
 
-Look = Callable[[], dict[str, Any]]
-"""What has changed since the last call, as an event's name to its content."""
+Poll = Callable[[], dict[str, Any]]
+"""Returns the changes since the last call: event name to content."""
 
 
 def event(name: str, content: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), to_json(speakable(content)))
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), to_json(json_safe(content)))
 
 
 class Channel:
-    """The viewers of one thing, and the task that looks at it for all of them, from the first moment to the last."""
+    """The viewers of one run or of the list, and the task that polls it for all of them."""
 
-    def __init__(self, look: Look, seconds: float) -> None:
-        self._look = look
+    def __init__(self, poll: Poll, seconds: float) -> None:
+        self._poll = poll
         self._seconds = seconds
         self._task = asyncio.create_task(self._run())
-        self.looked = asyncio.Event()
-        """Set after the first look: changes are told from there on."""
+        self.polled = asyncio.Event()
+        """Set after the first poll: changes are sent from then on."""
         self.viewers: set[asyncio.Queue[bytes | None]] = set()
 
     def close(self) -> None:
         self._task.cancel()
-        self.looked.set()
+        self.polled.set()
         for viewer in self.viewers:
             with suppress(asyncio.QueueFull):
                 viewer.put_nowait(None)
 
     async def _run(self) -> None:
-        trouble, quiet = "", 0.0
+        problem, idle = "", 0.0
         while True:
-            before = trouble
+            before = problem
             try:
-                news = await asyncio.to_thread(self._look)
+                news = await asyncio.to_thread(self._poll)
                 message = b"".join(event(name, content) for name, content in news.items())
-                trouble = ""
-            # Deleted, on a disk that comes and goes, or a fault of ours: said once, and looking goes on.
+                problem = ""
+            # Deleted files, an unavailable disk or a bug: reported once, and polling continues.
             except Exception as error:
-                message, trouble = b"", str(error) or type(error).__name__
-                if trouble != before and not isinstance(error, (Missing, OSError)):
-                    LOG.exception("looking for news failed")
-            if not self.looked.is_set():
-                message = b""  # no news: who has something older asks again, after `hello`
-            if trouble != before:
-                message += event("gone", trouble) if trouble else event("back", {})
-            self.looked.set()
-            quiet += self._seconds
-            if message or quiet >= QUIET_SECONDS:
-                self._send(message or b": still here\n\n")
-                quiet = 0.0
+                message, problem = b"", str(error) or type(error).__name__
+                if problem != before and not isinstance(error, (Missing, OSError)):
+                    LOG.exception("polling for changes failed")
+            if not self.polled.is_set():
+                message = b""  # not sent: viewers with an older version reload after `hello`
+            if problem != before:
+                message += event("gone", problem) if problem else event("back", {})
+            self.polled.set()
+            idle += self._seconds
+            if message or idle >= KEEPALIVE_SECONDS:
+                self._send(message or b": keep-alive\n\n")
+                idle = 0.0
             await asyncio.sleep(self._seconds)
 
     def _send(self, message: bytes) -> None:
@@ -88,7 +88,7 @@ class Channel:
 
 
 class Live:
-    """All channels that somebody listens to. The channel of the list of runs is called by no name."""
+    """All channels with viewers, by the id of the run; the channel of the list of runs has the empty id."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -96,29 +96,29 @@ class Live:
         self._closed = False
 
     def close(self) -> None:
-        """Let all viewers go, and take no more."""
+        """Disconnect all viewers and accept no more."""
         self._closed = True
         for channel in self._channels.values():
             channel.close()
 
     @property
     def full(self) -> bool:
-        return sum(len(channel.viewers) for channel in self._channels.values()) >= MOST_VIEWERS
+        return sum(len(channel.viewers) for channel in self._channels.values()) >= MAX_VIEWERS
 
     async def listen(self, label: str) -> AsyncIterator[bytes]:
-        """Messages until the viewer goes away."""
+        """Messages for one viewer, until it disconnects."""
         channel = self._channels.get(label)
         if channel is None:
-            look, seconds = (self._run(label), RUN_SECONDS) if label else (self._list(), LIST_SECONDS)
-            channel = self._channels[label] = Channel(look, seconds)
-        # No `await` up to here: a channel without a viewer would have nobody to end it.
-        viewer: asyncio.Queue[bytes | None] = asyncio.Queue(LONGEST_QUEUE)
+            poll, seconds = (self._run(label), RUN_SECONDS) if label else (self._list(), LIST_SECONDS)
+            channel = self._channels[label] = Channel(poll, seconds)
+        # No `await` up to here: nobody would close a channel without a viewer.
+        viewer: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_QUEUE)
         channel.viewers.add(viewer)
         try:
-            await channel.looked.wait()
+            await channel.polled.wait()
             if self._closed:
                 return
-            # Who was given something older than this asks again.
+            # A viewer with an older version reloads.
             version = (await asyncio.to_thread(self._library.find, label)).version if label else -1
             yield event("hello", {"version": version})
             while True:
@@ -132,18 +132,18 @@ class Live:
                 del self._channels[label]
                 channel.close()
 
-    def _run(self, label: str) -> Look:
-        def look() -> dict[str, Any]:
+    def _run(self, label: str) -> Poll:
+        def poll() -> dict[str, Any]:
             watched = self._library.find(label)
             watched.refresh()
             return _news(watched.news())
 
-        return look
+        return poll
 
-    def _list(self) -> Look:
+    def _list(self) -> Poll:
         known: dict[str, dict[str, Any]] = {}
 
-        def look() -> dict[str, Any]:
+        def poll() -> dict[str, Any]:
             lines = {line["id"]: line for line in self._library.list()}
             changed = [line for label, line in lines.items() if known.get(label) != line]
             gone = [label for label in known if label not in lines]
@@ -151,13 +151,13 @@ class Live:
             known.update(lines)
             return {"runs": {"changed": changed, "gone": gone}} if changed or gone else {}
 
-        return look
+        return poll
 
 
 def _news(changes: Changes) -> dict[str, Any]:
     news = {
-        "anew": {} if changes.anew else None,
-        "rows": changes.rows if changes.rows and not changes.anew else None,
+        "reset": {} if changes.reset else None,
+        "rows": changes.rows if changes.rows and not changes.reset else None,
         "summary": changes.summary,
         "samples": changes.steps,
         "console": None if changes.console is None else changes.console[-8_000:],

@@ -1,5 +1,5 @@
-"""Owns the try-it box: one wish at a time, made by a process of its own, so that torch and its memory stay out of the
-server and a crash takes nothing with it."""
+"""Playground: generates samples from the page, one job at a time, in a separate process, so that the server needs no
+torch and survives a crash."""
 
 from __future__ import annotations
 
@@ -15,70 +15,70 @@ from typing import Any
 
 from quintet.errors import UsageError
 from quintet.web import samples
-from quintet.web.folders import Place
+from quintet.web.folders import RunDir
 
-LONGEST_TEXT = 500
-MOST_AT_ONCE = 8
-MOST_STEPS = 1_000
-"""As many as a run's own `sample.steps` may be."""
-LARGEST_GUIDANCE = 100.0
-SECONDS = 600.0
-"""A wish that takes longer is given up."""
+MAX_TEXT_LENGTH = 500
+MAX_NUM = 8
+MAX_STEPS = 1_000
+"""The limit of `sample.steps`."""
+MAX_GUIDANCE_SCALE = 100.0
+TIMEOUT_SECONDS = 600.0
+"""A job that takes longer is cancelled."""
 IDLE_SECONDS = 300.0
-"""Then the process goes, with the model it holds in memory."""
-KEPT = 20
-"""Results that are kept to look at."""
+"""After this time without a job, the process and its model are unloaded."""
+MAX_RESULTS = 20
+"""Number of results that remain available."""
 
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """What a person asks of a generator. None: as the run's configuration has it."""
+    """Settings of one generation. None: the value of the run's configuration."""
 
     text: str
     seed: int = 0
     num: int = 1
-    guidance: float | None = None
+    guidance_scale: float | None = None
     steps: int | None = None
 
     @classmethod
-    def read(cls, given: Any) -> GenerationJob:
-        """From what a browser sent; anything out of bounds is refused by name."""
-        if not isinstance(given, dict):
-            raise UsageError("a wish is an object of text, seed, num, guidance and steps")
-        text = given.get("text", "")
-        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-            raise UsageError(f"the text may have {LONGEST_TEXT} characters at most")
+    def read(cls, content: Any) -> GenerationJob:
+        """From the content of a request; names a value that is out of range."""
+        if not isinstance(content, dict):
+            raise UsageError("expected an object with text, seed, num, guidance_scale and steps")
+        text = content.get("text", "")
+        if not isinstance(text, str) or len(text) > MAX_TEXT_LENGTH:
+            raise UsageError(f"the text may have at most {MAX_TEXT_LENGTH} characters")
         return cls(
             text,
-            _whole(given, "seed", 0, 2**31 - 1) or 0,
-            _whole(given, "num", 1, MOST_AT_ONCE) or 1,
-            _number(given, "guidance", 0.0, LARGEST_GUIDANCE),
-            _whole(given, "steps", 1, MOST_STEPS),
+            _integer(content, "seed", 0, 2**31 - 1) or 0,
+            _integer(content, "num", 1, MAX_NUM) or 1,
+            _number(content, "guidance_scale", 0.0, MAX_GUIDANCE_SCALE),
+            _integer(content, "steps", 1, MAX_STEPS),
         )
 
 
-def _number(given: dict[str, Any], name: str, least: float, most: float) -> float | None:
-    value = given.get(name)
+def _number(content: dict[str, Any], name: str, minimum: float, maximum: float) -> float | None:
+    value = content.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise UsageError(f"{name} must be a number from {least:g} to {most:g}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
+        raise UsageError(f"{name} must be a number from {minimum:g} to {maximum:g}")
     return float(value)
 
 
-def _whole(given: dict[str, Any], name: str, least: int, most: int) -> int | None:
-    value = _number(given, name, least, most)
+def _integer(content: dict[str, Any], name: str, minimum: int, maximum: int) -> int | None:
+    value = _number(content, name, minimum, maximum)
     if value is not None and value != int(value):
-        raise UsageError(f"{name} must be a whole number from {least} to {most}")
+        raise UsageError(f"{name} must be an integer from {minimum} to {maximum}")
     return None if value is None else int(value)
 
 
 @dataclass
-class Job:
-    """A wish on its way."""
+class QueuedJob:
+    """A job in the queue, with its state and results."""
 
     name: str
-    wish: GenerationJob
+    settings: GenerationJob
     run: str
     state: str = "working"
     message: str = ""
@@ -86,10 +86,10 @@ class Job:
 
 
 class JobQueue:
-    """Takes wishes, one at a time. Made without anything on disk; the first wish makes a temporary folder."""
+    """Runs one job at a time. The first job creates a temporary folder for results."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, QueuedJob] = {}
         self._folder: str | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -100,71 +100,71 @@ class JobQueue:
     def busy(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    def place(self) -> Place:
-        """Where results lie."""
+    def results_dir(self) -> RunDir:
+        """The folder of the results."""
         if self._folder is None:
             try:
                 self._folder = str(Path(tempfile.mkdtemp(prefix="quintet-view-")).resolve())
             except OSError as error:
-                raise UsageError(f"there is nowhere to put what is made: {error.strerror}") from None
-        return Place(self._folder, self._folder)
+                raise UsageError(f"cannot create a folder for results: {error.strerror}") from None
+        return RunDir(self._folder, self._folder)
 
-    def start(self, label: str, run: Place, wish: GenerationJob) -> Job:
+    def start(self, label: str, run: RunDir, settings: GenerationJob) -> QueuedJob:
         if self.busy:
-            raise UsageError("one at a time: something is being made already")
-        folder = self.place().folder
+            raise UsageError("another job is running; try again when it has finished")
+        folder = self.results_dir().folder
         self._count += 1
-        job = Job(f"job-{self._count}", wish, label)
+        job = QueuedJob(f"job-{self._count}", settings, label)
         self.jobs[job.name] = job
-        while len(self.jobs) > KEPT:
+        while len(self.jobs) > MAX_RESULTS:
             oldest = next(iter(self.jobs))
             del self.jobs[oldest]
             shutil.rmtree(Path(folder) / oldest, ignore_errors=True)
-        self._task = asyncio.create_task(self._make(job, run, folder))
+        self._task = asyncio.create_task(self._run(job, run, folder))
         return job
 
-    async def _make(self, job: Job, run: Place, folder: str) -> None:
+    async def _run(self, job: QueuedJob, run: RunDir, folder: str) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        wish = {"run": run.folder, "out": str(Path(folder) / job.name), **vars(job.wish)}
+        request = {"run": run.folder, "out": str(Path(folder) / job.name), **vars(job.settings)}
         try:
-            answer = await asyncio.wait_for(self._ask(wish), SECONDS)
+            answer = await asyncio.wait_for(self._send(request), TIMEOUT_SECONDS)
         except TimeoutError:
-            await self._end()
-            answer = {"error": f"given up after {SECONDS:.0f} seconds"}
+            await self._kill()
+            answer = {"error": f"cancelled after {TIMEOUT_SECONDS:.0f} seconds"}
         except OSError as error:
-            answer = {"error": f"the process that would make it cannot be started: {error.strerror}"}
+            answer = {"error": f"the worker process cannot be started: {error.strerror}"}
         job.message = str(answer.get("error", ""))[:1_000]
-        job.entries = samples.entries(self.place(), job.name)
+        job.entries = samples.entries(self.results_dir(), job.name)
         job.state = "failed" if job.message else "done"
-        self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._dismiss)
+        self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._unload)
 
-    async def _ask(self, wish: dict[str, Any]) -> dict[str, Any]:
+    async def _send(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         if process is None or process.returncode is not None:
             process = self._process = await asyncio.create_subprocess_exec(
-                # -P: a file of the current folder must not be taken for a module.
+                # -P: a file in the current folder must not be imported as a module.
                 *(sys.executable, "-P", "-m", "quintet.web.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
         assert process.stdin is not None
         assert process.stdout is not None
-        # ValueError: no JSON, nothing at all, or a longer line than may be.
+        # ValueError: invalid JSON, no output, or a line that is too long.
         with suppress(BrokenPipeError, ConnectionResetError, ValueError):
-            process.stdin.write(json.dumps(wish).encode() + b"\n")
+            process.stdin.write(json.dumps(request).encode() + b"\n")
             await process.stdin.drain()
             answer = json.loads(await process.stdout.readline())
             return answer if isinstance(answer, dict) else {}
-        await self._end()
-        return {"error": "the process that makes it gave no answer; its words are on the console of `quintet view`"}
+        await self._kill()
+        return {"error": "the worker process gave no answer; the console of `quintet view` shows its output"}
 
-    def _dismiss(self) -> None:
+    def _unload(self) -> None:
         if not self.busy and self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def _end(self) -> None:
+    async def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -178,6 +178,6 @@ class JobQueue:
                 await self._task
         if self._idle is not None:
             self._idle.cancel()
-        await self._end()
+        await self._kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Owns who may ask the server what: the token, the names it answers to, headers for the browser, and limits."""
+"""Access control of the server: token, allowed host names, security headers and limits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-LONGEST_ADDRESS = 8_000
-"""Bytes of a path and its query."""
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+MAX_URL_LENGTH = 8_000
+"""Maximum length of a path with its query."""
 
 HEADERS = (
-    # Nothing is loaded from elsewhere, and no text that slips into the page can run.
+    # Nothing is loaded from other origins, and injected text cannot run as a script.
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
@@ -35,8 +35,8 @@ HEADERS = (
 
 
 class Guard:
-    """In front of everything. Without a token it answers only to the machine's own names, so that no page on the
-    internet can reach it by a name of its own that it points at 127.0.0.1."""
+    """Checks every request. Without a token it accepts only loopback host names, so that no website can reach the
+    server through a domain that resolves to 127.0.0.1 (DNS rebinding)."""
 
     def __init__(self, app: App, token: str | None) -> None:
         self._app = app
@@ -48,69 +48,71 @@ class Guard:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope["query_string"].decode("latin-1")
-        if len(scope["path"]) + len(query) > LONGEST_ADDRESS:
-            await _refuse(send, 414, "the address is too long")
-        elif self._token is None and _name(headers.get("host", "")) not in OWN_NAMES:
-            await _refuse(send, 403, "this server answers to 127.0.0.1 and localhost alone")
-        elif scope["method"] == "POST" and not _same_page(headers):
-            await _refuse(send, 403, "this page does not take requests of others")
-        elif self._token is not None and _fits(self._token, parse_qs(query).get("token", [""])[0]):
-            await _welcome(send, _cookie(headers), self._token)
-        elif self._token is not None and not self._knows(headers):
-            await _refuse(send, 401, "this page needs its token: open the address that `quintet view` printed")
+        if len(scope["path"]) + len(query) > MAX_URL_LENGTH:
+            await _refuse(send, 414, "the URL is too long")
+        elif self._token is None and _hostname(headers.get("host", "")) not in LOOPBACK_NAMES:
+            await _refuse(send, 403, "this server only answers to 127.0.0.1 and localhost")
+        elif scope["method"] == "POST" and not _is_same_origin(headers):
+            await _refuse(send, 403, "requests from other pages are not accepted")
+        elif self._token is not None and _matches(self._token, parse_qs(query).get("token", [""])[0]):
+            await _set_cookie(send, _cookie_name(headers), self._token)
+        elif self._token is not None and not self._is_authorized(headers):
+            await _refuse(send, 401, "this page needs a token: open the address that `quintet view` printed")
         else:
             await self._app(scope, receive, _with_headers(send))
 
-    def _knows(self, headers: MutableMapping[str, str]) -> bool:
+    def _is_authorized(self, headers: MutableMapping[str, str]) -> bool:
         assert self._token is not None
         try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie(headers))
+            cookie = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(headers))
         except CookieError:
             cookie = None
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        return _fits(self._token, cookie.value if cookie else "") or _fits(self._token, given)
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        return _matches(self._token, cookie.value if cookie else "") or _matches(self._token, bearer)
 
 
 class RateLimit:
-    """So many in so many seconds for each address."""
+    """At most `limit` requests in `seconds` seconds for each client address."""
 
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
         self._seconds = seconds
         self._times: dict[str, deque[float]] = {}
 
     def allows(self, address: str) -> bool:
         now = time.monotonic()
-        self._times = {who: times for who, times in self._times.items() if times and now - times[-1] < self._seconds}
+        self._times = {
+            client: times for client, times in self._times.items() if times and now - times[-1] < self._seconds
+        }
         times = self._times.setdefault(address, deque())
         while times and now - times[0] >= self._seconds:
             times.popleft()
-        if len(times) >= self._most:
+        if len(times) >= self._limit:
             return False
         times.append(now)
         return True
 
 
-def _fits(token: str, given: str) -> bool:
-    return hmac.compare_digest(token.encode(), given.encode())
+def _matches(token: str, candidate: str) -> bool:
+    return hmac.compare_digest(token.encode(), candidate.encode())
 
 
-def _name(host: str) -> str:
-    """The name of a Host header, without the port."""
+def _hostname(host: str) -> str:
+    """Host name of a Host header, without the port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 
 
-def _cookie(headers: MutableMapping[str, str]) -> str:
-    """Its name. Browsers keep the cookies of all ports of a machine together: without the port in its name, that of a
-    second page would take the place of the first one's."""
+def _cookie_name(headers: MutableMapping[str, str]) -> str:
+    """Name of the token cookie. Browsers share cookies between all ports of a host: without the port in the name, a
+    second server would overwrite the cookie of the first."""
     port = headers.get("host", "").rpartition(":")[2]
     return f"quintet_token_{port}" if port.isascii() and port.isdecimal() else "quintet_token"
 
 
-def _same_page(headers: MutableMapping[str, str]) -> bool:
+def _is_same_origin(headers: MutableMapping[str, str]) -> bool:
     origin = headers.get("origin")
     own = origin is None or origin.partition("://")[2] == headers.get("host")
     return own and headers.get("content-type", "").split(";")[0].strip() == "application/json"
@@ -131,8 +133,8 @@ async def _refuse(send: Send, status: int, reason: str) -> None:
     await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
 
 
-async def _welcome(send: Send, name: str, token: str) -> None:
-    """Keep the token in a cookie and out of the address, which people copy and browsers remember."""
+async def _set_cookie(send: Send, name: str, token: str) -> None:
+    """Move the token to a cookie and out of the URL, which users copy and browsers record."""
     cookie = f"{name}={token}; HttpOnly; SameSite=Strict; Path=/".encode("latin-1")
     headers = [(b"location", b"/"), (b"set-cookie", cookie), (b"cache-control", b"no-store"), *HEADERS]
     await send({"type": "http.response.start", "status": 303, "headers": headers})

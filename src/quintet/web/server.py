@@ -1,4 +1,4 @@
-"""The server of the page: where it listens, which address a person opens, and how it ends."""
+"""Server of the page: listens on a socket, prints and opens the address, and shuts down."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from quintet.web.app import Site
 from quintet.web.folders import Folders
 
 LOOPBACK = "127.0.0.1"
-SHORTEST_TOKEN = 16
+MIN_TOKEN_LENGTH = 16
 
 
 class PageServer(uvicorn.Server):
-    """uvicorn, with an end that does not wait for viewers who wait for news."""
+    """uvicorn with a shutdown that does not wait for viewers of live updates."""
 
     def __init__(self, site: Site, token: str | None) -> None:
         super().__init__(uvicorn.Config(site.app(token), log_level="warning", access_log=False))
         self._site = site
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Viewers who wait are let go first: their connections would never end by themselves."""
+        """Disconnect viewers of live updates first: their connections would never end by themselves."""
         self._site.live.close()
         await super().shutdown(sockets)
 
 
 def serve(
-    given: Sequence[Path],
+    paths: Sequence[Path],
     say: Callable[[str], None],
     host: str | None = None,
     port: int = 0,
@@ -43,17 +43,19 @@ def serve(
     read_only: bool = False,
     browser: bool = True,
 ) -> None:
-    """Show the runs below the given folders until Ctrl-C. Beyond this machine only with a token."""
-    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isalnum()):
-        raise UsageError(f"--token: at least {SHORTEST_TOKEN} letters and digits; without it a good one is made")
+    """Serve the runs in the folders until Ctrl-C. Other machines need a token."""
+    if token is not None and (len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isalnum()):
+        raise UsageError(
+            f"--token needs at least {MIN_TOKEN_LENGTH} letters and digits; leave it out to get a random one"
+        )
     if host is not None and token is None:
         token = secrets.token_hex(16)
-    folders = Folders(given)
+    folders = Folders(paths)
     listener = listen(host or LOOPBACK, port)
-    shown = f"[{host}]" if host and ":" in host else (host or LOOPBACK)
-    address = f"http://{shown}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    name = f"[{host}]" if host and ":" in host else (host or LOOPBACK)
+    address = f"http://{name}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
     found = len(folders.scan())
-    say(f"{found} run{'' if found == 1 else 's'} in {', '.join(map(str, given))}: {address} (Ctrl-C ends it)")
+    say(f"{found} run{'' if found == 1 else 's'} in {', '.join(map(str, paths))}: {address} (Ctrl-C to stop)")
     if browser and _has_screen():
         webbrowser.open(address)
     with listener:
@@ -78,5 +80,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _has_screen() -> bool:
-    """Whether a browser could show itself; the ones that run inside of a terminal would take it over."""
+    """Whether a graphical browser can be opened; a text browser would take over the terminal."""
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,6 +1,6 @@
-"""Owns one line of the list of runs: what state a run is in, how far it is, how fast, and what was best.
+"""Summary of a run for the list of runs: state, progress, rate, time left and best metric.
 
-Made from `state.json` and the end of `metrics.jsonl`, so that a thousand runs are listed in a moment.
+Reads only `state.json` and the end of `metrics.jsonl`, so that a thousand runs are listed quickly.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from itertools import pairwise
 from typing import Any
 
 from quintet.common.processes import is_alive
-from quintet.web.figures import tail_rows
-from quintet.web.folders import Place
+from quintet.web.curves import tail_rows
+from quintet.web.folders import RunDir
 
 SILENT_SECONDS = 900.0
-"""Without a sign of life for so long, and for ten times as long as between two rows, a process of another machine is
-taken for dead."""
+"""A process on another machine counts as dead after this time, and ten times the interval between two rows, without a
+heartbeat."""
 CLOCK_SECONDS = 60.0
-"""How far the times of a process's start and of its heartbeat may be off."""
+"""Tolerance between the start time of a process and its heartbeat."""
 STATES = ("running", "finished", "stopped", "failed")
 
 
-def summarise(place: Place, label: str) -> dict[str, Any]:
-    state = place.json("state.json")
-    rows = [row for row in tail_rows(place) if isinstance(row.get("time"), (int, float))]
-    pace = [row for row in rows if any(name.startswith("train/") for name in row)]
-    rate = _rate(pace)
-    step = whole(state.get("step")) or (whole(rows[-1]["step"]) if rows else None) or 0
-    steps = whole(state.get("steps"))
+def summarise(run_dir: RunDir, label: str) -> dict[str, Any]:
+    state = run_dir.json("state.json")
+    rows = [row for row in tail_rows(run_dir) if isinstance(row.get("time"), (int, float))]
+    training = [row for row in rows if any(name.startswith("train/") for name in row)]
+    rate = _rate(training)
+    step = to_int(state.get("step")) or (to_int(rows[-1]["step"]) if rows else None) or 0
+    steps = to_int(state.get("steps"))
     status, note = _status(state, rows)
     left = (steps - step) / rate if status == "running" and rate and steps and steps > step else None
-    items = pace[-1].get("train/rate/items_per_second") if pace else None
+    items = training[-1].get("train/rate/items_per_second") if training else None
     return {
         "id": label,
-        "recipe": text(state.get("recipe")) or _recipe(place),
+        "recipe": text(state.get("recipe")) or _recipe(run_dir),
         "state": status,
         "note": note,
         "step": step,
@@ -53,7 +53,8 @@ def summarise(place: Place, label: str) -> dict[str, Any]:
     }
 
 
-def whole(value: Any) -> int | None:
+def to_int(value: Any) -> int | None:
+    """The number truncated to an integer; None if it is not a finite number."""
     number = _number(value)
     return int(number) if number is not None and abs(number) < 2**53 else None
 
@@ -74,11 +75,11 @@ def _number(value: Any) -> float | None:
 def _best(found: Any) -> dict[str, Any] | None:
     if not isinstance(found, dict) or _number(found.get("value")) is None:
         return None
-    return {"metric": text(found.get("metric")), "value": _number(found["value"]), "step": whole(found.get("step"))}
+    return {"metric": text(found.get("metric")), "value": _number(found["value"]), "step": to_int(found.get("step"))}
 
 
 def _rate(rows: list[dict[str, Any]]) -> float | None:
-    """Steps a second: the median between the last rows, so that a validation between two of them does not count."""
+    """Steps per second: the median over the last rows, so that a validation between two rows has no effect."""
     rates = [
         (after["step"] - before["step"]) / (after["time"] - before["time"])
         for before, after in pairwise(rows)
@@ -88,35 +89,35 @@ def _rate(rows: list[dict[str, Any]]) -> float | None:
 
 
 def _status(state: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, str]:
-    """The state, and a word about it. A process that was killed leaves `running` behind it."""
+    """The state and a note. A process that was killed leaves the state `running`."""
     status = state.get("status")
     if status not in STATES:
-        return "stopped", "it has not begun" if not rows else "state.json cannot be read"
+        return "stopped", "not started yet" if not rows else "state.json cannot be read"
     if status == "failed":
         return "failed", (text(state.get("error")) or "")[:500]
     if status != "running":
         return str(status), ""
-    death = _death(state, rows)
-    return ("failed", death) if death else ("running", "")
+    problem = _find_death(state, rows)
+    return ("failed", problem) if problem else ("running", "")
 
 
-def _death(state: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """What says that a run which calls itself running is dead, or nothing. On this machine its process decides, on
-    another how long it has been silent."""
-    process = whole(state.get("pid"))
+def _find_death(state: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Why a run in the state `running` is dead, or an empty text. On this machine its process decides, on another
+    machine the age of its heartbeat."""
+    process = to_int(state.get("pid"))
     beat = _number(state.get("heartbeat")) or 0.0
     if state.get("host") == socket.gethostname() and process is not None:
-        gone = "its process is gone without a word; `quintet resume` goes on from the last checkpoint"
-        # After a restart its number may be that of a younger process, which did not give the heartbeat.
-        return "" if is_alive(process) and _began(process) <= beat + CLOCK_SECONDS else gone
-    between = [after["time"] - before["time"] for before, after in pairwise(rows)]
-    patience = max(SILENT_SECONDS, 10 * max(between, default=0.0))
+        gone = "its process was killed; `quintet resume` continues from the last checkpoint"
+        # After a reboot, its pid may belong to a process that started after the heartbeat.
+        return "" if is_alive(process) and _start_time(process) <= beat + CLOCK_SECONDS else gone
+    intervals = [after["time"] - before["time"] for before, after in pairwise(rows)]
+    patience = max(SILENT_SECONDS, 10 * max(intervals, default=0.0))
     silent = time.time() - beat
-    return f"no sign of life for {silent / 3600:.1f} hours" if silent > patience else ""
+    return f"no heartbeat for {silent / 3600:.1f} hours" if silent > patience else ""
 
 
-def _began(process: int) -> float:
-    """When a process was started; long ago, where the system does not say."""
+def _start_time(process: int) -> float:
+    """Start time of a process; -inf if the system does not report it."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])
@@ -125,7 +126,7 @@ def _began(process: int) -> float:
         return -math.inf
 
 
-def _recipe(place: Place) -> str:
-    """From the configuration of a run that has not begun, without the time that reading YAML takes."""
-    found = re.search(r"^recipe: *([\w-]{1,40})", place.text("config.yaml", most=2**20), re.MULTILINE | re.ASCII)
+def _recipe(run_dir: RunDir) -> str:
+    """Recipe of a run without `state.json`, from its configuration, without the cost of parsing YAML."""
+    found = re.search(r"^recipe: *([\w-]{1,40})", run_dir.text("config.yaml", max_bytes=2**20), re.MULTILINE | re.ASCII)
     return found[1] if found else ""

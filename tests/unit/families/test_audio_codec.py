@@ -312,7 +312,7 @@ TINY: dict[str, Any] = {
 def make_task(**keys: Any) -> AudioCodecTask:
     task = runs.make_task(config.build(AudioCodecConfig, overrides={**TINY, "engine.precision": "fp64", **keys}), {})
     assert isinstance(task, AudioCodecTask)
-    Engine(task.config.engine).place(task.modules)
+    Engine(task.config.engine).to_device(task.modules)
     return task
 
 

@@ -353,7 +353,7 @@ def make_task(**keys: Any) -> MeshAutoencoderTask:
     overrides = {**{f"model.{name}": value for name, value in TINY.items()}, "engine.precision": "fp64", **keys}
     torch.manual_seed(0)
     task = MeshAutoencoderTask(build(MeshAutoencoderConfig, overrides=overrides))
-    Engine(task.config.engine).place(task.modules)
+    Engine(task.config.engine).to_device(task.modules)
     return task
 
 
@@ -454,7 +454,7 @@ def test_samples_are_a_sheet_and_mesh_files(tmp_path: Path) -> None:
     sheet, *meshes = task.sample(task.modules, batch)
     assert sheet.file == "reconstructions.png"
     assert [mesh.file for mesh in meshes[:2]] == ["000-input.glb", "000-reconstruction.glb"]
-    assert [mesh.about["item"] for mesh in meshes[::2]] == list(batch.names)
+    assert [mesh.metadata["item"] for mesh in meshes[::2]] == list(batch.names)
     meshes[1].write(tmp_path / meshes[1].file)
     assert (tmp_path / "000-reconstruction.glb").read_bytes()[:4] == b"glTF"
     assert sheet.tensor is not None

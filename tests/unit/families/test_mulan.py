@@ -340,10 +340,10 @@ class PerMicroBatch(MuLaNTask):
 def test_accumulation_that_would_reduce_the_contrastive_batch_is_refused() -> None:
     config = small_task(**{"train.batch_size": 8, "train.grad_accum_steps": 4}).config
     check_processes(MuLaNTask(config), 1)
-    with pytest.raises(UsageError, match=r"train.grad_accum_steps=4 would leave only 2 at a time to compare with"):
+    with pytest.raises(UsageError, match=r"train.grad_accum_steps=4 reduces that to 2 items at a time"):
         check_processes(PerMicroBatch(config), 1)
     alone = config.changed({"train.batch_size": 1, "train.grad_accum_steps": 1})
-    with pytest.raises(UsageError, match=r"at least 2 \(got 1\): it compares the items"):
+    with pytest.raises(UsageError, match=r"at least 2 \(got 1\), because it compares the items"):
         check_processes(MuLaNTask(alone), 1)
 
 

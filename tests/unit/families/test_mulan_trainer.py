@@ -148,8 +148,8 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": 1, "grad_accum_every": 1}, "batch_size=1 is impossible.*at least 2"),
-        ({"data_max_length": 0}, "data_max_length=0 is impossible"),
+        ({"batch_size": 1, "grad_accum_every": 1}, "batch_size=1 is invalid.*at least 2"),
+        ({"data_max_length": 0}, "data_max_length=0 is invalid"),
         ({"data_max_length": 80_000}, r"data\.seconds=10\.0 is longer than model\.audio\.max_seconds=1\.0"),
         ({"force_clear_prev_results": True}, "nothing is ever deleted"),
         ({"dataset": None}, "MuLaNTrainer needs data"),

@@ -1,4 +1,4 @@
-"""Muse: what is masked and dropped in training, what fits which tokenizer, and what a text becomes."""
+"""Muse: masking and dropping in training, compatibility with tokenizers, inpainting, critics and super-resolution."""
 
 from __future__ import annotations
 
@@ -41,62 +41,62 @@ TOKENIZER = GOLDEN / "vqgan-format-1" / "hub"
 
 @pytest.fixture
 def recipe(pictures: Path) -> MuseTask:
-    made = make_task("muse", pictures, TINY_MUSE)
-    assert isinstance(made, MuseTask)
-    return made
+    task = make_task("muse", pictures, TINY_MUSE)
+    assert isinstance(task, MuseTask)
+    return task
 
 
 def batch_of(recipe: MuseTask, items: range, epoch: int = 0) -> Batch:
-    source = recipe.splits().train
-    draws = [ItemRNG(0, [epoch], [item]) for item in items]
-    fields = recipe.collate([source.load(item, rng) for item, rng in zip(items, draws, strict=True)])
-    return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
+    split = recipe.splits().train
+    rngs = [ItemRNG(0, [epoch], [item]) for item in items]
+    fields = recipe.collate([split.load(item, rng) for item, rng in zip(items, rngs, strict=True)])
+    return Batch(fields, tuple(split.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
-def test_the_share_of_dropped_texts_is_what_the_key_says(recipe: MuseTask) -> None:
+def test_fraction_of_dropped_texts_follows_the_key(recipe: MuseTask) -> None:
     recipe.config = recipe.config.changed({"loss.cond_drop_prob": 0.3})  # type: ignore[assignment]
     batch = batch_of(recipe, range(20))
     dropped = 0
     for epoch in range(100):
-        drawn = Batch(batch.fields, batch.names, ItemRNG(0, [epoch] * 20, list(range(20))))
-        output = recipe.forward(recipe.modules, drawn, step=0)
+        repeated = Batch(batch.fields, batch.names, ItemRNG(0, [epoch] * 20, list(range(20))))
+        output = recipe.forward(recipe.modules, repeated, step=0)
         dropped += int((~output["conditioning"]["text_mask"].any(1)).sum())
     assert dropped / 2000 == pytest.approx(0.3, abs=0.03)
 
 
-def test_only_masked_tokens_are_hidden_and_only_they_are_asked_for(recipe: MuseTask) -> None:
-    seen: list[torch.Tensor] = []
-    hook = recipe.maskgit.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
+def test_only_masked_tokens_are_hidden_and_predicted(recipe: MuseTask) -> None:
+    inputs: list[torch.Tensor] = []
+    hook = recipe.maskgit.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
     output = recipe.forward(recipe.modules, batch_of(recipe, range(6)), step=0)
     hook.remove()
     hidden, codes = output["hidden"], output["codes"]
-    assert torch.equal(seen[0] == recipe.maskgit.mask_id, hidden)
-    assert torch.equal(seen[0][~hidden], codes[~hidden])
+    assert torch.equal(inputs[0] == recipe.maskgit.mask_id, hidden)
+    assert torch.equal(inputs[0][~hidden], codes[~hidden])
     assert hidden.any(1).all()
     assert output["logits"].shape == (int(hidden.sum()), recipe.maskgit.mask_id)
 
 
-def test_the_same_seed_draws_the_same_pictures_and_another_does_not(recipe: MuseTask) -> None:
-    def drawn(seed: int, texts: list[str]) -> torch.Tensor:
+def test_same_seed_gives_same_images_and_another_seed_does_not(recipe: MuseTask) -> None:
+    def generate(seed: int, texts: list[str]) -> torch.Tensor:
         with inference_mode(recipe.modules):
             return recipe.pipeline(recipe.modules).muse()(texts, seed=seed)
 
     texts = ["a red circle", "two blue squares", "a green star on the left"]
-    assert torch.equal(drawn(1, texts), drawn(1, texts))
-    assert not torch.equal(drawn(1, texts), drawn(2, texts))
+    assert torch.equal(generate(1, texts), generate(1, texts))
+    assert not torch.equal(generate(1, texts), generate(2, texts))
 
 
-def test_what_is_generated_is_named_with_its_text_seed_and_settings(recipe: MuseTask) -> None:
+def test_samples_record_text_seed_and_settings(recipe: MuseTask) -> None:
     with inference_mode(recipe.modules):
         options = MuseOptions(num=2, seed=7)
         grid, *single = recipe.pipeline(recipe.modules).files(["a red circle", "a blue star"], options)
     assert grid.file == "grid.png"
-    assert [artifact.about["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
-    assert {artifact.about["seed"] for artifact in single} == {7}
-    assert single[0].about["settings"]["guidance_scale"] == 3.0
+    assert [artifact.metadata["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
+    assert {artifact.metadata["seed"] for artifact in single} == {7}
+    assert single[0].metadata["settings"]["guidance_scale"] == 3.0
 
 
-def test_a_tokenizer_that_does_not_fit_is_named_beside_the_key(pictures: Path) -> None:
+def test_tokenizer_that_does_not_fit_is_named_with_the_key(pictures: Path) -> None:
     for key, value in {"model.grid": "[8,8]", "model.num_codes": "77"}.items():
         with pytest.raises(UsageError, match=rf"{key}=.*but the tokenizer .*hub has"):
             make_task("muse", pictures, (*TINY_MUSE, f"{key}={value}"))
@@ -130,10 +130,10 @@ def test_a_self_critic_is_trained_with_its_generator(pictures: Path, tmp_path: P
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Of all modules in a folder, by module and name."""
+    """Tensors of all modules in a folder, by module and name."""
     files = [folder / f"{name}.safetensors" for name in ("maskgit", "critic")]
     loaded = {file.stem: load_file(file) for file in files if file.exists()}
-    return {f"{module}/{name}": tensor for module, inside in loaded.items() for name, tensor in inside.items()}
+    return {f"{module}/{name}": tensor for module, state in loaded.items() for name, tensor in state.items()}
 
 
 @pytest.mark.parametrize("critic", ["loss.critic=true", "model.self_critic=true"])
@@ -147,21 +147,21 @@ def test_only_the_critic_is_trained(critic: str, pictures: Path, tmp_path: Path)
     assert changed
     assert all(name.startswith(("critic/", "maskgit/to_score")) for name in changed)
     if "maskgit/to_score.weight" in before:
-        assert not before["maskgit/to_score.weight"].any(), "the generator alone leaves its critic as it began"
+        assert not before["maskgit/to_score.weight"].any(), "training only the generator leaves its critic unchanged"
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (("loss.critic=true", "model.self_critic=true"), "choose one"),
         (("loss.train_only=critic",), "needs a critic"),
         (("loss.train_only=critic", "loss.critic=true"), "--init RUN"),
     ],
 )
-def test_critics_that_contradict(keys: tuple[str, ...], said: str, pictures: Path, tmp_path: Path) -> None:
+def test_contradicting_critics_are_refused(keys: tuple[str, ...], message: str, pictures: Path, tmp_path: Path) -> None:
     outcome = quintet(*words(pictures, tmp_path / "run", *keys))
     assert outcome.code == 2
-    assert said in error_line(outcome.errors)
+    assert message in error_line(outcome.errors)
 
 
 # --- super-resolution -----------------------------------------------------------------------------------------------
@@ -170,36 +170,36 @@ BASE = GOLDEN / "muse-format-1" / "hub"
 
 
 def muse_over(pictures: Path, base: Pipeline[Any] | None, **model: Any) -> MuseTask:
-    """Over the codes of a fresh tokenizer of the given shape."""
+    """A muse task with an untrained tokenizer of the given shape."""
     torch.manual_seed(0)
     keys = {f"model.{key}": value for key, value in {"layers": 3, "codebook_size": 16, **model}.items()}
     config = configs.build(VQGanConfig, preset="debug", overrides=keys)
-    larger = VQGanPipeline(config, VQGanPipeline.build_modules(config, {}))
+    tokenizer = VQGanPipeline(config, VQGanPipeline.build_modules(config, {}))
     _, preset, *keys = TINY_MUSE
     overrides = configs.parse_overrides([*keys, f"data.path={pictures}"])
-    made = configs.build(MuseConfig, preset=preset, overrides=overrides)
-    return MuseTask(made, {"tokenizer": larger, **({} if base is None else {"base": base})})
+    muse_config = configs.build(MuseConfig, preset=preset, overrides=overrides)
+    return MuseTask(muse_config, {"tokenizer": tokenizer, **({} if base is None else {"base": base})})
 
 
 @pytest.fixture
-def enlarging(pictures: Path) -> MuseTask:
-    """Above a base over 4 x 4 codes, itself over 8 x 8 of another tokenizer."""
+def superres(pictures: Path) -> MuseTask:
+    """A super-resolution task: 8 x 8 codes, with a base model of 4 x 4 codes of another tokenizer."""
     return muse_over(pictures, open_pipeline(str(BASE)), image_size=64)
 
 
-def test_a_super_resolution_model_is_given_the_codes_of_the_same_picture(enlarging: MuseTask, pictures: Path) -> None:
-    assert enlarging.config.model.low_res_grid == (4, 4)
-    assert enlarging.config.model.grid == (8, 8)
-    batch = batch_of(enlarging, range(3))
-    below = make_task("muse", pictures, TINY_MUSE).splits().train
+def test_super_resolution_model_gets_low_res_codes_of_the_same_image(superres: MuseTask, pictures: Path) -> None:
+    assert superres.config.model.low_res_grid == (4, 4)
+    assert superres.config.model.grid == (8, 8)
+    batch = batch_of(superres, range(3))
+    base_split = make_task("muse", pictures, TINY_MUSE).splits().train
     for row, name in enumerate(batch.names):
-        (item,) = (number for number in range(len(below)) if below.name(number) == name)
-        assert torch.equal(batch["low"][row], below.load(item, ItemRNG(0, [0], [item]))["codes"])
+        (item,) = (number for number in range(len(base_split)) if base_split.name(number) == name)
+        assert torch.equal(batch["low"][row], base_split.load(item, ItemRNG(0, [0], [item]))["codes"])
 
 
 @pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize("shape", ["rectangle", "above a base"])
-def test_rectangles_levels_and_bases_are_trained_and_drawn_on(shape: str, levels: int, pictures: Path) -> None:
+@pytest.mark.parametrize("shape", ["rectangle", "super-resolution"])
+def test_rectangles_quantizers_and_bases_train_and_inpaint(shape: str, levels: int, pictures: Path) -> None:
     base, size = (None, (32, 64)) if shape == "rectangle" else (open_pipeline(str(BASE)), (64, 64))
     recipe = muse_over(pictures, base, image_size=size, quantizer="vq", num_quantizers=levels)
     batch = batch_of(recipe, range(3))
@@ -207,34 +207,34 @@ def test_rectangles_levels_and_bases_are_trained_and_drawn_on(shape: str, levels
     assert batch["codes"].shape == ((3, *grid) if levels == 1 else (3, *grid, 2))
     output = recipe.forward(recipe.modules, batch, step=0)
     assert recipe.generator_loss(recipe.modules, batch, output, step=0).value.isfinite()
-    hole = torch.zeros(size, dtype=torch.bool)
-    hole[:, 40:] = True
-    picture = torch.rand(3, *size)
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[:, 40:] = True
+    image = torch.rand(3, *size)
     with inference_mode(recipe.modules):
-        drawn = recipe.pipeline(recipe.modules).muse()(["a red circle"], canvas=Canvas(picture, hole))
-    assert drawn.shape == (1, 3, *size)
-    assert torch.equal(drawn[0, :, :, :40], picture[:, :, :40])
+        generated = recipe.pipeline(recipe.modules).muse()(["a red circle"], canvas=Canvas(image, mask))
+    assert generated.shape == (1, 3, *size)
+    assert torch.equal(generated[0, :, :, :40], image[:, :, :40])
 
 
-def test_a_base_of_another_ratio_is_refused(pictures: Path) -> None:
-    with pytest.raises(UsageError, match=r"draws 16 x 16 pixels .* has 32 x 64 pixels"):
+def test_base_with_another_aspect_ratio_is_refused(pictures: Path) -> None:
+    with pytest.raises(UsageError, match=r"generates 16 x 16 pixels .* has 32 x 64 pixels"):
         muse_over(pictures, open_pipeline(str(BASE)), image_size=(32, 64))
 
 
-def test_a_base_draws_without_dropout(pictures: Path, tmp_path: Path) -> None:
+def test_base_generates_without_dropout(pictures: Path, tmp_path: Path) -> None:
     succeed(*words(pictures, tmp_path / "base", "model.dropout=0.5"))
-    enlarging = muse_over(pictures, open_pipeline(str(tmp_path / "base")).freeze(), image_size=64)
-    muse = enlarging.pipeline(enlarging.modules).muse()
+    superres = muse_over(pictures, open_pipeline(str(tmp_path / "base")).freeze(), image_size=64)
+    muse = superres.pipeline(superres.modules).muse()
     rng = ItemRNG(0, [0, 0], [0, 1])
     first, second = (muse.base.generate_tokens(["a red circle", "x"], rng) for _ in range(2))
     assert torch.equal(first, second)
     assert not any(parameter.requires_grad for parameter in muse.base.parameters())
 
 
-def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseTask) -> None:
-    torch.nn.init.normal_(enlarging.maskgit.to_logits.weight)
-    with inference_mode(enlarging.modules):
-        muse = enlarging.pipeline(enlarging.modules).muse()
+def test_super_resolution_depends_on_the_base_codes(superres: MuseTask) -> None:
+    torch.nn.init.normal_(superres.maskgit.to_logits.weight)
+    with inference_mode(superres.modules):
+        muse = superres.pipeline(superres.modules).muse()
         assert muse(["a red circle"]).shape == (1, 3, 64, 64)
         rng = ItemRNG(0, [0, 0], [0, 0])
         low = torch.stack([torch.zeros(4, 4, dtype=torch.int64), torch.ones(4, 4, dtype=torch.int64)])
@@ -242,20 +242,20 @@ def test_what_the_base_drew_decides_what_is_drawn_above_it(enlarging: MuseTask) 
     assert not torch.equal(first, second)
 
 
-def test_a_super_resolution_run_keeps_its_base_and_both_tokenizers(pictures: Path, tmp_path: Path) -> None:
+def test_super_resolution_run_stores_its_base_and_both_tokenizers(pictures: Path, tmp_path: Path) -> None:
     base = shutil.copytree(BASE, tmp_path / "base")
     succeed(*words(pictures, tmp_path / "run", "--base", base))
     shutil.rmtree(base)
     run, hub = tmp_path / "run", tmp_path / "hub"
     succeed("export", run, hub)
     assert (hub / "base" / "tokenizer" / "config.json").is_file()
-    for place in (run, hub):
-        succeed("sample", place, "--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / place.name)
-    pictures_of = [(tmp_path / "out" / place / "000.png").read_bytes() for place in ("run", "hub")]
-    assert pictures_of[0] == pictures_of[1]
+    for model in (run, hub):
+        succeed("sample", model, "--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / model.name)
+    images = [(tmp_path / "out" / name / "000.png").read_bytes() for name in ("run", "hub")]
+    assert images[0] == images[1]
     outcome = quintet(*words(pictures, tmp_path / "third", "--base", run))
     assert outcome.code == 2
-    assert "is a super-resolution model itself" in error_line(outcome.errors)
+    assert "is a super-resolution model" in error_line(outcome.errors)
     weights = run / "base" / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
     outcome = quintet("sample", run, "--text", "a red circle", "--out", tmp_path / "fourth")
@@ -266,93 +266,93 @@ def test_a_super_resolution_run_keeps_its_base_and_both_tokenizers(pictures: Pat
 def test_a_base_of_another_family(pictures: Path, tmp_path: Path) -> None:
     outcome = quintet(*words(pictures, tmp_path / "run", "--base", TOKENIZER))
     assert outcome.code == 2
-    assert f"{TOKENIZER} is 'vqgan'" in error_line(outcome.errors)
+    assert f"{TOKENIZER} is a run of recipe 'vqgan'" in error_line(outcome.errors)
 
 
-# --- drawing on a picture -------------------------------------------------------------------------------------------
+# --- inpainting -----------------------------------------------------------------------------------------------------
 
 
 def canvas(tmp_path: Path, mask_size: tuple[int, int] = (16, 16)) -> tuple[Path, Path]:
-    """A picture of noise, and a mask whose right half is white."""
+    """An image of noise, and a mask whose right half is white."""
     noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     mask = np.zeros(mask_size, np.uint8)
     mask[:, mask_size[1] // 2 :] = 255
-    paths = tmp_path / "given.png", tmp_path / "mask.png"
+    paths = tmp_path / "image.png", tmp_path / "mask.png"
     write_image(noise, paths[0])
     write_image(mask, paths[1])
     return paths
 
 
-def test_what_is_not_in_the_hole_stays_as_it_was(tmp_path: Path) -> None:
+def test_pixels_outside_the_mask_are_preserved(tmp_path: Path) -> None:
     image, mask = canvas(tmp_path)
     succeed(
         *("sample", BASE, "--image", image, "--mask", mask, "--text", "a red circle"),
         *("--num", 2, "--seed", 3, "--out", tmp_path / "out"),
     )
-    given = np.asarray(read_image(image))
+    original = np.asarray(read_image(image))
     for number in range(2):
-        drawn = np.asarray(read_image(tmp_path / "out" / f"{number:03d}.png"))
-        assert np.array_equal(drawn[:, :8], given[:, :8])
-        assert not np.array_equal(drawn[:, 8:], given[:, 8:])
+        generated = np.asarray(read_image(tmp_path / "out" / f"{number:03d}.png"))
+        assert np.array_equal(generated[:, :8], original[:, :8])
+        assert not np.array_equal(generated[:, 8:], original[:, 8:])
     rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert rows[1]["mask"] == str(mask)
 
 
-def test_codes_outside_the_hole_are_those_of_the_picture(recipe: MuseTask) -> None:
-    picture = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
-    hole = torch.zeros(16, 16, dtype=torch.bool)
-    hole[:, 9] = True  # a line within the third column of codes
+def test_codes_outside_the_mask_are_those_of_the_image(recipe: MuseTask) -> None:
+    image = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(16, 16, dtype=torch.bool)
+    mask[:, 9] = True  # a line within the third column of codes
     with inference_mode(recipe.modules):
         stage = recipe.pipeline(recipe.modules).muse().base
-        drawn = stage.generate_tokens(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(picture, hole))
-        known = recipe.tokenizer.model.encode(Canvas(picture, hole).scaled((16, 16)).picture[None])
-    differs = (drawn != known)[0].any(0)
+        generated = stage.generate_tokens(["x"], ItemRNG(0, [0], [0]), canvas=Canvas(image, mask))
+        known = recipe.tokenizer.model.encode(Canvas(image, mask).scaled((16, 16)).image[None])
+    differs = (generated != known)[0].any(0)
     assert not differs[[0, 1, 3]].any()
 
 
-def test_what_the_hole_covers_cannot_be_guessed_from() -> None:
-    hole = torch.zeros(32, 32, dtype=torch.bool)
-    hole[8:20, 8:20] = True
+def test_masked_pixels_do_not_leak() -> None:
+    mask = torch.zeros(32, 32, dtype=torch.bool)
+    mask[8:20, 8:20] = True
     first = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
-    second = torch.where(hole, 1 - first, first)
+    second = torch.where(mask, 1 - first, first)
     for size in ((32, 32), (16, 16)):
-        one, other = (Canvas(picture, hole).scaled(size) for picture in (first, second))
-        assert torch.equal(one.picture, other.picture)
+        one, other = (Canvas(image, mask).scaled(size) for image in (first, second))
+        assert torch.equal(one.image, other.image)
 
 
-def test_a_mask_of_another_size(tmp_path: Path) -> None:
+def test_mask_of_another_size_is_refused(tmp_path: Path) -> None:
     image, mask = canvas(tmp_path, mask_size=(16, 14))
     outcome = quintet("sample", BASE, "--image", image, "--mask", mask, "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "14 x 16 pixels" in error_line(outcome.errors)
-    assert "must be of one size" in error_line(outcome.errors)
+    assert "must have the same size" in error_line(outcome.errors)
 
 
-def test_a_picture_or_mask_that_is_none_is_named_with_its_option(tmp_path: Path) -> None:
+def test_invalid_image_or_mask_names_its_option(tmp_path: Path) -> None:
     image, mask = canvas(tmp_path)
     note = tmp_path / "note.png"
     note.write_text("no picture")
-    for pair, said in (
+    for pair, message in (
         ((tmp_path / "gone.png", mask), f"--image {tmp_path / 'gone.png'}: cannot be opened"),
         ((image, note), f"--mask {note}: not a picture"),
     ):
         outcome = quintet("sample", BASE, "--image", pair[0], "--mask", pair[1], "--out", tmp_path / "out")
         assert outcome.code == 2
-        assert said in error_line(outcome.errors)
+        assert message in error_line(outcome.errors)
 
 
-def test_a_picture_without_a_mask_and_a_mask_that_marks_nothing(tmp_path: Path) -> None:
+def test_image_without_mask_and_empty_mask_are_refused(tmp_path: Path) -> None:
     image, mask = canvas(tmp_path)
     outcome = quintet("sample", BASE, "--image", image, "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "--image and --mask belong together" in error_line(outcome.errors)
+    assert "--image and --mask require each other" in error_line(outcome.errors)
     write_image(np.zeros((16, 16), np.uint8), mask)
     outcome = quintet("sample", BASE, "--image", image, "--mask", mask, "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "marks nothing" in error_line(outcome.errors)
+    assert "selects nothing to generate" in error_line(outcome.errors)
 
 
-# --- what stands for the text ---------------------------------------------------------------------------------------
+# --- text conditioning ----------------------------------------------------------------------------------------------
 
 
 def test_classes_are_the_captions_of_the_data(pictures: Path, tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_classes_are_the_captions_of_the_data(pictures: Path, tmp_path: Path) ->
     assert "dog" in error_line(outcome.errors)
 
 
-def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(pictures: Path, tmp_path: Path) -> None:
+def test_frozen_encoder_is_read_from_a_folder_and_its_outputs_cached(pictures: Path, tmp_path: Path) -> None:
     encoder, cache, run = make_folder(tmp_path / "t5"), tmp_path / "cache", tmp_path / "run"
     succeed(*words(pictures, run, f"model.text=hf:{encoder}", f"data.cache_dir={cache}"))
     assert list((cache / "text").rglob("*.safetensors"))
@@ -378,28 +378,28 @@ def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(pictures: Pat
     succeed("sample", run, "--text", "a red circle", "--num", 1, "--out", tmp_path / "out")
 
 
-def test_captions_that_are_no_classes(pictures: Path, tmp_path: Path) -> None:
+def test_captions_that_are_not_classes_are_refused(pictures: Path, tmp_path: Path) -> None:
     keys = ("model.text=classes", "model.classes=[cat, dog]")
     outcome = quintet(*words(pictures, tmp_path / "run", *keys))
     assert outcome.code == 2
-    assert "captions are none of the 2 classes" in error_line(outcome.errors)
+    assert "captions are not among the 2 classes" in error_line(outcome.errors)
     data = shutil.copytree(pictures, tmp_path / "data")
     rows = [json.loads(line) for line in (data / "metadata.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):
         row["text"] = ("cat", "dog", "")[number % 3]
     (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    succeed(*words(data, tmp_path / "run", *keys))  # empty ones are allowed by a key
+    succeed(*words(data, tmp_path / "run", *keys))  # data.allow_missing_captions allows empty captions
 
 
-def test_an_empty_caption_is_no_text_in_training_as_in_drawing(recipe: MuseTask) -> None:
+def test_empty_caption_is_unconditional_in_training_and_sampling(recipe: MuseTask) -> None:
     batch = batch_of(recipe, range(2))
     batch.fields["texts"] = ["", "a red circle"]
     trained = recipe._conditioning(batch)["text_mask"].any(1)
-    drawn = encode_prompts(recipe.maskgit, ["", "a red circle"], None)[0]["text_mask"].any(1)
-    assert trained.tolist() == drawn.tolist() == [False, True]
+    sampled = encode_prompts(recipe.maskgit, ["", "a red circle"], None)[0]["text_mask"].any(1)
+    assert trained.tolist() == sampled.tolist() == [False, True]
 
 
-def test_a_negative_text_is_led_away_from(recipe: MuseTask) -> None:
+def test_negative_prompt_replaces_the_unconditional_text(recipe: MuseTask) -> None:
     cond, uncond = encode_prompts(recipe.maskgit, ["a red circle"], "a blue star")
     assert torch.equal(uncond["text"], recipe.maskgit.texts(["a red circle", "a blue star"])["text"][1:])
     assert uncond["text_mask"].any()
@@ -407,7 +407,7 @@ def test_a_negative_text_is_led_away_from(recipe: MuseTask) -> None:
     assert not encode_prompts(recipe.maskgit, ["a red circle"], None)[1]["text_mask"].any()
 
 
-def test_an_unconditional_model_draws_without_data_or_text(pictures: Path, tmp_path: Path) -> None:
+def test_unconditional_model_samples_without_data_or_text(pictures: Path, tmp_path: Path) -> None:
     data = shutil.copytree(pictures, tmp_path / "data")
     run, hub = tmp_path / "run", tmp_path / "hub"
     succeed(*words(data, run, "model.text=none"))
@@ -420,42 +420,42 @@ def test_an_unconditional_model_draws_without_data_or_text(pictures: Path, tmp_p
         assert quintet("sample", hub, option, "a red circle", "--out", tmp_path / "out").code == 2
 
 
-def test_an_export_draws_with_the_critic_of_its_run(pictures: Path, tmp_path: Path) -> None:
+def test_export_samples_with_the_critic_of_its_run(pictures: Path, tmp_path: Path) -> None:
     run, hub = tmp_path / "run", tmp_path / "hub"
     succeed(*words(pictures, run, "loss.critic=true"))
     succeed("export", run, hub)
-    for place in (run, hub):
-        succeed("sample", place, "--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / place.name)
-    pictures_of = [(tmp_path / "out" / place / "grid.png").read_bytes() for place in ("run", "hub")]
-    assert pictures_of[0] == pictures_of[1]
+    for model in (run, hub):
+        succeed("sample", model, "--text", "a red circle", "--num", 2, "--out", tmp_path / "out" / model.name)
+    images = [(tmp_path / "out" / name / "grid.png").read_bytes() for name in ("run", "hub")]
+    assert images[0] == images[1]
     assert "critic" in open_pipeline(str(hub)).modules
 
 
-def test_weights_of_another_tokenizer_are_no_start(pictures: Path, tmp_path: Path) -> None:
+def test_init_from_a_run_with_another_tokenizer_is_refused(pictures: Path, tmp_path: Path) -> None:
     first, other = tmp_path / "first", shutil.copytree(TOKENIZER, tmp_path / "other")
     succeed(*words(pictures, first))
     weights = other / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
     outcome = quintet(*words(pictures, tmp_path / "second", "--init", first, "--tokenizer", other))
     assert outcome.code == 2
-    assert "stands on another tokenizer" in error_line(outcome.errors)
+    assert "was trained with another tokenizer" in error_line(outcome.errors)
 
 
 def test_codes_are_those_of_the_item_whatever_the_split(pictures: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    shutil.copytree(pictures / "images", data)  # without a split column: fraction and seed decide
+    shutil.copytree(pictures / "images", data)  # without a split column, so that fraction and seed decide
     for keys in ((), ("data.validation_fraction=0.4",), ("data.split_seed=1", "data.validation_fraction=0.4")):
-        made = make_task("muse", data, (*TINY_MUSE, "data.allow_missing_captions=true", *keys))
-        assert isinstance(made, MuseTask)
-        splits = made.splits()
-        for source in (splits.train, splits.validation):
-            for item in (0, len(source) - 1):
-                pixels = to_tensor(resize_and_crop(read_image(data / source.name(item)), 16, 16))
-                codes = source.load(item, ItemRNG(0, [0], [item]))["codes"]
-                assert torch.equal(codes, made.tokenizer.model.encode(pixels[None])[0])
+        task = make_task("muse", data, (*TINY_MUSE, "data.allow_missing_captions=true", *keys))
+        assert isinstance(task, MuseTask)
+        splits = task.splits()
+        for split in (splits.train, splits.validation):
+            for item in (0, len(split) - 1):
+                pixels = to_tensor(resize_and_crop(read_image(data / split.name(item)), 16, 16))
+                codes = split.load(item, ItemRNG(0, [0], [item]))["codes"]
+                assert torch.equal(codes, task.tokenizer.model.encode(pixels[None])[0])
 
 
-def test_a_changed_picture_is_encoded_anew(pictures: Path, tmp_path: Path) -> None:
+def test_changed_image_is_encoded_again(pictures: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for number in range(4):
@@ -473,7 +473,7 @@ def test_a_changed_picture_is_encoded_anew(pictures: Path, tmp_path: Path) -> No
     assert not torch.equal(codes(), before)
 
 
-def test_the_judge_is_asked_of_the_right_objects(tmp_path: Path) -> None:
+def test_judge_recognizes_its_own_data(tmp_path: Path) -> None:
     make_shapes(tmp_path, 150, 32, 0)
     rows = [json.loads(line) for line in (tmp_path / "metadata.jsonl").read_text().splitlines()]
     for split in ("validation", "withheld"):
@@ -481,12 +481,12 @@ def test_the_judge_is_asked_of_the_right_objects(tmp_path: Path) -> None:
         images = [to_tensor(np.asarray(read_image(tmp_path / row["file_name"]))) for row in chosen]
         for name, values in ShapesJudge().metrics(images, chosen, split).items():
             assert values.tolist() == [1.0] * len(chosen), name
-        others = [{"objects": [{**one, "colour": "no colour"} for one in row["objects"]]} for row in chosen]
-        wrong = ShapesJudge().metrics(images, others, "validation")
+        recolored = [{"objects": [{**shape, "colour": "no colour"} for shape in row["objects"]]} for row in chosen]
+        wrong = ShapesJudge().metrics(images, recolored, "validation")
         assert (wrong["match_colour"].sum(), wrong["match_shape"].mean()) == (0, 1)
 
 
-def test_the_trainer_for_python(pictures: Path, tmp_path: Path) -> None:
+def test_python_trainer_is_deterministic(pictures: Path, tmp_path: Path) -> None:
     _, _, _, *keys = TINY_MUSE
     config = {**configs.parse_overrides(keys), "sample.steps": 2, "data.num_workers": 0}
 
@@ -496,21 +496,21 @@ def test_the_trainer_for_python(pictures: Path, tmp_path: Path) -> None:
         )
 
     first, second = trainer("first"), trainer("second")
-    for made in (first, second):
-        made.train()
-        made.close()
+    for each in (first, second):
+        each.train()
+        each.close()
     weights = [load_file(step_folder(tmp_path / out, 12) / "maskgit.safetensors") for out in ("first", "second")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    with pytest.raises(UsageError, match="load the weights"):
+    with pytest.raises(UsageError, match="pass a model with loaded weights"):
         trainer("third", init=str(tmp_path / "first"))
 
 
-def test_what_an_evaluation_says_next_is_what_a_generator_needs(pictures: Path, tmp_path: Path) -> None:
+def test_evaluation_suggests_the_sample_command(pictures: Path, tmp_path: Path) -> None:
     outcome = succeed("eval", BASE, "eval.num_generated=0", "--data", pictures, "--out", tmp_path / "eval.json")
     assert f'next: quintet sample {BASE} --text "…" --out out/' in outcome.output
     outcome = quintet("sample", BASE, "--negative", "grey", "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "--negative goes with --text" in error_line(outcome.errors)
+    assert "--negative requires --text" in error_line(outcome.errors)
 
 
 def test_another_tokenizer_of_the_same_shape_is_refused(pictures: Path, tmp_path: Path) -> None:
@@ -523,18 +523,18 @@ def test_another_tokenizer_of_the_same_shape_is_refused(pictures: Path, tmp_path
     assert "tokenizer_hash=" in error_line(outcome.errors)
 
 
-def test_withheld_pictures_are_judged_and_never_trained_on(recipe: MuseTask, finished_muse: Path) -> None:
+def test_withheld_images_are_judged_and_never_trained_on(recipe: MuseTask, finished_muse: Path) -> None:
     splits = recipe.splits()
     assert set(splits.extra_splits) == {"withheld"}
     names = {splits.train.name(item) for item in range(len(splits.train))}
     withheld = splits.extra_splits["withheld"]
     assert names.isdisjoint(withheld.name(item) for item in range(len(withheld)))
-    figures = json.loads((finished_muse / "eval.json").read_text())
+    results = json.loads((finished_muse / "eval.json").read_text())
     kinds = ("match_colour", "match_shape", "match_position", "match_withheld")
-    assert {f"{kind}{of}" for kind in kinds for of in ("", "_reconstruction")} <= figures.keys()
+    assert {f"{kind}{of}" for kind in kinds for of in ("", "_reconstruction")} <= results.keys()
 
 
-def test_how_it_is_drawn_can_be_changed_for_one_evaluation(finished_muse: Path, tmp_path: Path) -> None:
+def test_sampling_keys_can_be_changed_for_one_evaluation(finished_muse: Path, tmp_path: Path) -> None:
     out = tmp_path / "other.json"
     succeed("eval", finished_muse, "eval.num_generated=0", "sample.steps=1", "--out", out)
     assert "match_colour" not in json.loads(out.read_text())
@@ -550,7 +550,7 @@ def finished_muse(pictures: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-# --- what a person may get wrong ------------------------------------------------------------------------------------
+# --- invalid input --------------------------------------------------------------------------------------------------
 
 
 def words(data: Path, out: Path, *more: object) -> tuple[object, ...]:
@@ -563,7 +563,7 @@ def test_only_keys_of_sampling_change_a_sample(finished_muse: Path, tmp_path: Pa
     assert "model.dim" in error_line(outcome.errors)
 
 
-def test_text_for_a_model_without_text(pictures: Path, tmp_path: Path) -> None:
+def test_text_for_a_model_without_text_is_refused(pictures: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     succeed(*words(pictures, run, "model.text=none"))
     outcome = quintet("sample", run, "--text", "a red circle", "--out", tmp_path / "out")
@@ -571,7 +571,7 @@ def test_text_for_a_model_without_text(pictures: Path, tmp_path: Path) -> None:
     assert "trained without text" in error_line(outcome.errors)
 
 
-def test_text_for_a_tokenizer(trained: Path, tmp_path: Path) -> None:
+def test_text_for_a_tokenizer_is_refused(trained: Path, tmp_path: Path) -> None:
     outcome = quintet("sample", trained, "--text", "a red circle", "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "not a generator" in error_line(outcome.errors)

@@ -1,4 +1,4 @@
-"""Phenaki in Python: data sets of videos and of codebook ids in every form, and the original trainer's keywords."""
+"""Phenaki in Python: datasets of videos and of codebook ids in every form, and the original trainer's keywords."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quintet.pipelines.base import Tokenizer
 from quintet.sampling.guidance import encode_prompts
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
-"""32 codes of 2 x 2 places, of 8 pixels and two frames each."""
+"""32 codes on a grid of 2 x 2; each code covers 8 x 8 pixels and two frames."""
 SMALL: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "text_dim": 16, "text_length": 32}
 QUICK: dict[str, Any] = {
     **{f"model.{key}": value for key, value in SMALL.items()},
@@ -38,12 +38,11 @@ QUICK: dict[str, Any] = {
         "sample.steps": 2,
     },
 }
-WIDTH = 6
-"""Of text embeddings."""
+EMBEDDING_DIM = 6
 
 
 class Clips:
-    """Twelve clips of different lengths, in one of the forms people's data sets have; one item may be changed."""
+    """Twelve clips of different lengths, in one of the forms that datasets have; one item may be changed."""
 
     def __init__(self, form: str, changed: dict[str, Any] | None = None) -> None:
         self.form = form
@@ -54,10 +53,10 @@ class Clips:
 
     def __getitem__(self, index: int) -> Any:
         generator = torch.Generator().manual_seed(index)
-        moments = 1 + index % 3
+        latent_frames = 1 + index % 3
         videos = torch.rand(3, 5, 16, 16, generator=generator)
-        codes = torch.randint(0, 32, (moments, 2, 2), generator=generator)
-        vectors = torch.randn(2 + index % 4, WIDTH, generator=generator)
+        codes = torch.randint(0, 32, (latent_frames, 2, 2), generator=generator)
+        vectors = torch.randn(2 + index % 4, EMBEDDING_DIM, generator=generator)
         mask = torch.arange(5) < 1 + index % 5
         if index == 4:
             codes = self.changed.get("codes", codes)
@@ -69,8 +68,8 @@ class Clips:
         return {
             "videos": (videos, text),
             "masked": (text, mask, videos),
-            "picture": (videos[:, 0], text),
-            "masked picture": {"videos": videos[:, 0], "texts": text, "video_frame_mask": mask[:1]},
+            "image": (videos[:, 0], text),
+            "masked image": {"videos": videos[:, 0], "texts": text, "video_frame_mask": mask[:1]},
             "array": ((videos.permute(1, 2, 3, 0) * 255).byte().numpy(), text),
             "embedded": (videos, vectors),
             "codes": (codes, text),
@@ -79,12 +78,12 @@ class Clips:
             "partly embedded": {"video_codebook_ids": codes, "text_embeds": vectors},
             "names": {"videos": videos, "texts": text, "video_frame_mask": mask},
             "declared": (text, videos, mask),
-            "untold": (videos,),
+            "no text": (videos,),
         }[self.form]
 
 
 DECLARED = ["texts", "videos", "video_frame_mask"]
-EMBEDDED = {"model.text": "vectors", "model.vector_dim": WIDTH}
+EMBEDDED = {"model.text": "vectors", "model.vector_dim": EMBEDDING_DIM}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def trained(form: str, out: Path, tokenizer: Tokenizer[Any] | None, **keys: Any)
 
 
 @pytest.mark.parametrize("form", ["masked", "array", "codes", "flat codes", "declared"])
-def test_a_data_set_of_any_form_trains(form: str, tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+def test_dataset_of_any_form_trains(form: str, tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer)
     assert trainer.step == 3
     record = json.loads((tmp_path / "run" / "data.json").read_text())
@@ -114,8 +113,8 @@ def test_a_data_set_of_any_form_trains(form: str, tokenizer: Tokenizer[Any], tmp
     assert (tmp_path / "run" / "samples" / "step-00000003" / "filmstrips.png").exists()
 
 
-def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
-    """The order of moments, the overlap, and the critic that learns to judge a generator that stays as it is."""
+def test_trainer_takes_settings_from_the_model(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+    """frame_autoregressive, the overlap and the critic; training only the critic leaves the generator unchanged."""
     maskgit = MaskGit(grid=(3, 2, 2), num_codes=32, rotary=True, **SMALL)
     before = {name: tensor.clone() for name, tensor in maskgit.state_dict().items()}
     phenaki = Phenaki(
@@ -138,35 +137,39 @@ def test_what_a_model_was_built_with_is_what_is_trained(tokenizer: Tokenizer[Any
     assert all(torch.equal(before[name], tensor) for name, tensor in maskgit.state_dict().items())
 
 
-def test_a_tokenizer_of_another_kind_is_refused_by_its_type(tmp_path: Path) -> None:
+def test_tokenizer_of_another_type_is_refused(tmp_path: Path) -> None:
     class Other:
         pass
 
     with pytest.raises(UsageError, match=r"takes a run, an exported folder or a pipeline as tokenizer, not a Other"):
         trained("codes", tmp_path / "run", Other())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"runs/vtok does not exist; give the folder of a run"):
+    with pytest.raises(UsageError, match=r"runs/vtok does not exist; pass the folder of a run"):
         trained("codes", tmp_path / "run", "runs/vtok")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", ["embedded", "embedded codes"])
-def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+def test_model_is_conditioned_on_text_embeddings_of_the_data(
+    form: str, tokenizer: Tokenizer[Any], tmp_path: Path
+) -> None:
     trainer = trained(form, tmp_path / "run", tokenizer, config=EMBEDDED)
     phenaki = trainer.task.pipeline(trainer.task.modules).phenaki()
-    made = phenaki.sample(text_embeds=torch.randn(2, 3, WIDTH), seed=1)
-    assert made.shape == (2, 3, 5, 16, 16)
+    videos = phenaki.sample(text_embeds=torch.randn(2, 3, EMBEDDING_DIM), seed=1)
+    assert videos.shape == (2, 3, 5, 16, 16)
     with pytest.raises(UsageError, match="reads no text itself"):
         phenaki.sample("a red ball")
-    with pytest.raises(UsageError, match="give texts, or embeddings of texts"):
-        phenaki.sample(text_embeds=torch.randn(2, 3, WIDTH), negative="a red ball")
+    with pytest.raises(UsageError, match="pass either texts or text_embeds"):
+        phenaki.sample(text_embeds=torch.randn(2, 3, EMBEDDING_DIM), negative="a red ball")
     with pytest.raises(UsageError, match="text embeddings 7 wide are not those of this model, which takes 6"):
         phenaki.sample(text_embeds=torch.randn(1, 3, 7))
-    told = [phenaki.maskgit.text_vectors(torch.randn(1, 3, WIDTH), torch.ones(1, 3).bool()) for _ in range(2)]
+    first, second = (
+        phenaki.maskgit.text_vectors(torch.randn(1, 3, EMBEDDING_DIM), torch.ones(1, 3).bool()) for _ in range(2)
+    )
     tokens = torch.full((1, 12), phenaki.maskgit.mask_id)
-    assert not torch.allclose(phenaki.maskgit(tokens, told[0]), phenaki.maskgit(tokens, told[1]))
+    assert not torch.allclose(phenaki.maskgit(tokens, first), phenaki.maskgit(tokens, second))
 
 
 class Four:
-    """Four clips of one to three moments, which only their texts tell apart."""
+    """Four clips of one to three latent frames, distinguished only by their texts."""
 
     def __len__(self) -> int:
         return 4
@@ -176,25 +179,27 @@ class Four:
         return torch.randint(0, 32, (1 + index % 3, 2, 2), generator=generator), f"clip {'abcd'[index]}"
 
 
-def test_it_learns_which_clip_a_text_stands_for(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+def test_model_learns_the_clip_of_each_text(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     quick = {"optim.name": "muon", "optim.lr": 1e-2, "optim.muon_lr": 0.03, "optim.warmup_steps": 5}
     wide = {"model.dim": 32, "model.depth": 2, "model.rotary": True, "loss.label_smoothing": 0.0, "sample.steps": 4}
     keys = {**quick, **wide, "data.validation_fraction": 0.0, "ema.enabled": False}
     trainer = trained("codes", tmp_path / "run", tokenizer, data=Four(), steps=150, config=keys)
     phenaki = trainer.task.pipeline(trainer.task.modules).phenaki()
-    wanted = [Four()[index] for index in range(4)]
-    told = encode_prompts(phenaki.maskgit, [text for _, text in wanted], None)
-    there = torch.arange(3) < torch.tensor([[len(codes)] for codes, _ in wanted])
-    made = phenaki.codes(told, ItemRNG(0, [0] * 4, range(4)), there)
-    right = [(one[: len(codes)] == codes).float().mean() for one, (codes, _) in zip(made, wanted, strict=True)]
-    assert sum(right) / 4 > 0.9
+    expected = [Four()[index] for index in range(4)]
+    conditioning = encode_prompts(phenaki.maskgit, [text for _, text in expected], None)
+    valid_frames = torch.arange(3) < torch.tensor([[len(codes)] for codes, _ in expected])
+    generated = phenaki.generate_codes(conditioning, ItemRNG(0, [0] * 4, range(4)), valid_frames)
+    accuracy = [
+        (each[: len(codes)] == codes).float().mean() for each, (codes, _) in zip(generated, expected, strict=True)
+    ]
+    assert sum(accuracy) / 4 > 0.9
 
 
 def test_codebook_ids_need_no_tokenizer(tmp_path: Path) -> None:
     codes = {"model.grid": [3, 2, 2], "model.num_codes": 32}
     trainer = trained("codes", tmp_path / "run", None, config=codes)
     assert trainer.step == 3
-    with pytest.raises(UsageError, match="videos need a tokenizer"):
+    with pytest.raises(UsageError, match="a dataset of videos needs a tokenizer"):
         trained("videos", tmp_path / "other", None, config=codes)
 
 
@@ -202,19 +207,19 @@ def loaded(form: str, tokenizer: Tokenizer[Any], config: dict[str, Any] | None =
     trainer_keys = {**QUICK, **(config or {}), "model.num_codes": 32, "model.grid": [3, 2, 2]}
     settings = build(PhenakiConfig, overrides={**trainer_keys, "data.validation_fraction": 0.0})
     declared = DECLARED if form == "declared" else None
-    source = python_clip_splits(Clips(form), settings, tokenizer, declared=declared).train
-    return [source.load(item, ItemRNG(0, [0], [item])) for item in range(len(source))]
+    split = python_clip_splits(Clips(form), settings, tokenizer, declared=declared).train
+    return [split.load(item, ItemRNG(0, [0], [item])) for item in range(len(split))]
 
 
-def test_frames_that_a_mask_leaves_out_are_none(tokenizer: Tokenizer[Any]) -> None:
-    whole = loaded("videos", tokenizer)
+def test_masked_frames_are_removed(tokenizer: Tokenizer[Any]) -> None:
+    full = loaded("videos", tokenizer)
     for form in ("masked", "names", "declared"):
         items = loaded(form, tokenizer)
         assert [len(item["codes"]) for item in items] == [1 + -(-(index % 5) // 2) for index in range(12)]
         assert [item["texts"] for item in items] == [f"clip {index}" for index in range(12)]
-        # Codes of a beginning are the beginning of the codes.
-        assert torch.equal(items[2]["codes"], whole[2]["codes"][:2])
-    assert [len(item["codes"]) for item in loaded("picture", tokenizer)] == [1] * 12
+        # The codes of the first frames are the first codes.
+        assert torch.equal(items[2]["codes"], full[2]["codes"][:2])
+    assert [len(item["codes"]) for item in loaded("image", tokenizer)] == [1] * 12
 
 
 @pytest.mark.parametrize(
@@ -222,11 +227,11 @@ def test_frames_that_a_mask_leaves_out_are_none(tokenizer: Tokenizer[Any]) -> No
     [
         ({"codes": torch.full((2, 2, 2), 32)}, "codebook ids from 32 to 32; the codebook has 32"),
         ({"codes": torch.full((2, 2, 2), -1)}, "codebook ids from -1 to -1"),
-        ({"codes": torch.zeros(2, 3, 3, dtype=torch.long)}, r"of shape \(2, 3, 3\); those of the model are up to"),
-        ({"codes": torch.zeros(4, 2, 2, dtype=torch.long)}, r"of shape \(4, 2, 2\); those of the model are up to"),
+        ({"codes": torch.zeros(2, 3, 3, dtype=torch.long)}, r"of shape \(2, 3, 3\); the model takes at most"),
+        ({"codes": torch.zeros(4, 2, 2, dtype=torch.long)}, r"of shape \(4, 2, 2\); the model takes at most"),
     ],
 )
-def test_codebook_ids_of_another_codebook_are_left_out(changed: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_codebook_ids_of_another_codebook_are_skipped(changed: dict[str, Any], reason: str, tmp_path: Path) -> None:
     data = {"data": Clips("codes", changed), "config": {"model.grid": [3, 2, 2], "model.num_codes": 32}}
     trained("codes", tmp_path / "run", None, steps=6, **data)
     skipped = json.loads((tmp_path / "run" / "data.json").read_text())["skipped"]
@@ -234,7 +239,7 @@ def test_codebook_ids_of_another_codebook_are_left_out(changed: dict[str, Any], 
     assert re.search(reason, skipped["item 4"])
 
 
-def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer: Tokenizer[Any]) -> None:
+def test_items_without_the_conditioning_of_the_model_are_refused(tokenizer: Tokenizer[Any]) -> None:
     with pytest.raises(UsageError, match=r"model\.text=vectors and model\.vector_dim=6"):
         loaded("embedded", tokenizer)
     with pytest.raises(UsageError, match=r"model\.text=vectors and model\.vector_dim=6"):
@@ -242,37 +247,35 @@ def test_items_that_do_not_tell_what_the_model_is_told_by_are_refused(tokenizer:
     with pytest.raises(UsageError, match="needs items with text embeddings"):
         loaded("videos", tokenizer, EMBEDDED)
     with pytest.raises(UsageError, match="the items have no texts"):
-        loaded("untold", tokenizer)
-    assert len(loaded("untold", tokenizer, {"model.text": "none"})) == 12
+        loaded("no text", tokenizer)
+    assert len(loaded("no text", tokenizer, {"model.text": "none"})) == 12
 
 
-def test_a_picture_with_a_mask_is_the_picture(tokenizer: Tokenizer[Any]) -> None:
-    alone, masked = loaded("picture", tokenizer), loaded("masked picture", tokenizer)
+def test_image_with_a_mask_is_the_image(tokenizer: Tokenizer[Any]) -> None:
+    alone, masked = loaded("image", tokenizer), loaded("masked image", tokenizer)
     assert all(torch.equal(one["codes"], other["codes"]) for one, other in zip(alone, masked, strict=True))
 
 
-def test_an_item_without_embedding_is_untold_and_the_others_are_not(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+def test_item_without_embedding_is_unconditional(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
     fields = collate_clips(loaded("partly embedded", tokenizer, EMBEDDED)[:3])
     assert fields["words"].sum(1).tolist() == [2, 0, 4]
     assert trained("partly embedded", tmp_path / "run", tokenizer, config=EMBEDDED).step == 3
 
 
-def test_frames_to_sample_that_no_code_ends_with_are_refused_before_training(
-    tokenizer: Tokenizer[Any], tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=r"sample\.frames=4 is not 1 and a multiple of 2.* nearest that are: 3 and 5"):
+def test_invalid_sample_frames_are_refused_before_training(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sample\.frames=4 is not 1 plus a multiple of 2.* numbers are 3 and 5"):
         trained("videos", tmp_path / "run", tokenizer, config={"sample.frames": 4})
 
 
-def test_a_model_put_together_is_trained_with_its_critic(tmp_path: Path) -> None:
+def test_phenaki_model_is_trained_with_its_critic(tmp_path: Path) -> None:
     maskgit = MaskGit(grid=(3, 2, 2), num_codes=32, **SMALL)
     cvivit = CViViTPipeline.from_pretrained(TOKENIZER).cvivit
-    whole = Phenaki(maskgit, cvivit, TokenCritic(maskgit.config))
-    before = whole.critic.to_score.weight.clone()  # type: ignore[union-attr, operator]
+    phenaki = Phenaki(maskgit, cvivit, TokenCritic(maskgit.config))
+    before = phenaki.critic.to_score.weight.clone()  # type: ignore[union-attr, operator]
     keys = {key: value for key, value in QUICK.items() if not key.startswith("model.")}
     with pytest.warns(compat.CompatibilityNotice, match="train_num_steps -> train.steps"):
         trainer = phenaki_pytorch.PhenakiTrainer(
-            phenaki=whole,
+            phenaki=phenaki,
             dataset=Clips("videos"),
             train_num_steps=3,
             batch_size=4,
@@ -284,19 +287,19 @@ def test_a_model_put_together_is_trained_with_its_critic(tmp_path: Path) -> None
     trainer.train()
     trainer.close()
     assert trainer.unwrapped_model is maskgit
-    assert not torch.equal(whole.critic.to_score.weight, before)  # type: ignore[union-attr]
+    assert not torch.equal(phenaki.critic.to_score.weight, before)  # type: ignore[union-attr]
     samples = tmp_path / "run" / "samples" / "step-00000003"
     assert (samples / "000-a-red-ball.mp4").exists()
-    # The tokenizer lies with the run.
-    kept = PhenakiPipeline.from_pretrained(tmp_path / "run").tokenizer.model
-    assert all(torch.equal(kept.state_dict()[name], value) for name, value in cvivit.state_dict().items())
+    # The tokenizer is stored with the run.
+    stored = PhenakiPipeline.from_pretrained(tmp_path / "run").tokenizer.model
+    assert all(torch.equal(stored.state_dict()[name], value) for name, value in cvivit.state_dict().items())
 
 
-def test_a_tokenizer_of_ones_own_is_refused(tmp_path: Path) -> None:
+def test_custom_tokenizer_class_is_refused(tmp_path: Path) -> None:
     class Other(CViViT):
         pass
 
     tokenizer = Other(CViViT.from_pretrained(TOKENIZER).config)
-    whole = Phenaki(MaskGit(grid=(3, 2, 2), num_codes=32, **SMALL), tokenizer)
-    with pytest.raises(UsageError, match="keeps the tokenizer with the run, and a Other is no model of quintet"):
-        PhenakiTrainer(whole, data=Clips("videos"), out=tmp_path / "run")
+    phenaki = Phenaki(MaskGit(grid=(3, 2, 2), num_codes=32, **SMALL), tokenizer)
+    with pytest.raises(UsageError, match="cannot do for Other: it is not a model of quintet"):
+        PhenakiTrainer(phenaki, data=Clips("videos"), out=tmp_path / "run")

@@ -328,11 +328,11 @@ def test_files_record_their_settings(sounds: Path, tmp_path: Path) -> None:
     pipeline = pipeline_of(build_task(sounds))
     sheet, clip, _ = pipeline.files(["a flute"], SoundStormOptions(num=2, seed=5, seconds=0.2))
     assert (sheet.file, clip.file) == ("spectrograms.png", "000.wav")
-    assert list(clip.about) == ["text", "number", "mulan_score", "seed", "settings", "seconds"]
-    assert (clip.about["text"], clip.about["number"], clip.about["seed"]) == ("a flute", 0, 5)
-    assert clip.about["seconds"] == pytest.approx(0.2)
-    assert list(sheet.about) == ["texts", "seed", "settings", "seconds"]
-    assert sheet.about["texts"] == ["a flute"] * 2
+    assert list(clip.metadata) == ["text", "number", "mulan_score", "seed", "settings", "seconds"]
+    assert (clip.metadata["text"], clip.metadata["number"], clip.metadata["seed"]) == ("a flute", 0, 5)
+    assert clip.metadata["seconds"] == pytest.approx(0.2)
+    assert list(sheet.metadata) == ["texts", "seed", "settings", "seconds"]
+    assert sheet.metadata["texts"] == ["a flute"] * 2
 
 
 def test_a_model_without_condition_takes_no_text(sounds: Path) -> None:
@@ -347,7 +347,7 @@ def test_the_critic_alone_is_trained_on_a_trained_generator(sounds: Path, tmp_pa
     run, keys = tmp_path / "run", (*TINY_SOUNDSTORM, "model.self_critic=true")
     outcome = quintet("train", "soundstorm", sounds, "--out", run, *keys, "loss.train_only=critic")
     assert outcome.code == 2
-    assert "needs a trained generator to judge: --init RUN" in outcome.errors
+    assert "needs a trained generator: use --init RUN" in outcome.errors
     succeed("train", "soundstorm", sounds, "--out", tmp_path / "first", *keys, "loss.train_only=generator")
     succeed("train", "soundstorm", sounds, "--out", run, *keys, "loss.train_only=critic", "--init", tmp_path / "first")
     last = Path("checkpoints", "step-00000012")

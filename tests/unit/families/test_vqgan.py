@@ -1,4 +1,4 @@
-"""The VQ-GAN: shapes, gradients of both phases, and the trainer as Python calls it."""
+"""VQ-GAN: shapes, gradients of both phases, and the Python trainer."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def make_task(**keys: Any) -> VQGanTask:
     overrides = {**TINY, "engine.precision": "fp64", "loss.discriminator_start": 0, "loss.discriminator_dim": 8, **keys}
     task = runs.make_task(config.build(VQGanConfig, overrides=overrides), {})
     assert isinstance(task, VQGanTask)
-    Engine(task.config.engine).place(task.modules)
+    Engine(task.config.engine).to_device(task.modules)
     return task
 
 
 def make_batch(count: int = 3, size: tuple[int, int] = (16, 16)) -> Batch:
-    pictures = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    names = tuple(f"picture {number}" for number in range(count))
-    return Batch({"images": pictures}, names, ItemRNG(0, [0] * count, range(count)), torch.float64)
+    images = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    names = tuple(f"image {number}" for number in range(count))
+    return Batch({"images": images}, names, ItemRNG(0, [0] * count, range(count)), torch.float64)
 
 
 @pytest.mark.parametrize("quantizer", ["vq", "lfq", "fsq"])
 @pytest.mark.parametrize("levels", [1, 2])
-def test_decode_of_encode_is_what_forward_makes(quantizer: str, levels: int) -> None:
+def test_forward_equals_decode_of_encode(quantizer: str, levels: int) -> None:
     vae = VQGanVAE(
         image_size=16, dim=8, layers=2, codebook_size=256, quantizer=quantizer, num_quantizers=levels
     ).double()
@@ -56,28 +56,28 @@ def test_decode_of_encode_is_what_forward_makes(quantizer: str, levels: int) -> 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_any_divisible_size_and_channels(size: tuple[int, int], channels: int) -> None:
     task = make_task(**{"model.image_size": size, "model.layers": 3, "model.channels": channels})
-    pictures = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
-    batch = Batch({"images": pictures}, ("a", "b"), ItemRNG(0, [0, 0], [0, 1]), torch.float64)
+    images = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
+    batch = Batch({"images": images}, ("a", "b"), ItemRNG(0, [0, 0], [0, 1]), torch.float64)
     report = task.backward([batch], task.modules, Engine(task.config.engine), 0)
     assert report.metrics["discriminator/loss"].isfinite()
-    assert task.model.encode(pictures.double() / 255).shape[1:] == (size[0] // 8, size[1] // 8)
+    assert task.model.encode(images.double() / 255).shape[1:] == (size[0] // 8, size[1] // 8)
 
 
-def test_a_picture_that_does_not_divide_is_refused() -> None:
+def test_image_size_that_is_not_divisible_is_refused() -> None:
     with pytest.raises(UsageError, match="not divisible by 4"):
         VQGanVAE(image_size=16, dim=8, layers=2)(torch.rand(1, 3, 18, 16))
 
 
 def plain_generator_gradients(task: VQGanTask, batch: Batch) -> dict[str, Tensor]:
-    """The textbook way: both norms by autograd at the last layer, one backward pass of the weighted sum."""
+    """Reference: both gradient norms by autograd at the last layer, one backward pass of the weighted sum."""
     output = task.forward(task.modules, batch, 0)
     result = output["result"]
     reconstruction, _ = task.reconstruction_loss(batch, output)
     adversarial = hinge_generator_loss(task.discriminator(result.images))
     last = task.model.last_layer.weight
-    slopes = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in (reconstruction, adversarial)]
+    norms = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in (reconstruction, adversarial)]
     weight = (
-        (slopes[0] / (slopes[1] + 1e-6)).clamp(max=1e4).detach() * task.loss.adversarial * task.loss.adversarial_ramp(0)
+        (norms[0] / (norms[1] + 1e-6)).clamp(max=1e4).detach() * task.loss.adversarial * task.loss.adversarial_ramp(0)
     )
     total = reconstruction + weight * adversarial + result.loss
     names = dict(task.model.named_parameters())
@@ -86,7 +86,7 @@ def plain_generator_gradients(task: VQGanTask, batch: Batch) -> dict[str, Tensor
 
 
 @pytest.mark.parametrize("quantizer", ["vq", "lfq", "fsq"])
-def test_the_generator_gets_the_gradient_of_the_whole_loss(quantizer: str) -> None:
+def test_generator_gets_the_gradient_of_the_full_loss(quantizer: str) -> None:
     task = make_task(**{"model.quantizer": quantizer, "loss.discriminator_ramp": 4})
     batch = make_batch()
     expected = plain_generator_gradients(task, batch)
@@ -96,8 +96,8 @@ def test_the_generator_gets_the_gradient_of_the_whole_loss(quantizer: str) -> No
         if name in expected:
             torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)
     parts = loss.parts
-    whole = parts["reconstruction"] + parts["quantizer"] + parts["adversarial_weight"] * parts["adversarial"]
-    torch.testing.assert_close(loss.value, whole)
+    full = parts["reconstruction"] + parts["quantizer"] + parts["adversarial_weight"] * parts["adversarial"]
+    torch.testing.assert_close(loss.value, full)
 
 
 def test_no_phase_leaves_a_gradient_in_the_other() -> None:
@@ -115,7 +115,7 @@ def test_no_phase_leaves_a_gradient_in_the_other() -> None:
     assert all(parameter.grad is not None for parameter in task.discriminator.parameters())
 
 
-def test_the_penalty_falls_on_every_nth_step_only() -> None:
+def test_gradient_penalty_only_every_nth_step() -> None:
     task = make_task(**{"loss.gradient_penalty_every": 3})
     batch = make_batch()
     output = task.forward(task.modules, batch, 0)
@@ -123,7 +123,7 @@ def test_the_penalty_falls_on_every_nth_step_only() -> None:
     assert penalised == [True, False, False, True, False, False, True]
 
 
-def test_the_discriminator_starts_late_and_its_say_grows() -> None:
+def test_discriminator_starts_late_and_ramps_up() -> None:
     task = make_task(**{"loss.discriminator_start": 10, "loss.discriminator_ramp": 4})
     assert [task.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
     assert [task.loss.adversarial_ramp(step) for step in (10, 11, 13, 50)] == [0.25, 0.5, 1.0, 1.0]
@@ -132,7 +132,7 @@ def test_the_discriminator_starts_late_and_its_say_grows() -> None:
     assert "adversarial" not in task.generator_loss(task.modules, batch, output, 9).parts
 
 
-def test_lecam_means_move_after_the_step_alone() -> None:
+def test_lecam_means_change_only_after_the_step() -> None:
     task = make_task(**{"loss.lecam": 0.1})
     report = task.backward([make_batch()], task.modules, Engine(task.config.engine), 0)
     assert task.discriminator.real_mean == 0
@@ -167,8 +167,8 @@ def test_a_pipeline_encodes_and_decodes_from_an_exported_folder(tmp_path: Path) 
 # --- the trainer in Python ----------------------------------------------------------------------------------
 
 
-class Pictures(Dataset[Any]):
-    """Twelve pictures in one of the forms people's data sets have."""
+class Images(Dataset[Any]):
+    """Twelve images in one of the forms that datasets have."""
 
     def __init__(self, form: str) -> None:
         self.form = form
@@ -178,15 +178,15 @@ class Pictures(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         pixels = torch.randint(0, 256, (3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(index))
-        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         return {
             "tensor": pixels,
             "float tensor": pixels.float() / 255,
             "tuple": (pixels, "a caption"),
             "declared": ("a caption", pixels),
-            "dictionary": {"image": picture, "text": "a caption"},
-            "picture": picture,
-            "larger": picture.resize((40, 50)),
+            "dictionary": {"image": image, "text": "a caption"},
+            "image": image,
+            "larger": image.resize((40, 50)),
         }[self.form]
 
 
@@ -204,22 +204,22 @@ QUICK: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", ["tensor", "float tensor", "tuple", "declared", "dictionary", "picture", "larger"])
-def test_data_sets_of_every_form_train(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", ["tensor", "float tensor", "tuple", "declared", "dictionary", "image", "larger"])
+def test_datasets_of_every_form_train(tmp_path: Path, form: str) -> None:
     declared = {"declared": ("texts", "images")} if form == "declared" else {}
     trainer = VQGanVAETrainer(
-        small_vae(), data=Pictures(form), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK, **declared
+        small_vae(), data=Images(form), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK, **declared
     )
     trainer.train()
     trainer.close()
     assert trainer.step == 2
 
 
-def test_equal_pictures_in_other_forms_train_the_same(tmp_path: Path) -> None:
+def test_equal_images_in_other_forms_train_the_same(tmp_path: Path) -> None:
     trained = []
     for form in ("tensor", "float tensor", "dictionary"):
         trainer = VQGanVAETrainer(
-            small_vae(), data=Pictures(form), out=tmp_path / form, steps=2, batch_size=4, config=QUICK
+            small_vae(), data=Images(form), out=tmp_path / form, steps=2, batch_size=4, config=QUICK
         )
         trainer.train()
         trainer.close()
@@ -228,31 +228,33 @@ def test_equal_pictures_in_other_forms_train_the_same(tmp_path: Path) -> None:
         assert all(torch.equal(trained[0][name], other[name]) for name in other)
 
 
-def test_an_ambiguous_item_is_an_error_that_lists_what_was_seen(tmp_path: Path) -> None:
-    class Odd(Pictures):
+def test_ambiguous_item_is_an_error_that_lists_its_fields(tmp_path: Path) -> None:
+    class Ambiguous(Images):
         def __getitem__(self, index: int) -> Any:
             return torch.zeros(3, 16, 16), torch.zeros(3, 16, 16)
 
     with pytest.raises(UsageError, match=r"fits a field twice.*seen \(Tensor\(3, 16, 16\).*expected images"):
-        VQGanVAETrainer(small_vae(), data=Odd(""), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK).train()
+        VQGanVAETrainer(
+            small_vae(), data=Ambiguous(""), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK
+        ).train()
 
 
-def test_a_run_given_objects_resumes_from_python_and_only_there(tmp_path: Path) -> None:
+def test_run_of_a_python_dataset_resumes_only_from_python(tmp_path: Path) -> None:
     out = tmp_path / "run"
     keys = {**QUICK, "optim.decay_steps": 4}
-    trainer = VQGanVAETrainer(small_vae(), data=Pictures("tensor"), out=out, steps=2, batch_size=4, config=keys)
+    trainer = VQGanVAETrainer(small_vae(), data=Images("tensor"), out=out, steps=2, batch_size=4, config=keys)
     trainer.train()
     trainer.close()
     with pytest.raises(UsageError, match="only be resumed from Python"):
         runs.resumed_trainer(out, {"train.steps": 4})
     again = VQGanVAETrainer(
-        small_vae(), data=Pictures("tensor"), out=out, steps=4, batch_size=4, config=QUICK, resume=True
+        small_vae(), data=Images("tensor"), out=out, steps=4, batch_size=4, config=QUICK, resume=True
     )
     assert again.step == 2
     again.train()
     again.close()
     straight = VQGanVAETrainer(
-        small_vae(), data=Pictures("tensor"), out=tmp_path / "straight", steps=4, batch_size=4, config=keys
+        small_vae(), data=Images("tensor"), out=tmp_path / "straight", steps=4, batch_size=4, config=keys
     )
     straight.train()
     straight.close()
@@ -263,16 +265,16 @@ def test_a_run_given_objects_resumes_from_python_and_only_there(tmp_path: Path) 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for number in range(12):
-        pixels = Pictures("tensor")[number].permute(1, 2, 0).numpy()
-        (tmp_path / "pictures").mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{number}.png")
-    return tmp_path / "pictures"
+        pixels = Images("tensor")[number].permute(1, 2, 0).numpy()
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
+    return tmp_path / "images"
 
 
-def original_call(pictures: Path, out: Path, **changes: Any) -> dict[str, Any]:
+def original_call(images: Path, out: Path, **changes: Any) -> dict[str, Any]:
     """Every keyword of VQGanVAETrainer in muse-maskgit-pytorch 0.3.5."""
     return {
-        "folder": str(pictures),
+        "folder": str(images),
         "num_train_steps": 2,
         "batch_size": 4,
         "image_size": 16,
@@ -295,7 +297,7 @@ def original_call(pictures: Path, out: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_whole_original_signature_trains(folder: Path, tmp_path: Path) -> None:
+def test_all_keywords_of_the_original_trainer_train(folder: Path, tmp_path: Path) -> None:
     call = original_call(folder, tmp_path / "run")
     with pytest.warns(compat.CompatibilityNotice) as notices:
         trainer = muse_maskgit_pytorch.VQGanVAETrainer(small_vae(), **call)
@@ -316,7 +318,7 @@ def test_the_whole_original_signature_trains(folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "message"),
     [
         ({"num_train_steps": 0}, "num_train_steps"),
         ({"batch_size": -1}, "batch_size"),
@@ -328,13 +330,13 @@ def test_the_whole_original_signature_trains(folder: Path, tmp_path: Path) -> No
         ({"folder": "does-not-exist"}, "does-not-exist"),
     ],
 )
-def test_impossible_original_values_are_one_sentence(
-    folder: Path, tmp_path: Path, change: dict[str, Any], named: str
+def test_invalid_values_of_the_original_keywords_are_refused(
+    folder: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     call = original_call(folder, tmp_path / "run", **change)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", compat.CompatibilityNotice)
-        with pytest.raises(UsageError, match=named):
+        with pytest.raises(UsageError, match=message):
             muse_maskgit_pytorch.VQGanVAETrainer(small_vae(), **call)
     assert not (tmp_path / "run").exists()
 

@@ -245,14 +245,14 @@ from quintet.common import files
 from quintet.nn.pretrained_text import PretrainedText
 encoder = PretrainedText(sys.argv[1], Path(sys.argv[2]), 32)
 encoder.embed(["red"])
-opened = files.open_own
+opened = files.open_no_follow
 class Half(io.RawIOBase):
     def __init__(self, file): self.file = file
     def writable(self): return True
     def write(self, raw):
         self.file.write(raw[: len(raw) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
-files.open_own = lambda path, mode: Half(opened(path, mode))
+files.open_no_follow = lambda path, mode: Half(opened(path, mode))
 encoder.embed(["red", "blue"])
 """
 

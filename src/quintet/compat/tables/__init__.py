@@ -1,4 +1,4 @@
-"""The facts about the original trainers: their every keyword, its default, and where it goes. Free of torch."""
+"""Tables of all keywords of the original trainers: default values and translation. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from collections.abc import Mapping
 from quintet.compat import kinds
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule, if_true, no_effect, to_argument, to_key, to_parts
 from quintet.compat.tables import shared
-from quintet.training.options import CONTRASTIVE, FEW, FLAG, STEPS
+from quintet.training.options import CONTRASTIVE_BATCH, FLAG, POSITIVE, STEPS
 
 MULAN: tuple[Rule, ...] = (
     shared.model("mulan", "MuLaN"),
-    shared.data_set(REQUIRED),
-    shared.steps("num_train_steps", None, "Optimizer steps of the run; the original took as many as there are items."),
-    shared.batch_size(kind=CONTRASTIVE),
-    to_argument("data_max_length", None, "max_samples", "Becomes `data.seconds`, by the model's rate.", STEPS),
-    no_effect("folder", None, (), "the original never read it; a folder can be given as `data`"),
+    shared.dataset(REQUIRED),
+    shared.steps("num_train_steps", None, "Number of optimizer steps; the original default was the number of items."),
+    shared.batch_size(kind=CONTRASTIVE_BATCH),
+    to_argument(
+        "data_max_length",
+        None,
+        "max_samples",
+        "Becomes `data.seconds`, converted with the model's sampling rate.",
+        STEPS,
+    ),
+    no_effect("folder", None, (), "the original never read it; pass a folder as `data`"),
     shared.rate("lr", 3e-4),
     shared.accumulation(1),
     shared.betas("betas"),
@@ -24,7 +30,9 @@ MULAN: tuple[Rule, ...] = (
     shared.checkpoints("save_model_every"),
     shared.out("results_folder", "./results"),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
-    to_key("use_lion", False, "optim.name", FLAG, "Lion instead of AdamW.", lambda flag: "lion" if flag else "adamw"),
+    to_key(
+        "use_lion", False, "optim.name", FLAG, "Use Lion instead of AdamW.", lambda flag: "lion" if flag else "adamw"
+    ),
     shared.CLEAR,
 )
 
@@ -33,11 +41,11 @@ SOUNDSTORM: tuple[Rule, ...] = (
     shared.steps("num_train_steps", REQUIRED),
     shared.warmup("num_warmup_steps", REQUIRED),
     shared.batch_size(),
-    shared.data_set(None),
+    shared.dataset(None),
     shared.only_train("generator"),
     shared.only_train("critic"),
     shared.rate("lr", 3e-4),
-    to_key("initial_lr", 1e-5, "optim.initial_lr", kinds.NOT_NEGATIVE, "Rate at the start of the warm-up."),
+    to_key("initial_lr", 1e-5, "optim.initial_lr", kinds.NOT_NEGATIVE, "Learning rate at the start of the warm-up."),
     shared.accumulation(1),
     shared.weight_decay("wd", 0.0),
     shared.clip(0.5),
@@ -48,77 +56,111 @@ SOUNDSTORM: tuple[Rule, ...] = (
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
     no_effect("split_batches", False, (True,), shared.GLOBAL_BATCH),
     no_effect(
-        "drop_last", False, (False,), "batches run on over the end of an epoch: all are full, nothing is dropped"
+        "drop_last",
+        False,
+        (False,),
+        "batches continue across the end of an epoch: all are full, and no item is dropped",
     ),
     shared.CLEAR,
 )
 
 VQGAN: tuple[Rule, ...] = (
     shared.model("vae", "VQGanVAE"),
-    to_argument("folder", REQUIRED, "data", "The folder of pictures."),
+    to_argument("folder", REQUIRED, "data", "Folder of images."),
     shared.steps("num_train_steps", REQUIRED),
     shared.batch_size(),
-    to_argument("image_size", REQUIRED, "image_size", "Belongs to the model, `model.image_size`; must be the same."),
+    to_argument("image_size", REQUIRED, "image_size", "Must equal `model.image_size` of the model."),
     shared.rate("lr", 3e-4),
     shared.accumulation(1),
-    shared.clip(None, "Largest norm of the gradient; the discriminator's too, unless `discr_max_grad_norm` is given."),
+    shared.clip(None, "Maximum gradient norm; also of the discriminator, unless `discr_max_grad_norm` is given."),
     to_key(
         "discr_max_grad_norm",
         None,
         "optim.discriminator.max_grad_norm",
         kinds.NORM,
-        "The same for the discriminator alone.",
+        "Maximum gradient norm of the discriminator.",
     ),
-    to_key("save_results_every", 100, "sample.every", kinds.INTERVAL, "Steps between two grids of reconstructions."),
+    to_key(
+        "save_results_every",
+        100,
+        "sample.every",
+        kinds.INTERVAL,
+        "Number of steps between two grids of reconstructions.",
+    ),
     shared.checkpoints("save_model_every"),
     shared.out("results_folder", "./results"),
     *shared.SPLIT,
-    to_key("use_ema", True, "ema.enabled", FLAG, "Keep a moving average of the weights."),
-    to_key("ema_beta", 0.995, "ema.decay", kinds.DECAY, "Decay of the average; the original ignored it."),
-    to_key("ema_update_after_step", 0, "ema.start", kinds.COUNT, "The average is a plain copy before."),
-    to_key("ema_update_every", 1, "ema.every", FEW, "Steps between two updates."),
+    to_key("use_ema", True, "ema.enabled", FLAG, "Maintain an exponential moving average of the weights."),
+    to_key("ema_beta", 0.995, "ema.decay", kinds.DECAY, "Decay of the moving average; the original ignored it."),
+    to_key(
+        "ema_update_after_step", 0, "ema.start", kinds.COUNT, "Before this step, the average is a copy of the weights."
+    ),
+    to_key("ema_update_every", 1, "ema.every", POSITIVE, "Number of steps between two updates of the average."),
     to_key(
         "apply_grad_penalty_every",
         4,
         "loss.gradient_penalty_every",
-        FEW,
-        "The original ignored it: it penalised each step.",
+        POSITIVE,
+        "Number of steps between two gradient penalties; the original applied it in every step.",
     ),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
 )
 
 PHENAKI: tuple[Rule, ...] = (
     shared.model("phenaki", "Phenaki"),
-    to_argument("folder", None, "data", "The folder of videos or pictures."),
-    to_key("train_on_images", False, "data.frames", FLAG, "Of a video one frame is taken.", if_true(1)),
+    to_argument("folder", None, "data", "Folder of videos or images."),
+    to_key("train_on_images", False, "data.frames", FLAG, "Train on one frame of each video.", if_true(1)),
     shared.batch_size(16),
     shared.accumulation(1),
-    to_key("num_frames", 17, "data.frames", kinds.FRAMES, "Frames of a training clip; pictures are clips of one."),
-    to_key("sample_num_frames", None, "sample.frames", kinds.FRAMES, "Frames of a sample."),
+    to_key(
+        "num_frames",
+        17,
+        "data.frames",
+        kinds.FRAMES,
+        "Number of frames of a training clip; an image is a clip of one frame.",
+    ),
+    to_key("sample_num_frames", None, "sample.frames", kinds.FRAMES, "Number of frames of a sample."),
     shared.rate("train_lr", 1e-4),
     shared.steps("train_num_steps", 100_000),
     shared.clip(None),
-    to_key("ema_update_every", 10, "ema.every", FEW, "Steps between two updates; the original kept no average."),
-    to_key("ema_decay", 0.995, "ema.decay", kinds.DECAY, "Decay of the average; the original kept no average."),
+    to_key(
+        "ema_update_every",
+        10,
+        "ema.every",
+        POSITIVE,
+        "Number of steps between two updates of the average; the original had no average.",
+    ),
+    to_key("ema_decay", 0.995, "ema.decay", kinds.DECAY, "Decay of the moving average; the original had no average."),
     shared.betas("adam_betas"),
     shared.weight_decay("wd", 0),
     Rule(
-        "save_and_sample_every", 1000, "Both at once.", keys=("sample.every", "checkpoint.every"), kind=kinds.INTERVAL
+        "save_and_sample_every",
+        1000,
+        "Number of steps between two samples, and between two checkpoints.",
+        keys=("sample.every", "checkpoint.every"),
+        kind=kinds.INTERVAL,
     ),
-    to_key("num_samples", 25, "sample.num", FEW, "Any number, not only squares."),
+    to_key("num_samples", 25, "sample.num", POSITIVE, "Number of samples; need not be a square."),
     shared.out("results_folder", "./results"),
-    to_key("amp", False, "engine.precision", FLAG, "Autocast to bf16.", if_true("bf16")),
+    to_key("amp", False, "engine.precision", FLAG, "Use bf16 mixed precision.", if_true("bf16")),
     to_key("fp16", False, "engine.precision", FLAG, "Becomes bf16.", if_true("bf16", shared.FP16_NOTICE)),
     no_effect("split_batches", True, (True,), shared.GLOBAL_BATCH),
-    no_effect("convert_image_to", None, (), "files are converted to the tokenizer's channels: 1 is L, 3 RGB, 4 RGBA"),
-    to_key("sample_texts_file_path", None, "sample.texts", kinds.TEXTS_FILE, "Captions to sample, a line each."),
+    no_effect(
+        "convert_image_to",
+        None,
+        (),
+        "files are converted to the channels of the tokenizer: 1 is L, 3 is RGB, 4 is RGBA",
+    ),
+    to_key(
+        "sample_texts_file_path", None, "sample.texts", kinds.TEXTS_FILE, "File with one caption per line to sample."
+    ),
     to_key("sample_texts", None, "sample.texts", kinds.TEXTS, "Captions to sample; the original ignored them."),
-    shared.data_set(None),
+    shared.dataset(None),
     shared.declared("dataset_fields", None),
 )
 
 MESH_COMMON: tuple[Rule, ...] = (
-    shared.data_set(REQUIRED),
+    shared.dataset(REQUIRED),
     shared.steps("num_train_steps", REQUIRED),
     shared.batch_size(),
     shared.accumulation(REQUIRED),
@@ -131,21 +173,21 @@ SCHEDULE: tuple[Rule, ...] = (
 )
 
 
-def _mesh_steps(rate: float, clip: float | None) -> tuple[Rule, ...]:
+def _mesh_optimizer(rate: float, clip: float | None) -> tuple[Rule, ...]:
     return shared.rate("learning_rate", rate), shared.weight_decay("weight_decay", 0.0), shared.clip(clip)
 
 
 def _mesh_validation(every: int) -> tuple[Rule, ...]:
-    explanation = "Batches of a validation; given with `grad_accum_every`, multiplied by it, as it was."
+    explanation = "Number of batches of a validation; multiplied by `grad_accum_every`, as in the original."
     return (
-        to_argument("val_dataset", None, "validation", "A data set object; a folder can stand here too."),
+        to_argument("val_dataset", None, "validation", "A dataset object, or a folder."),
         shared.validations("val_every", every),
-        Rule("val_num_batches", 5, explanation, keys=("eval.batches",), kind=FEW, times_accumulation=True),
+        Rule("val_num_batches", 5, explanation, keys=("eval.batches",), kind=POSITIVE, times_accumulation=True),
     )
 
 
 def _mesh_rest(*fields: str) -> tuple[Rule, ...]:
-    tracking = "`log.project` and `log.name` name the run."
+    tracking = "Log to wandb; `log.project` and `log.name` name the run."
     return (
         to_parts("accelerator_kwargs", shared.ENGINE_PARTS),
         to_parts("optimizer_kwargs", shared.OPTIMIZER_PARTS),
@@ -161,7 +203,7 @@ MESH_AUTOENCODER: tuple[Rule, ...] = (
     shared.model("model", "MeshAutoencoder"),
     *MESH_COMMON,
     *_mesh_validation(100),
-    *_mesh_steps(1e-4, None),
+    *_mesh_optimizer(1e-4, None),
     to_parts("ema_kwargs", shared.EMA_PARTS, {"use_foreach": True}),
     *SCHEDULE,
     *_mesh_rest("vertices", "faces", "face_edges"),
@@ -169,7 +211,7 @@ MESH_AUTOENCODER: tuple[Rule, ...] = (
 MESH_TRANSFORMER: tuple[Rule, ...] = (
     shared.model("model", "MeshTransformer"),
     *MESH_COMMON,
-    *_mesh_steps(2e-4, 0.5),
+    *_mesh_optimizer(2e-4, 0.5),
     *_mesh_validation(1),
     *SCHEDULE,
     to_parts("ema_kwargs", shared.EMA_PARTS),

@@ -27,7 +27,7 @@ class MelDistance(nn.Module):
         super().__init__()
         # A short window resolves fewer mel bins.
         self.spectrograms = nn.ModuleList(
-            LogMel(rate, n_fft=window, hop=hop or max(1, window // 4), mels=max(4, min(mels, window // 8)))
+            LogMel(rate, n_fft=window, hop_length=hop or max(1, window // 4), n_mels=max(4, min(mels, window // 8)))
             for window in windows
         )
 

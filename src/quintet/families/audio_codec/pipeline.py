@@ -13,7 +13,7 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.inference import inference_mode
 from quintet.config import validate
-from quintet.data.audio import audio_folder_splits, pad_windows, say_resampled
+from quintet.data.audio import audio_folder_splits, pad_windows, report_resampling
 from quintet.data.splits import Splits
 from quintet.data.tokenized import TokenEncoder
 from quintet.errors import UsageError
@@ -77,7 +77,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
     def splits(self) -> Splits:
         rate = self.config.model.sample_rate
         splits = audio_folder_splits(self.config.data, rate)
-        say_resampled(splits.train, rate, "the model (model.sample_rate)")
+        report_resampling(splits.train, rate, "the model (model.sample_rate)")
         return splits
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The recipe `cvivit`: a tokenizer of video and pictures."""
+"""C-ViViT: encodes videos and images to codes and decodes them."""

@@ -1,4 +1,4 @@
-"""Owns the keys of the recipe `cvivit`. Imports no torch, so that help is quick."""
+"""Configuration keys of the recipe `cvivit`. Does not import torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -16,40 +16,49 @@ CHANNELS = 3
 class CViViTModelConfig(Section):
     """The tokenizer; the keyword arguments of `CViViT`."""
 
-    image_size: int | tuple[int, int] = Field(64, description="Side in pixels, or [height, width].")
-    patch_size: int = Field(8, gt=0, description="Side in pixels of the square that one code stands for.")
+    image_size: int | tuple[int, int] = Field(64, description="Side of a square image in pixels, or [height, width].")
+    patch_size: int = Field(8, gt=0, description="Side in pixels of the square patch that one code covers.")
     temporal_patch_size: int = Field(
-        2, gt=0, description="Frames that one code stands for; the first frame of a video has codes of its own."
+        2, gt=0, description="Number of frames that one code covers; the first frame of a video is encoded alone."
     )
-    max_frames: int = Field(257, gt=0, description="Frames of the longest video.")
-    dim: int = Field(256, ge=8, multiple_of=8, description="Width.")
+    max_frames: int = Field(257, gt=0, description="Maximum number of frames of a video.")
+    dim: int = Field(256, ge=8, multiple_of=8, description="Dimension of the transformers.")
     spatial_depth: int = Field(
-        2, gt=0, le=64, description="Blocks that look over one moment, in the encoder and in the decoder."
+        2,
+        gt=0,
+        le=64,
+        description="Number of spatial blocks (attention within a latent frame), in the encoder and in the decoder.",
     )
     temporal_depth: int = Field(
-        2, gt=0, le=64, description="Blocks that look back in time, in the encoder and in the decoder."
+        2,
+        gt=0,
+        le=64,
+        description="Number of temporal blocks (causal attention over time), in the encoder and in the decoder.",
     )
     shortcut: bool = Field(
         False,
-        description="Tokens pass by the blocks too: training begins with the best linear transform, and improves it.",
+        description="Add a residual connection around the transformers; training then starts from a linear transform.",
     )
     filter_dim: int | None = Field(
         None,
         ge=8,
         multiple_of=8,
-        description="Width of the convolutions that filter the frames before patches and after them; none: no filter.",
+        description="Channels of the convolutions that filter frames before and after patches; null: no filter.",
     )
-    filter_blocks: int = Field(1, ge=1, le=16, description="Blocks of such a filter.")
-    heads: int = Field(4, gt=0, description="Attention heads.")
-    head_dim: int = Field(64, ge=4, multiple_of=4, description="Width of an attention head.")
+    filter_blocks: int = Field(1, ge=1, le=16, description="Number of residual blocks of the frame filter.")
+    heads: int = Field(4, gt=0, description="Number of attention heads.")
+    head_dim: int = Field(64, ge=4, multiple_of=4, description="Dimension of each attention head.")
     quantizer: Literal["vq", "lfq", "fsq"] = Field(
-        "vq", description="Vector, lookup-free or finite scalar quantization."
+        "vq", description="Quantizer: vq (vector), lfq (lookup-free) or fsq (finite scalar)."
     )
     codebook_size: int = Field(
-        1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
+        1024,
+        ge=2,
+        le=2**24,
+        description="Number of codes of each quantizer; lfq needs a power of two, fsq one of its supported sizes.",
     )
     num_quantizers: int = Field(
-        1, ge=1, le=64, description="More than one: residual quantization, so many codes a position."
+        1, ge=1, le=64, description="Number of residual quantizers, each with one code per position; 1: no residual."
     )
 
     @property
@@ -63,17 +72,17 @@ class CViViTModelConfig(Section):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of codes at one moment."""
+        """Number of rows and columns of codes in one latent frame."""
         height, width = self.size
         return height // self.patch_size, width // self.patch_size
 
-    def moments(self, frames: int) -> int:
-        """How many moments of codes so many frames have; a last one may be filled in part."""
+    def latent_frames(self, frames: int) -> int:
+        """Number of latent frames of a video of `frames` frames; the last one may be partly filled."""
         return 1 + -(-(frames - 1) // self.temporal_patch_size)
 
-    def frames(self, moments: int) -> int:
-        """How many frames so many moments of codes stand for."""
-        return 1 + (moments - 1) * self.temporal_patch_size
+    def frames(self, latent_frames: int) -> int:
+        """Number of frames that `latent_frames` latent frames cover."""
+        return 1 + (latent_frames - 1) * self.temporal_patch_size
 
     @model_validator(mode="after")
     def _divisible(self) -> CViViTModelConfig:
@@ -81,24 +90,27 @@ class CViViTModelConfig(Section):
             near = tuple(max(self.patch_size, round(side / self.patch_size) * self.patch_size) for side in self.size)
             raise ValueError(
                 f"model.image_size={self.image_size} is not divisible by model.patch_size = {self.patch_size}; "
-                f"the nearest that is: {near[0] if near[0] == near[1] else list(near)}"
+                f"the nearest valid size is {near[0] if near[0] == near[1] else list(near)}"
             )
         if self.filter_dim is not None and any(side % 2 for side in self.size):
-            raise ValueError(f"model.filter_dim is for sides of an even number of pixels, not {list(self.size)}")
+            raise ValueError(f"model.filter_dim needs an even height and width, not {list(self.size)}")
         return self
 
 
 class CViViTLossConfig(ImageLossConfig):
-    """What the tokenizer is trained for; the discriminator looks at single frames."""
+    """Losses of the tokenizer; the discriminator sees single frames."""
 
-    reconstruction: Literal["l1", "l2"] = Field("l2", description="Distance of pixels.")
+    reconstruction: Literal["l1", "l2"] = Field(
+        "l2", description="Distance between pixels: l1 (absolute) or l2 (squared)."
+    )
     frame_difference: float = Field(
         0.0,
         ge=0,
-        description="Weight of the distance of changes from each frame to the next: what is wrong should at least "
-        "stand still.",
+        description="Weight of the loss on differences between consecutive frames (less flicker); 0 disables it.",
     )
-    perceptual: float = Field(0.1, ge=0, description="Weight of the perceptual loss, where weights are given.")
+    perceptual: float = Field(
+        0.1, ge=0, description="Weight of the perceptual loss, if loss.perceptual_weights is set."
+    )
 
 
 class CViViTConfig(RunConfig):
@@ -111,7 +123,7 @@ class CViViTConfig(RunConfig):
             train={"batch_size": 4},
             sample={"num": 4},
         ),
-        # One CPU core, a quarter of an hour: it begins as a transform, and shallow blocks improve on it.
+        # For one CPU core and a quarter of an hour: starts as a linear transform that shallow blocks improve.
         "small": preset(
             SMALL,
             MUON,
@@ -142,20 +154,20 @@ class CViViTConfig(RunConfig):
         ),
     }
 
-    recipe: Literal["cvivit"] = Field("cvivit", description="What is trained.")
-    data: VideoDataConfig = Field(default_factory=VideoDataConfig, description="The files.")
+    recipe: Literal["cvivit"] = Field("cvivit", description="Recipe of the run.")
+    data: VideoDataConfig = Field(default_factory=VideoDataConfig, description="Training data.")
     model: CViViTModelConfig = Field(default_factory=CViViTModelConfig, description="The tokenizer.")
-    loss: CViViTLossConfig = Field(default_factory=CViViTLossConfig, description="What it is trained for.")
+    loss: CViViTLossConfig = Field(default_factory=CViViTLossConfig, description="Losses.")
     optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")
 
     @model_validator(mode="after")
-    def _whole_moments(self) -> CViViTConfig:
+    def _full_latent_frames(self) -> CViViTConfig:
         frames, step = self.data.frames, self.model.temporal_patch_size
         if (frames - 1) % step:
             raise ValueError(
-                f"data.frames={frames} is not 1 and a multiple of model.temporal_patch_size = {step}; the nearest that is: "
-                f"{1 + step * max(1, round((frames - 1) / step))}"
+                f"data.frames={frames} is not 1 plus a multiple of model.temporal_patch_size = {step}; "
+                f"the nearest valid number is {1 + step * max(1, round((frames - 1) / step))}"
             )
         if frames > self.model.max_frames:
-            raise ValueError(f"data.frames={frames} is more than model.max_frames={self.model.max_frames}")
+            raise ValueError(f"data.frames={frames} exceeds model.max_frames={self.model.max_frames}")
         return self

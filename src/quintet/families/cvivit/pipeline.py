@@ -1,4 +1,4 @@
-"""`CViViTPipeline`: videos and images to grids of codes, one for each latent frame, and back."""
+"""`CViViTPipeline`: encodes videos and images to grids of codes, one per latent frame, and decodes them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
         return cvivit
 
     def encode(self, videos: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Codes (batch, latent frames, rows, columns[, levels]) of videos (batch, 3, frames, height, width) in [0, 1],
-        or of images (batch, 3, height, width).
+        """Codes (batch, latent frames, rows, columns[, num_quantizers]) of videos or images.
 
-        `mask` (batch, frames) is true where a video has a frame; the codes of latent frames without any are -1.
+        Videos are (batch, 3, frames, height, width) in [0, 1], images (batch, 3, height, width).
+
+        `mask` (batch, frames) is true for real frames; the codes of padding are -1.
         """
         with self.inference():
             mask = None if mask is None else mask.to(self.device)
             return self.cvivit.encode(self.media(videos), mask)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Videos (batch, 3, frames, height, width) in [0, 1] of codes (batch, latent frames, rows, columns[, levels]).
+        """Videos (batch, 3, frames, height, width) in [0, 1].
 
-        Where the codes of a latent frame are -1 its frames have no meaning.
+        Codes are (batch, latent frames, rows, columns[, num_quantizers]). Frames of codes -1 are meaningless.
         """
         with self.inference():
             return self.cvivit.decode(codes.to(self.device))
@@ -58,9 +59,9 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
         return video_folder_splits(self.config.data, self.config.model.size)
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Padded to the longest, in whole latent frames."""
+        """Clips padded to the longest one, rounded up to full latent frames."""
         model, longest = self.config.model, max(item["videos"].shape[1] for item in items)
-        return pad_clips(items, model.frames(model.moments(longest)))
+        return pad_clips(items, model.frames(model.latent_frames(longest)))
 
     def encode_batch(self, batch: Batch) -> Tensor:
         return self.cvivit.encode(pixels(batch), batch["mask"])

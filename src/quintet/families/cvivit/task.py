@@ -1,7 +1,7 @@
-"""`CViViTTask`: the two phases of C-ViViT on one forward pass, its validation metrics and samples.
+"""`CViViTTask`: trains C-ViViT and its discriminator on one forward pass; validation metrics and samples.
 
-Clips of different lengths are in one batch; frames that are padding count nowhere. The discriminator and the
-perceptual loss look at one random frame of each clip.
+A batch holds clips of different lengths; padding frames are excluded from all losses and metrics. The discriminator
+and the perceptual loss see one random frame of each clip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quintet.common.statistics import Statistics
 from quintet.families.cvivit.config import CViViTConfig, CViViTLossConfig
 from quintet.families.cvivit.model import CViViT, Reconstruction
 from quintet.families.cvivit.pipeline import CViViTPipeline, pixels
-from quintet.families.cvivit.transform import begin_as_transform, patch_statistics
+from quintet.families.cvivit.transform import init_as_transform, patch_statistics
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip, write_video
 from quintet.nn.similarity import psnr, ssim
@@ -28,8 +28,8 @@ from quintet.training.engine import Engine
 from quintet.training.gan_task import PIXEL_METRICS, PatchGanTask, codebook_metrics, count_codes, mean_metrics
 from quintet.training.phase import Modules, Output
 
-PATCHES_OF_A_CODE = 32
-"""A code begins as the mean of about so many, where the transform is good from the start."""
+PATCHES_PER_CODE = 32
+"""Average number of patches from which one code is initialized, if the model starts as a linear transform."""
 
 
 class CViViTTask(PatchGanTask[CViViTConfig]):
@@ -41,46 +41,47 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
 
     @property
     def num_init_batches(self) -> int:
-        """With a shortcut as many as it takes for each code to begin as the mean of several patches."""
+        """1, or with `model.shortcut` the number of batches that gives `PATCHES_PER_CODE` patches per code."""
         model, data = self.config.model, self.config.data
         if not model.shortcut or model.quantizer != "vq":
             return 1
-        codes = self.config.train.batch_size * model.moments(data.frames) * model.grid[0] * model.grid[1]
-        return -(-PATCHES_OF_A_CODE * model.codebook_size // codes)
+        codes = self.config.train.batch_size * model.latent_frames(data.frames) * model.grid[0] * model.grid[1]
+        return -(-PATCHES_PER_CODE * model.codebook_size // codes)
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        """Start the transform, if there is a shortcut, and a vector codebook from what comes out of it."""
-        first = list(batches)
+        """Initialize the linear transform, if there is a shortcut, and then a vector codebook from its outputs."""
+        first_batches = list(batches)
         if self.config.model.shortcut:
             with torch.no_grad():
-                patches = [patch_statistics(self.model, pixels(batch), batch["mask"]) for batch in first]
-                begin_as_transform(self.model, sum(patches, Statistics()).over_ranks())
-        super().init_from_data(modules, first, engine)
+                statistics = [patch_statistics(self.model, pixels(batch), batch["mask"]) for batch in first_batches]
+                init_as_transform(self.model, sum(statistics, Statistics()).over_ranks())
+        super().init_from_data(modules, first_batches, engine)
 
     def latents(self, batch: Batch) -> Tensor:
         latents = self.model.latents(pixels(batch))
-        return latents[self.model.moments_there(batch["mask"])].flatten(0, 1)
+        return latents[self.model.latent_frame_mask(batch["mask"])].flatten(0, 1)
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         videos = pixels(batch)
         result: Reconstruction = modules["cvivit"](
             videos, batch["mask"], return_candidates=step % self.revive_every == 0
         )
-        chosen = chosen_frames(batch)
+        chosen = random_frames(batch)
         rows = torch.arange(len(videos), device=videos.device)
         frames = {"real": videos[rows, :, chosen], "fake": result.videos[rows, :, chosen]}
         return Output({**frames, "videos": videos, "result": result}, result.statistics.with_prefix("quantizer"))
 
     def reconstruction_loss(self, batch: Batch, output: Output) -> tuple[Tensor, dict[str, Tensor]]:
-        videos, made = output["videos"], output["result"].videos.to(output["videos"].dtype)
-        distance_of = F.l1_loss if self.loss.reconstruction == "l1" else F.mse_loss
-        by_frame = distance_of(made, videos, reduction="none").mean((1, 3, 4))
-        loss = mean_over_ranks(by_frame, batch["mask"])
+        videos = output["videos"]
+        reconstructed = output["result"].videos.to(videos.dtype)
+        distance = F.l1_loss if self.loss.reconstruction == "l1" else F.mse_loss
+        per_frame = distance(reconstructed, videos, reduction="none").mean((1, 3, 4))
+        loss = mean_over_ranks(per_frame, batch["mask"])
         parts = {"reconstruction": loss}
         if self.loss.frame_difference:
-            both = batch["mask"][:, 1:] & batch["mask"][:, :-1]
-            changes = distance_of(made.diff(dim=2), videos.diff(dim=2), reduction="none").mean((1, 3, 4))
-            parts["motion"] = mean_over_ranks(changes, both)
+            pair_mask = batch["mask"][:, 1:] & batch["mask"][:, :-1]
+            changes = distance(reconstructed.diff(dim=2), videos.diff(dim=2), reduction="none").mean((1, 3, 4))
+            parts["motion"] = mean_over_ranks(changes, pair_mask)
             loss = loss + self.loss.frame_difference * parts["motion"]
         return self.add_perceptual(loss, parts, output["fake"], output["real"]), parts
 
@@ -90,20 +91,20 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         videos, mask = pixels(batch), batch["mask"]
         model = self.pipeline(modules).cvivit
         codes = model.encode(videos, mask)
-        made = model.decode(codes).to(videos.dtype)
-        pairs = [frames_of(clip)[there] for clip, there in zip(made, mask, strict=True)]
-        truths = [frames_of(clip)[there] for clip, there in zip(videos, mask, strict=True)]
+        reconstructed = model.decode(codes).to(videos.dtype)
+        outputs = [frames_of(clip)[valid] for clip, valid in zip(reconstructed, mask, strict=True)]
+        targets = [frames_of(clip)[valid] for clip, valid in zip(videos, mask, strict=True)]
         return Statistics(
             {
                 "count": torch.tensor(float(len(videos)), device=videos.device),
-                # Of each clip the mean over its frames, so that long ones do not count more.
-                "psnr": _total(psnr, pairs, truths),
-                "ssim": _total(ssim, pairs, truths),
-                "reconstruction_loss": _total(_distance, pairs, truths),
+                # Mean over the frames of each clip, so that long clips do not weigh more.
+                "psnr": _total(psnr, outputs, targets),
+                "ssim": _total(ssim, outputs, targets),
+                "reconstruction_loss": _total(_distance, outputs, targets),
                 "codes": count_codes(codes, model.num_codes, model.quantizer.levels),
-                # Of clips that have a second frame.
+                # Clips with at least two frames.
                 "moving": (mask.sum(1) > 1).sum(),
-                "temporal_error": _total(temporal_error, pairs, truths),
+                "temporal_error": _total(temporal_error, outputs, targets),
             }
         )
 
@@ -115,20 +116,20 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         return {**metrics, **codebook_metrics(sums["codes"])}
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """Two rows for each clip: its frames, and what the tokenizer makes of them; and both side by side, moving."""
+        """An image with two rows per clip (input frames, reconstructed frames), and a video of both side by side."""
         videos, model = pixels(batch), self.pipeline(modules).cvivit
-        made = model.decode(model.encode(videos, batch["mask"])).to(videos.dtype)
+        reconstructed = model.decode(model.encode(videos, batch["mask"])).to(videos.dtype)
         lengths = batch["mask"].sum(1).tolist()
         strips = [
             filmstrip(clip[:, :length].cpu())
-            for pair, length in zip(zip(videos, made, strict=True), lengths, strict=True)
+            for pair, length in zip(zip(videos, reconstructed, strict=True), lengths, strict=True)
             for clip in pair
         ]
         sheet = image_grid(strips, columns=1, padding=0)
-        pairs = torch.cat([videos, made], dim=4).cpu()
-        about = {"rows": "input, reconstruction", "items": list(batch.names)}
+        pairs = torch.cat([videos, reconstructed], dim=4).cpu()
+        metadata = {"rows": "input, reconstruction", "items": list(batch.names)}
         return [
-            Artifact("reconstructions.png", partial(write_image, sheet), about, torch.from_numpy(sheet)),
+            Artifact("reconstructions.png", partial(write_image, sheet), metadata, torch.from_numpy(sheet)),
             *(
                 Artifact(
                     f"reconstruction-{number:02d}.mp4",
@@ -140,27 +141,27 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         ]
 
 
-def chosen_frames(batch: Batch) -> Tensor:
-    """One frame of each clip, among those that are there."""
+def random_frames(batch: Batch) -> Tensor:
+    """Index of one random frame of each clip (batch,), padding excluded."""
     lengths: Tensor = batch["mask"].sum(1)
     return (batch.rng.uniform("frame").to(lengths.device) * lengths).long()
 
 
 def frames_of(clip: Tensor) -> Tensor:
-    """(3, frames, height, width) as pictures, (frames, 3, height, width)."""
+    """A clip (3, frames, height, width) as images (frames, 3, height, width)."""
     return clip.transpose(0, 1)
 
 
-def temporal_error(made: Tensor, truth: Tensor) -> Tensor:
-    """How far the change from each frame to the next is off; nothing of a picture."""
-    error = (made.diff(dim=0) - truth.diff(dim=0)).abs().flatten(1).mean(1)
+def temporal_error(output: Tensor, target: Tensor) -> Tensor:
+    """Mean absolute error of the differences between consecutive frames (frames - 1,); zero for an image."""
+    error = (output.diff(dim=0) - target.diff(dim=0)).abs().flatten(1).mean(1)
     return error if len(error) else error.new_zeros(1)
 
 
-def _distance(made: Tensor, truth: Tensor) -> Tensor:
-    return (made - truth).abs().flatten(1).mean(1)
+def _distance(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).abs().flatten(1).mean(1)
 
 
-def _total(measure: Callable[[Tensor, Tensor], Tensor], made: Sequence[Tensor], truths: Sequence[Tensor]) -> Tensor:
-    """The sum over clips of what is measured of their frames, on average."""
-    return torch.stack([measure(one, other).mean() for one, other in zip(made, truths, strict=True)]).sum()
+def _total(measure: Callable[[Tensor, Tensor], Tensor], outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """Sum over clips of the mean of a measure over the frames of the clip."""
+    return torch.stack([measure(output, target).mean() for output, target in zip(outputs, targets, strict=True)]).sum()

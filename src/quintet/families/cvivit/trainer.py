@@ -16,11 +16,11 @@ from quintet.training.task import Task
 
 
 class CViViTTrainer(PythonTrainer):
-    """Train a `CViViT` on a folder or a data set object.
+    """Train a `CViViT` on a folder or a dataset object.
 
         CViViTTrainer(CViViT(dim=256, image_size=64), data="clips/", out="runs/tok", steps=10_000).train()
 
-    Any configuration key goes through `config={"data.frames": 9}`.
+    Set any other configuration key with `config={"data.frames": 9}`.
     """
 
     config_class = CViViTConfig

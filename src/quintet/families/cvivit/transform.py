@@ -1,7 +1,7 @@
-"""Owns how a fresh C-ViViT with `model.shortcut` begins: as the linear transform that keeps most of what its data show.
+"""Initialization of a C-ViViT with `model.shortcut`: a principal component analysis of the patches of the first clips.
 
-The patches of the first clips decide: their principal directions, as many as the model is wide. A first frame is a tube
-of frames that stand still, so that it has the same vectors, and the same codes, as a tube in which nothing moves.
+The model starts as the linear transform onto the first `model.dim` principal components. A first frame is treated as a
+tube of equal frames, so that it has the same vectors and the same codes as a tube without motion.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from quintet.families.cvivit.model import CViViT
 
 
 def patch_statistics(model: CViViT, videos: Tensor, mask: Tensor) -> Statistics:
-    """Number, sum and products of the patches of clips in [0, 1], of moments that are there."""
-    still, tubes = model.patches(videos)
-    still = _stands_still(still, model.config.temporal_patch_size)
-    patches = torch.cat([still, tubes], dim=1)[model.moments_there(mask)].flatten(0, 1).double()
+    """Count, sum and sum of outer products of the patches of a batch of videos, padding excluded."""
+    first, tubes = model.patches(videos)
+    still = _as_still_tube(first, model.config.temporal_patch_size)
+    patches = torch.cat([still, tubes], dim=1)[model.latent_frame_mask(mask)].flatten(0, 1).double()
     count = torch.tensor(float(len(patches)), dtype=torch.float64, device=patches.device)
     return Statistics({"count": count, "sum": patches.sum(0), "products": patches.T @ patches})
 
 
 @torch.no_grad()
-def begin_as_transform(model: CViViT, statistics: Statistics) -> None:
-    """Set the maps between patches and tokens; the blocks have no say yet, since a shortcut leads past them."""
+def init_as_transform(model: CViViT, statistics: Statistics) -> None:
+    """Set the linear layers between patches and tokens; the blocks contribute nothing yet, because of the shortcut."""
     sums, step = statistics.sums, model.config.temporal_patch_size
     mean = sums["sum"] / sums["count"]
     covariance = sums["products"] / sums["count"] - mean.outer(mean)
     directions = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, : model.config.dim]
-    # A direction and its opposite are the same one; rounding must not choose.
+    # Fixes the sign of each eigenvector, which rounding would decide otherwise.
     directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
-    # A model that is wider than a patch has numbers to spare.
+    # Zero-pads if the model has more dimensions than a patch has values.
     directions = torch.nn.functional.pad(directions, (0, model.config.dim - directions.shape[1]))
     for layer, weight, bias in (
         (model.tubes_in, directions.T, -mean @ directions),
@@ -48,11 +48,11 @@ def begin_as_transform(model: CViViT, statistics: Statistics) -> None:
             collectives.broadcast(parameter.data)
 
 
-def _stands_still(first: Tensor, step: int) -> Tensor:
-    """The patch of a first frame as a tube."""
+def _as_still_tube(first: Tensor, step: int) -> Tensor:
+    """The patch of a first frame repeated to a tube."""
     return repeat(first, "b k n (c r) -> b k n (c t r)", c=CHANNELS, t=step)
 
 
 def _by_frame(values: Tensor, step: int) -> Tensor:
-    """(numbers of a tube, ...) to (channels, frames, numbers of a patch's channel, ...)."""
+    """(values per tube, ...) to (channels, frames, pixels per patch, ...)."""
     return rearrange(values, "(c t r) ... -> c t r ...", c=CHANNELS, t=step)

@@ -20,7 +20,7 @@ from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
 from quintet.families.mesh_autoencoder.packed import collate, meshes_of
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
-from quintet.media.mesh_measures import as_triangles, merged
+from quintet.media.mesh_measures import as_triangles, merge_vertices
 from quintet.nn.graph import Packing
 from quintet.pipelines.base import Frozen, Tokenizer
 
@@ -100,7 +100,7 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
         model, valid = self.autoencoder, (codes >= 0).all(-1)
         rows = Packing(tuple(valid.sum(1).tolist()), codes.device)
         corners = model.decode_from_codes(codes[valid], rows.lengths)
-        return [_tidy(merged(each.cpu().numpy(), model.bins), model.bins) for each in rows.split(corners)]
+        return [_tidy(merge_vertices(each.cpu().numpy(), model.bins), model.bins) for each in rows.split(corners)]
 
 
 def _tidy(mesh: Mesh, bins: int) -> Mesh:

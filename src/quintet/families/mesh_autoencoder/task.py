@@ -19,7 +19,7 @@ from quintet.families.mesh_autoencoder.packed import Meshes, meshes_of
 from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, write_mesh
-from quintet.media.mesh_measures import as_triangles, compare, is_valid, is_watertight, merged
+from quintet.media.mesh_measures import as_triangles, compare, is_valid, is_watertight, merge_vertices
 from quintet.media.mesh_render import contact_sheet
 from quintet.training.gan_task import TokenizerTask, codebook_metrics, count_codes, mean_metrics
 from quintet.training.phase import Loss, Modules, Output, Phase
@@ -82,7 +82,7 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
         errors = (coordinate_bins(decoded, model.bins) - coordinate_bins(meshes.corners, model.bins)).abs()
         sums: dict[str, float] = dict.fromkeys(PER_MESH, 0.0)
         for original, corners in zip(originals(meshes), meshes.by_face.split(decoded), strict=True):
-            reconstruction = merged(corners.cpu().numpy(), model.bins)
+            reconstruction = merge_vertices(corners.cpu().numpy(), model.bins)
             distance = compare(original, reconstruction)
             sums["chamfer"] += distance.chamfer
             sums["normal_consistency"] += distance.normals

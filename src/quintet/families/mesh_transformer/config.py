@@ -115,8 +115,8 @@ class MeshTransformerSampleConfig(SampleConfig):
     )
     grammar: Literal["none", "strict"] = Field(
         "none",
-        description="Grammar: `none` allows any code, and the end token after complete faces; `strict`, for the tokenizer "
-        "`coordinates`, also forbids degenerate, unordered and duplicate faces.",
+        description="Grammar: `none` allows any code, and the end token after complete faces; `strict`, for the "
+        "tokenizer `coordinates`, also forbids degenerate, unordered and duplicate faces.",
     )
 
 

@@ -19,7 +19,7 @@ from quintet.families.mesh_transformer.model import Generated, MeshTransformer
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_formats import read_soup
-from quintet.media.mesh_measures import as_triangles, merged
+from quintet.media.mesh_measures import as_triangles, merge_vertices
 from quintet.media.mesh_render import contact_sheet
 from quintet.pipelines.base import Frozen, Tokenizer
 from quintet.pipelines.prompts import Prompts, TextGenerator, check_prompts, sample_record
@@ -131,7 +131,7 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         model = self.frozen["tokenizer"].model
         faces = [len(row) for row in rows]
         corners = model.decode_from_codes(torch.cat([*rows]), faces).cpu()
-        soups = [merged(part.double().numpy(), model.bins) for part in torch.split(corners, faces)]
+        soups = [merge_vertices(part.double().numpy(), model.bins) for part in torch.split(corners, faces)]
         return [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in soups]
 
     def grammar(self) -> Legal | None:

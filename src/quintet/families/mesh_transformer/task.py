@@ -17,7 +17,7 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
 from quintet.families.mesh_transformer import data
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
@@ -25,7 +25,7 @@ from quintet.families.mesh_transformer.model import MeshTransformer, unpadded
 from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformerPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
-from quintet.media.mesh_measures import cloud, compare_sets, is_valid, is_watertight
+from quintet.media.mesh_measures import compare_sets, is_valid, is_watertight, point_cloud
 from quintet.media.mesh_render import contact_sheet
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows, mean_scores
@@ -44,7 +44,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         self, config: MeshTransformerConfig, frozen: Frozen | None = None, modules: Modules | None = None
     ) -> None:
         super().__init__(config, frozen)
-        self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
+        self.config = self.config.changed(inferred_text_keys(self.config.model, self.config.data, EXTENSIONS))
         self.modules = dict(modules or MeshTransformerPipeline.build_modules(self.config, self.frozen))
         self.transformer: MeshTransformer = self.pipeline(self.modules).transformer
         if self.config.data.cache_dir:
@@ -166,7 +166,7 @@ def validity_sums(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Te
 
 def point_clouds(meshes: Sequence[Mesh]) -> Tensor:
     """Point clouds (meshes, points, 3), deterministic for each mesh."""
-    return torch.from_numpy(np.stack([cloud(mesh) for mesh in meshes]).astype(np.float32))
+    return torch.from_numpy(np.stack([point_cloud(mesh) for mesh in meshes]).astype(np.float32))
 
 
 def set_metrics(rows: Mapping[str, Tensor]) -> dict[str, float]:

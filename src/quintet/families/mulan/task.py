@@ -32,9 +32,9 @@ from quintet.media.image import write_image
 from quintet.nn.contrastive import contrastive_loss, similarities
 from quintet.pipelines.base import Frozen
 from quintet.training.engine import Engine
+from quintet.training.grad_cache import grad_cache_backward
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Report, Task, Traits
-from quintet.training.whole_batch import whole_batch_backward
 
 REVIVE_EVERY = 20
 """Steps between two revivals of dead codes; candidates are gathered only then."""
@@ -86,7 +86,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}}, statistics)
 
     def backward(self, micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
-        return whole_batch_backward(self, micro_batches, modules, engine, step)
+        return grad_cache_backward(self, micro_batches, modules, engine, step)
 
     def loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         rows, shared = output["rows"], output["shared"]

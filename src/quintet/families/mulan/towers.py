@@ -54,7 +54,9 @@ class AudioSpectrogramTransformer(nn.Module):
     def __init__(self, config: AudioTowerConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config = config or validate(AudioTowerConfig, keywords)
-        self.log_mel = LogMel(config.sample_rate, n_fft=config.n_fft, hop=config.hop_length, mels=config.n_mels)
+        self.log_mel = LogMel(
+            config.sample_rate, n_fft=config.n_fft, hop_length=config.hop_length, n_mels=config.n_mels
+        )
         # Spectrograms are normalised to zero mean and unit deviation; set from the data when training starts.
         self.register_buffer("mean", torch.tensor(-6.0))
         self.register_buffer("deviation", torch.tensor(4.0))

@@ -11,7 +11,7 @@ from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import check_captions
 from quintet.families.mulan.model import MuLaN
 from quintet.families.mulan.task import MuLaNTask
-from quintet.training.options import CONTRASTIVE, TrainerOptions
+from quintet.training.options import CONTRASTIVE_BATCH, TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
@@ -27,7 +27,7 @@ class MuLaNTrainer(PythonTrainer):
     config_class = MuLaNConfig
     task_class = MuLaNTask
     model_class = MuLaN
-    batch_sizes = CONTRASTIVE
+    batch_sizes = CONTRASTIVE_BATCH
 
     def __init__(self, model: MuLaN, **options: Unpack[TrainerOptions]) -> None:
         super().__init__(model, **options)

@@ -1,1 +1,1 @@
-"""Muse: text to image by a masked transformer over the codes of a tokenizer."""
+"""Muse: text to image with a masked transformer over the codes of an image tokenizer."""

@@ -1,4 +1,7 @@
-"""Owns the keys of the recipe `muse`. Free of torch, so that help is quick."""
+"""Configuration keys of the recipe `muse` and options of its pipeline.
+
+Does not import torch, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,22 @@ from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, D
 
 class MuseDataConfig(ImageDataConfig):
     flip: bool = Field(
-        False, description="Mirror half of the pictures; captions that name sides would contradict them."
+        False,
+        description="Flip half of the images horizontally; leave it off if captions name left or right.",
     )
     variants: int = Field(
-        1, ge=1, le=1000, description="Augmented variants of each picture in the code cache (flips, crops)."
+        1, ge=1, le=1000, description="Number of augmented variants (flips, crops) of each image in the token cache."
     )
     allow_missing_captions: bool = Field(
-        False, description="Train a text model although pictures without caption are there."
+        False, description="Train a text-conditional model even if some items have no caption."
     )
 
 
 class MuseOptions(NegativePromptOptions):
-    image: Path | None = Field(None, description="An image to draw on; needs --mask.")
+    image: Path | None = Field(None, description="Image file to inpaint; requires --mask.")
     mask: Path | None = Field(
-        None, description="An image as large as --image: its white part is generated, the rest stays."
+        None,
+        description="Image file of the same size as --image: white pixels are generated, black pixels are preserved.",
     )
 
 
@@ -36,7 +41,7 @@ class MuseConfig(MaskGitRunConfig):
     FROZEN_KEYS = ("tokenizer", "base")
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, DEBUG_TEXT, sample={"steps": 4}),
-        # Two CPU cores, minutes.
+        # For two CPU cores and a few minutes.
         "small": preset(
             SMALL_GENERATOR,
             model={"text_dim": 96, "rotary": True},
@@ -46,11 +51,16 @@ class MuseConfig(MaskGitRunConfig):
         "base": preset(BASE_GENERATOR, BASE_TEXT),
     }
 
-    recipe: Literal["muse"] = Field("muse", description="What is trained.")
-    tokenizer: str | None = Field(None, description="The trained tokenizer: RUN, RUN@step, or an exported folder.")
-    tokenizer_hash: str | None = Field(None, description="Of its weights; none: that of the tokenizer, from then on.")
-    base: str | None = Field(
-        None, description="The trained muse whose pictures this one draws larger; none: draw from nothing."
+    recipe: Literal["muse"] = Field("muse", description="Recipe of the run.")
+    tokenizer: str | None = Field(None, description="Trained image tokenizer: RUN, RUN@STEP or an exported folder.")
+    tokenizer_hash: str | None = Field(
+        None, description="SHA-256 of the tokenizer's weights, recorded when the run starts."
     )
-    base_hash: str | None = Field(None, description="Of its weights; none: that of the base, from then on.")
-    data: MuseDataConfig = Field(default_factory=MuseDataConfig, description="The files.")
+    base: str | None = Field(
+        None,
+        description="Trained muse run whose images this super-resolution model enlarges; null: this is a base model.",
+    )
+    base_hash: str | None = Field(
+        None, description="SHA-256 of the base model's weights, recorded when the run starts."
+    )
+    data: MuseDataConfig = Field(default_factory=MuseDataConfig, description="Training data.")

@@ -1,4 +1,4 @@
-"""Owns Muse's data: the codes of captioned pictures, made once by frozen tokenizers and kept in the cache."""
+"""Data of Muse: codes of captioned images, encoded once by frozen tokenizers and stored in the token cache."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from quintet.pipelines.base import Tokenizer
 
 
 def token_splits(config: MuseConfig, tokenizer: Tokenizer[Any], low: Tokenizer[Any] | None) -> Splits:
-    """Codes and captions; of `low`, the tokenizer of a base model, the field `low` beside them."""
-    media = _pictures(config, tokenizer)
-    check_captions(config.model, media, "pictures", config.data.allow_missing_captions)
-    own = _coded(config, tokenizer, media)
+    """Codes and captions. `low` is the tokenizer of the base model; its codes are added as the field `low`."""
+    media = _images(config, tokenizer)
+    check_captions(config.model, media, "images", config.data.allow_missing_captions)
+    high = _tokenized(config, tokenizer, media)
     if low is None:
-        return own
-    below = _coded(config, low, _pictures(config, low))
+        return high
+    base = _tokenized(config, low, _images(config, low))
     return replace(
-        own,
-        train=_Pairs(own.train, below.train),
-        validation=_Pairs(own.validation, below.validation),
-        skipped={**own.skipped, **below.skipped},
-        extra_splits={split: _Pairs(source, below.extra_splits[split]) for split, source in own.extra_splits.items()},
+        high,
+        train=_Pairs(high.train, base.train),
+        validation=_Pairs(high.validation, base.validation),
+        skipped={**high.skipped, **base.skipped},
+        extra_splits={name: _Pairs(split, base.extra_splits[name]) for name, split in high.extra_splits.items()},
     )
 
 
 @dataclass
 class _Pairs:
-    """The same pictures, augmented alike, in the codes of two tokenizers."""
+    """The same images with the same augmentation, as codes of two tokenizers."""
 
     high: Dataset
     low: Dataset
@@ -49,12 +49,12 @@ class _Pairs:
         return {**self.high.load(item, rng), "low": self.low.load(item, rng)["codes"]}
 
 
-def _pictures(config: MuseConfig, tokenizer: Tokenizer[Any]) -> Splits:
+def _images(config: MuseConfig, tokenizer: Tokenizer[Any]) -> Splits:
     shape = tokenizer.model.config
     return folder_splits(config.data, shape.size, shape.channels)
 
 
-def _coded(config: MuseConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
+def _tokenized(config: MuseConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
     return tokenized_splits(
-        tokenizer.token_encoder(), media, "pictures encoded", cache=config.data.cache_dir, variants=config.data.variants
+        tokenizer.token_encoder(), media, "images encoded", cache=config.data.cache_dir, variants=config.data.variants
     )

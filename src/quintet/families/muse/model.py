@@ -1,4 +1,4 @@
-"""Owns `Muse`: texts to pictures, by a base model and, if there is one, a super-resolution model above it."""
+"""`Muse`: text to image with a base model and an optional super-resolution model."""
 
 from __future__ import annotations
 
@@ -22,39 +22,41 @@ __all__ = ["Canvas", "MaskGit", "Muse", "Stage", "TokenCritic"]
 
 @dataclass(frozen=True)
 class Canvas:
-    """A picture to draw on, (channels, height, width) in [0, 1], and where it is to be drawn anew, (height, width)."""
+    """Input of inpainting: an image (channels, height, width) in [0, 1] and a mask (height, width), true where pixels
+    are generated."""
 
-    picture: Tensor
-    hole: Tensor
+    image: Tensor
+    mask: Tensor
 
     def __post_init__(self) -> None:
-        if self.picture.shape[-2:] != self.hole.shape:
+        if self.image.shape[-2:] != self.mask.shape:
             raise UsageError(
-                f"the mask is {_size(self.hole)}, but the picture is {_size(self.picture)}; they must be of one size"
+                f"the mask is {_size(self.mask)}, but the image is {_size(self.image)}; they must have the same size"
             )
-        if not self.hole.any():
-            raise UsageError("the mask marks nothing to draw anew: paint that part of it white")
+        if not self.mask.any():
+            raise UsageError("the mask selects nothing to generate: paint the part to generate white")
 
     def scaled(self, size: tuple[int, int]) -> Canvas:
-        """The same at another size. What the hole covered is filled evenly, so that it cannot be guessed from."""
-        hole = self.hole.to(self.picture)
-        known = (1 - hole).sum().clamp(min=1)
-        even = (self.picture * (1 - hole)).sum((-2, -1), keepdim=True) / known
-        filled = torch.where(self.hole, even, self.picture)
-        if size == tuple(self.hole.shape):
-            return Canvas(filled, self.hole)
-        small = F.interpolate(filled[None], size, mode="bilinear", antialias=True)[0].clamp(0, 1)
-        return Canvas(small, F.adaptive_max_pool2d(hole[None, None], size)[0, 0] > 0)
+        """The canvas at another size. The masked part gets the mean color of the rest, so that nothing leaks."""
+        mask = self.mask.to(self.image)
+        num_known = (1 - mask).sum().clamp(min=1)
+        mean = (self.image * (1 - mask)).sum((-2, -1), keepdim=True) / num_known
+        filled = torch.where(self.mask, mean, self.image)
+        if size == tuple(self.mask.shape):
+            return Canvas(filled, self.mask)
+        resized = F.interpolate(filled[None], size, mode="bilinear", antialias=True)[0].clamp(0, 1)
+        return Canvas(resized, F.adaptive_max_pool2d(mask[None, None], size)[0, 0] > 0)
 
-    def kept(self, drawn: Tensor) -> Tensor:
-        """The drawn pictures in the hole, the given one around it, as it was."""
-        return torch.where(self.hole, drawn, self.picture)
+    def composite(self, generated: Tensor) -> Tensor:
+        """Generated images (batch, channels, height, width) inside the mask, the original image outside."""
+        return torch.where(self.mask, generated, self.image)
 
 
 class Stage(nn.Module):
-    """A masked transformer with the tokenizer whose codes it fills in, and how it is decoded.
+    """A masked transformer, the tokenizer of its codes and the settings of decoding.
 
-    `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses that.
+    `critic` is a `TokenCritic` that selects the tokens to mask again, or None. A model trained with
+    `model.self_critic` uses its own.
     """
 
     def __init__(
@@ -79,20 +81,20 @@ class Stage(nn.Module):
         canvas: Canvas | None = None,
         name: str = "decode",
     ) -> Tensor:
-        """Codes, (batch, *grid). `low` are the codes of the stage below."""
+        """Codes (batch, *grid). `low` (batch, *low_res_grid) are the codes of the base model."""
         maskgit, count = self.maskgit, len(texts)
         cond, uncond = encode_prompts(self.maskgit, texts, negative)
         if low is not None:
             cond["low"] = low.flatten(1)
         tokens = torch.full((count, maskgit.length), maskgit.mask_id, device=maskgit.embedding.weight.device)
-        hole = torch.ones_like(tokens, dtype=torch.bool)
+        maskable = torch.ones_like(tokens, dtype=torch.bool)
         if canvas is not None:
-            tokens, hole = (one.to(tokens.device).expand(count, -1) for one in self._known(canvas))
+            tokens, maskable = (each.to(tokens.device).expand(count, -1) for each in self._encode(canvas))
 
         codes = fill(
             maskgit,
             tokens,
-            hole,
+            maskable,
             rng=rng,
             settings=self.settings,
             cond=cond,
@@ -102,29 +104,31 @@ class Stage(nn.Module):
         )
         return codes.view(count, *maskgit.grid)
 
-    def _known(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
-        """The codes of the canvas and which of them are to be drawn: those of which the hole touches any part."""
+    def _encode(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
+        """Codes (1, positions) of the canvas, and a mask of the codes that the canvas mask touches."""
         size, grid = self.tokenizer.config.size, self.tokenizer.config.grid
-        fitted = canvas.scaled(size)
-        codes = self.tokenizer.encode(fitted.picture[None].to(next(self.tokenizer.parameters()).device))
-        hole = F.adaptive_max_pool2d(fitted.hole.float()[None, None], grid)[0, 0] > 0
-        hole = hole.view(1, *grid, *[1] * (codes.ndim - 3)).expand(codes.shape)
-        return codes.flatten(1), hole.flatten(1)
+        resized = canvas.scaled(size)
+        codes = self.tokenizer.encode(resized.image[None].to(next(self.tokenizer.parameters()).device))
+        maskable = F.adaptive_max_pool2d(resized.mask.float()[None, None], grid)[0, 0] > 0
+        maskable = maskable.view(1, *grid, *[1] * (codes.ndim - 3)).expand(codes.shape)
+        return codes.flatten(1), maskable.flatten(1)
 
 
 class Muse(nn.Module):
-    """Texts to pictures (Chang et al. 2023, 2301.00704).
+    """Text to image (Chang et al. 2023, arXiv:2301.00704).
 
     muse = Muse(base=Stage(maskgit, tokenizer), superres=Stage(larger_maskgit, larger_tokenizer))
-    pictures = muse(["two blue squares"], seed=3)
+    images = muse(["two blue squares"], seed=3)
     """
 
     def __init__(self, base: Stage, superres: Stage | None = None) -> None:
         super().__init__()
         if superres is not None:
-            given, made = superres.maskgit.config.low_res_grid, base.maskgit.grid
-            if given != made:
-                raise UsageError(f"the super-resolution model is given a grid of {given}, but the base draws {made}")
+            expected, actual = superres.maskgit.config.low_res_grid, base.maskgit.grid
+            if expected != actual:
+                raise UsageError(
+                    f"the super-resolution model expects a base grid of {expected}, but the base model has {actual}"
+                )
         self.base = base
         self.superres = superres
 
@@ -136,7 +140,7 @@ class Muse(nn.Module):
     def forward(
         self, texts: Sequence[str], seed: int = 0, negative: str | None = None, canvas: Canvas | None = None
     ) -> Tensor:
-        """Pictures in [0, 1], (batch, channels, height, width); the same seed gives the same ones."""
+        """Images (batch, channels, height, width) in [0, 1]; the same seed gives the same images."""
         return self.generate(texts, ItemRNG(seed, [0] * len(texts), range(len(texts))), negative, canvas)
 
     def generate(
@@ -149,9 +153,9 @@ class Muse(nn.Module):
         images: Tensor = tokenizer.decode(codes)
         if canvas is None:
             return images
-        if tuple(canvas.hole.shape) != tuple(tokenizer.config.size):
-            raise UsageError(f"the picture is {_size(canvas.hole)}, the model draws {_size(images)}")
-        return Canvas(canvas.picture.to(images), canvas.hole.to(images.device)).kept(images)
+        if tuple(canvas.mask.shape) != tuple(tokenizer.config.size):
+            raise UsageError(f"the input image is {_size(canvas.mask)}, but the model generates {_size(images)}")
+        return Canvas(canvas.image.to(images), canvas.mask.to(images.device)).composite(images)
 
 
 def _size(tensor: Tensor) -> str:

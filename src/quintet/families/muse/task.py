@@ -1,4 +1,4 @@
-"""`MuseTask`: a masked transformer over the codes of captioned images, its validation metrics and samples."""
+"""`MuseTask`: trains a masked transformer on codes of captioned images; validation metrics and samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
@@ -19,7 +19,7 @@ from quintet.media.image import EXTENSIONS, image_grid, write_image
 from quintet.nn.codebook import check_codebook_smoothing
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
-from quintet.training.maskgit_task import MaskGitTask, Rows
+from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
 from quintet.training.phase import Modules
 
 
@@ -28,7 +28,7 @@ class MuseTask(MaskGitTask[MuseConfig]):
 
     def __init__(self, config: MuseConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
-        self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
+        self.config = self.config.changed(inferred_text_keys(self.config.model, self.config.data, EXTENSIONS))
         self.tokenizer, self.base = as_tokenizer(self.frozen["tokenizer"]), self.frozen.get("base")
         check_codebook_smoothing(config.loss.codebook_smoothing, self.tokenizer.model.quantizer.levels)
         self.make_modules(self.tokenizer, modules)
@@ -37,31 +37,31 @@ class MuseTask(MaskGitTask[MuseConfig]):
         low = None if self.base is None else as_tokenizer(self.base.frozen["tokenizer"])
         return token_splits(self.config, self.tokenizer, low)
 
-    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
-        return Rows(batch["codes"].flatten(1), self._conditioning(batch, keep))
+    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
+        return MaskGitInputs(batch["codes"].flatten(1), self._conditioning(batch, keep))
 
     def _conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
-        # An empty caption is none, here as in sampling.
-        there = torch.tensor([bool(text) for text in batch["texts"]])
-        conditioning = self.maskgit.texts(batch["texts"], there if keep is None else keep & there)
+        # An empty caption means unconditional, as in sampling.
+        has_caption = torch.tensor([bool(text) for text in batch["texts"]])
+        conditioning = self.maskgit.texts(batch["texts"], has_caption if keep is None else keep & has_caption)
         if self.base is not None:
             conditioning["low"] = batch["low"].flatten(1)
         return conditioning
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of a synthetic data set finds in images generated from captions, and in reconstructions."""
+        """Statistics of the synthetic dataset's judge for images generated from captions and for reconstructions."""
         judge = judge_of(batch, split)
         if judge is None:
             return Statistics()
-        made, kept = self._generated(modules, batch), self._reconstructed(batch)
-        return Statistics(rows=judged_rows(judge, batch, split, made, kept))
+        generated, reconstructed = self._generated(modules, batch), self._reconstructed(batch)
+        return Statistics(rows=judged_rows(judge, batch, split, generated, reconstructed))
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """A grid of pairs: the image as the tokenizer has it, and what is generated from its caption."""
-        made, kept = self._generated(modules, batch), self._reconstructed(batch)
-        grid = image_grid([image for pair in zip(kept, made, strict=True) for image in pair], columns=8)
-        about = {"columns": "reconstruction, drawn from its caption", "texts": list(batch["texts"])}
-        return [Artifact("drawn.png", partial(write_image, grid), about, torch.from_numpy(grid))]
+        """A grid of pairs: the tokenizer's reconstruction of an image, and an image generated from its caption."""
+        generated, reconstructed = self._generated(modules, batch), self._reconstructed(batch)
+        grid = image_grid([image for pair in zip(reconstructed, generated, strict=True) for image in pair], columns=8)
+        metadata = {"columns": "reconstruction, drawn from its caption", "texts": list(batch["texts"])}
+        return [Artifact("drawn.png", partial(write_image, grid), metadata, torch.from_numpy(grid))]
 
     def _generated(self, modules: Modules, batch: Batch) -> Tensor:
         pipeline: MusePipeline = self.pipeline(modules)

@@ -1,4 +1,4 @@
-"""`MuseTrainer`: trains a `MaskGit` on a tokenizer's codes of images from Python."""
+"""`MuseTrainer`: trains a `MaskGit` on image codes from Python."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quintet.training.python_trainer import PythonTrainer
 
 
 class MuseTrainer(PythonTrainer):
-    """Train a `MaskGit` on the codes of a folder of captioned pictures.
+    """Train a `MaskGit` on the codes of a folder of captioned images.
 
         MuseTrainer(tokenizer="runs/tok", data="photos/", out="runs/muse", steps=10_000).train()
 
-    Without a model it is made to fit the tokenizer. With a `base`, a trained muse, it learns to draw the base's
-    pictures larger.
+    Without `model`, a model that fits the tokenizer is created. With `base`, a trained muse run, this trains a
+    super-resolution model that enlarges the images of the base model.
     """
 
     config_class = MuseConfig

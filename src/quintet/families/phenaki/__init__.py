@@ -1,1 +1,1 @@
-"""Phenaki: text to video by a masked transformer over the codes of a video tokenizer."""
+"""Phenaki: text to video with a masked transformer over the codes of a video tokenizer."""

@@ -1,4 +1,7 @@
-"""The keys of the recipe `phenaki`, and the options of its pipeline. Free of torch, so that help is quick."""
+"""Configuration keys of the recipe `phenaki` and options of its pipeline.
+
+Does not import torch, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +17,34 @@ from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, D
 
 class PhenakiDataConfig(VideoDataConfig):
     variants: int = Field(
-        1, ge=1, le=1000, description="Variants of each clip in the code cache (other beginnings, flips, crops)."
+        1,
+        ge=1,
+        le=1000,
+        description="Number of augmented variants (start frames, flips, crops) of each clip in the token cache.",
     )
     allow_missing_captions: bool = Field(
-        False, description="Train a text model although clips without caption are there."
+        False, description="Train a text-conditional model even if some items have no caption."
     )
 
 
 class PhenakiLossConfig(MaskGitLossConfig):
     frame_autoregressive: bool = Field(
         False,
-        description="Predict latent frames one after the other, each from all earlier ones, instead of all frames of "
-        "a clip at once as in the paper.",
+        description="Predict latent frames one after another, each from all earlier ones, instead of all at once.",
     )
     first_frame_prob: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="In the order of moments: share of clips whose first one is guessed, for which the text is all "
-        "there is to go by; the later ones share the rest.",
+        description="With loss.frame_autoregressive: fraction of clips whose first latent frame is predicted; "
+        "for the other clips, a random later latent frame is predicted.",
     )
     continuation_prob: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Of moments that are guessed together: share of clips of which the first ones are given, as in "
-        "going on from a clip.",
+        description="Without loss.frame_autoregressive: fraction of clips trained as continuation, "
+        "with the first latent frames given.",
     )
 
 
@@ -48,41 +53,44 @@ class PhenakiSampleConfig(MaskGitSampleConfig):
         None,
         ge=1,
         le=1000,
-        description="In the order of moments: decoding steps of each one behind the first, of which less is left open; "
-        "none: sample.steps.",
+        description="With loss.frame_autoregressive: number of decoding steps of each latent frame after the first; "
+        "null: sample.steps.",
     )
-    frames: int | None = Field(None, gt=0, description="Frames of a video; none: as many as the model was trained on.")
+    frames: int | None = Field(None, gt=0, description="Number of frames of a generated video; null: data.frames.")
     overlap: int | None = Field(
         None,
         gt=0,
-        description="Frames that a longer video or the next scene goes on from; none: about a third of the model's.",
+        description="Number of frames from which a longer video or the next scene continues; null: about a third of "
+        "data.frames.",
     )
     fps: float | None = Field(
-        None, gt=0, le=1000, description="Frames a second of what is written; none: data.fps, or 8."
+        None, gt=0, le=1000, description="Frame rate of written videos, in frames per second; null: data.fps, or 8."
     )
     texts: tuple[str, ...] | str | None = Field(
         None,
-        description="What is made while training: a list of captions, or a file with one on each line; none: the "
-        "captions of validation clips.",
+        description="Prompts of the samples during training: a list, or a file with one prompt per line; "
+        "null: captions of validation clips.",
     )
 
     @field_validator("texts")
     @classmethod
     def _some_texts(cls, texts: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
         if texts is not None and not texts:
-            raise ValueError("give at least one caption, or none for those of the validation set")
+            raise ValueError("give at least one prompt, or null for the captions of the validation set")
         return texts
 
 
 class PhenakiOptions(NegativePromptOptions):
-    prime: Path | None = Field(None, description="A video or an image to continue.")
+    prime: Path | None = Field(None, description="Video or image file to continue.")
     scenes: Path | None = Field(
-        None, description="A file with a text on each line: one video of these scenes, one after another."
+        None, description="Text file with one prompt per line: generates one video that shows these scenes in order."
     )
     frames: int | None = Field(
-        None, ge=1, description="Frames of a video, those of --prime included; with --scenes, frames that each adds."
+        None,
+        ge=1,
+        description="Number of frames of a video, including those of --prime; with --scenes, of each scene.",
     )
-    images: bool = Field(False, description="Images instead of videos.")
+    images: bool = Field(False, description="Generate images instead of videos.")
 
 
 class PhenakiConfig(MaskGitRunConfig):
@@ -90,11 +98,11 @@ class PhenakiConfig(MaskGitRunConfig):
     FROZEN_KEYS = ("tokenizer",)
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, DEBUG_TEXT, model={"rotary": True}, data={"frames": 5}, sample={"steps": 4}),
-        # Two CPU cores, within an hour.
+        # For two CPU cores and less than an hour.
         "small": preset(
             SMALL_GENERATOR,
             model={"rotary": True, "text": "words", "text_dim": 96},
-            # The picture is the hard part, and it is the first moment.
+            # The first latent frame, which holds the image, is the hard part.
             loss={
                 "frame_autoregressive": True,
                 "codebook_smoothing": 0.5,
@@ -109,27 +117,28 @@ class PhenakiConfig(MaskGitRunConfig):
         "base": preset(BASE_GENERATOR, BASE_TEXT, model={"rotary": True}),
     }
 
-    recipe: Literal["phenaki"] = Field("phenaki", description="What is trained.")
-    tokenizer: str | None = Field(
-        None, description="The trained tokenizer of video: RUN, RUN@step, or an exported folder."
+    recipe: Literal["phenaki"] = Field("phenaki", description="Recipe of the run.")
+    tokenizer: str | None = Field(None, description="Trained video tokenizer: RUN, RUN@STEP or an exported folder.")
+    tokenizer_hash: str | None = Field(
+        None, description="SHA-256 of the tokenizer's weights, recorded when the run starts."
     )
-    tokenizer_hash: str | None = Field(None, description="Of its weights; none: that of the tokenizer, from then on.")
-    data: PhenakiDataConfig = Field(default_factory=PhenakiDataConfig, description="The files.")
-    loss: PhenakiLossConfig = Field(default_factory=PhenakiLossConfig, description="What it is trained for.")
+    data: PhenakiDataConfig = Field(default_factory=PhenakiDataConfig, description="Training data.")
+    loss: PhenakiLossConfig = Field(default_factory=PhenakiLossConfig, description="Losses.")
     sample: PhenakiSampleConfig = Field(
-        default_factory=PhenakiSampleConfig, description="Decoding, here and while training."
+        default_factory=PhenakiSampleConfig, description="Decoding, during training and in `quintet sample`."
     )
 
     @model_validator(mode="after")
-    def _makes_videos(self) -> PhenakiConfig:
+    def _check_video_model(self) -> PhenakiConfig:
         if self.model.low_res_grid is not None:
-            raise ValueError(
-                "model.low_res_grid is for pictures that are drawn larger; there is no such model of videos"
-            )
+            raise ValueError("model.low_res_grid is for super-resolution of images; phenaki does not support it")
         if self.model.code_patch_size is not None and self.model.code_patch_size[0] != 1:
             raise ValueError(
-                f"model.code_patch_size={list(self.model.code_patch_size)} would make one token of several moments"
+                f"model.code_patch_size={list(self.model.code_patch_size)} must start with 1: a token may not "
+                "span several latent frames"
             )
         if self.model.grid is not None and len(self.model.grid) not in (3, 4):
-            raise ValueError(f"codes of video have moments, rows and columns, not model.grid={list(self.model.grid)}")
+            raise ValueError(
+                f"model.grid={list(self.model.grid)} must have 3 or 4 axes: latent frames, rows, columns[, quantizers]"
+            )
         return self

@@ -1,9 +1,9 @@
-"""Phenaki's data: the codes of captioned clips, of a folder or of a data set in Python.
+"""Data of Phenaki: codes of captioned clips, from a folder or from a Python dataset.
 
-The codes are made once by a frozen tokenizer and kept in the cache. Items of a data set in Python are those that the
-original trainer takes: videos or codebook ids, frame masks, and texts or their embeddings; in dictionaries, in tuples
-with declared names, or in tuples routed by type. Codes of clips of different lengths are padded with -1 to those of the
-longest clip of a batch.
+A frozen tokenizer encodes the clips once; the codes are stored in the token cache. Items of a Python dataset have the
+fields of phenaki-pytorch's trainer: videos or codebook ids, frame masks, and texts or text embeddings; as dictionaries,
+as tuples with declared names, or as tuples whose fields are recognized by type. Codes of shorter clips in a batch are
+padded with -1.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from quintet.families.phenaki.config import PhenakiConfig
 from quintet.pipelines.base import Tokenizer
 
 PADDING = -1
-_OWN_LENGTH = ("codes", "vectors")
+_VARIABLE_LENGTH = ("codes", "vectors")
 
 
 def clip_splits(config: PhenakiConfig, tokenizer: Tokenizer[Any]) -> Splits:
-    """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
+    """Codes of the configured folders, from the token cache; missing codes are encoded first."""
     media = video_folder_splits(config.data, tokenizer.model.config.size)
     check_captions(config.model, media, "clips", config.data.allow_missing_captions)
     return tokenized_splits(
@@ -44,69 +44,75 @@ def clip_splits(config: PhenakiConfig, tokenizer: Tokenizer[Any]) -> Splits:
 
 
 def collate_clips(items: Sequence[Item]) -> dict[str, Any]:
-    """The codes, (items, moments, …), and `there`, which of them there are, (items, codes); left out where all are.
+    """`codes` (items, latent frames, …) and `valid_mask` (items, codes), which is left out if there is no padding.
 
-    Embeddings of texts, `vectors` (items, words, width), come with `words`, which of them there are; an item that has
-    neither text nor embedding has none of them.
+    Text embeddings are `vectors` (items, words, dim) with the mask `words` (items, words); an item without text and
+    embedding has no words.
     """
-    fields = collate_equal([{name: value for name, value in item.items() if name not in _OWN_LENGTH} for item in items])
+    fields = collate_equal(
+        [{name: value for name, value in item.items() if name not in _VARIABLE_LENGTH} for item in items]
+    )
     codes = [item["codes"] for item in items]
     fields["codes"] = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=PADDING)
-    if len({len(one) for one in codes}) > 1:
-        fields["there"] = fields["codes"].flatten(1) != PADDING
+    if len({len(each) for each in codes}) > 1:
+        fields["valid_mask"] = fields["codes"].flatten(1) != PADDING
     known = [item["vectors"] for item in items if "vectors" in item]
     if known and not any(item.get("texts") for item in items if "vectors" not in item):
         vectors = [item.get("vectors", known[0][:0]) for item in items]
         fields["vectors"] = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True)
-        counts = torch.tensor([len(one) for one in vectors])
+        counts = torch.tensor([len(each) for each in vectors])
         fields["words"] = torch.arange(fields["vectors"].shape[1]) < counts[:, None]
     return fields
 
 
-def _is(value: Any, kinds: tuple[str, ...], axes: tuple[int, ...]) -> bool:
-    named = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    return getattr(value, "ndim", None) in axes and named.startswith(kinds)
+def _has_type(value: Any, kinds: tuple[str, ...], axes: tuple[int, ...]) -> bool:
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    return getattr(value, "ndim", None) in axes and dtype.startswith(kinds)
 
 
 VIDEOS = Field(
-    "videos", MEDIA[0].aliases, lambda value: _is(value, ("float", "uint8"), (3, 4)), MEDIA[0].expects, required=False
+    "videos",
+    MEDIA[0].aliases,
+    lambda value: _has_type(value, ("float", "uint8"), (3, 4)),
+    MEDIA[0].expects,
+    required=False,
 )
 TEXTS = MEDIA[1]
 CODES = Field(
     "codes",
     ("video_codebook_ids", "codebook_ids"),
-    lambda value: _is(value, ("int",), (1, 3, 4)),
-    "whole numbers (moments, rows, columns), the codebook ids of a video",
+    lambda value: _has_type(value, ("int",), (1, 3, 4)),
+    "integers (latent frames, rows, columns), the codebook ids of a video",
     required=False,
 )
 MASK = Field(
     "mask",
     ("video_frame_mask", "frame_mask"),
-    lambda value: _is(value, ("bool",), (1,)),
-    "true and false (frames), the frames that there are",
+    lambda value: _has_type(value, ("bool",), (1,)),
+    "booleans (frames), true for real frames",
     required=False,
 )
 VECTORS = Field(
     "vectors",
     ("text_embeds", "text_embeddings"),
-    lambda value: _is(value, ("float",), (2,)),
-    "numbers (words, width), the embedding of a text",
+    lambda value: _has_type(value, ("float",), (2,)),
+    "floats (words, dim), the embedding of a text",
     required=False,
 )
 FIELDS = (VIDEOS, TEXTS, CODES, MASK, VECTORS)
 
 
-def _one_of_both(routed: dict[str, Any]) -> dict[str, Any]:
-    """An item as it is, if it holds a video or codebook ids."""
+def _check_one_medium(routed: dict[str, Any]) -> dict[str, Any]:
+    """The item unchanged, if it holds either a video or codebook ids."""
     if ("videos" in routed) == ("codes" in routed):
-        both = "both a video and codebook ids" if "videos" in routed else "neither a video nor codebook ids"
-        raise UsageError(f"an item of the data set holds {both}; expected one of them")
+        found = "both a video and codebook ids" if "videos" in routed else "neither a video nor codebook ids"
+        raise UsageError(f"an item of the dataset holds {found}; expected exactly one of them")
     return routed
 
 
 @dataclass
 class PythonClips(PythonVideos):
-    """Videos of a person's own data set; an item may come with the embedding of its text."""
+    """Videos of a Python dataset; an item may have a text embedding."""
 
     fields = FIELDS
 
@@ -114,34 +120,34 @@ class PythonClips(PythonVideos):
         return {**super().metadata(item), **_embedding(self.routed(item))}
 
     def routed(self, item: int) -> dict[str, Any]:
-        """With the frames that there are."""
-        routed = _one_of_both(super().routed(item))
+        """The fields of an item, with padding frames removed from the video."""
+        routed = _check_one_medium(super().routed(item))
         mask, video = routed.get("mask"), routed["videos"]
         if mask is None:
             return routed
         if video.ndim == 3:
             _length(mask, 1)
             return routed
-        # Tensors have their channels before the frames, arrays behind.
-        there = _length(mask, video.shape[1] if isinstance(video, Tensor) else len(video))
-        return {**routed, "videos": video[:, :there] if isinstance(video, Tensor) else video[:there]}
+        # Tensors are (channels, frames, …), arrays (frames, …, channels).
+        length = _length(mask, video.shape[1] if isinstance(video, Tensor) else len(video))
+        return {**routed, "videos": video[:, :length] if isinstance(video, Tensor) else video[:length]}
 
 
 @dataclass
 class PythonCodes(PythonDataset):
-    """Codebook ids of a person's own data set. What does not fit the model makes an item unreadable."""
+    """Codebook ids of a Python dataset. Items that do not fit the model are unreadable."""
 
     fields = FIELDS
 
     config: PhenakiConfig
     temporal_patch_size: int | None
-    """Frames that one code stands for; none where no tokenizer tells, and a mask is then of moments."""
+    """Number of frames that one code covers; None without a tokenizer, and masks are then per latent frame."""
 
     def load(self, item: int, rng: ItemRNG) -> Item:
-        routed = _one_of_both(self.routed(item))
+        routed = _check_one_medium(self.routed(item))
         codes = self._codes(routed["codes"])
         if routed.get("mask") is not None:
-            codes = codes[: self._moments(routed["mask"], len(codes))]
+            codes = codes[: self._valid_latent_frames(routed["mask"], len(codes))]
         return {"codes": codes, "texts": caption_of(routed), **_embedding(routed)}
 
     def _codes(self, value: Any) -> Tensor:
@@ -152,27 +158,27 @@ class PythonCodes(PythonDataset):
             kind = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
             raise UnreadableItem(f"has {kind} for codebook ids; expected {CODES.expects}")
         ids = torch.as_tensor(value).detach().cpu().long()
-        rest = model.grid[1:]
-        if ids.ndim == 1 and len(ids) and len(ids) % prod(rest) == 0:
-            ids = ids.view(-1, *rest)
-        if tuple(ids.shape[1:]) != rest or not 1 <= len(ids) <= model.grid[0]:
+        frame_shape = model.grid[1:]
+        if ids.ndim == 1 and len(ids) and len(ids) % prod(frame_shape) == 0:
+            ids = ids.view(-1, *frame_shape)
+        if tuple(ids.shape[1:]) != frame_shape or not 1 <= len(ids) <= model.grid[0]:
             raise UnreadableItem(
-                f"has codebook ids of shape {tuple(ids.shape)}; those of the model are up to {tuple(model.grid)}"
+                f"has codebook ids of shape {tuple(ids.shape)}; the model takes at most {tuple(model.grid)}"
             )
         if int(ids.min()) < 0 or int(ids.max()) >= model.num_codes:
             raise UnreadableItem(
-                f"has codebook ids from {int(ids.min())} to {int(ids.max())}; the codebook has {model.num_codes}"
+                f"has codebook ids from {int(ids.min())} to {int(ids.max())}; the codebook has {model.num_codes} codes"
             )
         return ids
 
-    def _moments(self, mask: Any, moments: int) -> int:
+    def _valid_latent_frames(self, mask: Any, latent_frames: int) -> int:
         step = self.temporal_patch_size
         if step is None:
-            return _length(mask, moments)
-        return 1 + -(-(_length(mask, 1 + (moments - 1) * step) - 1) // step)
+            return _length(mask, latent_frames)
+        return 1 + -(-(_length(mask, 1 + (latent_frames - 1) * step) - 1) // step)
 
     def lengths(self) -> list[int]:
-        """Moments of each item; 0 where it cannot be used."""
+        """Number of latent frames of each item; 0 for unreadable items."""
         return [self._length_of(item) for item in range(len(self))]
 
     def _length_of(self, item: int) -> int:
@@ -182,13 +188,13 @@ class PythonCodes(PythonDataset):
             return 0
 
 
-def _length(mask: Any, most: int) -> int:
-    """How many come first; behind them there is padding alone."""
-    there = torch.as_tensor(mask).bool()
-    length = int(there.sum())
-    if there.ndim != 1 or len(there) != most or not length or not there[:length].all():
+def _length(mask: Any, expected: int) -> int:
+    """Number of true elements of a mask of `expected` elements, which must precede all false elements."""
+    valid = torch.as_tensor(mask).bool()
+    length = int(valid.sum())
+    if valid.ndim != 1 or len(valid) != expected or not length or not valid[:length].all():
         raise UnreadableItem(
-            f"has a frame mask of shape {tuple(there.shape)} that is not {most} long and true at first"
+            f"has a frame mask of shape {tuple(valid.shape)}; expected ({expected},), true first and then false"
         )
     return length
 
@@ -198,7 +204,7 @@ def _embedding(routed: Mapping[str, Any]) -> Item:
         return {}
     vectors = torch.as_tensor(routed["vectors"]).detach().cpu().float()
     if vectors.ndim != 2 or not len(vectors) or not vectors.isfinite().all():
-        raise UnreadableItem(f"has a text embedding of shape {tuple(vectors.shape)}, or one that is not finite")
+        raise UnreadableItem(f"has a text embedding of shape {tuple(vectors.shape)}, or one with non-finite values")
     return {"vectors": vectors}
 
 
@@ -210,34 +216,35 @@ def python_clip_splits(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
 ) -> Splits:
-    """A data set object, split by fraction and seed unless a validation set comes with it."""
-    first = _one_of_both(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
-    _check_told(first, config)
+    """Codes of a Python dataset, split by fraction and seed unless a validation set is passed."""
+    first = _check_one_medium(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
+    _check_conditioning(first, config)
     if "codes" in first:
         step = None if tokenizer is None else tokenizer.model.config.temporal_patch_size
         codes = partial(PythonCodes, config=config, temporal_patch_size=step)
         return split_object(dataset, config.data, codes, validation, declared)
     if tokenizer is None:
-        raise UsageError("videos need a tokenizer to become codes: hand one over, or a data set of codebook ids")
+        raise UsageError("a dataset of videos needs a tokenizer: pass one, or pass a dataset of codebook ids")
     if config.data.fps is not None:
-        raise UsageError("data.fps goes by time stamps, which clips of a data set in Python do not have")
+        raise UsageError("data.fps needs time stamps, which clips of a Python dataset do not have")
     height, width = tokenizer.model.config.size
     clips = partial(PythonClips, height=height, width=width, config=config.data)
     media = split_object(dataset, config.data, clips, validation, declared)
     return tokenized_splits(tokenizer.token_encoder(), media, "clips encoded", variants=config.data.variants)
 
 
-def _check_told(first: Mapping[str, Any], config: PhenakiConfig) -> None:
-    """What items tell of a clip must be what the model is told by."""
+def _check_conditioning(first: Mapping[str, Any], config: PhenakiConfig) -> None:
+    """Check that items have the texts or the text embeddings that `model.text` needs."""
     text, vectors = config.model.text, first.get("vectors")
     if vectors is not None and text in ("bytes", "words", "classes"):
         raise UsageError(
-            f"the items come with text embeddings, {vectors.shape[-1]} wide: train with model.text=vectors and "
+            f"the items have text embeddings of dimension {vectors.shape[-1]}: train with model.text=vectors and "
             f"model.vector_dim={vectors.shape[-1]}"
         )
     if vectors is None and text == "vectors":
         raise UsageError("model.text=vectors needs items with text embeddings (text_embeds)")
     if vectors is None and text != "none" and first.get("texts") is None and not config.data.allow_missing_captions:
         raise UsageError(
-            "the items have no texts: add them, train with data.allow_missing_captions=true, or without text (model.text=none)"
+            "the items have no texts: add them, train with data.allow_missing_captions=true, or train without text "
+            "(model.text=none)"
         )

@@ -1,4 +1,4 @@
-"""`Phenaki`: texts to videos and pictures, of any length, from nothing or going on from frames that are given."""
+"""`Phenaki`: text to video of any length, text to image, and continuation of given frames."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ NO_CODE = -1
 
 
 class Phenaki(nn.Module):
-    """A masked transformer with the tokenizer of video whose codes it fills in (Villegas et al. 2022, 2210.02399).
+    """A masked transformer and the video tokenizer of its codes (Villegas et al. 2022, arXiv:2210.02399).
 
         phenaki = Phenaki(maskgit=maskgit, cvivit=cvivit)
         videos = phenaki.sample(["a red ball moves right"], num_frames=17, seed=3)
-        film = phenaki.make_video(["a red ball moves right", "a red ball moves up"])
+        video = phenaki.make_video(["a red ball moves right", "a red ball moves up"])
 
-    Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`. `critic` decides what is masked
-    again: a `TokenCritic`, or nothing; a model with a critic of its own uses that. Longer videos and later scenes go on
-    from `overlap` frames, by default about a third of what is made at once. `order` is the one that the model was
-    trained in, `loss.frame_autoregressive` of its run. In the order of moments `later_steps` are the decoding steps of each moment
-    behind the first, where they are not those of the settings.
+    Videos are (batch, 3, frames, height, width) in [0, 1]. `cvivit` is a `CViViT`. `critic` is a `TokenCritic` that
+    selects the tokens to mask again, or None; a model trained with `model.self_critic` uses its own. Longer videos and
+    later scenes continue from `overlap` frames, by default about a third of the window. `frame_autoregressive` must be
+    the `loss.frame_autoregressive` of the training run; `later_steps` are then the decoding steps of each latent frame
+    after the first, by default those of the settings.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class Phenaki(nn.Module):
         self._check_codes()
 
     @property
-    def longest(self) -> int:
-        """Frames that are made at once; of longer videos one part after another."""
+    def window_frames(self) -> int:
+        """Number of frames generated at once; longer videos are generated window by window."""
         return int(self.cvivit.config.frames(self.maskgit.grid[0]))
 
     @property
-    def step(self) -> int:
-        """Frames that one moment of codes stands for, after the first."""
+    def temporal_patch_size(self) -> int:
+        """Number of frames that each latent frame after the first one covers."""
         return int(self.cvivit.config.temporal_patch_size)
 
     @property
-    def usual_overlap(self) -> int:
-        """Frames that a longer video or the next scene goes on from."""
+    def default_overlap(self) -> int:
+        """Number of frames from which a longer video or the next scene continues."""
         return self.overlap or int(self.cvivit.config.frames(max(1, round(self.maskgit.grid[0] / 3))))
 
-    # --- for people -------------------------------------------------------------------------------------------
+    # --- public interface -------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def sample(
@@ -84,29 +84,31 @@ class Phenaki(nn.Module):
         negative: str | None = None,
         text_embeds: Tensor | None = None,
     ) -> Tensor:
-        """A video for each text; the same seed gives the same ones.
+        """One video for each text, (batch, 3, frames, height, width); the same seed gives the same videos.
 
-        `prime_frames`, (3, frames, height, width) or with the batch before, begin every video, and count.
-        `text_embeds`, (batch, words, width), stand for texts, with a model that is told by them.
+        `prime_frames` ([batch,] 3, frames, height, width) are the first frames of each video and are included in
+        `num_frames`. `text_embeds` (batch, words, dim) replace the texts of a model with `model.text=vectors`.
         """
         texts = [texts] if isinstance(texts, str) else texts
         if text_embeds is not None and (negative or any(texts)):
-            raise UsageError("give texts, or embeddings of texts; a negative text is for the former")
+            raise UsageError("pass either texts or text_embeds; a negative text needs texts")
         count = len(texts) if text_embeds is None else len(text_embeds)
         if not count:
-            raise UsageError("give at least one text; an empty one asks for any video")
+            raise UsageError("pass at least one text; an empty text generates a video without conditioning")
         if text_embeds is None:
-            told = encode_prompts(self.maskgit, texts, negative)
+            conditioning = encode_prompts(self.maskgit, texts, negative)
         else:
-            told = encode_vectors(self.maskgit, text_embeds)
-        start = None if prime_frames is None else self.begun(prime_frames, count)
+            conditioning = encode_vectors(self.maskgit, text_embeds)
+        start = None if prime_frames is None else self.prime_batch(prime_frames, count)
         if start is not None and num_frames is not None and start.shape[2] >= num_frames:
-            raise UsageError(f"{start.shape[2]} frames to go on from leave nothing to make of {num_frames}")
-        return self.film(told, _draw(seed, count), num_frames or self.length_after(start), start)
+            raise UsageError(
+                f"num_frames={num_frames} includes the {start.shape[2]} prime_frames: nothing would be left to generate"
+            )
+        return self.generate(conditioning, _item_rng(seed, count), num_frames or self.default_length(start), start)
 
     @torch.no_grad()
     def sample_images(self, texts: str | Sequence[str], *, seed: int = 0, negative: str | None = None) -> Tensor:
-        """A picture for each text, (batch, 3, height, width): a picture is a video of one frame."""
+        """One image for each text, (batch, 3, height, width): a video of one frame."""
         return self.sample(texts, 1, seed=seed, negative=negative)[:, :, 0]
 
     @torch.no_grad()
@@ -121,14 +123,17 @@ class Phenaki(nn.Module):
         seed: int = 0,
         negative: str | None = None,
     ) -> Tensor:
-        """`num` videos of one scene after another. Each scene goes on from the last `overlap` frames of the one before,
-        and adds `num_frames`; if not given, as many as are made at once."""
-        start = None if prime_frames is None else self.begun(prime_frames, num)
-        return self.story(scenes, _draw(seed, num), num_frames, start, negative, overlap)
+        """`num` videos (num, 3, frames, height, width) that show the scenes one after another.
 
-    # --- the way there ----------------------------------------------------------------------------------------
+        Each scene continues from the last `overlap` frames of the previous one and adds `num_frames`, by default as
+        many as fill the window.
+        """
+        start = None if prime_frames is None else self.prime_batch(prime_frames, num)
+        return self.generate_scenes(scenes, _item_rng(seed, num), num_frames, start, negative, overlap)
 
-    def story(
+    # --- steps of generation ----------------------------------------------------------------------------------
+
+    def generate_scenes(
         self,
         scenes: Sequence[str],
         rng: ItemRNG,
@@ -137,121 +142,130 @@ class Phenaki(nn.Module):
         negative: str | None = None,
         overlap: int | None = None,
     ) -> Tensor:
+        """Videos (batch, 3, frames, height, width) of the scenes; `start`, if any, begins them."""
         if not scenes:
-            raise UsageError("a video of scenes needs at least one scene")
-        made = start
+            raise UsageError("pass at least one scene")
+        videos = start
         for number, scene in enumerate(scenes):
-            told = encode_prompts(self.maskgit, [scene] * len(rng), negative)
-            before = 0 if made is None else made.shape[2]
-            shown = 0 if made is None else self.shown_of(before, None if number == 0 else overlap or self.usual_overlap)
-            more = frames if frames is not None else self.longest - shown
-            made = self.film(told, rng, before + more, made, overlap, f"scene-{number}", begins=number == 0)
-        assert made is not None
-        return made
+            conditioning = encode_prompts(self.maskgit, [scene] * len(rng), negative)
+            before = 0 if videos is None else videos.shape[2]
+            most = None if number == 0 else overlap or self.default_overlap
+            context = 0 if videos is None else self.context_frames(before, most)
+            more = frames if frames is not None else self.window_frames - context
+            videos = self.generate(
+                conditioning, rng, before + more, videos, overlap, f"scene-{number}", is_first=number == 0
+            )
+        assert videos is not None
+        return videos
 
-    def film(
+    def generate(
         self,
-        told: tuple[Conditioning, Conditioning],
+        conditioning: tuple[Conditioning, Conditioning],
         rng: ItemRNG,
         frames: int,
         start: Tensor | None = None,
         overlap: int | None = None,
         name: str = "film",
-        begins: bool = True,
+        is_first: bool = True,
     ) -> Tensor:
-        """Videos of so many frames in all. `start` begins them and stays as it is; if nothing else came before it, as
-        much of it is shown to the model as there is room for."""
-        made, part = start, 0
-        while made is None or made.shape[2] < frames:
-            shown = 0
-            if made is not None:
-                own_start = begins and part == 0
-                shown = self.shown_of(made.shape[2], None if own_start else overlap or self.usual_overlap)
-            made = self._longer(made, shown, told, rng, frames, f"{name}-{part}")
-            part += 1
-        return made
+        """Videos of `frames` frames in total. `start` (batch, 3, frames, height, width) are the first ones, unchanged.
 
-    def shown_of(self, frames: int, most: int | None = None) -> int:
-        """How many of so many frames a continuation sees: whole moments, and at least one is left to make."""
-        whole = self.longest - self.step
-        if whole < 1:
-            raise UsageError("this model makes single pictures: it cannot go on from one")
-        wanted = min(frames, whole, whole if most is None else most)
-        return 1 + (wanted - 1) // self.step * self.step
+        If `is_first`, the first window sees as many frames of `start` as fit, otherwise `overlap` frames.
+        """
+        videos, window = start, 0
+        while videos is None or videos.shape[2] < frames:
+            context = 0
+            if videos is not None:
+                most = None if is_first and window == 0 else overlap or self.default_overlap
+                context = self.context_frames(videos.shape[2], most)
+            videos = self._extend(videos, context, conditioning, rng, frames, f"{name}-{window}")
+            window += 1
+        return videos
 
-    def length_after(self, start: Tensor | None) -> int:
-        """How long a video is if nobody says: what is made at once, or as much behind a start as behind a scene."""
+    def context_frames(self, frames: int, most: int | None = None) -> int:
+        """How many of `frames` frames a continuation sees: full latent frames, at least one less than the window."""
+        limit = self.window_frames - self.temporal_patch_size
+        if limit < 1:
+            raise UsageError("this model was trained on single images: it cannot continue a video")
+        context = min(frames, limit, limit if most is None else most)
+        return 1 + (context - 1) // self.temporal_patch_size * self.temporal_patch_size
+
+    def default_length(self, start: Tensor | None) -> int:
+        """Default number of frames: the window, or `start` and as many new frames as a scene adds."""
         if start is None:
-            return self.longest
-        return start.shape[2] + self.longest - self.shown_of(start.shape[2], self.usual_overlap)
+            return self.window_frames
+        return start.shape[2] + self.window_frames - self.context_frames(start.shape[2], self.default_overlap)
 
-    def _longer(
+    def _extend(
         self,
-        made: Tensor | None,
-        shown: int,
-        told: tuple[Conditioning, Conditioning],
+        videos: Tensor | None,
+        context: int,
+        conditioning: tuple[Conditioning, Conditioning],
         rng: ItemRNG,
         frames: int,
         name: str,
     ) -> Tensor:
+        """The videos with one more window, which sees the last `context` frames; at most `frames` frames in total."""
         config = self.cvivit.config
-        before = 0 if made is None else made.shape[2]
-        window = min(self.longest, int(config.frames(config.moments(shown + frames - before))))
-        prime = None if made is None else self.cvivit.encode(made[:, :, -shown:])
-        moments = int(config.moments(window))
-        there = torch.ones(len(rng), moments, dtype=torch.bool, device=self.device)
-        new: Tensor = self.cvivit.decode(self.codes(told, rng, there, prime, name))[:, :, shown:]
-        return new[:, :, :frames] if made is None else torch.cat([made, new.to(made)], dim=2)[:, :, :frames]
+        before = 0 if videos is None else videos.shape[2]
+        window = min(self.window_frames, int(config.frames(config.latent_frames(context + frames - before))))
+        prime = None if videos is None else self.cvivit.encode(videos[:, :, -context:])
+        latent_frames = int(config.latent_frames(window))
+        valid_frames = torch.ones(len(rng), latent_frames, dtype=torch.bool, device=self.device)
+        codes = self.generate_codes(conditioning, rng, valid_frames, prime, name)
+        new: Tensor = self.cvivit.decode(codes)[:, :, context:]
+        return new[:, :, :frames] if videos is None else torch.cat([videos, new.to(videos)], dim=2)[:, :, :frames]
 
-    def codes(
+    def generate_codes(
         self,
-        told: tuple[Conditioning, Conditioning],
+        conditioning: tuple[Conditioning, Conditioning],
         rng: ItemRNG,
-        there: Tensor,
+        valid_frames: Tensor,
         prime: Tensor | None = None,
         name: str = "film",
     ) -> Tensor:
-        """Codes (batch, moments, rows, columns[, levels]) of the moments that there are, -1 elsewhere. The first ones
-        are those of `prime`."""
+        """Codes (batch, latent frames, rows, columns[, num_quantizers]), -1 where `valid_frames` (batch, latent frames)
+        is false. The first latent frames are `prime` (batch, prime frames, rows, columns[, num_quantizers]).
+        """
         maskgit = self.maskgit
-        places = prod(maskgit.grid[1:])
-        valid = there.repeat_interleave(places, 1)
+        positions = prod(maskgit.grid[1:])
+        valid = valid_frames.repeat_interleave(positions, 1)
         known = 0 if prime is None else prime.shape[1]
         tokens = torch.full(valid.shape, maskgit.mask_id, device=valid.device).masked_fill(~valid, 0)
         if prime is not None:
-            tokens[:, : known * places] = prime.flatten(1)
+            tokens[:, : known * positions] = prime.flatten(1)
         if not self.frame_autoregressive:
-            tokens = self._filled(tokens, valid, known * places, told, rng, self.settings, name)
+            tokens = self._fill(tokens, valid, known * positions, conditioning, rng, self.settings, name)
         else:
-            for moment in range(known, there.shape[1]):
-                end = (moment + 1) * places
-                steps = self.later_steps if moment and self.later_steps else self.settings.steps
+            for frame in range(known, valid_frames.shape[1]):
+                end = (frame + 1) * positions
+                steps = self.later_steps if frame and self.later_steps else self.settings.steps
                 settings = replace(self.settings, steps=steps)
-                shown = (tokens[:, :end], valid[:, :end], end - places)
-                seen = self._filled(*shown, told, rng, settings, f"{name}-{moment}")
-                tokens = torch.cat([seen, tokens[:, end:]], dim=1)
-        return tokens.masked_fill(~valid, NO_CODE).view(*there.shape, *maskgit.grid[1:])
+                visible = (tokens[:, :end], valid[:, :end], end - positions)
+                filled = self._fill(*visible, conditioning, rng, settings, f"{name}-{frame}")
+                tokens = torch.cat([filled, tokens[:, end:]], dim=1)
+        return tokens.masked_fill(~valid, NO_CODE).view(*valid_frames.shape, *maskgit.grid[1:])
 
-    def _filled(
+    def _fill(
         self,
         tokens: Tensor,
         valid: Tensor,
         known: int,
-        told: tuple[Conditioning, Conditioning],
+        conditioning: tuple[Conditioning, Conditioning],
         rng: ItemRNG,
         settings: Sampling,
         name: str,
     ) -> Tensor:
-        """The tokens behind so many known ones, as far as there are any."""
-        hole = valid.clone()
-        hole[:, :known] = False
-        cond, uncond = told
+        """Tokens (batch, positions) with generated codes after the first `known` ones, where `valid` is true."""
+        maskable = valid.clone()
+        maskable[:, :known] = False
+        cond, uncond = conditioning
         if not valid.all():
             cond = {**cond, "there": valid}
         return fill(
             self.maskgit,
             tokens,
-            hole,
+            maskable,
             rng=rng,
             settings=settings,
             cond=cond,
@@ -260,17 +274,16 @@ class Phenaki(nn.Module):
             name=name,
         )
 
-    def begun(self, frames: Tensor, count: int) -> Tensor:
-        """Frames that are given, for each of so many videos."""
+    def prime_batch(self, frames: Tensor, count: int) -> Tensor:
+        """Prime frames (count, 3, frames, height, width) of frames ([batch,] 3, frames, height, width)."""
         frames = frames if frames.ndim == 5 else frames[None]
         size = tuple(self.cvivit.config.size)
         if frames.ndim != 5 or frames.shape[1] != 3 or tuple(frames.shape[3:]) != size or not frames.shape[2]:
             raise UsageError(
-                f"frames to go on from are (3, frames, {size[0]}, {size[1]}), perhaps with the batch before, not "
-                f"{tuple(frames.shape)}"
+                f"prime_frames have shape {tuple(frames.shape)}; expected ([batch,] 3, frames, {size[0]}, {size[1]})"
             )
         if len(frames) not in (1, count):
-            raise UsageError(f"{len(frames)} clips to go on from cannot begin {count} videos")
+            raise UsageError(f"prime_frames hold {len(frames)} clips for {count} videos; expected 1 or {count}")
         dtype = next(self.cvivit.parameters()).dtype
         return frames.to(self.device, dtype).expand(count, -1, -1, -1, -1)
 
@@ -279,17 +292,17 @@ class Phenaki(nn.Module):
         return self.maskgit.embedding.weight.device
 
     def _check_codes(self) -> None:
-        """The tokens must be those of this tokenizer."""
+        """Check that the transformer has the codes and the grid of the tokenizer."""
         config, quantizer = self.cvivit.config, self.cvivit.quantizer
-        theirs = (*config.grid, *((quantizer.levels,) if quantizer.levels > 1 else ()))
-        if self.maskgit.mask_id != quantizer.num_codes or self.maskgit.grid[1:] != theirs:
+        expected = (*config.grid, *((quantizer.levels,) if quantizer.levels > 1 else ()))
+        if self.maskgit.mask_id != quantizer.num_codes or self.maskgit.grid[1:] != expected:
             raise UsageError(
-                f"the transformer speaks {self.maskgit.mask_id} codes on a grid of {_times(self.maskgit.grid[1:])}, "
-                f"the tokenizer {quantizer.num_codes} on {_times(theirs)}"
+                f"the transformer has {self.maskgit.mask_id} codes on a grid of {_times(self.maskgit.grid[1:])}, "
+                f"but the tokenizer has {quantizer.num_codes} codes on a grid of {_times(expected)}"
             )
 
 
-def _draw(seed: int, count: int) -> ItemRNG:
+def _item_rng(seed: int, count: int) -> ItemRNG:
     return ItemRNG(seed, [0] * count, range(count))
 
 

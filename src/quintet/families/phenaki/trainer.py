@@ -1,4 +1,4 @@
-"""`PhenakiTrainer`: trains a `Phenaki` on a tokenizer's codes of videos from Python."""
+"""`PhenakiTrainer`: trains a `Phenaki` on video codes from Python."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from quintet.training.task import Task
 
 
 class PhenakiTrainer(PythonTrainer):
-    """Train a `Phenaki`, or its `MaskGit` alone, on the codes of videos and pictures: a folder, or a data set object.
+    """Train a `Phenaki`, or its `MaskGit` alone, on codes of videos and images: a folder or a dataset object.
 
         tokenizer = CViViTPipeline.from_pretrained("runs/vtok")
         PhenakiTrainer(tokenizer=tokenizer, data="clips/", out="runs/phenaki", steps=10_000).train()
         PhenakiTrainer(Phenaki(maskgit, cvivit), data="clips/", out="runs/phenaki").train()
 
-    Without a model it is made to fit the tokenizer. Items of a data set hold `videos` or `video_codebook_ids`, and
-    perhaps `video_frame_mask`, `texts` or `text_embeds`. A model of codebook ids needs no tokenizer, but without one
-    there are no samples.
+    Without `model`, a model that fits the tokenizer is created. Items of a dataset have `videos` or
+    `video_codebook_ids`, and optionally `video_frame_mask`, `texts` or `text_embeds`. Training on codebook ids needs no
+    tokenizer, but without one there are no samples.
     """
 
     config_class = PhenakiConfig
@@ -59,13 +59,13 @@ class PhenakiTrainer(PythonTrainer):
     def keys_of(cls, model: Any) -> dict[str, Any]:
         if not isinstance(model, Phenaki):
             return {}
-        said = {
+        keys = {
             "loss.critic": True if model.critic is not None else None,
             "loss.frame_autoregressive": True if model.frame_autoregressive else None,
             "sample.overlap": model.overlap,
             "sample.later_steps": model.later_steps,
         }
-        return {key: value for key, value in said.items() if value is not None}
+        return {key: value for key, value in keys.items() if value is not None}
 
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
@@ -74,11 +74,13 @@ class PhenakiTrainer(PythonTrainer):
 
 
 def _as_tokenizer(model: Any) -> Pipeline[Any]:
-    """The tokenizer of a `Phenaki` as a pipeline, which the run keeps."""
+    """The tokenizer of a `Phenaki` as a pipeline, which is saved with the run."""
     name = type(model).__name__
     for _, entry in registry.entries():
         if name in entry.models:
             pipeline_class = entry.pipeline_class()
             config = build(entry.config_class(), overrides={"model": model.config.model_dump(mode="json")})
             return pipeline_class(config, {pipeline_class.exported: model}).freeze()
-    raise UsageError(f"PhenakiTrainer keeps the tokenizer with the run, and a {name} is no model of quintet")
+    raise UsageError(
+        f"PhenakiTrainer saves the tokenizer with the run, which it cannot do for {name}: it is not a model of quintet"
+    )

@@ -22,7 +22,7 @@ from torch import Tensor
 from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.rng import ItemRNG
-from quintet.data.audio import audio_folder_splits, say_resampled
+from quintet.data.audio import audio_folder_splits, report_resampling
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
@@ -93,8 +93,8 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
 
 def clip_splits(config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None) -> Splits:
     """The codes of the folders of the configuration, from the token cache or encoded now."""
-    media = audio_folder_splits(config.data, tokenizer.model.sample_rate, opening=True)
-    say_resampled(media.train, tokenizer.model.sample_rate, "the tokenizer")
+    media = audio_folder_splits(config.data, tokenizer.model.sample_rate, first_window_only=True)
+    report_resampling(media.train, tokenizer.model.sample_rate, "the tokenizer")
     return encode_splits(config, tokenizer, conditioner, media)
 
 

@@ -66,7 +66,7 @@ class SoundStormTrainer(PythonTrainer):
             validation=validation,
             declared=declared,
             captioned=_is_captioned(data[0]),
-            opening=True,
+            first_window_only=True,
         )
         return encode_splits(config, tokenizer, task.conditioner, media)
 

@@ -1,1 +1,1 @@
-"""VQ-GAN: pictures to a grid of codes and back."""
+"""VQ-GAN: encodes images to a grid of codes and decodes them."""

@@ -1,4 +1,4 @@
-"""Owns the keys of the recipe `vqgan`. Imports no torch, so that help is quick."""
+"""Configuration keys of the recipe `vqgan`. Does not import torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ from quintet.config.presets import BASE, DEBUG_GAN, SMALL, discriminator, preset
 class VQGanModelConfig(Section):
     """The tokenizer; the keyword arguments of `VQGanVAE`."""
 
-    image_size: int | tuple[int, int] = Field(64, description="Side in pixels, or [height, width].")
-    channels: Literal[1, 3, 4] = Field(3, description="1: grey, 3: RGB, 4: RGBA.")
+    image_size: int | tuple[int, int] = Field(64, description="Side of a square image in pixels, or [height, width].")
+    channels: Literal[1, 3, 4] = Field(3, description="Number of channels: 1 (grayscale), 3 (RGB) or 4 (RGBA).")
     dim: int = Field(
-        64, ge=8, multiple_of=8, description="Width at the finest resolution; doubles downwards to 8x at most."
+        64,
+        ge=8,
+        multiple_of=8,
+        description="Number of channels at the highest resolution; doubles at each downsampling, up to 8 times `dim`.",
     )
     layers: int = Field(
-        3, ge=1, le=12, description="Halvings of the resolution; one code stands for 2^layers pixels a side."
+        3, ge=1, le=12, description="Number of downsamplings by 2; one code covers 2^layers x 2^layers pixels."
     )
     blocks: int = Field(
-        1, ge=0, le=64, description="Residual blocks at each resolution, in the encoder and in the decoder."
+        1, ge=0, le=64, description="Number of residual blocks at each resolution, in the encoder and in the decoder."
     )
     quantizer: Literal["vq", "lfq", "fsq"] = Field(
-        "vq", description="Vector, lookup-free or finite scalar quantization."
+        "vq", description="Quantizer: vq (vector), lfq (lookup-free) or fsq (finite scalar)."
     )
     codebook_size: int = Field(
-        1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
+        1024,
+        ge=2,
+        le=2**24,
+        description="Number of codes of each quantizer; lfq needs a power of two, fsq one of its supported sizes.",
     )
     num_quantizers: int = Field(
-        1, ge=1, le=64, description="More than one: residual quantization, so many codes a position."
+        1, ge=1, le=64, description="Number of residual quantizers, each with one code per position; 1: no residual."
     )
 
     @property
@@ -42,7 +48,7 @@ class VQGanModelConfig(Section):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of codes."""
+        """Number of rows and columns of codes."""
         height, width = self.size
         return height >> self.layers, width >> self.layers
 
@@ -53,25 +59,28 @@ class VQGanModelConfig(Section):
             near = tuple(max(factor, round(side / factor) * factor) for side in self.size)
             raise ValueError(
                 f"model.image_size={self.image_size} is not divisible by 2^model.layers = {factor}; "
-                f"the nearest that is: {near[0] if near[0] == near[1] else list(near)}"
+                f"the nearest valid size is {near[0] if near[0] == near[1] else list(near)}"
             )
         return self
 
 
 class VQGanLossConfig(ImageLossConfig):
-    """What the tokenizer is trained for."""
+    """Losses of the tokenizer."""
 
-    adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss, on top of the adaptive weight.")
-    adaptive_weight: bool = Field(
-        True, description="Scale the adversarial gradient to the reconstruction's at the last layer."
+    adversarial: float = Field(
+        0.1, ge=0, description="Weight of the adversarial loss; multiplied by the adaptive weight."
     )
-    lecam: float = Field(0.0, ge=0, description="Weight of LeCam regularisation.")
+    adaptive_weight: bool = Field(
+        True,
+        description="Scale the adversarial gradient to that of the reconstruction loss at the last layer.",
+    )
+    lecam: float = Field(0.0, ge=0, description="Weight of LeCam regularization; 0 disables it.")
 
 
 class VQGanConfig(RunConfig):
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GAN, model={"image_size": 32, "dim": 16, "layers": 2, "codebook_size": 256}),
-        # Two CPU cores, minutes: narrow, many steps, a high rate.
+        # For two CPU cores and a few minutes: a narrow model, many steps, a high learning rate.
         "small": preset(
             SMALL,
             discriminator(3333, ramp=300, dim=16),
@@ -91,8 +100,8 @@ class VQGanConfig(RunConfig):
         ),
     }
 
-    recipe: Literal["vqgan"] = Field("vqgan", description="What is trained.")
-    data: ImageDataConfig = Field(default_factory=ImageDataConfig, description="The files.")
+    recipe: Literal["vqgan"] = Field("vqgan", description="Recipe of the run.")
+    data: ImageDataConfig = Field(default_factory=ImageDataConfig, description="Training data.")
     model: VQGanModelConfig = Field(default_factory=VQGanModelConfig, description="The tokenizer.")
-    loss: VQGanLossConfig = Field(default_factory=VQGanLossConfig, description="What it is trained for.")
+    loss: VQGanLossConfig = Field(default_factory=VQGanLossConfig, description="Losses.")
     optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")

@@ -1,8 +1,8 @@
-"""Owns the VQ-GAN tokenizer: convolutional encoder, quantizer, convolutional decoder.
+"""VQ-GAN tokenizer: convolutional encoder, quantizer, convolutional decoder.
 
-The finest tensors have half the picture's resolution: pixels enter and leave as 2 x 2 blocks, because width at full
-resolution costs most and says least. Between resolutions there are 2 x 2 strided kernels, and residual blocks do the
-rest.
+The first and the last layer exchange pixels as 2 x 2 blocks, so the largest feature maps have half the resolution of
+the image: channels at full resolution cost most and add least. 2 x 2 strided convolutions change the resolution;
+residual blocks do the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quintet.nn.quantize import configured_quantizer
 
 @dataclass
 class Reconstruction:
-    """One pass through the tokenizer. `features` is the input of the last layer, for the adaptive weight."""
+    """Result of one forward pass. `features` is the input of the last layer, which the adaptive weight needs."""
 
     images: Tensor
     features: Tensor
@@ -36,7 +36,8 @@ class Reconstruction:
 
 
 class VQGanVAE(Pretrained, nn.Module):
-    """Pictures in [0, 1], (batch, channels, height, width), to codes (batch, rows, columns[, levels]) and back.
+    """Encodes images (batch, channels, height, width) in [0, 1] to codes (batch, rows, columns[, num_quantizers]) and
+    decodes them.
 
     Keyword arguments are the keys of `model.*`; see `VQGanModelConfig`.
     """
@@ -54,44 +55,49 @@ class VQGanVAE(Pretrained, nn.Module):
 
     @property
     def num_codes(self) -> int:
-        """The vocabulary of each level."""
+        """Vocabulary size of each quantizer."""
         return self.quantizer.num_codes
 
     @property
     def code_shape(self) -> tuple[int, ...]:
-        """Of the codes of one picture: rows, columns and, with more than one, levels."""
+        """Shape of the codes of one image: rows, columns and, if there are several, quantizers."""
         levels = self.quantizer.levels
         return (*self.config.grid, levels) if levels > 1 else self.config.grid
 
     def forward(self, images: Tensor, return_candidates: bool = False) -> Reconstruction:
-        """Encode and decode. Changes no state; `return_candidates` adds candidates for dead codes to the statistics."""
+        """Encode and decode images (batch, channels, height, width) without changing state.
+
+        `return_candidates` adds candidates for dead codes to the statistics.
+        """
         latents = self._latents(images)
         quantized = self.quantizer(rearrange(latents, "b c h w -> b (h w) c"), return_candidates=return_candidates)
         features = self._features(quantized.vectors, latents.shape[-2:])
         return Reconstruction(self._pixels(features), features, quantized.codes, quantized.loss, quantized.statistics)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Pictures to codes."""
+        """Codes (batch, rows, columns[, num_quantizers]) of images (batch, channels, height, width) in [0, 1]."""
         latents = self._latents(images)
         codes = self.quantizer.encode(rearrange(latents, "b c h w -> b (h w) c"))
         height, width = latents.shape[-2:]
         return codes.view(len(codes), height, width, *codes.shape[2:])
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes to pictures, clamped to [0, 1]."""
+        """Images (batch, channels, height, width), clamped to [0, 1], of codes."""
         vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 2))
         return self._pixels(self._features(vectors, codes.shape[1:3])).clamp(0, 1)
 
     def latents(self, images: Tensor) -> Tensor:
-        """The encoder's vectors, one row each: what a codebook can start from."""
+        """Encoder outputs (batch x rows x columns, dim), from which a codebook can be initialized."""
         return rearrange(self._latents(images), "b c h w -> (b h w) c")
 
     def _latents(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         factor = 2**self.config.layers
         if height % factor or width % factor:
-            raise UsageError(f"pictures of {height} x {width} pixels are not divisible by {factor}, the size of a code")
-        # Zero-centred: the first layer need not learn to subtract the mean.
+            raise UsageError(
+                f"image size {height} x {width} is not divisible by {factor}, the number of pixels per side of a code"
+            )
+        # Zero-centred, so that the first layer need not learn to subtract the mean.
         latents: Tensor = self.encoder(images * 2 - 1)
         return latents
 

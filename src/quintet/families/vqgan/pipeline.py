@@ -1,4 +1,4 @@
-"""`VQGanPipeline`: images to grids of codes and back."""
+"""`VQGanPipeline`: encodes images to grids of codes and decodes them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class VQGanPipeline(Tokenizer[VQGanConfig]):
         return vae
 
     def encode(self, images: Tensor) -> Tensor:
-        """Codes (batch, rows, columns[, levels]) of images (batch, channels, height, width) in [0, 1]."""
+        """Codes (batch, rows, columns[, num_quantizers]) of images (batch, channels, height, width) in [0, 1]."""
         with self.inference():
             return self.vae.encode(self.media(images))
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Images (batch, channels, height, width) in [0, 1] of codes (batch, rows, columns[, levels])."""
+        """Images (batch, channels, height, width) in [0, 1] of codes (batch, rows, columns[, num_quantizers])."""
         with self.inference():
             return self.vae.decode(codes.to(self.device))
 
@@ -59,7 +59,7 @@ class VQGanPipeline(Tokenizer[VQGanConfig]):
 
 
 def pixels(batch: Batch) -> Tensor:
-    """Images (batch, channels, height, width) in [0, 1], in the memory format convolutions like best."""
+    """Images (batch, channels, height, width) in [0, 1], in channels-last memory format."""
     images: Tensor = batch["images"]
     if images.dtype == torch.uint8:
         images = images.to(batch.precision) / 255

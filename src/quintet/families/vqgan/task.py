@@ -1,4 +1,4 @@
-"""`VQGanTask`: the VQ-GAN's two phases on one forward pass, its validation metrics and samples."""
+"""`VQGanTask`: trains the VQ-GAN and its discriminator on one forward pass; validation metrics and samples."""
 
 from __future__ import annotations
 
@@ -36,43 +36,45 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
         return Output(values, result.statistics.with_prefix("quantizer"))
 
     def reconstruction_loss(self, batch: Batch, output: Output) -> tuple[Tensor, dict[str, Tensor]]:
-        images, made = output["real"], output["fake"].to(output["real"].dtype)
-        loss = F.l1_loss(made, images) if self.loss.reconstruction == "l1" else F.mse_loss(made, images)
+        images, reconstructed = output["real"], output["fake"].to(output["real"].dtype)
+        distance = F.l1_loss if self.loss.reconstruction == "l1" else F.mse_loss
+        loss = distance(reconstructed, images)
         parts = {"reconstruction": loss}
-        return self.add_perceptual(loss, parts, made, images), parts
+        return self.add_perceptual(loss, parts, reconstructed, images), parts
 
     def adversarial_loss(self, reconstruction: Tensor, output: Output, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """With an adaptive weight: as strong as the reconstruction loss at the decoder's last layer.
+        """The total loss. The adaptive weight scales the adversarial gradient to that of the reconstruction loss at the
+        decoder's last layer.
 
-        Both losses reach the model through the image alone. Their gradients there are taken once; the weight and the
-        backward pass both start from them.
+        Both losses depend on the model only through the reconstructed image. Their gradients with respect to the image
+        are computed once and serve both the weight and the backward pass.
         """
         result: Reconstruction = output["result"]
-        made = result.images
-        adversarial = self.hinge_loss(made)
-        (adversarial_slope,) = torch.autograd.grad(adversarial, made, retain_graph=False)
-        (reconstruction_slope,) = torch.autograd.grad(reconstruction, made)
+        images = result.images
+        adversarial = self.hinge_loss(images)
+        (adversarial_grad,) = torch.autograd.grad(adversarial, images, retain_graph=False)
+        (reconstruction_grad,) = torch.autograd.grad(reconstruction, images)
         adversarial = adversarial.detach()
         weight = torch.as_tensor(
-            self.loss.adversarial * self.loss.adversarial_ramp(step), dtype=made.dtype, device=made.device
+            self.loss.adversarial * self.loss.adversarial_ramp(step), dtype=images.dtype, device=images.device
         )
         if self.loss.adaptive_weight:
             weight = weight * adaptive_weight(
                 self.model.last_layer,
                 result.features.detach(),
-                F.pixel_unshuffle(reconstruction_slope / 2, 2),
-                F.pixel_unshuffle(adversarial_slope / 2, 2),
+                F.pixel_unshuffle(reconstruction_grad / 2, 2),
+                F.pixel_unshuffle(adversarial_grad / 2, 2),
             )
-        surrogate = (made * (reconstruction_slope + weight * adversarial_slope)).sum()
-        # The whole loss's value with the surrogate's gradient, which has been through the discriminator already.
-        whole = reconstruction + result.loss + weight * adversarial
-        total = surrogate + result.loss + (whole - surrogate - result.loss).detach()
+        surrogate = (images * (reconstruction_grad + weight * adversarial_grad)).sum()
+        # The value of the full loss with the gradient of the surrogate, which went through the discriminator already.
+        full = reconstruction + result.loss + weight * adversarial
+        total = surrogate + result.loss + (full - surrogate - result.loss).detach()
         return total, {"adversarial": adversarial, "adversarial_weight": weight}
 
     def regularise(
         self, loss: Tensor, parts: dict[str, Tensor], real_logits: Tensor, fake_logits: Tensor
     ) -> tuple[Tensor, Statistics]:
-        """LeCam, and the means of the logits that it goes by."""
+        """Add the LeCam penalty; return the sums of the logits, which update its running means."""
         if self.loss.lecam:
             means = (self.discriminator.real_mean, self.discriminator.fake_mean)
             parts["lecam"] = lecam_penalty(real_logits, fake_logits, *means)
@@ -96,13 +98,13 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
         images = pixels(batch)
         vae = self.pipeline(modules).vae
         codes = vae.encode(images)
-        made = vae.decode(codes).to(images.dtype)
-        loss = F.l1_loss(made, images, reduction="none").flatten(1).mean(1)
+        reconstructed = vae.decode(codes).to(images.dtype)
+        loss = F.l1_loss(reconstructed, images, reduction="none").flatten(1).mean(1)
         return Statistics(
             {
                 "count": torch.tensor(float(len(images)), device=images.device),
-                "psnr": psnr(made, images).sum(),
-                "ssim": ssim(made, images).sum(),
+                "psnr": psnr(reconstructed, images).sum(),
+                "ssim": ssim(reconstructed, images).sum(),
                 "reconstruction_loss": loss.sum(),
                 "codes": count_codes(codes, vae.num_codes, vae.quantizer.levels),
             }
@@ -113,11 +115,11 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
         return {**mean_metrics(sums, PIXEL_METRICS), **codebook_metrics(sums["codes"])}
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """A grid of pairs: the image, and its reconstruction."""
+        """A grid of pairs: an image and its reconstruction."""
         images = pixels(batch)
         vae = self.pipeline(modules).vae
-        made = vae.decode(vae.encode(images)).to(images.dtype)
-        pairs = [image for pair in zip(images, made, strict=True) for image in pair]
+        reconstructed = vae.decode(vae.encode(images)).to(images.dtype)
+        pairs = [image for pair in zip(images, reconstructed, strict=True) for image in pair]
         grid = image_grid(pairs, columns=8)
-        about = {"columns": "input, reconstruction", "items": list(batch.names)}
-        return [Artifact("reconstructions.png", lambda path: write_image(grid, path), about, torch.from_numpy(grid))]
+        metadata = {"columns": "input, reconstruction", "items": list(batch.names)}
+        return [Artifact("reconstructions.png", lambda path: write_image(grid, path), metadata, torch.from_numpy(grid))]

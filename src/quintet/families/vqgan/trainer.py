@@ -16,11 +16,11 @@ from quintet.training.task import Task
 
 
 class VQGanVAETrainer(PythonTrainer):
-    """Train a `VQGanVAE` on a folder or a data set object.
+    """Train a `VQGanVAE` on a folder or a dataset object.
 
         VQGanVAETrainer(VQGanVAE(dim=64, image_size=128), data="photos/", out="runs/tok", steps=10_000).train()
 
-    Any configuration key goes through `config={"optim.lr": 1e-4}`.
+    Set any other configuration key with `config={"optim.lr": 1e-4}`.
     """
 
     config_class = VQGanConfig

@@ -1,11 +1,11 @@
-// Owns what all parts of the page use: making elements, saying numbers and times, and colours. Texts only ever become
-// text nodes and attributes, so that no name or caption can be more than a name or caption.
+// Helpers of all parts of the page: creating elements, formatting numbers and times, and colors. Texts only ever become
+// text nodes and attributes, so that no name or caption can inject markup.
 "use strict";
 
 const quintet = {};
 
 (function () {
-  /** An element. `on` + event attributes are listeners; null, undefined and false are left out. */
+  /** Create an element. `on` + event attributes are listeners; null, undefined and false are omitted. */
   function make(tag, attributes, ...children) {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {
@@ -25,7 +25,7 @@ const quintet = {};
     return String(Number(value.toPrecision(digits)));
   }
 
-  function whole(value) {
+  function integer(value) {
     return value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en").replaceAll(",", " ");
   }
 
@@ -58,22 +58,22 @@ const quintet = {};
     return make("span", { class: `badge ${state}`, title: note || null }, state);
   }
 
-  /** Whatever went wrong, at the top of the page; the page goes on. */
+  /** Show a problem at the top of the page; an empty text removes it. */
   function notice(text) {
-    const place = document.getElementById("notice");
-    place.replaceChildren(...(text ? [make("p", {}, text, make("button", { type: "button", class: "quiet", "aria-label": "Close", onclick: () => notice("") }, "×"))] : []));
+    const box = document.getElementById("notice");
+    box.replaceChildren(...(text ? [make("p", {}, text, make("button", { type: "button", class: "quiet", "aria-label": "Close", onclick: () => notice("") }, "×"))] : []));
   }
 
-  /** A remembered choice; a page from a file may remember nothing. */
+  /** Read or store a setting; a page opened from a file may have no storage. */
   function remember(name, value) {
     try {
       if (value === undefined) return localStorage.getItem(`quintet.${name}`);
       localStorage.setItem(`quintet.${name}`, value);
-    } catch { /* no storage here */ }
+    } catch { /* no storage */ }
     return value ?? null;
   }
 
-  /** Call `then` once, when the element first comes near the screen. */
+  /** Call `then` once, when the element first scrolls near the viewport. */
   const waiting = new WeakMap();
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) {
@@ -96,12 +96,12 @@ const quintet = {};
 
   const STOPS = [[8, 6, 24], [58, 15, 92], [140, 41, 99], [222, 82, 62], [250, 163, 42], [252, 253, 191]];
 
-  /** The colour of a level from 0, dark, to 1, bright: red, green and blue. */
+  /** The color of a level from 0 (dark) to 1 (bright): red, green and blue. */
   function heat(level) {
     const at = Math.max(0, Math.min(0.999, level)) * (STOPS.length - 1);
     const [from, to, part] = [STOPS[Math.floor(at)], STOPS[Math.ceil(at)], at % 1];
     return from.map((value, index) => Math.round(value + (to[index] - value) * part));
   }
 
-  Object.assign(quintet, { make, number, whole, duration, ago, size, rate, badge, notice, remember, whenSeen, colour, heat });
+  Object.assign(quintet, { make, number, integer, duration, ago, size, rate, badge, notice, remember, whenSeen, colour, heat });
 })();

@@ -1,11 +1,11 @@
-// Owns one chart: lines over steps, with the span of what each point stands for, drawn by uPlot.
+// One chart: lines over steps, with the range of the values that each point combines, drawn by uPlot.
 "use strict";
 
 (function () {
-  const { make, number, whole, colour } = quintet;
+  const { make, number, integer, colour } = quintet;
   const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6", "--line-7", "--line-8"];
 
-  /** A moving average that does not lean towards its start; `weight` is the share of the past. */
+  /** An exponential moving average without bias towards the first value; `weight` is the weight of the past. */
   function smooth(values, weight) {
     let [sum, total] = [0, 0];
     return values.map((value) => {
@@ -19,12 +19,12 @@
     return log ? values.map((value) => (value > 0 ? value : null)) : values;
   }
 
-  /** What a person who cannot see the chart is told of it. */
-  function spoken(title, lines) {
+  /** Description of the chart for screen readers. */
+  function describe(title, lines) {
     const parts = lines.filter((line) => line.steps.length).map((line) => {
       const last = line.steps.length - 1;
       const lowest = line.mean.reduce((best, value, at) => (value < line.mean[best] ? at : best), 0);
-      return `${line.label}: ${number(line.mean[0])} at step ${whole(line.steps[0])}, ${number(line.mean[last])} at step ${whole(line.steps[last])}, lowest ${number(line.mean[lowest])} at step ${whole(line.steps[lowest])}`;
+      return `${line.label}: ${number(line.mean[0])} at step ${integer(line.steps[0])}, ${number(line.mean[last])} at step ${integer(line.steps[last])}, lowest ${number(line.mean[lowest])} at step ${integer(line.steps[lowest])}`;
     });
     return `${title}. ${parts.join(". ") || "No values yet"}. Arrow keys move, plus and minus zoom, 0 shows all.`;
   }
@@ -49,7 +49,7 @@
       this.draw();
     }
 
-    /** uPlot keeps every chart that shares its cursor with others, in sight or not, until it is told. */
+    /** uPlot keeps every chart with a shared cursor until it is destroyed. */
     destroy() {
       this.plot?.destroy();
       this.plot = null;
@@ -63,7 +63,7 @@
     draw() {
       const { smoothing, log, range } = this.options;
       const tables = [];
-      const series = [{ label: "step", value: (_, value) => (value === null || value === undefined ? "last" : whole(value)) }];
+      const series = [{ label: "step", value: (_, value) => (value === null || value === undefined ? "last" : integer(value)) }];
       const bands = [];
       this.lines.forEach((line, index) => {
         const stroke = line.colour || colour(COLOURS[index % COLOURS.length]);
@@ -84,10 +84,10 @@
       });
       const data = tables.length ? uPlot.join(tables) : [[]];
       const steps = data[0];
-      const whole_range = steps.length ? [steps[0], steps[steps.length - 1]] : [0, 1];
+      const full_range = steps.length ? [steps[0], steps[steps.length - 1]] : [0, 1];
       const scales = {
-        x: { time: false, range: () => range || (whole_range[0] === whole_range[1] ? [whole_range[0] - 1, whole_range[1] + 1] : whole_range) },
-        // A line without any change would otherwise be a hundred high.
+        x: { time: false, range: () => range || (full_range[0] === full_range[1] ? [full_range[0] - 1, full_range[1] + 1] : full_range) },
+        // The default range of a constant line would be far too large.
         y: { distr: log ? 3 : 1, ...(log ? {} : { range: (_, low, high) => (low === null ? [null, null] : low === high ? [low - 1, high + 1] : uPlot.rangeNum(low, high, 0.1, true)) }) },
       };
       const axis = { stroke: colour("--faint"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), width: 1 }, font: "11px system-ui, sans-serif" };
@@ -102,7 +102,7 @@
       this.area.replaceChildren();
       this.plot = new uPlot(opts, data, this.area);
       this.plot.over.addEventListener("dblclick", () => this.moved(null));
-      this.area.setAttribute("aria-label", spoken(this.title, this.lines));
+      this.area.setAttribute("aria-label", describe(this.title, this.lines));
       this.plot.ctx.canvas.setAttribute("aria-hidden", "true");
       for (const label of this.area.querySelectorAll(".u-series:not(.unlisted):not(:first-child) > th")) this.makeButton(label);
     }
@@ -112,7 +112,7 @@
       this.area.dataset.range = `${Math.round(plot.scales.x.min)}-${Math.round(plot.scales.x.max)}`;
     }
 
-    /** What shows or hides a line must not need a mouse. */
+    /** Make a legend entry, which shows or hides a line, usable from the keyboard. */
     makeButton(label) {
       label.tabIndex = 0;
       label.setAttribute("role", "button");

@@ -1,20 +1,20 @@
-// Owns the maps of a tokenizer's codes: how much of each codebook is used over training, and which codes those are.
+// Maps of a tokenizer's codes: the used fraction of each codebook over training, and the usage of each code.
 "use strict";
 
 (function () {
-  const { make, source, attempt, number, whole, heat } = quintet;
+  const { make, source, attempt, number, integer, heat } = quintet;
 
-  /** A map of rows of levels from 0 to 1; null is a cell without a value. */
+  /** A heat map of rows of values from 0 to 1; null is a cell without a value. */
   function map(rows, label) {
     const [width, height] = [Math.max(...rows.map((row) => row.length)), rows.length];
     const canvas = make("canvas", { class: "heat", width, height, role: "img", "aria-label": label });
     canvas.style.setProperty("--count", String(height));
-    const flat = canvas.getContext("2d");
-    const picture = flat.createImageData(width, height);
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(width, height);
     rows.forEach((row, y) => row.forEach((level, x) => {
-      if (level !== null) picture.data.set([...heat(level), 255], (y * width + x) * 4);
+      if (level !== null) image.data.set([...heat(level), 255], (y * width + x) * 4);
     }));
-    flat.putImageData(picture, 0, 0);
+    context.putImageData(image, 0, 0);
     return canvas;
   }
 
@@ -31,17 +31,17 @@
     const steps = found[shown[0]].steps;
     const rows = shown.map((name) => found[name].mean);
     const last = rows.map((row) => `${number(100 * row[row.length - 1], 3)} %`);
-    return [make("section", {}, make("h3", {}, "Share of the codes in use, at each validation"),
+    return [make("section", {}, make("h3", {}, "Fraction of codes in use, at each validation"),
       make("div", { class: "heatmap" },
-        make("div", { class: "rows" }, shown.map((_, at) => make("span", {}, shown.length > 1 ? `level ${at + 1}` : "codebook"))),
-        map(rows, `Codes in use from step ${whole(steps[0])} to step ${whole(steps[steps.length - 1])}; at the end ${last.join(", ")}`),
+        make("div", { class: "rows" }, shown.map((_, at) => make("span", {}, shown.length > 1 ? `quantizer ${at + 1}` : "codebook"))),
+        map(rows, `Codes in use from step ${integer(steps[0])} to step ${integer(steps[steps.length - 1])}; at the end ${last.join(", ")}`),
         make("div", { class: "rows" }, last.map((text) => make("span", {}, text)))),
-      make("p", { class: "axis" }, make("span", {}, `step ${whole(steps[0])}`), make("span", {}, `step ${whole(steps[steps.length - 1])}`)), scale("0 %", "100 %"))];
+      make("p", { class: "axis" }, make("span", {}, `step ${integer(steps[0])}`), make("span", {}, `step ${integer(steps[steps.length - 1])}`)), scale("0 %", "100 %"))];
   }
 
-  /** A thousandth of an equal share to thirty times it, by its logarithm. */
-  function level(share) {
-    return share < 1e-3 ? 0 : 0.08 + (0.92 * (Math.log10(share) + 3)) / 4.5;
+  /** Usage from a thousandth of the mean to thirty times the mean, on a logarithmic scale. */
+  function level(usage) {
+    return usage < 1e-3 ? 0 : 0.08 + (0.92 * (Math.log10(usage) + 3)) / 4.5;
   }
 
   function perCode(codes) {
@@ -49,20 +49,20 @@
     const cells = codes.levels[0].cells;
     const rows = single ? Array.from({ length: Math.ceil(cells.length / 64) }, (_, row) => cells.slice(row * 64, row * 64 + 64).map(level)) : codes.levels.map((each) => each.cells.map(level));
     const used = codes.levels.map((each) => `${number(100 * each.used, 3)} %`);
-    const grouped = cells.length < codes.levels[0].size ? `; ${Math.ceil(codes.levels[0].size / cells.length)} codes a cell` : "";
-    return make("section", {}, make("h3", {}, `How often each code is used, at step ${whole(codes.step)}`),
+    const grouped = cells.length < codes.levels[0].size ? `; ${Math.ceil(codes.levels[0].size / cells.length)} codes per cell` : "";
+    return make("section", {}, make("h3", {}, `Usage of each code at step ${integer(codes.step)}`),
       make("div", { class: "heatmap" },
-        !single && make("div", { class: "rows" }, codes.levels.map((_, at) => make("span", {}, `level ${at + 1}`))),
+        !single && make("div", { class: "rows" }, codes.levels.map((_, at) => make("span", {}, `quantizer ${at + 1}`))),
         Object.assign(map(rows, `Use of ${codes.levels.map((each) => each.size).join(", ")} codes; in use: ${used.join(", ")}`), { className: single ? "heat square" : "heat" }),
         !single && make("div", { class: "rows" }, used.map((text) => make("span", {}, text)))),
-      make("p", { class: "axis" }, make("span", {}, single ? `64 codes a row; ${used[0]} were in use in training lately${grouped}` : `from code 0 to code ${whole(codes.levels[0].size - 1)}, and the share in use in training lately${grouped}`)),
+      make("p", { class: "axis" }, make("span", {}, single ? `64 codes per row; ${used[0]} used recently in training${grouped}` : `from code 0 to code ${integer(codes.levels[0].size - 1)}, and the fraction used recently in training${grouped}`)),
       scale("never", "30 times the mean"));
   }
 
   async function panel(id, about) {
     const parts = await overTime(id, Object.keys(about.metrics));
     if (about.codes) parts.push(perCode(about.codes));
-    return make("div", { class: "codes" }, parts.length ? parts : make("p", { class: "empty" }, "Nothing was counted yet: use is measured at each validation."));
+    return make("div", { class: "codes" }, parts.length ? parts : make("p", { class: "empty" }, "No usage yet. It is measured at each validation."));
   }
 
   quintet.codes = { panel, has: (about) => Boolean(about.codes) || Object.keys(about.metrics).some((name) => name.includes("codebook_usage")) };

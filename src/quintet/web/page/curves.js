@@ -1,13 +1,13 @@
-// Owns the curves of a run: which metrics share a chart, and what is asked of the server as charts come into sight,
-// are zoomed, or get news.
+// Curves of a run: grouping of metrics into charts, and requests to the server when charts become visible, are zoomed or
+// get new rows.
 "use strict";
 
 (function () {
   const { make, source, attempt, whenSeen, Chart, lineColour } = quintet;
   const POINTS = 400;
-  const SECTIONS = ["Loss", "Validation", "Codebook", "Optimizer", "Pace"];
+  const SECTIONS = ["Loss", "Validation", "Codebook", "Optimizer", "Speed"];
 
-  /** What a metric is of: {side, phase, name, level}. */
+  /** The parts of a metric name: {side, phase, name, level}. */
   function parse(metric) {
     const parts = metric.split("/");
     const side = ["train", "validation"].includes(parts[0]) ? parts.shift() : "";
@@ -18,13 +18,13 @@
   }
 
   function sectionOf({ side, phase, name }) {
-    if (phase === "rate" || phase === "time" || name === "bad_steps") return "Pace";
+    if (phase === "rate" || phase === "time" || name === "bad_steps") return "Speed";
     if (name === "lr" || name === "gradient_norm") return "Optimizer";
     if (name.startsWith("codebook")) return "Codebook";
     return side === "train" || name.includes("loss") ? "Loss" : "Validation";
   }
 
-  /** Metrics to charts: training and validation of one name together, numbered ones (levels) in one chart. */
+  /** Group metrics into charts: training and validation of the same name, and all numbered metrics of the same name. */
   function group(metrics) {
     const parsed = metrics.map(parse);
     const trained = parsed.filter((each) => each.side === "train");
@@ -63,9 +63,9 @@
       this.compared = [];
       this.charts = [];
       this.values = new Map(); // run -> metric -> points
-      this.place = make("div", { class: "charts" });
-      this.hint = make("p", { class: "count", role: "status", hidden: true }, "A first sketch: all rows are being read.");
-      this.panel = make("div", {}, this.tools(others), this.hint, this.place);
+      this.container = make("div", { class: "charts" });
+      this.hint = make("p", { class: "count", role: "status", hidden: true }, "Preview: all rows are still being read.");
+      this.panel = make("div", {}, this.tools(others), this.hint, this.container);
     }
 
     tools(others) {
@@ -75,7 +75,7 @@
         this.redraw();
       } });
       const log = make("input", { type: "checkbox", onchange: () => { this.log = log.checked; this.redraw(); } });
-      this.filter = make("input", { type: "search", placeholder: "Metrics…", "aria-label": "Show metrics with this text", oninput: () => this.sift() });
+      this.filter = make("input", { type: "search", placeholder: "Filter metrics…", "aria-label": "Show metrics with this text", oninput: () => this.applyFilter() });
       this.reset = make("button", { type: "button", disabled: true, onclick: () => this.zoom(null) }, "Show all steps");
       const chosen = make("span", { class: "chosen" });
       const choose = make("select", { "aria-label": "Compare with another run", onchange: () => {
@@ -90,12 +90,12 @@
     compare(ids, chosen) {
       this.compared = [...new Set(ids)].slice(0, 7);
       chosen.replaceChildren(...[this.id, ...this.compared].map((id, at) => make("span", { class: "chip" }, dot(at), id,
-        at > 0 && make("button", { type: "button", class: "quiet", "aria-label": `Do not compare with ${id}`, onclick: () => this.compare(this.compared.filter((other) => other !== id), chosen) }, "×"))));
+        at > 0 && make("button", { type: "button", class: "quiet", "aria-label": `Stop comparing with ${id}`, onclick: () => this.compare(this.compared.filter((other) => other !== id), chosen) }, "×"))));
       if (!this.compared.length) chosen.replaceChildren();
       this.load();
     }
 
-    /** Charts for these metrics; those that stand keep what they show. */
+    /** Update the charts to these metrics; existing charts keep their content. */
     update(metrics) {
       const known = new Set(this.charts.flatMap((each) => each.metrics.map((metric) => metric.metric)));
       if (metrics.length && metrics.every((metric) => known.has(metric))) return;
@@ -103,9 +103,9 @@
       this.charts = group(metrics).map((each) => before.get(identity(each)) || this.added(each));
       for (const each of before.values()) if (!this.charts.includes(each)) each.chart.destroy();
       const sections = SECTIONS.map((name) => [name, this.charts.filter((each) => each.section === name)]).filter(([, charts]) => charts.length);
-      this.place.replaceChildren(...sections.map(([name, charts]) => make("section", {}, make("h3", {}, name), make("div", { class: "grid" }, charts.map((each) => each.chart.figure)))));
-      if (!sections.length) this.place.replaceChildren(make("p", { class: "empty" }, "No metrics yet: the first row appears after log.every steps."));
-      this.sift();
+      this.container.replaceChildren(...sections.map(([name, charts]) => make("section", {}, make("h3", {}, name), make("div", { class: "grid" }, charts.map((each) => each.chart.figure)))));
+      if (!sections.length) this.container.replaceChildren(make("p", { class: "empty" }, "No metrics yet. The first row appears after log.every steps."));
+      this.applyFilter();
     }
 
     added(each) {
@@ -115,10 +115,10 @@
       return added;
     }
 
-    /** Only those charts with the text in the box. */
-    sift() {
-      const wanted = this.filter.value.trim();
-      for (const { title, metrics, chart } of this.charts) chart.figure.hidden = ![title, ...metrics.map((each) => each.metric)].some((text) => text.includes(wanted));
+    /** Show only charts that match the filter. */
+    applyFilter() {
+      const query = this.filter.value.trim();
+      for (const { title, metrics, chart } of this.charts) chart.figure.hidden = ![title, ...metrics.map((each) => each.metric)].some((text) => text.includes(query));
     }
 
     close() {
@@ -140,10 +140,10 @@
       this.load();
     }
 
-    /** Ask once for everything in sight. */
+    /** Request the data of all visible charts at once. */
     load() {
-      this.wanted ??= setTimeout(async () => {
-        this.wanted = null;
+      this.timer ??= setTimeout(async () => {
+        this.timer = null;
         const seen = this.charts.filter((each) => each.seen);
         const names = seen.flatMap((each) => each.metrics.map((metric) => metric.metric));
         if (!names.length) return;
@@ -152,7 +152,7 @@
         const found = await Promise.all(ids.map((id) => attempt(source.curves(id, names, range, POINTS, id !== this.id))));
         if (range !== this.range) return;
         ids.forEach((id, at) => this.values.set(id, { ...this.values.get(id), ...found[at] }));
-        for (const each of seen) if (this.charts.includes(each)) this.fill(each); // the others are gone by now
+        for (const each of seen) if (this.charts.includes(each)) this.fill(each); // removed charts are skipped
       }, 30);
     }
 
@@ -160,20 +160,20 @@
       const several = this.compared.length > 0;
       const levels = each.metrics.some((metric) => metric.level !== null);
       const sorted = [...each.metrics].sort((a, b) => (a.side > b.side) - (a.side < b.side) || a.live - b.live || a.level - b.level);
-      const drawn = sorted.filter((metric) => !(several || levels) || !metric.live);
-      const lines = [this.id, ...this.compared].flatMap((id, run) => drawn.map((metric, at) => {
+      const visible = sorted.filter((metric) => !(several || levels) || !metric.live);
+      const lines = [this.id, ...this.compared].flatMap((id, run) => visible.map((metric, at) => {
         const points = (this.values.get(id) || {})[metric.metric];
         const name = metric.level === null ? metric.metric : `${metric.level}`;
         return points && {
           ...points, run: id, metric: metric.metric, label: several ? `${id} · ${name}` : name, smoothed: metric.side === "train",
-          colour: several ? lineColour(run) : levels ? shade(at, drawn.length) : undefined, dash: metric.live ? [3, 3] : several && metric.side === "validation" ? [7, 3] : undefined,
+          colour: several ? lineColour(run) : levels ? shade(at, visible.length) : undefined, dash: metric.live ? [3, 3] : several && metric.side === "validation" ? [7, 3] : undefined,
         };
       })).filter(Boolean);
       each.chart.options = this.options();
       each.chart.show(lines);
     }
 
-    /** New rows of the run: to the end of what is shown. Beyond the steps that are zoomed to, they are out of sight. */
+    /** Append new rows of the run. If the charts are zoomed, rows outside of the range stay invisible. */
     add(rows) {
       const known = this.values.get(this.id);
       if (!known) return;
@@ -192,13 +192,13 @@
       for (const each of this.charts) if (each.seen && each.metrics.some((metric) => touched.has(metric.metric))) this.fill(each);
     }
 
-    anew() {
+    reload() {
       this.values.clear();
       this.load();
     }
   }
 
-  /** One of many lines that belong in a row, from blue to red, as uPlot takes it. */
+  /** The color of one of many ordered lines, from blue to red. */
   function shade(at, count) {
     const part = count > 1 ? at / (count - 1) : 0;
     const channels = [60 + 170 * part, 120 + 60 * Math.sin(Math.PI * part), 235 - 180 * part];

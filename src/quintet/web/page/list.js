@@ -1,8 +1,8 @@
-// Owns the list of runs: sorted by any column, filtered by text, kept up to date.
+// List of runs: sortable by any column, filtered by text, with live updates.
 "use strict";
 
 (function () {
-  const { make, source, badge, whole, number, rate, duration, ago, remember } = quintet;
+  const { make, source, badge, integer, number, rate, duration, ago, remember } = quintet;
   const ORDER = ["running", "failed", "stopped", "finished"];
   const COLUMNS = [
     { name: "Run", key: (run) => run.id, cell: (run) => make("a", { href: quintet.addressOf(run.id) }, run.id) },
@@ -13,18 +13,18 @@
     { name: "Time left", key: (run) => run.left ?? Infinity, cell: (run) => (run.left === null ? "–" : duration(run.left)) },
     { name: "Best", key: (run) => run.best?.value ?? Infinity, cell: (run) => (run.best ? `${run.best.metric} ${number(run.best.value)}` : "–") },
     { name: "Device", key: (run) => run.device, cell: (run) => run.device || "–" },
-    { name: "Last sign", key: (run) => -(run.heartbeat ?? 0), cell: (run) => ago(run.heartbeat) },
+    { name: "Last update", key: (run) => -(run.heartbeat ?? 0), cell: (run) => ago(run.heartbeat) },
   ];
 
   function progress(run) {
-    const text = run.steps ? `${whole(run.step)} / ${whole(run.steps)}` : whole(run.step);
+    const text = run.steps ? `${integer(run.step)} / ${integer(run.steps)}` : integer(run.step);
     return make("span", { class: "progress" }, text, run.steps ? make("progress", { max: run.steps, value: Math.min(run.step, run.steps), "aria-label": "Progress" }) : null);
   }
 
   class List {
     constructor(found) {
       this.runs = new Map(found.runs.map((run) => [run.id, run]));
-      [this.column, this.down] = (remember("sort") || "Last sign,").split(",");
+      [this.column, this.down] = (remember("sort") || "Last update,").split(",");
       this.filter = make("input", { type: "search", placeholder: "Filter runs…", "aria-label": "Show runs with this text", value: remember("filter") || "", oninput: () => { remember("filter", this.filter.value); this.render(); } });
       this.order = make("select", { class: "narrow", "aria-label": "Sort by", onchange: () => this.sort(this.order.value) }, COLUMNS.map((column) => make("option", {}, column.name)));
       this.order.value = this.column;
@@ -34,11 +34,11 @@
       this.table = make("table", { class: "runs" }, make("thead", {}, make("tr", {}, this.heads)), this.body);
       this.panel = make("div", {}, make("h1", {}, found.title || "Runs"), make("div", { class: "tools" }, this.filter, this.order, this.count), this.table);
       this.render();
-      this.stop = source.listen("", NaN, { runs: ({ changed, gone }) => this.update(changed, gone), again: () => this.again(), gone: (text) => quintet.notice(text), back: () => this.again() });
+      this.stop = source.listen("", NaN, { runs: ({ changed, gone }) => this.update(changed, gone), outdated: () => this.reload(), gone: (text) => quintet.notice(text), back: () => this.reload() });
       this.clock = setInterval(() => this.render(), 30000);
     }
 
-    async again() {
+    async reload() {
       const found = await quintet.attempt(source.runs());
       if (!found) return;
       this.runs = new Map(found.runs.map((run) => [run.id, run]));
@@ -67,12 +67,12 @@
         .sort((a, b) => { const [x, y] = [column.key(a), column.key(b)]; return sign * (x < y ? -1 : x > y ? 1 : 0) || a.id.localeCompare(b.id); });
       this.heads.forEach((head, at) => head.setAttribute("aria-sort", COLUMNS[at] !== column ? "none" : this.down ? "descending" : "ascending"));
       this.count.textContent = `${shown.length === this.runs.size ? "" : `${shown.length} of `}${this.runs.size} runs`;
-      // The row that the keyboard is on must stay the one it is on.
+      // Keep the keyboard focus on the same run.
       const focused = document.activeElement?.closest?.("tr")?.dataset.run;
       this.body.replaceChildren(...shown.map((run) => make("tr", { "data-run": run.id, onclick: (event) => { if (!event.target.closest("a") && !String(getSelection())) location.hash = quintet.addressOf(run.id); } },
         COLUMNS.map((each) => make("td", { "data-label": each.name }, each.cell(run))))));
       if (focused !== undefined) this.body.querySelector(`tr[data-run="${CSS.escape(focused)}"] a`)?.focus({ preventScroll: true });
-      if (!this.runs.size) this.body.replaceChildren(make("tr", {}, make("td", { colspan: COLUMNS.length, class: "empty" }, "There is no run here yet. One appears as soon as `quintet train` has begun.")));
+      if (!this.runs.size) this.body.replaceChildren(make("tr", {}, make("td", { colspan: COLUMNS.length, class: "empty" }, "No runs yet. A run appears here as soon as `quintet train` starts.")));
     }
 
     close() {

@@ -1,35 +1,35 @@
-// Owns the way through the page: its address says what is shown, #/ for the list and #/run/NAME/TAB for a run.
+// Navigation: the URL selects the content, #/ for the list of runs and #/run/NAME/TAB for a run.
 "use strict";
 
 (function () {
   const { make, source, attempt, notice, remember } = quintet;
   const main = document.getElementById("main");
-  const where = document.getElementById("where");
+  const breadcrumb = document.getElementById("where");
   let shown = null;
-  let place = "";
+  let current = "";
 
   quintet.addressOf = (id, tab) => `#/run/${encodeURIComponent(id)}${tab ? `/${tab}` : ""}`;
 
   async function go() {
     const [, kind, id, tab] = location.hash.split("/");
     const next = kind === "run" ? decodeURIComponent(id || "") : "";
-    if (shown && next === place) {
+    if (shown && next === current) {
       if (next && tab) shown.open(tab);
       return;
     }
     shown?.close();
     shown = null;
-    place = next;
+    current = next;
     notice("");
     const found = await attempt(source.runs());
     const about = next && found ? await attempt(source.run(next)) : null;
-    if (next !== place) return;
+    if (next !== current) return;
     if (!found || (next && !about)) {
       main.replaceChildren(make("p", { class: "empty" }, "Nothing to show. ", make("a", { href: "#/" }, "All runs")));
       return;
     }
     shown = next ? new quintet.RunPage(next, about, found.runs.map((run) => run.id), tab) : new quintet.List(found);
-    where.replaceChildren(...(next ? [make("a", { href: "#/" }, "All runs")] : []));
+    breadcrumb.replaceChildren(...(next ? [make("a", { href: "#/" }, "All runs")] : []));
     document.title = next ? `${next} · quintet` : "quintet";
     main.replaceChildren(shown.panel);
     scrollTo(0, 0);

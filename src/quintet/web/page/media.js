@@ -1,12 +1,12 @@
-// Owns one sample on the page, whatever it is: a picture, a sound, a video or a mesh, with its caption. Its content
-// can be changed, so that a slot stays where it is while the slider moves through training.
+// Card of one sample: an image, audio, a video or a mesh, with its caption. Its content can be replaced, so that cards
+// keep their positions while the slider moves through training.
 "use strict";
 
 (function () {
   const { make, source, whenSeen } = quintet;
 
   function captionOf(entry) {
-    const parts = [entry.what, entry.text, entry.columns, entry.rows && `row by row: ${entry.rows}`, entry.text ? null : entry.item].filter(Boolean);
+    const parts = [entry.what, entry.text, entry.columns, entry.rows && `rows: ${entry.rows}`, entry.text ? null : entry.item].filter(Boolean);
     return parts.length ? parts.join(" · ") : entry.file;
   }
 
@@ -17,66 +17,66 @@
     dialog.showModal();
   }
 
-  // What `show` has to wait for may come when the slider is elsewhere already: then it is no longer `wanted`.
+  // `show` is asynchronous: when its bytes arrive, the slider may have moved, and `isCurrent` returns false.
   const kinds = {
     image(caption, entry) {
       const image = make("img", { alt: caption, loading: "lazy", decoding: "async" });
-      // Pixels of samples are worth seeing; a drawing that only sums them up has words in it, which they would spoil.
+      // Small samples are enlarged with visible pixels; overview images contain text and are not.
       const isSample = Boolean(entry.what || entry.text || entry.item || entry.columns || entry.rows);
       image.addEventListener("load", () => image.classList.toggle("small", isSample && image.naturalWidth < 400));
-      const button = make("button", { type: "button", class: "picture", "aria-label": `Enlarge: ${caption}`, onclick: () => enlarge(image.src, caption) }, image);
-      return { place: button, watched: image, async show(address) { image.src = address; } };
+      const button = make("button", { type: "button", class: "image", "aria-label": `Enlarge: ${caption}`, onclick: () => enlarge(image.src, caption) }, image);
+      return { element: button, loads: image, async show(address) { image.src = address; } };
     },
     video(caption) {
       const video = make("video", { controls: true, loop: true, muted: true, autoplay: true, preload: "metadata", "aria-label": caption });
       video.setAttribute("playsinline", "");
       video.addEventListener("loadedmetadata", () => video.classList.toggle("small", video.videoWidth < 400));
-      return { place: video, watched: video, async show(address) { video.src = address; } };
+      return { element: video, loads: video, async show(address) { video.src = address; } };
     },
-    sound(caption) {
-      const player = quintet.sound.player(caption);
-      return { place: player.place, async show(address, wanted) {
+    audio(caption) {
+      const player = quintet.audio.player(caption);
+      return { element: player.element, async show(address, isCurrent) {
         const bytes = await source.bytes(address);
-        if (!wanted()) return;
+        if (!isCurrent()) return;
         const url = source.live ? address : URL.createObjectURL(new Blob([bytes], { type: "audio/wav" }));
-        await player.show(url, bytes, wanted);
+        await player.show(url, bytes, isCurrent);
       } };
     },
     mesh(caption) {
       const viewer = quintet.mesh.viewer(caption);
-      return { place: viewer.canvas, async show(address, wanted) {
+      return { element: viewer.canvas, async show(address, isCurrent) {
         const bytes = await source.bytes(address);
-        if (wanted()) viewer.show(bytes);
+        if (isCurrent()) viewer.show(bytes);
       } };
     },
   };
 
-  /** A card for an entry; `address` says where the file is. */
+  /** A card for an entry; `address` is the URL of its file. */
   function card(entry, address) {
     const caption = captionOf(entry);
     const part = kinds[entry.kind](caption, entry);
-    const said = make("p", { class: "said", hidden: true });
+    const problem = make("p", { class: "problem", hidden: true });
     const label = make("figcaption", {}, make("span", { class: "caption" }, caption));
     const listed = entry.texts || entry.items;
     if (listed && listed.length) {
       label.append(make("details", {}, make("summary", {}, entry.texts ? `${listed.length} captions` : `${listed.length} items`), make("ol", {}, listed.map((text) => make("li", {}, text)))));
     }
-    const figure = make("figure", { class: `card of-${entry.kind}${entry.kind === "image" && !entry.text && !entry.item ? " sheet" : ""}` }, part.place, said, label);
+    const figure = make("figure", { class: `card of-${entry.kind}${entry.kind === "image" && !entry.text && !entry.item ? " sheet" : ""}` }, part.element, problem, label);
     const fail = (text) => {
-      said.hidden = !text;
-      said.textContent = text;
-      part.place.classList.toggle("absent", Boolean(text));
+      problem.hidden = !text;
+      problem.textContent = text;
+      part.element.classList.toggle("absent", Boolean(text));
     };
-    if (part.watched) part.watched.addEventListener("error", () => fail(`${entry.file} is missing or cannot be shown`));
+    if (part.loads) part.loads.addEventListener("error", () => fail(`${entry.file} is missing or cannot be shown`));
     const result = {
       figure,
-      show(next, where) {
-        if (figure.dataset.address === where) return;
-        figure.dataset.address = where;
-        fail(next.missing ? `${next.file} is missing` : where ? "" : `${next.file} was left out of this page`);
-        if (next.missing || !where) return;
-        const wanted = () => figure.dataset.address === where;
-        whenSeen(figure, () => { if (wanted()) part.show(where, wanted).catch((error) => { if (wanted()) fail(error.message); }); });
+      show(next, url) {
+        if (figure.dataset.address === url) return;
+        figure.dataset.address = url;
+        fail(next.missing ? `${next.file} is missing` : url ? "" : `${next.file} is not included in this page`);
+        if (next.missing || !url) return;
+        const isCurrent = () => figure.dataset.address === url;
+        whenSeen(figure, () => { if (isCurrent()) part.show(url, isCurrent).catch((error) => { if (isCurrent()) fail(error.message); }); });
       },
     };
     result.show(entry, address);

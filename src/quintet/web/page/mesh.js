@@ -1,5 +1,5 @@
-// Owns meshes to turn: reading GLB and OBJ, and drawing them. One WebGL context draws for all canvases of the page,
-// because a browser gives out only a few; each canvas keeps the picture it was given.
+// Mesh viewer: reads GLB and OBJ files and draws them. One WebGL context draws for all canvases of the page, because a
+// browser allows only a few contexts; the result is copied to each canvas.
 "use strict";
 
 (function () {
@@ -7,7 +7,7 @@
 
   // --- reading ------------------------------------------------------------------------------------------------
 
-  /** Corners of triangles, nine numbers each. */
+  /** Vertices of triangles, nine numbers per triangle. */
   function read(buffer) {
     const magic = buffer.byteLength > 20 ? new DataView(buffer).getUint32(0, true) : 0;
     return magic === 0x46546c67 ? readGlb(buffer) : readObj(new TextDecoder().decode(buffer));
@@ -21,10 +21,10 @@
     const types = { 5121: [Uint8Array, 1], 5123: [Uint16Array, 2], 5125: [Uint32Array, 4], 5126: [Float32Array, 4] };
     const accessor = (number, width) => {
       const about = tree.accessors[number];
-      const where = tree.bufferViews[about.bufferView];
+      const bufferView = tree.bufferViews[about.bufferView];
       const [Type, bytes] = types[about.componentType];
-      const offset = start + (where.byteOffset || 0) + (about.byteOffset || 0);
-      const stride = where.byteStride || bytes * width;
+      const offset = start + (bufferView.byteOffset || 0) + (about.byteOffset || 0);
+      const stride = bufferView.byteStride || bytes * width;
       const values = new Type(about.count * width);
       for (let item = 0; item < about.count; item += 1) {
         const from = offset + item * stride;
@@ -60,11 +60,11 @@
   // --- drawing ------------------------------------------------------------------------------------------------
 
   const VERTEX = `
-    attribute vec3 place; attribute vec3 normal; attribute vec3 edge;
+    attribute vec3 position; attribute vec3 normal; attribute vec3 edge;
     uniform mat3 turn; uniform float scale; uniform vec3 centre; uniform float aspect;
     varying vec3 facing; varying vec3 along;
     void main() {
-      vec3 seen = turn * ((place - centre) * scale);
+      vec3 seen = turn * ((position - centre) * scale);
       facing = turn * normal; along = edge;
       float depth = 3.2 - seen.z;
       gl_Position = vec4(seen.x * 2.2 / aspect, seen.y * 2.2, (depth - 3.2) / 4.0 * depth, depth);
@@ -87,7 +87,7 @@
     if (painter) return painter;
     const canvas = document.createElement("canvas");
     const gl = canvas.getContext("webgl", { antialias: true, preserveDrawingBuffer: true, alpha: true });
-    if (!gl) throw new Error("this browser draws nothing in 3D (no WebGL)");
+    if (!gl) throw new Error("this browser cannot draw in 3D (no WebGL)");
     gl.getExtension("OES_standard_derivatives");
     const program = gl.createProgram();
     for (const [kind, text] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]]) {
@@ -100,10 +100,10 @@
     if (!gl.getProgramParameter(program, gl.LINK_STATUS)) throw new Error("this browser cannot draw the mesh");
     gl.useProgram(program);
     gl.enable(gl.DEPTH_TEST);
-    const buffers = ["place", "normal", "edge"].map((name) => {
-      const where = gl.getAttribLocation(program, name);
-      gl.enableVertexAttribArray(where);
-      return { where, buffer: gl.createBuffer() };
+    const buffers = ["position", "normal", "edge"].map((name) => {
+      const location = gl.getAttribLocation(program, name);
+      gl.enableVertexAttribArray(location);
+      return { location, buffer: gl.createBuffer() };
     });
     const uniforms = {};
     for (const name of ["turn", "scale", "centre", "aspect", "paint", "line"]) uniforms[name] = gl.getUniformLocation(program, name);
@@ -144,10 +144,10 @@
       if (each.width !== width || each.height !== height) { each.width = width; each.height = height; }
     }
     if (painter.held !== mesh) {
-      buffers.forEach(({ where, buffer }, number) => {
+      buffers.forEach(({ location, buffer }, number) => {
         gl.bindBuffer(gl.ARRAY_BUFFER, buffer);
         gl.bufferData(gl.ARRAY_BUFFER, mesh.arrays[number], gl.STATIC_DRAW);
-        gl.vertexAttribPointer(where, 3, gl.FLOAT, false, 0, 0);
+        gl.vertexAttribPointer(location, 3, gl.FLOAT, false, 0, 0);
       });
       painter.held = mesh;
     }
@@ -163,24 +163,24 @@
     gl.uniform3fv(uniforms.paint, [0.62, 0.74, 0.92]);
     gl.uniform3fv(uniforms.line, [0.13, 0.2, 0.33]);
     gl.drawArrays(gl.TRIANGLES, 0, mesh.count);
-    const flat = target.getContext("2d");
-    flat.clearRect(0, 0, width, height);
-    flat.drawImage(canvas, 0, 0);
+    const context = target.getContext("2d");
+    context.clearRect(0, 0, width, height);
+    context.drawImage(canvas, 0, 0);
   }
 
-  /** A canvas that shows a mesh, turned by dragging or the arrow keys. `show` gives it other content in the same pose. */
+  /** A canvas that shows a mesh, rotated by dragging or the arrow keys. `show` sets another mesh in the same pose. */
   function viewer(caption) {
     const pose = { around: 0.7, up: 0.45, zoom: 1 };
     let mesh = null;
-    let asked = false;
+    let scheduled = false;
     const canvas = make("canvas", {
       class: "mesh", tabindex: "0", role: "img",
-      "aria-label": `Mesh${caption ? `: ${caption}` : ""}. Arrow keys turn it, plus and minus zoom, 0 sets it back.`,
+      "aria-label": `Mesh${caption ? `: ${caption}` : ""}. Arrow keys rotate, plus and minus zoom, 0 resets the view.`,
     });
     const redraw = () => {
-      if (asked || !mesh) return;
-      asked = true;
-      requestAnimationFrame(() => { asked = false; if (mesh && canvas.isConnected) draw(canvas, mesh, pose); });
+      if (scheduled || !mesh) return;
+      scheduled = true;
+      requestAnimationFrame(() => { scheduled = false; if (mesh && canvas.isConnected) draw(canvas, mesh, pose); });
     };
     const turn = (around, up) => {
       pose.around += around;
@@ -209,7 +209,7 @@
     return {
       canvas,
       show(buffer) {
-        shared(); // a browser that cannot draw says so here, where somebody listens
+        shared(); // throws here, where the error is shown, if the browser cannot draw
         mesh = prepare(read(buffer));
         canvas.dataset.triangles = String(mesh.count / 3);
         redraw();

@@ -1,10 +1,10 @@
-// Owns the page of one run: what it is and how far, its tabs, and the news that reach them.
+// Page of one run: its summary, its tabs, and their live updates.
 "use strict";
 
 (function () {
-  const { make, source, attempt, badge, whole, number, rate, duration, ago, notice } = quintet;
+  const { make, source, attempt, badge, integer, number, rate, duration, ago, notice } = quintet;
 
-  const MADE_ANEW = ["codes", "data", "checkpoints"];
+  const REBUILT_TABS = ["codes", "data", "checkpoints"];
 
   class RunPage {
     constructor(id, about, others, tab) {
@@ -14,7 +14,7 @@
       this.curves = new quintet.Curves(id, this.others);
       this.samples = new quintet.Samples(id);
       this.facts = make("dl", { class: "facts" });
-      this.console = make("pre", { class: "console", tabindex: "0", "aria-label": "The end of the console" });
+      this.console = make("pre", { class: "console", tabindex: "0", "aria-label": "End of the console output" });
       this.tabs = make("div", { class: "tabs", role: "tablist", "aria-label": "Parts of the run" });
       this.content = make("div", { role: "tabpanel", class: "content", tabindex: "-1" });
       this.title = make("h1", {}, id);
@@ -22,23 +22,23 @@
       this.curves.hint.hidden = !about.sketched;
       this.curves.update(Object.keys(about.metrics));
       this.samples.update(about.sample_steps);
-      this.say(about.summary);
+      this.summarize(about.summary);
       this.log(about.console);
       this.addTabs();
       this.open(tab || (about.sample_steps.length ? "samples" : "curves"));
       this.stop = source.listen(id, about.version, {
         rows: (rows) => this.rows(rows),
-        anew: () => this.reload(),
-        again: () => this.reload(),
+        reset: () => this.reload(),
+        outdated: () => this.reload(),
         back: () => { notice(""); this.reload(); },
         summary: (summary) => {
-          const turned = summary.state !== this.about.summary.state;
-          this.say(summary);
-          if (turned) this.reload(); // which checkpoints there are, and whether it can be tried
+          const changed = summary.state !== this.about.summary.state;
+          this.summarize(summary);
+          if (changed) this.reload(); // the checkpoints, and whether the playground is available
         },
         samples: (steps) => { this.samples.update(steps); },
         console: (text) => this.log(text),
-        gone: (text) => notice(`${text}; what is shown is what was read before`),
+        gone: (text) => notice(`${text}; this page shows the last known content`),
       });
     }
 
@@ -48,9 +48,9 @@
         samples: ["Samples", () => this.samples.panel],
         curves: ["Curves", () => this.curves.panel],
         codes: quintet.codes.has(about) && ["Codes", () => quintet.codes.panel(this.id, this.about)],
-        try: source.live && about.trying && ["Try it", () => (this.box ??= quintet.trying.panel(this.id, about))],
+        try: source.live && about.playground && ["Try it", () => (this.box ??= quintet.playground.panel(this.id, about))],
         config: ["Configuration", () => quintet.tables.configuration(this.about, this.others)],
-        data: [about.data.skipped_count ? `Data (${whole(about.data.skipped_count)} skipped)` : "Data", () => quintet.tables.data(this.about)],
+        data: [about.data.skipped_count ? `Data (${integer(about.data.skipped_count)} skipped)` : "Data", () => quintet.tables.data(this.about)],
         checkpoints: ["Checkpoints", async () => quintet.tables.checkpoints((await attempt(source.run(this.id))) || this.about)],
         console: ["Console", () => this.console],
       };
@@ -80,9 +80,9 @@
       this.tab = this.parts()[name] ? name : "curves";
       this.mark();
       history.replaceState(null, "", quintet.addressOf(this.id, this.tab));
-      const wanted = this.tab;
+      const opened = this.tab;
       const content = await part[1]();
-      if (wanted !== this.tab) return;
+      if (opened !== this.tab) return;
       this.content.replaceChildren(content);
       if (this.tab === "console") this.console.scrollTop = this.console.scrollHeight;
     }
@@ -96,17 +96,17 @@
       }
     }
 
-    say(summary) {
+    summarize(summary) {
       this.about.summary = summary;
       this.title.replaceChildren(this.id, " ", badge(summary.state, summary.note));
       const facts = {
         Recipe: `${summary.recipe}${this.about.config.preset ? `, ${this.about.config.preset}` : ""}`,
-        Step: summary.steps ? `${whole(summary.step)} of ${whole(summary.steps)}` : whole(summary.step),
+        Step: summary.steps ? `${integer(summary.step)} of ${integer(summary.steps)}` : integer(summary.step),
         Rate: summary.items_rate ? `${rate(summary.rate)}, ${number(summary.items_rate, 3)} items/s` : rate(summary.rate),
         "Time left": summary.left === null ? null : duration(summary.left),
-        Best: summary.best ? `${summary.best.metric} ${number(summary.best.value)} at step ${whole(summary.best.step)}` : null,
+        Best: summary.best ? `${summary.best.metric} ${number(summary.best.value)} at step ${integer(summary.best.step)}` : null,
         Device: [summary.device, summary.host].filter(Boolean).join(" on ") || null,
-        "Last sign": ago(summary.heartbeat),
+        "Last update": ago(summary.heartbeat),
       };
       this.facts.replaceChildren(...Object.entries(facts).filter(([, value]) => value).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))),
         ...(summary.note ? [make("div", { class: "note" }, make("dt", {}, "Note"), make("dd", {}, summary.note))] : []));
@@ -122,24 +122,24 @@
 
     log(text) {
       const atEnd = this.console.scrollHeight - this.console.scrollTop - this.console.clientHeight < 40;
-      this.console.textContent = text || "Nothing was said yet.";
+      this.console.textContent = text || "No output yet.";
       if (atEnd) this.console.scrollTop = this.console.scrollHeight;
     }
 
-    /** The file was rewritten, news were missed, or the run has come to an end or gone on. */
+    /** Load everything again: the metrics were rewritten, updates were missed, or the run has ended or continued. */
     async reload() {
       const about = await attempt(source.run(this.id));
       if (!about || this.closed) return;
       this.about = about;
       this.curves.hint.hidden = !about.sketched;
       this.curves.update(Object.keys(about.metrics));
-      this.curves.anew();
+      this.curves.reload();
       this.samples.update(about.sample_steps);
-      this.say(about.summary);
+      this.summarize(about.summary);
       this.log(about.console);
       this.addTabs();
-      // What can be made anew without the loss of what a person has typed; "Try it" is gone when a run goes on.
-      if (MADE_ANEW.includes(this.tab) || !this.parts()[this.tab]) this.open(this.tab);
+      // Rebuild only tabs without user input; "Try it" disappears when a run continues.
+      if (REBUILT_TABS.includes(this.tab) || !this.parts()[this.tab]) this.open(this.tab);
     }
 
     close() {

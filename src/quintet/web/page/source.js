@@ -1,4 +1,4 @@
-// Owns where the page has its content from: the server it came from, or what an export wrote into the page itself.
+// Source of the content: the server, or the data that an export wrote into the page.
 "use strict";
 
 (function () {
@@ -21,7 +21,7 @@
         const text = await answer.text();
         let problem = text;
         try { problem = JSON.parse(text).problem; } catch { /* it was plain text */ }
-        throw new Error(problem || `the server said ${answer.status}`);
+        throw new Error(problem || `the server answered with status ${answer.status}`);
       }
       return answer;
     }
@@ -33,13 +33,13 @@
     runs() { return this.json("api/runs"); }
     run(id) { return this.json("api/run", { run: id }); }
 
-    /** `whole`: wait until all rows are read, where there is only a sketch yet. */
-    async curves(id, names, range, points, whole) {
+    /** `complete`: wait until all rows are read, if there is only a sketch yet. */
+    async curves(id, names, range, points, complete) {
       const found = {};
       for (let start = 0; start < names.length; start += 60) {
         const query = [["run", id], ["points", points], ...names.slice(start, start + 60).map((name) => ["name", name])];
         if (range) query.push(["from", range[0]], ["to", range[1]]);
-        if (whole) query.push(["whole", ""]);
+        if (complete) query.push(["complete", ""]);
         Object.assign(found, await this.json("api/curves", query));
       }
       return found;
@@ -49,33 +49,33 @@
     media(id, step, file) { return `media?${new URLSearchParams({ run: id, step, file })}`; }
     async bytes(address) { return (await this.get(address.split("?")[0], address.split("?")[1])).arrayBuffer(); }
 
-    wish(id, wish) {
+    generate(id, settings) {
       const headers = { "Content-Type": "application/json" };
-      return this.json("api/try", {}, { method: "POST", headers, body: JSON.stringify({ run: id, ...wish }) });
+      return this.json("api/generate", {}, { method: "POST", headers, body: JSON.stringify({ run: id, ...settings }) });
     }
-    job(job) { return this.json("api/try", { job }); }
-    made(job, file) { return `made?${new URLSearchParams({ job, file })}`; }
+    job(job) { return this.json("api/generate", { job }); }
+    generated(job, file) { return `generated?${new URLSearchParams({ job, file })}`; }
 
-    /** News of a run, or of the list; a function that ends it. Whoever holds another version than the news go on from,
-     *  after a break for one, asks `again`. */
+    /** Listen to updates of a run, or of the list; returns a function that stops it. Calls `outdated` if the page has
+     *  another version than the server, for example after an interrupted connection. */
     listen(id, version, handlers) {
       const events = new EventSource(`api/events?${new URLSearchParams(id ? { run: id } : {})}`);
-      const names = ["rows", "anew", "summary", "samples", "console", "gone", "back", "runs"];
+      const names = ["rows", "reset", "summary", "samples", "console", "gone", "back", "runs"];
       for (const name of names) {
         events.addEventListener(name, (event) => handlers[name] && handlers[name](JSON.parse(event.data)));
       }
       events.addEventListener("hello", (event) => {
-        if (JSON.parse(event.data).version !== version) handlers.again();
-        version = NaN; // from now on any break may have cost news
+        if (JSON.parse(event.data).version !== version) handlers.outdated();
+        version = NaN; // from now on, updates may be lost in any interruption
         pulse(true);
       });
-      // A browser tries again after a break, but not after a refusal.
+      // A browser reconnects after an interruption, but not after a refusal.
       events.onerror = () => pulse(false, events.readyState === EventSource.CLOSED);
       return () => { events.close(); pulse(null); };
     }
   }
 
-  /** Everything lies in the page, or in files beside it that a page from a file may not fetch but may run. */
+  /** Content in the page itself, or in scripts next to it: a page opened from a file may run files but not fetch them. */
   class Exported {
     constructor(content) {
       this.content = content;
@@ -88,7 +88,7 @@
 
     find(id) {
       const run = this.content.runs.find((each) => each.about.summary.id === id);
-      if (!run) throw new Error("this run is not in the export");
+      if (!run) throw new Error("this run is not in the exported page");
       return run;
     }
 
@@ -115,16 +115,16 @@
   }
 
   function decoded(text) {
-    return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+    return Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer;
   }
 
   function pulse(connected, refused) {
-    const place = document.getElementById("pulse");
-    place.className = connected === null ? "pulse" : connected ? "pulse on" : "pulse off";
-    place.title = connected === null ? "" : connected ? "News arrive as they happen" : refused ? "The server sends no news; load the page again" : "No connection; trying again";
+    const indicator = document.getElementById("pulse");
+    indicator.className = connected === null ? "pulse" : connected ? "pulse on" : "pulse off";
+    indicator.title = connected === null ? "" : connected ? "Connected: live updates" : refused ? "No live updates; reload the page" : "Disconnected; reconnecting";
   }
 
-  /** A promise's result, or a notice and nothing. */
+  /** The result of a promise, or undefined and a notice. */
   async function attempt(promise) {
     try {
       return await promise;
@@ -134,7 +134,7 @@
     }
   }
 
-  const inside = document.getElementById("exported");
-  quintet.source = inside ? new Exported(JSON.parse(inside.textContent)) : new Served();
+  const embedded = document.getElementById("exported");
+  quintet.source = embedded ? new Exported(JSON.parse(embedded.textContent)) : new Served();
   quintet.attempt = attempt;
 })();
