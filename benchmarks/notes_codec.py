@@ -74,22 +74,22 @@ def measure_codec(run: Path, few: int = FEW) -> dict[str, Any]:
     session, codec = EvalSession.open(pipeline), pipeline.codec
     task = session.task
     assert isinstance(task, AudioCodecTask)
-    (spectrogram,) = task.measured_mel.spectrograms
+    (spectrogram,) = task.eval_mel_distance.spectrograms
     assert isinstance(spectrogram, LogMel)
     errors, kept, remade, remade_of_few = [], [], [], []
     with inference_mode(pipeline.modules):
         for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
-            waves, lengths = task.opening(batch)
+            waves, lengths = task.first_seconds(batch)
             codes, made = round_trip(codec, waves, lengths)
             made = made[0]
             errors.append((batch.names[0], *log_mel_errors(made, waves[0], spectrogram)))
             wanted = captioned_class(batch["texts"][0])
             if wanted is not None:
-                kept.append((wanted, pitch_class(waves[0].numpy(), codec.rate)))
-                remade.append((wanted, pitch_class(made.numpy(), codec.rate)))
+                kept.append((wanted, pitch_class(waves[0].numpy(), codec.sample_rate)))
+                remade.append((wanted, pitch_class(made.numpy(), codec.sample_rate)))
                 coarse = codec.decode(codes[..., :few])[0, : waves.shape[1]]
-                remade_of_few.append((wanted, pitch_class(coarse.numpy(), codec.rate)))
+                remade_of_few.append((wanted, pitch_class(coarse.numpy(), codec.sample_rate)))
     ours, baseline = (float(np.mean([row[column] for row in errors])) for column in (1, 2))
     return {
         "notes": len(errors),

@@ -52,7 +52,7 @@ def unheard(home: Path) -> list[tuple[str, Tensor, Tensor]]:
         for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
             if captioned_class(batch["texts"][0]) is not None:
-                waves, lengths = task.opening(batch)
+                waves, lengths = task.first_seconds(batch)
                 made = round_trip(pipeline.codec, waves, lengths)[1]
                 found.append((batch["texts"][0], waves[0], made[0]))
     return found

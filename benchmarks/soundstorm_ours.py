@@ -18,8 +18,8 @@ import soundstorm_task as task
 from quintet.common.rng import ItemRNG
 from quintet.config import EngineConfig, OptimizerConfig
 from quintet.families.soundstorm.config import SoundStormSampleConfig
-from quintet.families.soundstorm.decoding import canvas, for_levels, generate
-from quintet.families.soundstorm.masking import hide
+from quintet.families.soundstorm.decoding import canvas, generate, level_settings
+from quintet.families.soundstorm.masking import mask_codes
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.sampling import masked
 from quintet.training.engine import Engine
@@ -74,7 +74,7 @@ def serve_step(sizes: str, precision: str) -> None:
 
     def step() -> None:
         nonlocal number
-        hidden = hide(codes, frames, ItemRNG(0, [number] * count, range(count)), model.mask_id)
+        hidden = mask_codes(codes, frames, ItemRNG(0, [number] * count, range(count)), model.mask_id)
         with engine.autocast():
             conditioning = model.conditioning(frames, semantic)
             logits = model(hidden.tokens, conditioning, hidden.levels, hidden.where)
@@ -107,7 +107,7 @@ def sampling(settings: str) -> masked.Sampling:
 
 def serve_generation(sizes: str, settings: str, precision: str) -> None:
     model, engine = make_model(sizes).eval(), make_engine(precision)
-    each = for_levels(sampling(settings), (task.STEPS, 1), task.LEVELS)
+    each = level_settings(sampling(settings), (task.STEPS, 1), task.LEVELS)
     frames = torch.ones(1, task.FRAMES, dtype=torch.bool)
     empty, semantic = canvas(frames, task.LEVELS), task.semantic(1)
     number = passes = 0
