@@ -1,7 +1,7 @@
 """quintet's masked transformer as a worker.
 
-`muse_ours.py step|sample|sample-peer-settings PRECISION`: a training step of the recipe (masks, byte encoder, loss at masked
-places, AdamW); decoding with the recipe's own settings, or with the peer's.
+`muse_ours.py step|sample|sample-peer-settings PRECISION`: a training step of the recipe (masks, byte encoder, loss at
+masked positions, AdamW); decoding with the recipe's own settings, or with the peer's.
 `muse_ours.py loss TOKENIZER CODES RATE SECONDS`: trains by quintet's own loop for slices of CPU seconds, and measures
 after each.
 """
