@@ -60,7 +60,7 @@ def test_a_recipe_without_embeddings_says_so(recipe: str, finished: Path, data: 
     assert tree(finished) == before
 
 
-def test_there_is_a_recipe_to_try() -> None:
+def test_a_recipe_with_embeddings_exists() -> None:
     assert SPACES
 
 
@@ -142,7 +142,7 @@ def test_search_ranks_files_by_words(recipe: str, finished: Path, clips: Path, t
 
 
 @in_a_space
-def test_what_an_evaluation_says_next(recipe: str, finished: Path, data: Path, tmp_path: Path) -> None:
+def test_an_evaluation_prints_the_next_command(recipe: str, finished: Path, data: Path, tmp_path: Path) -> None:
     told = succeed("eval", finished, "--out", tmp_path / "eval.json", 'eval.zero_shot_labels=["no such word"]')
     assert f'next: quintet search {finished} {data} --text "…"' in told.output
     assert "no caption names just one of eval.zero_shot_labels" in told.errors
@@ -150,7 +150,7 @@ def test_what_an_evaluation_says_next(recipe: str, finished: Path, data: Path, t
 
 
 @in_a_space
-def test_what_cannot_be_embedded(recipe: str, finished: Path, clips: Path, tmp_path: Path) -> None:
+def test_inputs_that_cannot_be_embedded_are_refused(recipe: str, finished: Path, clips: Path, tmp_path: Path) -> None:
     out = tmp_path / "embeddings.npz"
     out.write_bytes(b"mine")
     note = tmp_path / "note.txt"

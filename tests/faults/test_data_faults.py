@@ -48,7 +48,7 @@ def add_unusual(folder: Path) -> set[str]:
     return {"print.jpg", "moving.gif", "deep.png", "misnamed.PNG"}
 
 
-def test_useless_files_are_replaced_and_named_unusual_ones_are_used(folder: Path, tmp_path: Path) -> None:
+def test_unreadable_files_are_replaced_and_named_and_unusual_ones_are_used(folder: Path, tmp_path: Path) -> None:
     useless = add_useless(folder, next(folder.iterdir()))
     unusual = add_unusual(folder)
     run = tmp_path / "run"
@@ -97,7 +97,7 @@ def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_p
     assert not run.exists()
 
 
-def test_a_broken_validation_picture_does_not_stop_a_run(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_validation_image_does_not_stop_a_run(folder: Path, tmp_path: Path) -> None:
     looked_at = tmp_path / "validation"
     looked_at.mkdir()
     for path in sorted(folder.iterdir())[:3]:

@@ -264,7 +264,7 @@ PICTURES: Mapping[str, bytes] = {
 
 
 @pytest.mark.parametrize("kind", PICTURES)
-def test_pictures(kind: str, here: Path, outside: Path, ledger: Ledger) -> None:
+def test_images(kind: str, here: Path, outside: Path, ledger: Ledger) -> None:
     path = here / "picture.png"
 
     def read() -> None:

@@ -625,7 +625,7 @@ def test_a_run_whose_files_are_links_writes_nothing_outside(
     ledger("hostile-weights", 2)
 
 
-def test_a_checkpoint_that_lies_elsewhere_is_not_deleted_there(finished: Path, place: Place, ledger: Ledger) -> None:
+def test_a_linked_checkpoint_is_not_deleted_at_its_target(finished: Path, place: Place, ledger: Ledger) -> None:
     """People put checkpoints on other disks; pruning takes the link away, not what it leads to."""
     run = copied(finished, place.here / "run")
     last = run / "checkpoints" / "step-00000012"
@@ -802,7 +802,7 @@ def lurking(place: Place) -> str:
     return f"{programs}:{os.environ['PATH']}"
 
 
-def test_pictures_are_checked(hostile_pictures: Path, lurking: str, place: Place, ledger: Ledger) -> None:
+def test_images_are_checked(hostile_pictures: Path, lurking: str, place: Place, ledger: Ledger) -> None:
     words = ("data", "check", hostile_pictures, "--json")
     with untouched(place), forked(words, place.here / "said", limit_memory, PATH=lurking) as process:
         assert process.end(PATIENCE) == 0, process.seen
@@ -815,7 +815,7 @@ def test_pictures_are_checked(hostile_pictures: Path, lurking: str, place: Place
     ledger("hostile-media", len(checked["skipped"]) + len(unusual_media()))
 
 
-def test_pictures_are_trained_on(
+def test_images_are_trained_on(
     recipe: str, case: Case, hostile_pictures: Path, lurking: str, place: Place, ledger: Ledger
 ) -> None:
     if case.data != "pictures":

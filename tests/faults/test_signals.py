@@ -108,7 +108,7 @@ def assert_stopped(run: Path, number: signal.Signals, process: Process) -> None:
 
 
 @pytest.mark.parametrize(("moment", "number"), TRIALS, ids=name)
-def test_a_signal_in_any_moment_saves_and_exits_with_its_own_code(
+def test_a_signal_at_any_time_saves_and_exits_with_its_own_code(
     moment: str, number: signal.Signals, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run, words, place = resumed_and_held(moment, straight, tmp_path)
@@ -126,7 +126,7 @@ def test_a_signal_in_any_moment_saves_and_exits_with_its_own_code(
 
 
 @pytest.mark.parametrize(("moment", "number"), TRIALS if WHOLE else TRIALS[::3], ids=name)
-def test_a_second_signal_in_any_moment_ends_the_process_at_once(
+def test_a_second_signal_at_any_time_ends_the_process_immediately(
     moment: str, number: signal.Signals, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run, words, place = resumed_and_held(moment, straight, tmp_path)
@@ -161,7 +161,7 @@ def test_a_signal_to_a_running_training(
 
 @pytest.mark.parametrize("moment", part(("loading with workers", "step", "save, after its files")))
 @pytest.mark.parametrize("number", part(SIGNALS), ids=name)
-def test_a_signal_to_the_whole_process_group_reaches_data_workers_too(
+def test_a_signal_to_the_process_group_reaches_data_workers_too(
     number: signal.Signals, moment: str, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     """Ctrl-C in a terminal and preemption do that; the trainer still needs its workers."""

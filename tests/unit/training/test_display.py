@@ -15,7 +15,7 @@ FIGURES = {"train/generator/loss": 0.5, "train/lr": 1e-3, "train/rate/items_per_
 VALIDATED = {"psnr": 30.5, "codebook_usage": 0.875}
 
 
-def test_elsewhere_than_on_a_terminal_it_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_display_prints_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display("run")
     display.start(0, 100)
     display.update(10)
@@ -41,7 +41,7 @@ def everything_of(terminal: int) -> bytes:
     return b"".join(parts)
 
 
-def test_a_terminal_keeps_step_pace_memory_losses_and_the_last_validation_in_sight() -> None:
+def test_a_terminal_shows_step_speed_memory_losses_and_the_last_validation() -> None:
     code = (
         "from quintet.training.display import Display\n"
         f"display = Display('run'); display.start(0, 100); display.update(20, {FIGURES}, 3 * 2**30)\n"
@@ -61,7 +61,7 @@ def test_a_terminal_keeps_step_pace_memory_losses_and_the_last_validation_in_sig
     assert shown.index("[a] note") < shown.rindex("validation at 20")
 
 
-def test_whole_losses_come_before_their_parts_and_gradients_last() -> None:
+def test_total_losses_come_before_their_parts_and_gradient_norms_last() -> None:
     parts = (
         "discriminator/fake",
         "discriminator/gradient_norm",
@@ -75,7 +75,7 @@ def test_whole_losses_come_before_their_parts_and_gradients_last() -> None:
     assert summary(figures) == "discriminator/loss 1  generator/loss 1  discriminator/fake 1  lr 1  more 1"
 
 
-def test_a_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_display_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display("run", silent=True)
     display.start(0, 10)
     display.update(5, FIGURES)

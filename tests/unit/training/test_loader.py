@@ -50,7 +50,7 @@ def flat(loaded: list[list[LoadedBatch]]) -> list[LoadedBatch]:
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-def test_batches_are_the_orders_slots_with_their_draws() -> None:
+def test_batches_have_the_items_and_random_numbers_of_the_order() -> None:
     source, order = Points(10), Order(10, 4, 3)
     ((whole,), *_) = steps(loader(source), order, 5, 6)
     slots = order.batch(5)
@@ -153,7 +153,7 @@ class Broken(Points):
 
 
 @pytest.mark.parametrize("num", [5, 100_000])
-def test_a_data_set_that_breaks_on_the_way_is_told_in_a_sentence(num: int) -> None:
+def test_a_data_set_that_becomes_unreadable_is_a_one_line_error(num: int) -> None:
     with pytest.raises(RunError, match=r"could not be read.*point-\d+ \(no such disk\).*quintet data check"):
         steps(loader(Broken(num)), Order(num, 2, 3), 0, 1)
 
