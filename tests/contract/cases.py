@@ -70,7 +70,7 @@ TINY_PHENAKI = (
     *("eval.num_generated=4", "sample.steps=2"),
     *TWELVE_STEPS,
 )
-"""A transformer of a few thousand weights over three moments of 2 x 2 codes."""
+"""A transformer of a few thousand weights over three latent frames of 2 x 2 codes."""
 
 TINY_AUDIO_CODEC = (
     *("--preset", "debug", "data.seconds=0.25", "eval.seconds=0.5", "model.sample_rate=8000", "model.strides=[4,4,2]"),
@@ -141,7 +141,7 @@ class Case:
     tiny: tuple[str, ...]
     """Words that make the smallest training: a preset, a small model without dropout, and `TWELVE_STEPS`."""
     additive: tuple[str, ...] | None
-    """Keys that leave no term in the loss that depends on how a batch is cut into micro-batches; None: there are none,
+    """Keys that leave no term in the loss that depends on how a batch is split into micro-batches; None: there are none,
     because the loss is a mean over tokens whose number differs from item to item."""
     worlds: Mapping[str, tuple[str, ...]]
     """Trainings in which two processes must agree with one in everything, in fp64."""
@@ -159,14 +159,14 @@ class Case:
     reshaped: str = "model.dim=24"
     """A key that gives the weights another shape."""
     prepare: Callable[[Task[Any]], None] = unchanged
-    """What is done to a fresh recipe so that rare events happen within a few steps."""
+    """Changes a new task so that rare events happen within a few steps."""
     tokenizer: bool = False
     opens_media: bool = True
     """Whether training opens the files itself; otherwise it reads codes that were made at the start."""
 
     @property
     def links(self) -> tuple[str, ...]:
-        """The words that name what the recipe stands on."""
+        """The command-line options of the frozen models of the recipe."""
         return tuple(word for word in self.tiny if word.startswith(("tokenizer=", "condition=")))
 
 

@@ -32,7 +32,7 @@ def vectors(file: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.fixture
 def clips(data: Path, tmp_path: Path) -> Path:
-    """Five files without captions, in two folders, and two that nobody can read."""
+    """Five files without captions, in two folders, and two unreadable ones."""
     folder = tmp_path / "clips"
     (folder / "more").mkdir(parents=True)
     files = [path for path in sorted(data.rglob("*")) if path.suffix in (".wav", ".flac", ".png", ".glb", ".obj")][:5]

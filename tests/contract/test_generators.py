@@ -42,7 +42,7 @@ class GeneratorCase:
     text_length: str | None
     """The key of the longest text, in bytes; None: there is none, because a frozen model reads the texts."""
     drop: str
-    """The key of the share of conditions that training drops."""
+    """The key of the probability that training drops the conditioning."""
 
 
 NEEDS_CAPTIONS = Captions(
@@ -54,8 +54,8 @@ NEEDS_CAPTIONS = Captions(
 ABOUT: Mapping[str, GeneratorCase] = {
     "muse": GeneratorCase("vqgan", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
     "phenaki": GeneratorCase("cvivit", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
-    # Its conditions are the vectors that a mulan has of sounds. Captions are an extra that loss.caption_cond_prob asks for,
-    # of those clips that have one, and the mulan reads them.
+    # The conditioning is the MuLaN embedding of the audio. With loss.caption_cond_prob, clips that have a caption are
+    # also conditioned on its MuLaN embedding.
     "soundstorm": GeneratorCase(
         "audio-codec",
         Captions(

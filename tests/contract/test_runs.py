@@ -1,4 +1,4 @@
-"""Every recipe: the run folder, exact resumption, figures, export, codes."""
+"""Every recipe: the run folder, exact resumption, metrics, export, codes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_evaluation_is_repeatable_and_flat(recipe: str, finished: Path, tmp_path
     assert all(type(value) in (int, float) for value in figures.values())
     assert registry.find(recipe).task_class().traits.best[0] in figures
     averaged = {name for name in figures if not name.startswith("live/")}
-    # What is judged of generated things is judged of the averaged weights alone.
+    # Generated media are judged for the EMA weights only.
     assert {f"live/{name}" for name in averaged} >= figures.keys() - averaged
     assert {name: value for name, value in tree(run).items() if name != "eval.json"} == tree(finished)
 

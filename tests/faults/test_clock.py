@@ -26,7 +26,7 @@ JUMPS = {
 
 @dataclass(frozen=True)
 class Clock:
-    """A `prepare` of `helpers.forked`: each look at the clock is off by other years, or stands still."""
+    """A `prepare` of `helpers.forked`: each reading of the clock is off by years, or the clock is stopped."""
 
     years: tuple[int, ...] = (0,)
     stopped_at: float | None = None

@@ -1,4 +1,4 @@
-"""A file that cannot be used is passed over and named; it never ends a run that has others."""
+"""An unreadable file is skipped and named; it never ends a run that has other files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers import TINY, error_line, log_text, quintet, state, succeed, train_t
 
 @pytest.fixture
 def folder(pictures: Path, tmp_path: Path) -> Path:
-    """Sixteen sound pictures without captions, to be spoilt."""
+    """Sixteen valid images without captions, to be damaged."""
     target = tmp_path / "data"
     target.mkdir()
     for path in sorted((pictures / "images").iterdir())[:16]:

@@ -102,7 +102,7 @@ TROUBLES: dict[str, Callable[[Path], object]] = {"disk-full": full, "read-only":
 
 
 def assert_sound(run: Path) -> None:
-    """Every folder under a checkpoint's name is a whole checkpoint."""
+    """Every folder with a checkpoint name is a complete checkpoint."""
     assert steps_saved(run)
     for step in steps_saved(run):
         checkpoint.verify(checkpoint.folder_of(run / "checkpoints", step))

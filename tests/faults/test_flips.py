@@ -1,4 +1,4 @@
-"""Whatever happens to a checkpoint's bytes is detected and named, and the newest sound checkpoint is used instead."""
+"""Whatever happens to a checkpoint's bytes is detected and named, and the newest valid checkpoint is used instead."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_flipped_bit_in_a_pointer_does_no_harm(root: Path, pointer: str, ledge
         damaged[bit // 8] ^= 1 << bit % 8
         (root / pointer).write_bytes(damaged)
         assert checkpoint.newest_sound(root) == (checkpoint.folder_of(root, NEWEST), [])
-        # White space may stand around the name.
+        # There may be white space around the name.
         assert checkpoint.read_pointer(root, pointer) in (None, right), damaged
     ledger("bit-flip", 8 * len(content))
 
@@ -217,7 +217,7 @@ def test_a_run_resumes_from_the_newest_valid_checkpoint(
     assert str(step_folder(run, 35)) in line
     assert file in line
     assert f"resumed from {step_folder(run, 30)}" in resumed.errors
-    # What is damaged stays to be looked at.
+    # The damaged checkpoint stays on disk.
     assert (run / "checkpoints" / "damaged-step-00000035").is_dir()
     assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP), f"QUINTET_FLIP_SEED={SEED}"
     ledger("bit-flip" if damage is flip else "truncation", 1)

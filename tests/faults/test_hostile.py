@@ -69,7 +69,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 @contextmanager
 def untouched(place: Place) -> Iterator[None]:
-    """What is beside the commands' folder stays as it is."""
+    """Files outside of the folder of the commands do not change."""
     before = tree(place.outside)
     beside = {path.name for path in place.outside.parent.iterdir()}
     yield
@@ -86,7 +86,7 @@ def told(*words: object) -> Outcome:
 
 
 def refused(place: Place, *words: object) -> str:
-    """The sentence of a command that must not do what it was told."""
+    """The error message of a command that must be refused."""
     with untouched(place):
         outcome = told(*words)
     assert outcome.code in (1, 2), (words, outcome)
@@ -98,7 +98,7 @@ def refused(place: Place, *words: object) -> str:
 
 
 class Trials:
-    """Counts what was tried, and goes on after a failure: one hostile file must not hide another."""
+    """Counts the trials, and continues after a failure: one hostile file must not hide another."""
 
     def __init__(self) -> None:
         self.tried = 0
@@ -152,7 +152,7 @@ def with_first(content: bytes, **values: Any) -> bytes:
 
 
 def with_tensors(content: bytes, change: Callable[[Tensor], Tensor]) -> bytes:
-    """A sound file, with each tensor changed."""
+    """A valid file, with each tensor changed."""
     return save({name: change(tensor).contiguous() for name, tensor in load(content).items()})
 
 
@@ -224,7 +224,7 @@ BYTES: Mapping[str, Callable[[bytes, Path], bytes]] = {
     "scalars": lambda content, marker: with_tensors(content, lambda tensor: tensor.flatten()[:1].sum()),
     "other names": lambda content, marker: save({f"{name}\n\x1b[2J": each for name, each in load(content).items()}),
 }
-"""Content in place of a sound safetensors file; the path is that of the marker that nothing may write."""
+"""Content in place of a valid safetensors file; the path is that of the marker that nothing may write."""
 
 
 def a_pipe(path: Path, place: Place) -> None:
@@ -269,7 +269,7 @@ KINDS: Mapping[str, Callable[[Path, Place], None]] = {
     "a link to itself": a_link_to_itself,
     "a link to a device": a_device,
 }
-"""What may stand in the place of any file that is read."""
+"""Content that may replace any file that is read."""
 
 
 @contextmanager
@@ -338,7 +338,7 @@ def uses(recipe: str, case: Case, data: Path, request: pytest.FixtureRequest) ->
 
 
 def part(names: Iterable[Any], every: int) -> list[Any]:
-    """All of them, or, in the fast part, one of so many."""
+    """All of them or, in the fast part, every n-th."""
     return list(names) if WHOLE else list(names)[::every]
 
 
@@ -533,7 +533,7 @@ def test_numbers_of_a_checkpoint(finished: Path, place: Place, ledger: Ledger) -
 
 @pytest.mark.parametrize("name", ["latest", "best"])
 def test_pointers_that_lead_elsewhere(name: str, finished: Path, place: Place, ledger: Ledger) -> None:
-    """Nothing is opened through them; a run with sound checkpoints needs no pointer."""
+    """Nothing is opened through them; a run with valid checkpoints needs no pointer."""
     run = copied(finished, place.here / "run")
     elsewhere = copied(run / "checkpoints" / "step-00000012", place.outside / "step-00000099")
     (elsewhere / "meta.json").write_text("SECRET")
@@ -652,7 +652,7 @@ def test_names_of_checkpoints(which: str, finished: Path, place: Place, ledger: 
 ALLOWED = 700 * 2**20
 """Bytes beyond what the start takes: enough for a tiny training, a fraction of what these files ask for."""
 PATIENCE = 60
-"""Seconds for a folder of hostile pictures; some of them would take hours."""
+"""Seconds for a folder of hostile images; some of them would take hours."""
 
 
 def limit_memory() -> None:
@@ -673,7 +673,7 @@ def zeros(size: int) -> bytes:
 
 
 def png(width: int, height: int, data: bytes, *extra: bytes) -> bytes:
-    """A picture of black and white, with further chunks before its pixels."""
+    """A black and white image, with further chunks before its pixels."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(extra) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
@@ -728,7 +728,7 @@ def exif(content: bytes) -> bytes:
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n(%pipe%touch executed) (w) file\nshowpage\n"
 BOMB = (2**31 if WHOLE else 2**26) + 2**20
-"""Bytes that a compressed text in a picture grows to."""
+"""Bytes that a compressed text in an image grows to."""
 
 
 @cache
@@ -767,7 +767,7 @@ def useless_media() -> dict[str, bytes]:
 
 @cache
 def unusual_media() -> dict[str, bytes]:
-    """Files that look like trouble and are pictures all the same."""
+    """Files that look suspicious but are valid images."""
     return {
         "frames.gif": many_frames(3000),
         "loop.tiff": tiff(loop=1),
@@ -781,7 +781,7 @@ def unusual_media() -> dict[str, bytes]:
 
 @pytest.fixture
 def hostile_pictures(pictures: Path, place: Place) -> Path:
-    """Sixteen sound pictures, and everything above."""
+    """Sixteen valid images, and everything above."""
     folder = place.here / "data"
     folder.mkdir()
     for path in sorted((pictures / "images").iterdir())[:16]:
@@ -851,7 +851,7 @@ def answered(place: Place, *words: object) -> Outcome:
 
 @pytest.fixture
 def captioned(pictures: Path, place: Place) -> Path:
-    """Sixteen pictures below a folder whose neighbour is a picture that nobody may read."""
+    """Sixteen images in a folder next to an image without read permission."""
     folder = place.here / "data"
     folder.mkdir()
     for path in sorted((pictures / "images").iterdir())[:16]:
@@ -1201,5 +1201,5 @@ def answer_records(file: str, names: Iterable[str], finished: Path, place: Place
 
 @pytest.mark.parametrize("file", ["data.json", "state.json", "metrics.jsonl", "eval.json"])
 def test_records_of_a_run(file: str, finished: Path, place: Place, ledger: Ledger) -> None:
-    kinds = KINDS.keys() - {"a link to a device"}  # whoever puts that into a run of their own has asked for it
+    kinds = KINDS.keys() - {"a link to a device"}  # only the owner of a run can put that into it
     ledger("hostile-text", answer_records(file, part([*RECORDS, *sorted(kinds)], 3), finished, place, patience=20))

@@ -1,4 +1,4 @@
-"""One process writes a run at a time, and a dead one does not keep the place."""
+"""One process writes a run at a time, and a dead process does not hold the lock."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Gate:
 
 @contextmanager
 def at_the_same_moment(words: list[object], moment: str, folder: Path) -> Iterator[list[Process]]:
-    """Processes that have all come to the same place, let go together."""
+    """Processes that wait at the same function, released together."""
     os.mkfifo(folder / "gate")
     gate = Gate(moment, str(folder))
     with ExitStack() as stack:
@@ -177,7 +177,7 @@ def test_workers_that_outlive_a_killed_process_do_not_keep_its_lock(
     config.write_text(config.read_text().replace("workers: 0", "workers: 2"))
     place = hold("loading", tmp_path, call=3)
     with forked(["resume", run, "train.steps=1000000"], tmp_path / "said", place) as process, held(process, place):
-        # One worker waits at the pipe, and goes on doing so as an orphan.
+        # One worker waits at the pipe, and keeps waiting as an orphan.
         process.kill()
         config.write_text(config.read_text().replace("workers: 2", "workers: 0"))
         succeed("resume", run, f"train.steps={LAST_STEP}")
@@ -207,7 +207,7 @@ def test_garbage_in_a_lock_file_is_ignored_and_not_printed(
 
 
 def test_a_dead_process_is_not_named_as_the_owner(straight: Path, tmp_path: Path, ledger: Ledger) -> None:
-    """It stands in the file until its successor has signed, which here never happens."""
+    """It stays in the file until the next owner writes its name, which never happens here."""
     run = run_at(35, straight, tmp_path / "run")
     with forked(["version"], tmp_path / "said") as process:
         assert process.end() == 0

@@ -92,7 +92,7 @@ def a_parameter(recipe: Task[Any]) -> Tensor:
 
 
 def spoil_optimizer(trainer: Trainer, value: float) -> None:
-    """One number of one moment, as a bad memory cell would."""
+    """One value of one optimizer moment, like a faulty memory cell."""
     moments = trainer.state.phases[0].optimizer.state[a_parameter(trainer.task)]
     moments["exp_avg"][(0,) * moments["exp_avg"].ndim] = value
 
@@ -220,7 +220,7 @@ def test_a_nonfinite_state_is_not_saved_and_is_reported(
         assert all(
             tensor.isfinite().all() for module in trainer.task.modules.values() for tensor in module.parameters()
         )
-    # What is on disk can be gone on from, exactly.
+    # The run on disk resumes exactly.
     again = Trainer(make_task(recipe, data, (*case.tiny, *KEYS)), Run.open(run), resume=True, silent=True)
     again.train()
     again.close()

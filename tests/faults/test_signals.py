@@ -1,4 +1,4 @@
-"""A run that is asked to stop saves at the next step boundary, exits with the signal's code, and resumes exactly."""
+"""A run that receives a stop signal saves at the next step boundary, exits with the signal's code, and resumes exactly."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOMENTS = (
     "save, before old ones go",
 )
 TRIALS = list(product(MOMENTS, SIGNALS)) if WHOLE else list(zip(MOMENTS, cycle(SIGNALS), strict=False))
-"""All, or each moment once and each signal in turn."""
+"""All combinations, or each moment once with the signals in turn."""
 
 
 def name(value: object) -> str:
@@ -68,7 +68,7 @@ def send_and_wait(process: Process, number: signal.Signals) -> None:
 
 
 def resumed_and_held(moment: str, straight: Path, folder: Path) -> tuple[Path, list[object], Hold]:
-    """A run, the words to go on with it for ever, and the moment it will be held in."""
+    """A run, the arguments to resume it without end, and the point at which it is held."""
     run = run_at(BEGUN, straight, folder / "run")
     words = ["resume", run, "train.steps=1000000"]
     if "loading" in moment:
@@ -86,7 +86,7 @@ def with_workers(run: Path) -> None:
 
 
 def assert_sound(run: Path) -> None:
-    """Every folder under a checkpoint's name is a whole checkpoint."""
+    """Every folder with a checkpoint name is a complete checkpoint."""
     for step in steps_saved(run):
         checkpoint.verify(checkpoint.folder_of(run / "checkpoints", step))
 

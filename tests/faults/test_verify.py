@@ -40,7 +40,7 @@ def test_a_resumed_and_moved_run_is_reproduced(
 
 
 def forge(folder: Path, kind: str) -> None:
-    """Change what a checkpoint says and make it look whole."""
+    """Change a checkpoint and update its hashes."""
     path = min(folder.glob("*.safetensors" if kind == "weights" else f"{kind}/*.safetensors"))
     tensors = load_file(path)
     name = next(name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.ndim)

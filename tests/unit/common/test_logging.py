@@ -1,4 +1,4 @@
-"""What is said to the person at the console: once, by the first process."""
+"""Console messages are printed once, by rank 0."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_only_rank_0_prints(
 ) -> None:
     for name, value in launcher.items():
         monkeypatch.setenv(name, value)
-    say("what all find")
-    say("what one meets", any_rank=True)
+    say("a message of all ranks")
+    say("a message of one rank", any_rank=True)
     assert capsys.readouterr().err == "what one meets\n"
     for name in launcher.keys() & {"RANK", "SLURM_PROCID"}:
         monkeypatch.setenv(name, "0")
-    say("what all find")
+    say("a message of all ranks")
     assert capsys.readouterr().err == "what all find\n"
 
 

@@ -46,7 +46,7 @@ def test_the_global_rng_of_torch_is_not_used() -> None:
 
 
 def test_uniform_is_uniform() -> None:
-    """Mean and variance over items, over places of one item, and over epochs, each within five deviations."""
+    """Mean and variance over items, over positions of one item, and over epochs, each within five deviations."""
     count = 40_000
     over_items = ItemRNG(1, [0] * count, list(range(count))).uniform("x")
     over_places = ItemRNG(1, [0], [3]).uniform("x", count)[0]

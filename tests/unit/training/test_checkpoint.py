@@ -1,4 +1,4 @@
-"""Checkpoints stand whole or not at all, and every change to one is noticed."""
+"""Checkpoints are complete or absent, and every change to one is detected."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ def test_files_that_hold_no_json_are_named(tmp_path: Path, content: bytes) -> No
         checkpoint.read_json(tmp_path, "other")
 
 
-# --- a whole training state ---------------------------------------------------------------------------------------
+# --- the training state ------------------------------------------------------------------------------------------
 
 
 def test_a_state_restored_is_the_state_saved(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees while training: everything asked for, on a terminal and elsewhere."""
+"""The training display, on a terminal and without one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_without_a_terminal_the_display_prints_plain_lines(capsys: pytest.Captur
 
 
 def everything_of(terminal: int) -> bytes:
-    """What was written to a terminal whose other end is closed; one read may give a part of it."""
+    """Everything written to a terminal whose other end is closed; a single read may return only part of it."""
     parts = []
     try:
         while part := os.read(terminal, 2**16):
@@ -56,7 +56,7 @@ def test_a_terminal_shows_step_speed_memory_losses_and_the_last_validation() -> 
     assert done.returncode == 0
     for expected in ("20/100", "steps/s", "left  3.00 GB", "generator/loss 0.5", "[a] note"):
         assert expected in shown
-    # In its place below the bar, drawn anew, and never once more for every validation.
+    # Updated in place below the bar, not printed again for every validation.
     assert "validation at 20: codebook_usage 0.875  psnr 30.5" in shown
     assert shown.index("[a] note") < shown.rindex("validation at 20")
 

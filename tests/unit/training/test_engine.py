@@ -1,4 +1,4 @@
-"""A process's place in the world, precision, recomputation, and sentences for the failures of machines."""
+"""Rank, precision, activation checkpointing, and messages for failures of the machine."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
 
 @dataclass
 class CutOff(Points):
-    """The line to it is cut once, at one item."""
+    """The connection to the worker is closed once, at one item."""
 
     flag: Path = Path()
 
@@ -138,7 +138,7 @@ def test_an_unreadable_item_is_replaced_deterministically() -> None:
 
 
 def test_a_replacement_makes_its_own_choices() -> None:
-    """Its draw is that of the item in its place, not of the broken one."""
+    """Its random numbers are those of the replacement item, not of the unreadable one."""
     source, order = Points(10, broken=frozenset({1, 4, 5})), Order(10, 10, 3)
     ((loaded,),) = steps(loader(source), order, 0, 1)
     for row, (epoch, _) in enumerate(order.batch(0)):

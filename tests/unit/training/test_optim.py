@@ -82,7 +82,7 @@ def test_after_decay_steps_the_rate_is_constant(kind: str) -> None:
     step=st.integers(0, 500),
 )
 def test_rates_stay_between_their_ends(kind: str, warmup: int, decay_steps: int, step: int) -> None:
-    """Also where the warm-up is longer than the whole schedule."""
+    """Also if the warm-up is longer than the schedule."""
     rate = schedule(schedule=kind, warmup_steps=warmup, decay_steps=decay_steps, initial_lr=1e-4, final_lr=1e-5)(step)
     assert 1e-5 * (1 - 1e-12) <= rate <= 2e-3
 
@@ -261,7 +261,7 @@ def test_state_restored_by_name_continues_bit_for_bit(name: Any, channels_last: 
     take_steps(model, optimizer, 3, 7)
 
     other, other_parameters, other_optimizer = fresh(1)
-    take_steps(other, other_optimizer, 90, 92)  # moments of another course, all to be forgotten
+    take_steps(other, other_optimizer, 90, 92)  # other moments, which loading must replace
     with torch.no_grad():
         for key, parameter in other_parameters.items():
             parameter.copy_(weights[key])

@@ -121,7 +121,7 @@ def test_bucketed_batches_come_in_no_order_of_length() -> None:
 
 @pytest.mark.parametrize("num", [32, 96])
 def test_bucketing_a_small_data_set_does_not_fill_a_batch_with_one_item(num: int) -> None:
-    """Epochs hold whole batches here, so no batch needs the same item twice."""
+    """Epochs contain full batches here, so no batch needs the same item twice."""
     order = Order(num, 8, 3, lengths=list(range(num)))
     for step in range(3 * BUCKET_BATCHES):
         items = [item for _, item in order.batch(step)]

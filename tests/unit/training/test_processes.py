@@ -49,7 +49,7 @@ def mine(tensor: Tensor, rank: int, world: int) -> Tensor:
 
 
 def with_gradient(loss: Callable[[Tensor], Tensor], rank: int, world: int) -> dict[str, Tensor]:
-    """A loss of this rank's share of a linear layer's output, with the gradient that DDP would make of it."""
+    """A loss of this rank's part of a linear layer's output, with the gradient that DDP would compute."""
     weight = torch.linspace(-1, 1, 36, dtype=torch.float64).view(6, 6).requires_grad_()
     value = loss(mine(batch(), rank, world) @ weight)
     value.backward()

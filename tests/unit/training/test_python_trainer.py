@@ -1,4 +1,4 @@
-"""The trainers of Python: what is asked of a call, and what a resumed run keeps."""
+"""The Python trainers: required arguments, and the configuration of a resumed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that begin together agree on a number that nobody had before, whatever others left in the store."""
+"""Processes that start together agree on a new attempt number, whatever keys earlier attempts left in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop on a toy: what a step does, what it must not do, and how a run ends and goes on."""
+"""The training loop with a toy task: steps, failures, saving and resuming."""
 
 from __future__ import annotations
 
