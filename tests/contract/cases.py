@@ -141,15 +141,14 @@ class Case:
     tiny: tuple[str, ...]
     """Words that make the smallest training: a preset, a small model without dropout, and `TWELVE_STEPS`."""
     additive: tuple[str, ...] | None
-    """Keys that leave no term in the loss that depends on how a batch is split into micro-batches; None: there are none,
+    """Keys that leave no term in the loss that depends on how a batch is split into micro-batches; None: no such keys,
     because the loss is a mean over tokens whose number differs from item to item."""
     worlds: Mapping[str, tuple[str, ...]]
     """Trainings in which two processes must agree with one in everything, in fp64."""
     brief: tuple[str, ...]
     """Keys of a training of so few steps that rounding in fp32 cannot grow: there the losses must agree."""
     poison: Callable[[Item, float], Item] | None
-    """The item, holding a given non-finite number; None: none of its numbers, but whole ones, is sure
-    to reach the loss."""
+    """Puts a non-finite value into an item; None: the item has only integers, or values that may not reach the loss."""
     resumed: tuple[str, ...] = ()
     """Further keys, each of which changes what a resumed run has to restore."""
     faults: tuple[str, ...] = ()

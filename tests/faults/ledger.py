@@ -1,7 +1,7 @@
 """The rows of the table in docs/reliability.md, and the file in which passed trials are counted.
 
-A test that put a run through a fault says so with the `ledger` fixture, after its last assertion. With
-`QUINTET_LEDGER=FILE` the counts are appended to that file, from which `python -m faults.ledger` makes the table.
+A test of a fault records its trials with the `ledger` fixture, after its last assertion. With `QUINTET_LEDGER=FILE` the
+counts are appended to that file, from which `python -m faults.ledger` writes the table.
 """
 
 from __future__ import annotations
@@ -19,49 +19,55 @@ WHOLE = os.environ.get("QUINTET_FAULTS") == "whole"
 """`make faults` runs every trial; `make test` runs a part of each kind."""
 
 ROWS: Mapping[str, tuple[str, str]] = {
-    "kill-save": ("`kill -9` at each file operation of a save", "resumes by itself, ends in the same bytes"),
-    "kill-random": ("`kill -9` at a random moment of a training", "the same; at most one interval lost"),
-    "kill-start": ("`kill -9` before the first checkpoint", "`resume` begins again, ends in the same bytes"),
+    "kill-save": ("`kill -9` at each file operation of a save", "resumes, ends in the same bytes"),
+    "kill-random": ("`kill -9` at a random time in training", "the same; at most one checkpoint interval is lost"),
+    "kill-start": (
+        "`kill -9` before the first checkpoint",
+        "`resume` starts again from step 0, ends in the same bytes",
+    ),
     "signal": (
         "SIGTERM, SIGINT, SIGUSR1 in a step, a validation, a save, data loading",
         "saves, exits with 128 + signal, ends in the same bytes",
     ),
-    "second-signal": ("a second signal", "ends at once, nothing half-written stands"),
+    "second-signal": ("a second signal", "exits immediately, leaves no partial checkpoint"),
     "disk-full": (
         "full disk in saves, logs, samples",
-        "last checkpoint sound; goes on or stops clearly",
+        "the last checkpoint is intact; continues or stops with an error",
     ),
-    "read-only": ("folder turned read-only in saves, logs, samples", "the same"),
-    "bit-flip": ("a flipped bit in any file of a checkpoint", "detected, named, newest sound one used"),
-    "truncation": ("a cut, emptied, missing or added file of a checkpoint", "the same"),
+    "read-only": ("folder made read-only in saves, logs, samples", "the same"),
+    "bit-flip": ("a flipped bit in any file of a checkpoint", "detected, named; the newest valid checkpoint is used"),
+    "truncation": ("a truncated, empty, missing or added file of a checkpoint", "the same"),
     "non-finite-data": ("NaN or Inf in the data", "skipped, named, counted; stops at the limit, weights finite"),
     "non-finite-loss": ("NaN or Inf in a loss", "the same"),
     "non-finite-gradient": ("NaN or Inf in a gradient", "the same"),
     "non-finite-optimizer": ("NaN or Inf in the optimizer's state", "the same"),
     "non-finite-weights": ("NaN or Inf in the weights", "never saved; stops and names the finite checkpoint"),
-    "roll-back": ("the same, with `train.max_rollbacks`", "goes back to the last good checkpoint, on with other items"),
-    "worker-killed": ("a data worker killed", "workers start again, ends in the same bytes"),
+    "roll-back": (
+        "the same, with `train.max_rollbacks`",
+        "restores the last good checkpoint, continues with the next items",
+    ),
+    "worker-killed": ("a data worker killed", "workers are restarted, ends in the same bytes"),
     "file-deleted": ("a data file deleted while training", "replaced by another item, named"),
     "file-replaced": ("a data file replaced while training", "replaced by another item, named"),
     "clock": ("the clock moving backwards", "no difference"),
-    "two-processes": ("processes started on the same run", "one goes on, the others are refused"),
+    "two-processes": ("processes started on the same run", "one continues, the others are refused"),
     "changed-config": ("resume with changed keys", "refused with the difference; `--force` where it can work"),
     "changed-data": ("resume with changed data", "refused with the difference; `--force`"),
     "changed-version": ("resume by another version", "refused with the difference; `--force`"),
     "golden": ("the golden run of each format", "loads, measures, resumes"),
-    "hostile-weights": ("hostile weight files: pickles, headers that lie", "refused in one sentence, nothing executed"),
-    "hostile-media": ("hostile media: decompression bombs, lying headers", "skipped with the reason, memory bounded"),
+    "hostile-weights": ("hostile weight files: pickles, false headers", "refused in one sentence, nothing executed"),
+    "hostile-media": ("hostile media: decompression bombs, false headers", "skipped with the reason, memory bounded"),
     "hostile-text": (
-        "hostile configs, metadata, JSON; paths that lead outside",
+        "hostile configs, metadata, JSON; paths outside of the folder",
         "refused or skipped, nothing read outside",
     ),
-    "fuzz": ("random bytes and mutations for each reader", "a clear error or a right answer"),
+    "fuzz": ("random bytes and mutations for each reader", "a clear error or a correct result"),
     "verify": (
         "`quintet verify`: steps between two checkpoints replayed",
-        "the same hashes; a forged one is told",
+        "the same hashes; a forged checkpoint is detected",
     ),
 }
-"""Key to the fault and what must hold."""
+"""Key to the fault and the expected behaviour."""
 
 
 def record(row: str, recipe: str | None, trials: int) -> None:
@@ -74,7 +80,7 @@ def record(row: str, recipe: str | None, trials: int) -> None:
 
 
 def table(ledger: Path) -> list[str]:
-    """The lines of the table; a row without trials is an error, because a test was lost."""
+    """The lines of the table; a row without trials is an error, because a test is missing."""
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in ledger.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
@@ -82,7 +88,7 @@ def table(ledger: Path) -> list[str]:
     missing = ROWS.keys() - counts.keys()
     if missing:
         raise SystemExit(f"no trial was counted for {', '.join(sorted(missing))}")
-    lines = ["| fault | what must hold | trials | failed |", "|---|---|---|---|"]
+    lines = ["| fault | expected behaviour | trials | failed |", "|---|---|---|---|"]
     for row, (fault, expected) in ROWS.items():
         by_recipe = ", ".join(
             f"{trials}" if recipe == "any" else f"{trials} ({recipe})" for recipe, trials in sorted(counts[row].items())
@@ -92,12 +98,12 @@ def table(ledger: Path) -> list[str]:
 
 
 def main(ledger: Path, page: Path) -> None:
-    """Put the table between its marks on the page."""
+    """Write the table between its marks on the page."""
     begin, end = "<!-- table: begin -->\n", "<!-- table: end -->\n"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     after = rest.partition(end)[2]
-    made = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    text = "\n".join([f"`make faults`, {made}:", "", *table(ledger)])
+    machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    text = "\n".join([f"`make faults`, {machine}:", "", *table(ledger)])
     page.write_text(f"{before}{begin}{text}\n{end}{after}", encoding="utf-8")
 
 

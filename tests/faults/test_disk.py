@@ -283,15 +283,15 @@ def test_a_console_on_a_full_disk_stops_nothing(
 
 
 def test_a_line_that_does_not_fit_is_dropped_completely_and_reported_once(small_disk: Path, ledger: Ledger) -> None:
-    run, told = Run(small_disk), list[str]()
-    run.notify = told.append
+    run, messages = Run(small_disk), list[str]()
+    run.notify = messages.append
     with full(small_disk):
         for step in range(200):  # a started block of the file is still free, and ends in the middle of a line
             run.write_metrics({"step": step, "text": "x" * 90})
-    assert told == [f"warning: cannot write metrics.jsonl ({FULL}); training continues without it"]
+    assert messages == [f"warning: cannot write metrics.jsonl ({FULL}); training continues without it"]
     run.write_metrics({"step": 200})
 
-    assert told[1:] == ["metrics.jsonl can be written again"]
+    assert messages[1:] == ["metrics.jsonl can be written again"]
     assert not run.lost_writes
     lines = run.metrics_file.read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines][-1] == 200

@@ -77,7 +77,7 @@ def untouched(place: Place) -> Iterator[None]:
     assert {path.name for path in place.outside.parent.iterdir()} == beside
 
 
-def told(*words: object) -> Outcome:
+def run_command(*words: object) -> Outcome:
     """The command. What a defect leaves open is closed here, and not in the middle of another test."""
     outcome = quintet(*words)
     if "unexpected" in outcome.errors:
@@ -88,7 +88,7 @@ def told(*words: object) -> Outcome:
 def refused(place: Place, *words: object) -> str:
     """The error message of a command that must be refused."""
     with untouched(place):
-        outcome = told(*words)
+        outcome = run_command(*words)
     assert outcome.code in (1, 2), (words, outcome)
     sentence = error_line(outcome.errors)
     assert "unexpected" not in sentence
@@ -840,7 +840,7 @@ def test_images_are_trained_on(
 def answered(place: Place, *words: object) -> Outcome:
     """A command that may succeed or refuse, but does either in order and touches nothing outside."""
     with untouched(place):
-        outcome = told(*words)
+        outcome = run_command(*words)
     assert "SECRET" not in outcome.errors + outcome.output
     if outcome.code:
         assert outcome.code in (1, 2)

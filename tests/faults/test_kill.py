@@ -134,8 +134,8 @@ def operations_of_saves(watched: Path) -> list[Operation]:
     begin = next(index for index, step in enumerate(steps) if step)
     end = next(index for index, step in enumerate(steps) if step > INTERVAL)
     window = changes[begin:end]
-    told = "\n".join(each.text for each in window)
-    assert all(f'"{root}/{name}"' in told for name in ("best", "latest", ".deleting-step-00000001")), told
+    operations = "\n".join(each.text for each in window)
+    assert all(f'"{root}/{name}"' in operations for name in ("best", "latest", ".deleting-step-00000001")), operations
     return window
 
 

@@ -1,4 +1,4 @@
-"""A run that receives a stop signal saves at the next step boundary, exits with the signal's code, and resumes exactly."""
+"""A run that receives a stop signal saves at the next step boundary, exits with the signal's code, and resumes."""
 
 from __future__ import annotations
 

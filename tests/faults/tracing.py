@@ -55,11 +55,11 @@ class Operation:
 
     def about(self, folder: Path) -> str:
         """The operation as text, independent of folder and time."""
-        told = self.text.replace(str(folder), "RUN").rpartition(" = ")[0]
+        text = self.text.replace(str(folder), "RUN").rpartition(" = ")[0]
         # Three things differ: names that the writer of weights draws, numbers of open files, and the length of times.
-        told = re.sub(r"\.tmp\w{6}", ".tmp", told)
-        told = re.sub(r"\d+<", "<", told)
-        return re.sub(r'""\.\.\., \d+', '""...', told)
+        text = re.sub(r"\.tmp\w{6}", ".tmp", text)
+        text = re.sub(r"\d+<", "<", text)
+        return re.sub(r'""\.\.\., \d+', '""...', text)
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,8 @@ def test_sha256sum_accepts_a_checkpoint(saved: Path) -> None:
         ["sha256sum", "--strict", "-c", checkpoint.MANIFEST], cwd=saved, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = {line.removesuffix(": OK") for line in done.stdout.splitlines()}
-    assert told == names(saved) - {checkpoint.MANIFEST}
+    verified = {line.removesuffix(": OK") for line in done.stdout.splitlines()}
+    assert verified == names(saved) - {checkpoint.MANIFEST}
 
 
 def test_sha256sum_rejects_a_changed_checkpoint(saved: Path) -> None:

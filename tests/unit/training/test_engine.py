@@ -224,12 +224,12 @@ def out_of_memory() -> BaseException:
     "error", [out_of_memory(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
 )
 def test_out_of_memory_proposes_smaller_micro_batches(error: BaseException) -> None:
-    told = explain_failure(error, grad_accum_steps=2, micro_batch_size=8)
-    assert isinstance(told, RunError)
-    assert "out of memory" in str(told)
-    assert "train.grad_accum_steps" in str(told)
-    assert "try 4" in str(told)
-    assert "\n" not in str(told)
+    failure = explain_failure(error, grad_accum_steps=2, micro_batch_size=8)
+    assert isinstance(failure, RunError)
+    assert "out of memory" in str(failure)
+    assert "train.grad_accum_steps" in str(failure)
+    assert "try 4" in str(failure)
+    assert "\n" not in str(failure)
 
 
 @pytest.mark.parametrize(("accumulate", "micro_batch", "proposed"), [(1, 3, 3), (4, 5, 20), (1, 9, 3), (3, 2, 6)])
@@ -239,9 +239,9 @@ def test_the_proposal_divides_the_batch(accumulate: int, micro_batch: int, propo
 
 
 def test_out_of_memory_with_single_items_proposes_something_else() -> None:
-    told = str(explain_failure(MemoryError(), grad_accum_steps=16, micro_batch_size=1))
-    assert "smaller model" in told
-    assert "train.grad_accum_steps" not in told
+    failure = str(explain_failure(MemoryError(), grad_accum_steps=16, micro_batch_size=1))
+    assert "smaller model" in failure
+    assert "train.grad_accum_steps" not in failure
 
 
 @pytest.mark.parametrize(
@@ -252,18 +252,18 @@ def test_out_of_memory_with_single_items_proposes_something_else() -> None:
     ],
 )
 def test_a_lost_process_is_one_sentence(text: str) -> None:
-    told = explain_failure(RuntimeError(text), 1, 8)
-    assert isinstance(told, RunError)
-    assert "lost contact with another process" in str(told)
-    assert "\n" not in str(told)
+    failure = explain_failure(RuntimeError(text), 1, 8)
+    assert isinstance(failure, RunError)
+    assert "lost contact with another process" in str(failure)
+    assert "\n" not in str(failure)
 
 
 def test_a_process_that_does_not_answer_is_one_sentence() -> None:
-    told = explain_failure(
+    failure = explain_failure(
         RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"), 1, 8
     )
-    assert isinstance(told, LostContactError)
-    assert "did not answer within engine.timeout_seconds" in str(told)
+    assert isinstance(failure, LostContactError)
+    assert "did not answer within engine.timeout_seconds" in str(failure)
 
 
 def test_only_a_launcher_that_may_restart_says_so() -> None:

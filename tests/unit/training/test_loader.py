@@ -133,8 +133,8 @@ def test_an_unreadable_item_is_replaced_deterministically() -> None:
                 attempt += 1
             expected.append(f"point-{item}")
     assert [name for each in found for name in each.batch.names] == expected
-    told = {name: reason for each in found for name, reason in each.skipped.items()}
-    assert told == {f"point-{item}": f"point {item} is broken" for item in broken}
+    skipped = {name: reason for each in found for name, reason in each.skipped.items()}
+    assert skipped == {f"point-{item}": f"point {item} is broken" for item in broken}
 
 
 def test_a_replacement_makes_its_own_choices() -> None:

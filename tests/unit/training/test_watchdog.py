@@ -12,7 +12,7 @@ from quintet.training.distributed.watchdog import HangWatchdog
 
 
 def watchdog_at(store: HashStore, alive: bool = True, rank: int = 1, attempt: str = "0") -> HangWatchdog:
-    return HangWatchdog(store, lambda: alive, meeting, rank, world_size=2)
+    return HangWatchdog(store, lambda: alive, attempt, rank, world_size=2)
 
 
 def test_a_failed_process_announces_the_reason_and_waits_for_the_others() -> None:
@@ -38,7 +38,7 @@ def test_a_new_attempt_ignores_the_previous_one() -> None:
     store = HashStore()
     store.add("quintet/0/exited", 1)
     watchdog_at(store).fail("nobody answers")
-    later = watchdog_at(store, meeting="1")
+    later = watchdog_at(store, attempt="1")
     later.stop()
     assert not store.check(["quintet/1/failed"])
 
