@@ -70,7 +70,7 @@ TINY_PHENAKI = (
     *("eval.num_generated=4", "sample.steps=2"),
     *TWELVE_STEPS,
 )
-"""A transformer of a few thousand weights over three moments of 2 x 2 codes."""
+"""A transformer of a few thousand weights over three latent frames of 2 x 2 codes."""
 
 TINY_AUDIO_CODEC = (
     *("--preset", "debug", "data.seconds=0.25", "eval.seconds=0.5", "model.sample_rate=8000", "model.strides=[4,4,2]"),
@@ -141,15 +141,14 @@ class Case:
     tiny: tuple[str, ...]
     """Words that make the smallest training: a preset, a small model without dropout, and `TWELVE_STEPS`."""
     additive: tuple[str, ...] | None
-    """Keys that leave no term in the loss that depends on how a batch is cut into micro-batches; None: there are none,
+    """Keys that leave no term in the loss that depends on how a batch is split into micro-batches; None: no such keys,
     because the loss is a mean over tokens whose number differs from item to item."""
     worlds: Mapping[str, tuple[str, ...]]
     """Trainings in which two processes must agree with one in everything, in fp64."""
     brief: tuple[str, ...]
     """Keys of a training of so few steps that rounding in fp32 cannot grow: there the losses must agree."""
     poison: Callable[[Item, float], Item] | None
-    """The item, holding a given non-finite number; None: none of its numbers, but whole ones, is sure
-    to reach the loss."""
+    """Puts a non-finite value into an item; None: the item has only integers, or values that may not reach the loss."""
     resumed: tuple[str, ...] = ()
     """Further keys, each of which changes what a resumed run has to restore."""
     faults: tuple[str, ...] = ()
@@ -159,14 +158,14 @@ class Case:
     reshaped: str = "model.dim=24"
     """A key that gives the weights another shape."""
     prepare: Callable[[Task[Any]], None] = unchanged
-    """What is done to a fresh recipe so that rare events happen within a few steps."""
+    """Changes a new task so that rare events happen within a few steps."""
     tokenizer: bool = False
     opens_media: bool = True
     """Whether training opens the files itself; otherwise it reads codes that were made at the start."""
 
     @property
     def links(self) -> tuple[str, ...]:
-        """The words that name what the recipe stands on."""
+        """The command-line options of the frozen models of the recipe."""
         return tuple(word for word in self.tiny if word.startswith(("tokenizer=", "condition=")))
 
 

@@ -32,7 +32,7 @@ def vectors(file: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.fixture
 def clips(data: Path, tmp_path: Path) -> Path:
-    """Five files without captions, in two folders, and two that nobody can read."""
+    """Five files without captions, in two folders, and two unreadable ones."""
     folder = tmp_path / "clips"
     (folder / "more").mkdir(parents=True)
     files = [path for path in sorted(data.rglob("*")) if path.suffix in (".wav", ".flac", ".png", ".glb", ".obj")][:5]
@@ -60,7 +60,7 @@ def test_a_recipe_without_embeddings_says_so(recipe: str, finished: Path, data: 
     assert tree(finished) == before
 
 
-def test_there_is_a_recipe_to_try() -> None:
+def test_a_recipe_with_embeddings_exists() -> None:
     assert SPACES
 
 
@@ -68,7 +68,7 @@ def test_there_is_a_recipe_to_try() -> None:
 def test_vectors_of_files_and_texts(recipe: str, finished: Path, clips: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "embeddings.npz"
     texts = [word for text in WORDS for word in ("--text", text)]
-    told = succeed("embed", finished, "--audio", clips, *texts, "--out", out)
+    outcome = succeed("embed", finished, "--audio", clips, *texts, "--out", out)
 
     held = vectors(out)
     assert held.keys() == {"audio", "files", "text", "texts"}
@@ -81,13 +81,13 @@ def test_vectors_of_files_and_texts(recipe: str, finished: Path, clips: Path, tm
     for name in ("audio", "text"):
         np.testing.assert_allclose(np.linalg.norm(held[name], axis=1), 1, rtol=1e-5)
 
-    assert f"5 files and 3 texts embedded: {out}" in told.output
-    assert f'next: quintet search {finished} {clips} --text "…"' in told.output
-    left_out = [line for line in told.errors.splitlines() if line.startswith("skipped: ")]
+    assert f"5 files and 3 texts embedded: {out}" in outcome.output
+    assert f'next: quintet search {finished} {clips} --text "…"' in outcome.output
+    left_out = [line for line in outcome.errors.splitlines() if line.startswith("skipped: ")]
     assert len(left_out) == 2
     assert any(re.match(r"skipped: broken\.\w+ \(.+\)", line) for line in left_out)
     assert any(re.match(r"skipped: empty\.\w+ \(empty file\)", line) for line in left_out)
-    assert "embedded 6 of 6" in told.errors
+    assert "embedded 6 of 6" in outcome.errors
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
     keys = {"data.allow_missing_captions": True, "data.path": str(clips), "data.validation_path": str(clips)}
@@ -109,14 +109,14 @@ def test_an_exported_model_and_one_file_give_the_same_vectors(
     one = next(path for path in clips.iterdir() if path.stem == "clip 1")
     succeed("embed", finished, "--audio", clips, "--out", tmp_path / "run.npz")
     succeed("embed", tmp_path / "hub", "--audio", clips, "--out", tmp_path / "hub.npz")
-    told = succeed("embed", finished, "--audio", one, "--out", tmp_path / "one.npz")
+    outcome = succeed("embed", finished, "--audio", one, "--out", tmp_path / "one.npz")
     of_run, of_hub, of_one = (vectors(tmp_path / f"{name}.npz") for name in ("run", "hub", "one"))
     assert all(np.array_equal(of_run[name], of_hub[name]) for name in of_run)
     assert of_run["text"].shape == (0, of_run["audio"].shape[1])
     assert of_run["texts"].shape == (0,)
     assert of_one["files"].tolist() == [one.name]
     assert np.array_equal(of_one["audio"][0], of_run["audio"][1])
-    assert "skipped" not in told.errors
+    assert "skipped" not in outcome.errors
 
 
 @in_a_space
@@ -126,7 +126,7 @@ def test_search_ranks_files_by_words(recipe: str, finished: Path, clips: Path, t
     held = vectors(tmp_path / "all.npz")
     scores = held["audio"] @ held["text"].T
 
-    told = succeed("search", finished, clips, *texts, "--top", 3)
+    outcome = succeed("search", finished, clips, *texts, "--top", 3)
     listed = json.loads(succeed("search", finished, clips, *texts, "--top", 3, "--json").output)
 
     assert [each["text"] for each in listed] == list(WORDS[:2])
@@ -135,22 +135,23 @@ def test_search_ranks_files_by_words(recipe: str, finished: Path, clips: Path, t
         assert [row["file"] for row in each["found"]] == held["files"][best].tolist()
         np.testing.assert_allclose([row["score"] for row in each["found"]], scores[best, column], atol=1e-6)
         for number, row in enumerate(each["found"], start=1):
-            assert re.search(rf"^ *{number} +{row['score']:.4f}  {re.escape(row['file'])}$", told.output, re.MULTILINE)
-    assert "skipped: broken" in told.errors
-    assert f"next: quintet embed {finished} --audio {clips} --out embeddings.npz" in told.output
+            line = rf"^ *{number} +{row['score']:.4f}  {re.escape(row['file'])}$"
+            assert re.search(line, outcome.output, re.MULTILINE)
+    assert "skipped: broken" in outcome.errors
+    assert f"next: quintet embed {finished} --audio {clips} --out embeddings.npz" in outcome.output
     assert len(json.loads(succeed("search", finished, clips, *texts, "--json").output)[0]["found"]) == 5
 
 
 @in_a_space
-def test_what_an_evaluation_says_next(recipe: str, finished: Path, data: Path, tmp_path: Path) -> None:
-    told = succeed("eval", finished, "--out", tmp_path / "eval.json", 'eval.zero_shot_labels=["no such word"]')
-    assert f'next: quintet search {finished} {data} --text "…"' in told.output
-    assert "no caption names just one of eval.zero_shot_labels" in told.errors
-    assert "zero_shot_accuracy" not in told.output
+def test_an_evaluation_prints_the_next_command(recipe: str, finished: Path, data: Path, tmp_path: Path) -> None:
+    outcome = succeed("eval", finished, "--out", tmp_path / "eval.json", 'eval.zero_shot_labels=["no such word"]')
+    assert f'next: quintet search {finished} {data} --text "…"' in outcome.output
+    assert "no caption names just one of eval.zero_shot_labels" in outcome.errors
+    assert "zero_shot_accuracy" not in outcome.output
 
 
 @in_a_space
-def test_what_cannot_be_embedded(recipe: str, finished: Path, clips: Path, tmp_path: Path) -> None:
+def test_inputs_that_cannot_be_embedded_are_refused(recipe: str, finished: Path, clips: Path, tmp_path: Path) -> None:
     out = tmp_path / "embeddings.npz"
     out.write_bytes(b"mine")
     note = tmp_path / "note.txt"

@@ -42,7 +42,7 @@ class GeneratorCase:
     text_length: str | None
     """The key of the longest text, in bytes; None: there is none, because a frozen model reads the texts."""
     drop: str
-    """The key of the share of conditions that training drops."""
+    """The key of the probability that training drops the conditioning."""
 
 
 NEEDS_CAPTIONS = Captions(
@@ -148,7 +148,7 @@ def test_missing_captions_are_refused_with_the_fix_and_can_be_allowed(
 @pytest.mark.parametrize(
     "recipe", [name for name in GENERATORS if name not in ABOUT or ABOUT[name].text_length], indirect=True
 )
-def test_texts_longer_than_the_model_reads_are_cut_and_said_once(
+def test_long_texts_are_truncated_with_one_warning(
     recipe: str, case: Case, about: GeneratorCase, data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -166,7 +166,7 @@ def test_texts_longer_than_the_model_reads_are_cut_and_said_once(
 
 
 @every_generator
-def test_guidance_without_dropped_conditions_is_said_and_left_out(
+def test_guidance_without_condition_dropout_warns_and_is_disabled(
     recipe: str, case: Case, about: GeneratorCase, data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -32,7 +32,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     return counted
 
 
-def test_inference_reads_the_averaged_weights_alone(
+def test_inference_reads_only_the_ema_weights(
     recipe: str, case: Case, finished: Path, tmp_path: Path, read: Read
 ) -> None:
     succeed("export", finished, tmp_path / "hub")

@@ -57,12 +57,12 @@ def refusal(kind: type[QuintetError], open_it: Callable[[], object]) -> str:
     return sentence
 
 
-def test_a_folder_that_is_not_there(pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:
     sentence = refusal(UsageError, lambda: pipeline_class.from_pretrained(tmp_path / "none"))
     assert sentence == f"{tmp_path / 'none'} does not exist; pass the folder of a run"
 
 
-def test_a_folder_that_is_none_of_ours(pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(pipeline_class: type[Pipeline[Any]], tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing here")
     sentence = refusal(UsageError, lambda: pipeline_class.from_pretrained(tmp_path))
     assert sentence == f"{tmp_path} is not a run: it has no config.yaml"
@@ -136,7 +136,7 @@ def test_a_tokenizer_in_float64_encodes_and_has_the_same_digest() -> None:
     assert torch.equal(wide.token_encoder().encode(batch), codes)
 
 
-def test_bytes_are_pixels_and_other_whole_numbers_are_refused() -> None:
+def test_bytes_are_pixels_and_other_integers_are_refused() -> None:
     tokenizer = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub")
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(tokenizer.encode(images), tokenizer.encode(images.float() / 255))

@@ -84,14 +84,14 @@ def test_two_processes_equal_one(recipe: str, name: str, data: Path, two_process
     assert meta[0]["items_seen"] == meta[1]["items_seen"]
     assert [each["world_size"] for each in meta] == [1, 2]
 
-    # The same losses and figures at every step.
+    # The same losses and metrics at every step.
     for ours, theirs in zip(metrics(two), metrics(one), strict=True):
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
             if "time" not in key and "rate" not in key:
                 assert ours[key] == pytest.approx(value, rel=1e-5, abs=1e-5), (ours["step"], key)
 
-    # The same weights, averages, codebooks and moments; where each process holds a part, it has written that.
+    # The same weights, EMA, codebooks and moments; with FSDP, each process has written its shard.
     if name != "fp32":
         for file in tensor_hashes(one, last):
             group = file.removesuffix(".safetensors")

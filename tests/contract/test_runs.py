@@ -1,4 +1,4 @@
-"""Every recipe: the run folder, exact resumption, figures, export, codes."""
+"""Every recipe: the run folder, exact resumption, metrics, export, codes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_run_folder_has_the_documented_layout(recipe: str, finished: Path) -> 
     assert [path.name for path in sorted((finished / "samples").iterdir())] == ["step-00000006", "step-00000012"]
 
 
-def test_checkpoints_are_whole_and_readable_without_quintet(recipe: str, finished: Path) -> None:
+def test_checkpoints_are_complete_and_readable_without_quintet(recipe: str, finished: Path) -> None:
     checkpoints = finished / "checkpoints"
     assert steps_saved(finished) == [4, 8, 12]
     assert (checkpoints / "latest").read_text() == "step-00000012\n"
@@ -94,7 +94,7 @@ HOW = [
 
 
 @pytest.mark.parametrize(("recipe", "how"), HOW, indirect=["recipe"])
-def test_half_and_half_is_the_whole(how: str, train: Train, tmp_path: Path) -> None:
+def test_two_halves_equal_an_uninterrupted_run(how: str, train: Train, tmp_path: Path) -> None:
     words = ("optim.decay_steps=12", *how.split())
     whole = train(tmp_path / "whole", *words)
     parts = train(tmp_path / "parts", *words, "train.steps=6")
@@ -139,12 +139,12 @@ def test_evaluation_is_repeatable_and_flat(recipe: str, finished: Path, tmp_path
     assert all(type(value) in (int, float) for value in figures.values())
     assert registry.find(recipe).task_class().traits.best[0] in figures
     averaged = {name for name in figures if not name.startswith("live/")}
-    # What is judged of generated things is judged of the averaged weights alone.
+    # Generated media are judged for the EMA weights only.
     assert {f"live/{name}" for name in averaged} >= figures.keys() - averaged
     assert {name: value for name, value in tree(run).items() if name != "eval.json"} == tree(finished)
 
 
-def test_an_exported_model_gives_the_same_figures(recipe: str, finished: Path, tmp_path: Path) -> None:
+def test_an_exported_model_gives_the_same_metrics(recipe: str, finished: Path, tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     succeed("export", finished, hub)
     # Away from its run, as on another machine.

@@ -57,7 +57,7 @@ def use_tokenizer(tokenizer: Any, out: Path) -> None:
     made = tokenizer.decode(own)
     assert len(made) == 1
     assert finite(made)
-    if isinstance(made, Tensor):  # what is written in whole frames may be longer
+    if isinstance(made, Tensor):  # files with full frames may be longer
         assert made.ndim == media[0].ndim
         assert all(now >= before for now, before in zip(made.shape, media[0].shape, strict=True))
 

@@ -20,12 +20,12 @@ from quintet.registry import RECIPES
 
 RECIPES_A_TEST = 2
 FOR_ALL = ("test_golden.py",)
-"""What is kept for each recipe must be read for each."""
+"""Golden data of every recipe must be read in every run."""
 FOR_SOME = (
     *("test_weights_of_codes", "test_codes_that_are_not_of_the_model", "test_items_of_codes", "test_codes"),
-    *("test_pictures_are_trained_on", "test_a_folder_of_traps_is_trained_on"),
+    *("test_images_are_trained_on", "test_a_folder_of_traps_is_trained_on"),
 )
-"""What only tokenizers or recipes of pictures can be tried with; others pass it over, and turns might leave it out."""
+"""Tests that apply only to tokenizers or image recipes; other recipes skip them."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,7 +1,7 @@
 """The rows of the table in docs/reliability.md, and the file in which passed trials are counted.
 
-A test that put a run through a fault says so with the `ledger` fixture, after its last assertion. With
-`QUINTET_LEDGER=FILE` the counts are appended to that file, from which `python -m faults.ledger` makes the table.
+A test of a fault records its trials with the `ledger` fixture, after its last assertion. With `QUINTET_LEDGER=FILE` the
+counts are appended to that file, from which `python -m faults.ledger` writes the table.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ ROWS: Mapping[str, tuple[str, str]] = {
         "the same hashes; a forged checkpoint is detected",
     ),
 }
-"""Key to the fault and what must hold."""
+"""Key to the fault and the expected behaviour."""
 
 
 def record(row: str, recipe: str | None, trials: int) -> None:
@@ -83,7 +83,7 @@ def record(row: str, recipe: str | None, trials: int) -> None:
 
 
 def table(ledger: Path) -> list[str]:
-    """The lines of the table; a row without trials is an error, because a test was lost."""
+    """The lines of the table; a row without trials is an error, because a test is missing."""
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in ledger.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
@@ -101,12 +101,12 @@ def table(ledger: Path) -> list[str]:
 
 
 def main(ledger: Path, page: Path) -> None:
-    """Put the table between its marks on the page."""
+    """Write the table between its marks on the page."""
     begin, end = "<!-- table: begin -->\n", "<!-- table: end -->\n"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     after = rest.partition(end)[2]
-    made = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    text = "\n".join([f"`make faults`, {made}:", "", *table(ledger)])
+    machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    text = "\n".join([f"`make faults`, {machine}:", "", *table(ledger)])
     page.write_text(f"{before}{begin}{text}\n{end}{after}", encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
-"""Owns how a fault is made to happen in a moment and not beside it: the process waits there at a named pipe.
+"""Faults at an exact point of a command: the process waits at a named pipe when it calls a chosen function.
 
 Waiting in a system call is what slow disks and slow data do. A signal that arrives meanwhile is a real one, and a disk
-that is full afterwards was full in that moment.
+that is full afterwards was full at that point.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Hold:
             os.close(descriptor)
 
 
-def before_calls(place: str, happen: Callable[..., None]) -> None:
-    """Have something happen, in this process, before each call of a function; it is given the arguments."""
-    module, _, path = place.partition(":")
+def before_calls(function: str, happen: Callable[..., None]) -> None:
+    """Call `happen` with the arguments before each call of a function of this process."""
+    module, _, path = function.partition(":")
     owner: Any = import_module(module)
     *parents, name = path.split(".")
     for parent in parents:
@@ -117,12 +117,12 @@ def hold(moment: str, folder: Path, call: int = 1, when: str = "") -> Hold:
 
 @contextmanager
 def held(process: Process, where: Hold) -> Iterator[None]:
-    """The process waits in its moment, until the end of the block."""
+    """The process waits at its function until the end of the block."""
     descriptor = -1
 
     def waits() -> bool:
         nonlocal descriptor
-        with suppress(OSError):  # nobody reads yet
+        with suppress(OSError):  # no reader yet
             descriptor = os.open(where.pipe, os.O_WRONLY | os.O_NONBLOCK)
         return descriptor >= 0
 

@@ -167,7 +167,9 @@ def test_another_format_is_refused_also_by_force(
     ledger("changed-version", 2)
 
 
-def test_another_torch_is_said_and_gone_on_with(finished: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_another_torch_version_is_reported_and_training_continues(
+    finished: Path, tmp_path: Path, ledger: Ledger
+) -> None:
     run = copied(finished, tmp_path / "run")
     rewrite_meta(run, torch="1.0.0")
     outcome = succeed("resume", run, "train.steps=14")

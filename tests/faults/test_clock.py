@@ -26,7 +26,7 @@ JUMPS = {
 
 @dataclass(frozen=True)
 class Clock:
-    """A `prepare` of `helpers.forked`: each look at the clock is off by other years, or stands still."""
+    """A `prepare` of `helpers.forked`: each reading of the clock is off by years, or the clock is stopped."""
 
     years: tuple[int, ...] = (0,)
     stopped_at: float | None = None
@@ -69,7 +69,7 @@ def test_a_clock_that_jumps_by_years_while_training_changes_nothing(
 
 
 @pytest.mark.parametrize("years", part((-30, 40)))
-def test_a_run_goes_on_from_its_newest_step_whatever_the_files_times(
+def test_a_run_resumes_from_its_newest_step_whatever_the_file_times(
     years: int, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = run_at(35, straight, tmp_path / "run")
@@ -95,7 +95,7 @@ def test_a_time_limit_is_not_reached_by_setting_the_clock(straight: Path, tmp_pa
     ledger("clock", 1)
 
 
-def test_a_time_limit_is_kept_while_the_clock_stands_still(straight: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_a_time_limit_works_while_the_clock_is_stopped(straight: Path, tmp_path: Path, ledger: Ledger) -> None:
     run = run_at(35, straight, tmp_path / "run")
     words = ["resume", run, "train.minutes=1e-6"]
     with forked(words, tmp_path / "said", Clock(stopped_at=1e9)) as process:
@@ -105,7 +105,7 @@ def test_a_time_limit_is_kept_while_the_clock_stands_still(straight: Path, tmp_p
     ledger("clock", 1)
 
 
-def test_event_files_of_the_same_moment_are_not_overwritten(straight: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_event_files_of_the_same_time_are_not_overwritten(straight: Path, tmp_path: Path, ledger: Ledger) -> None:
     run = run_at(35, straight, tmp_path / "run")
     before: dict[str, str] = {}
     for steps in (36, 37, 38):

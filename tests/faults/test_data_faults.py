@@ -1,4 +1,4 @@
-"""A file that cannot be used is passed over and named; it never ends a run that has others."""
+"""An unreadable file is skipped and named; it never ends a run that has other files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers import TINY, error_line, log_text, quintet, state, succeed, train_t
 
 @pytest.fixture
 def folder(pictures: Path, tmp_path: Path) -> Path:
-    """Sixteen sound pictures without captions, to be spoilt."""
+    """Sixteen valid images without captions, to be damaged."""
     target = tmp_path / "data"
     target.mkdir()
     for path in sorted((pictures / "images").iterdir())[:16]:
@@ -48,7 +48,7 @@ def add_unusual(folder: Path) -> set[str]:
     return {"print.jpg", "moving.gif", "deep.png", "misnamed.PNG"}
 
 
-def test_useless_files_are_replaced_and_named_unusual_ones_are_used(folder: Path, tmp_path: Path) -> None:
+def test_unreadable_files_are_replaced_and_named_and_unusual_ones_are_used(folder: Path, tmp_path: Path) -> None:
     useless = add_useless(folder, next(folder.iterdir()))
     unusual = add_unusual(folder)
     run = tmp_path / "run"
@@ -97,7 +97,7 @@ def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_p
     assert not run.exists()
 
 
-def test_a_broken_validation_picture_does_not_stop_a_run(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_validation_image_does_not_stop_a_run(folder: Path, tmp_path: Path) -> None:
     looked_at = tmp_path / "validation"
     looked_at.mkdir()
     for path in sorted(folder.iterdir())[:3]:

@@ -102,7 +102,7 @@ TROUBLES: dict[str, Callable[[Path], object]] = {"disk-full": full, "read-only":
 
 
 def assert_sound(run: Path) -> None:
-    """Every folder under a checkpoint's name is a whole checkpoint."""
+    """Every folder with a checkpoint name is a complete checkpoint."""
     assert steps_saved(run)
     for step in steps_saved(run):
         checkpoint.verify(checkpoint.folder_of(run / "checkpoints", step))
@@ -110,7 +110,7 @@ def assert_sound(run: Path) -> None:
 
 @pytest.mark.parametrize("moment", MOMENTS if WHOLE else MOMENTS[:2])
 @pytest.mark.parametrize("row", KINDS)
-def test_training_goes_on_through_a_trouble_that_passes(
+def test_training_continues_through_a_temporary_fault(
     row: str, moment: str, straight: Path, small_disk: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = run_at(30, straight, small_disk / "run")
@@ -148,7 +148,7 @@ def test_training_goes_on_through_a_trouble_that_passes(
 
 @pytest.mark.parametrize("moment", MOMENTS if WHOLE else MOMENTS[:1])
 @pytest.mark.parametrize("row", KINDS)
-def test_a_trouble_that_stays_leaves_the_last_checkpoint_whole(
+def test_a_permanent_fault_leaves_the_last_checkpoint_intact(
     row: str, moment: str, straight: Path, small_disk: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = run_at(30, straight, small_disk / "run")
@@ -175,7 +175,7 @@ def test_a_trouble_that_stays_leaves_the_last_checkpoint_whole(
 
 
 @pytest.mark.parametrize("row", KINDS)
-def test_curves_that_cannot_be_drawn_are_not_a_failed_training(
+def test_training_succeeds_if_curves_cannot_be_plotted(
     row: str, straight: Path, small_disk: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = run_at(35, straight, small_disk / "run")
@@ -282,16 +282,16 @@ def test_a_console_on_a_full_disk_stops_nothing(
     ledger("disk-full", 1)
 
 
-def test_a_line_that_does_not_fit_is_left_out_whole_and_the_loss_is_said_once(small_disk: Path, ledger: Ledger) -> None:
-    run, told = Run(small_disk), list[str]()
-    run.notify = told.append
+def test_a_line_that_does_not_fit_is_dropped_completely_and_reported_once(small_disk: Path, ledger: Ledger) -> None:
+    run, messages = Run(small_disk), list[str]()
+    run.notify = messages.append
     with full(small_disk):
         for step in range(200):  # a started block of the file is still free, and ends in the middle of a line
             run.write_metrics({"step": step, "text": "x" * 90})
-    assert told == [f"warning: cannot write metrics.jsonl ({FULL}); training continues without it"]
+    assert messages == [f"warning: cannot write metrics.jsonl ({FULL}); training continues without it"]
     run.write_metrics({"step": 200})
 
-    assert told[1:] == ["metrics.jsonl can be written again"]
+    assert messages[1:] == ["metrics.jsonl can be written again"]
     assert not run.lost_writes
     lines = run.metrics_file.read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines][-1] == 200
@@ -303,7 +303,7 @@ def log_steps(tracker: TensorBoard, steps: int) -> None:
         tracker.log({"loss": 1.0}, step)
 
 
-def test_event_files_begin_anew_where_a_record_did_not_fit(small_disk: Path, ledger: Ledger) -> None:
+def test_a_new_event_file_starts_after_a_partial_record(small_disk: Path, ledger: Ledger) -> None:
     """Readers give up a file at half a record."""
     tracker = TensorBoard(small_disk)
     with full(small_disk), pytest.raises(OSError, match=FULL):
@@ -318,7 +318,7 @@ def test_event_files_begin_anew_where_a_record_did_not_fit(small_disk: Path, led
     ledger("disk-full", 1)
 
 
-def test_a_limit_on_file_sizes_leaves_the_last_checkpoint_whole(
+def test_a_limit_on_file_sizes_leaves_the_last_checkpoint_intact(
     pictures: Path, trained: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     """What a quota does, and what needs no right to mount."""

@@ -38,7 +38,7 @@ def rewrite(path: Path) -> None:
 
 
 def exchange(path: Path) -> None:
-    """Another sound file under its name."""
+    """Another valid file under its name."""
     other = next(
         each for each in sorted(path.parent.iterdir()) if each.name != path.name and each.suffix == path.suffix
     )
@@ -108,7 +108,7 @@ def test_a_file_that_changes_is_replaced_by_another_item_and_named(
     assert ("No such file" if change == "delete" else "changed since the run began") in reason
     assert f"unreadable item replaced: {name} ({reason})" in log_text(run)
     if change != "delete":
-        # What stands in for an item depends on the item alone, not on what became of it.
+        # The replacement of an item depends on the item only.
         deleted, _ = train(recipe, case, data, tmp_path, delete)
         assert tensor_hashes(run, 12) == tensor_hashes(deleted, 12)
     ledger("file-deleted" if change == "delete" else "file-replaced", 1)

@@ -1,4 +1,4 @@
-"""Whatever happens to a checkpoint's bytes is detected and named, and the newest sound checkpoint is used instead."""
+"""Whatever happens to a checkpoint's bytes is detected and named, and the newest valid checkpoint is used instead."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_every_flipped_bit_is_detected_and_its_file_named(root: Path, ledger: Le
 
 
 @pytest.mark.parametrize("pointer", ["latest", "best"])
-def test_a_flipped_bit_in_a_pointer_misleads_nobody(root: Path, pointer: str, ledger: Ledger) -> None:
+def test_a_flipped_bit_in_a_pointer_does_no_harm(root: Path, pointer: str, ledger: Ledger) -> None:
     """Every one of its bits."""
     content = (root / pointer).read_bytes()
     right = checkpoint.read_pointer(root, pointer)
@@ -163,7 +163,7 @@ def test_a_flipped_bit_in_a_pointer_misleads_nobody(root: Path, pointer: str, le
         damaged[bit // 8] ^= 1 << bit % 8
         (root / pointer).write_bytes(damaged)
         assert checkpoint.newest_sound(root) == (checkpoint.folder_of(root, NEWEST), [])
-        # White space may stand around the name.
+        # There may be white space around the name.
         assert checkpoint.read_pointer(root, pointer) in (None, right), damaged
     ledger("bit-flip", 8 * len(content))
 
@@ -190,7 +190,7 @@ def test_an_added_file_is_detected_and_named(root: Path, name: str, ledger: Ledg
     ledger("truncation", 1)
 
 
-def test_an_empty_folder_under_a_checkpoints_name_is_passed_over(root: Path, ledger: Ledger) -> None:
+def test_an_empty_folder_with_a_checkpoint_name_is_skipped(root: Path, ledger: Ledger) -> None:
     newest = checkpoint.folder_of(root, NEWEST)
     shutil.rmtree(newest)
     newest.mkdir()
@@ -205,7 +205,7 @@ def test_an_empty_folder_under_a_checkpoints_name_is_passed_over(root: Path, led
     "damage", part((*DAMAGES[5:6], flip, *DAMAGES[:5], *DAMAGES[6:])), ids=lambda damage: damage.__name__
 )
 @pytest.mark.parametrize("file", part(("SHA256SUMS", "meta.json", "config.yaml")))
-def test_a_run_goes_on_from_the_newest_sound_checkpoint(
+def test_a_run_resumes_from_the_newest_valid_checkpoint(
     damage: Damage, file: str, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = run_at(35, straight, tmp_path / "run")
@@ -217,7 +217,7 @@ def test_a_run_goes_on_from_the_newest_sound_checkpoint(
     assert str(step_folder(run, 35)) in line
     assert file in line
     assert f"resumed from {step_folder(run, 30)}" in resumed.errors
-    # What is damaged stays to be looked at.
+    # The damaged checkpoint stays on disk.
     assert (run / "checkpoints" / "damaged-step-00000035").is_dir()
     assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP), f"QUINTET_FLIP_SEED={SEED}"
     ledger("bit-flip" if damage is flip else "truncation", 1)
@@ -236,7 +236,7 @@ def test_tensors_that_are_damaged_are_never_trained_on(straight: Path, tmp_path:
     ledger("bit-flip", len(part(tensors)))
 
 
-def test_a_run_without_any_sound_checkpoint_stops_and_names_them_all(
+def test_a_run_without_any_valid_checkpoint_stops_and_names_them_all(
     straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = run_at(35, straight, tmp_path / "run")

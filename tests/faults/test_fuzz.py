@@ -71,7 +71,7 @@ MAGIC = (
 
 @st.composite
 def mutations(draw: st.DrawFn, sound: bytes) -> bytes:
-    """A sound file after a few accidents."""
+    """A valid file after a few random changes."""
     content = bytearray(sound)
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(st.sampled_from(("flip", "cut", "insert", "splice", "drop", "set")))
@@ -242,7 +242,7 @@ def test_captions(here: Path, outside: Path, ledger: Ledger) -> None:
     ledger("fuzz", fuzz(written(path, read), ("a cat\nein Hündchen\n".encode(), "猫".encode("utf-16")), 100, outside))
 
 
-# --- pictures ----------------------------------------------------------------------------------------------------
+# --- images ------------------------------------------------------------------------------------------------------
 
 
 def _picture(file_format: str, **options: Any) -> bytes:
@@ -264,7 +264,7 @@ PICTURES: Mapping[str, bytes] = {
 
 
 @pytest.mark.parametrize("kind", PICTURES)
-def test_pictures(kind: str, here: Path, outside: Path, ledger: Ledger) -> None:
+def test_images(kind: str, here: Path, outside: Path, ledger: Ledger) -> None:
     path = here / "picture.png"
 
     def read() -> None:

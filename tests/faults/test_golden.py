@@ -38,7 +38,7 @@ def figures_of(path: Path) -> dict[str, float]:
     return dict(json.loads(path.read_text()))
 
 
-def test_it_measures_what_it_measured(golden: Path, ledger: Ledger) -> None:
+def test_it_gives_the_same_metrics(golden: Path, ledger: Ledger) -> None:
     expected = figures_of(golden / "run" / "eval.json")
     for model in ("run", "hub"):
         succeed("eval", golden / model, "--data", golden / "data", "--out", golden / f"{model}.json")
@@ -68,7 +68,7 @@ def test_it_is_loaded_in_python(golden: Path, ledger: Ledger) -> None:
     ledger("golden", 1)
 
 
-def test_its_codes_are_read_and_made_again(golden: Path, ledger: Ledger) -> None:
+def test_its_codes_are_read_and_reproduced(golden: Path, ledger: Ledger) -> None:
     if not (golden / "codes").exists():
         return  # not a tokenizer
     succeed("decode", golden / "hub", golden / "codes", "--out", golden / "decoded")

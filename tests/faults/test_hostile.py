@@ -69,7 +69,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 @contextmanager
 def untouched(place: Place) -> Iterator[None]:
-    """What is beside the commands' folder stays as it is."""
+    """Files outside of the folder of the commands do not change."""
     before = tree(place.outside)
     beside = {path.name for path in place.outside.parent.iterdir()}
     yield
@@ -77,7 +77,7 @@ def untouched(place: Place) -> Iterator[None]:
     assert {path.name for path in place.outside.parent.iterdir()} == beside
 
 
-def told(*words: object) -> Outcome:
+def run_command(*words: object) -> Outcome:
     """The command. What a defect leaves open is closed here, and not in the middle of another test."""
     outcome = quintet(*words)
     if "unexpected" in outcome.errors:
@@ -86,9 +86,9 @@ def told(*words: object) -> Outcome:
 
 
 def refused(place: Place, *words: object) -> str:
-    """The sentence of a command that must not do what it was told."""
+    """The error message of a command that must be refused."""
     with untouched(place):
-        outcome = told(*words)
+        outcome = run_command(*words)
     assert outcome.code in (1, 2), (words, outcome)
     sentence = error_line(outcome.errors)
     assert "unexpected" not in sentence
@@ -98,7 +98,7 @@ def refused(place: Place, *words: object) -> str:
 
 
 class Trials:
-    """Counts what was tried, and goes on after a failure: one hostile file must not hide another."""
+    """Counts the trials, and continues after a failure: one hostile file must not hide another."""
 
     def __init__(self) -> None:
         self.tried = 0
@@ -152,7 +152,7 @@ def with_first(content: bytes, **values: Any) -> bytes:
 
 
 def with_tensors(content: bytes, change: Callable[[Tensor], Tensor]) -> bytes:
-    """A sound file, with each tensor changed."""
+    """A valid file, with each tensor changed."""
     return save({name: change(tensor).contiguous() for name, tensor in load(content).items()})
 
 
@@ -224,7 +224,7 @@ BYTES: Mapping[str, Callable[[bytes, Path], bytes]] = {
     "scalars": lambda content, marker: with_tensors(content, lambda tensor: tensor.flatten()[:1].sum()),
     "other names": lambda content, marker: save({f"{name}\n\x1b[2J": each for name, each in load(content).items()}),
 }
-"""Content in place of a sound safetensors file; the path is that of the marker that nothing may write."""
+"""Content in place of a valid safetensors file; the path is that of the marker that nothing may write."""
 
 
 def a_pipe(path: Path, place: Place) -> None:
@@ -269,7 +269,7 @@ KINDS: Mapping[str, Callable[[Path, Place], None]] = {
     "a link to itself": a_link_to_itself,
     "a link to a device": a_device,
 }
-"""What may stand in the place of any file that is read."""
+"""Content that may replace any file that is read."""
 
 
 @contextmanager
@@ -338,7 +338,7 @@ def uses(recipe: str, case: Case, data: Path, request: pytest.FixtureRequest) ->
 
 
 def part(names: Iterable[Any], every: int) -> list[Any]:
-    """All of them, or, in the fast part, one of so many."""
+    """All of them or, in the fast part, every n-th."""
     return list(names) if WHOLE else list(names)[::every]
 
 
@@ -533,7 +533,7 @@ def test_numbers_of_a_checkpoint(finished: Path, place: Place, ledger: Ledger) -
 
 @pytest.mark.parametrize("name", ["latest", "best"])
 def test_pointers_that_lead_elsewhere(name: str, finished: Path, place: Place, ledger: Ledger) -> None:
-    """Nothing is opened through them; a run with sound checkpoints needs no pointer."""
+    """Nothing is opened through them; a run with valid checkpoints needs no pointer."""
     run = copied(finished, place.here / "run")
     elsewhere = copied(run / "checkpoints" / "step-00000012", place.outside / "step-00000099")
     (elsewhere / "meta.json").write_text("SECRET")
@@ -625,7 +625,7 @@ def test_a_run_whose_files_are_links_writes_nothing_outside(
     ledger("hostile-weights", 2)
 
 
-def test_a_checkpoint_that_lies_elsewhere_is_not_deleted_there(finished: Path, place: Place, ledger: Ledger) -> None:
+def test_a_linked_checkpoint_is_not_deleted_at_its_target(finished: Path, place: Place, ledger: Ledger) -> None:
     """People put checkpoints on other disks; pruning takes the link away, not what it leads to."""
     run = copied(finished, place.here / "run")
     last = run / "checkpoints" / "step-00000012"
@@ -652,7 +652,7 @@ def test_names_of_checkpoints(which: str, finished: Path, place: Place, ledger: 
 ALLOWED = 700 * 2**20
 """Bytes beyond what the start takes: enough for a tiny training, a fraction of what these files ask for."""
 PATIENCE = 60
-"""Seconds for a folder of hostile pictures; some of them would take hours."""
+"""Seconds for a folder of hostile images; some of them would take hours."""
 
 
 def limit_memory() -> None:
@@ -673,7 +673,7 @@ def zeros(size: int) -> bytes:
 
 
 def png(width: int, height: int, data: bytes, *extra: bytes) -> bytes:
-    """A picture of black and white, with further chunks before its pixels."""
+    """A black and white image, with further chunks before its pixels."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(extra) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
@@ -728,7 +728,7 @@ def exif(content: bytes) -> bytes:
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n(%pipe%touch executed) (w) file\nshowpage\n"
 BOMB = (2**31 if WHOLE else 2**26) + 2**20
-"""Bytes that a compressed text in a picture grows to."""
+"""Bytes that a compressed text in an image grows to."""
 
 
 @cache
@@ -767,7 +767,7 @@ def useless_media() -> dict[str, bytes]:
 
 @cache
 def unusual_media() -> dict[str, bytes]:
-    """Files that look like trouble and are pictures all the same."""
+    """Files that look suspicious but are valid images."""
     return {
         "frames.gif": many_frames(3000),
         "loop.tiff": tiff(loop=1),
@@ -781,7 +781,7 @@ def unusual_media() -> dict[str, bytes]:
 
 @pytest.fixture
 def hostile_pictures(pictures: Path, place: Place) -> Path:
-    """Sixteen sound pictures, and everything above."""
+    """Sixteen valid images, and everything above."""
     folder = place.here / "data"
     folder.mkdir()
     for path in sorted((pictures / "images").iterdir())[:16]:
@@ -802,7 +802,7 @@ def lurking(place: Place) -> str:
     return f"{programs}:{os.environ['PATH']}"
 
 
-def test_pictures_are_checked(hostile_pictures: Path, lurking: str, place: Place, ledger: Ledger) -> None:
+def test_images_are_checked(hostile_pictures: Path, lurking: str, place: Place, ledger: Ledger) -> None:
     words = ("data", "check", hostile_pictures, "--json")
     with untouched(place), forked(words, place.here / "said", limit_memory, PATH=lurking) as process:
         assert process.end(PATIENCE) == 0, process.seen
@@ -815,7 +815,7 @@ def test_pictures_are_checked(hostile_pictures: Path, lurking: str, place: Place
     ledger("hostile-media", len(checked["skipped"]) + len(unusual_media()))
 
 
-def test_pictures_are_trained_on(
+def test_images_are_trained_on(
     recipe: str, case: Case, hostile_pictures: Path, lurking: str, place: Place, ledger: Ledger
 ) -> None:
     if case.data != "pictures":
@@ -840,7 +840,7 @@ def test_pictures_are_trained_on(
 def answered(place: Place, *words: object) -> Outcome:
     """A command that may succeed or refuse, but does either in order and touches nothing outside."""
     with untouched(place):
-        outcome = told(*words)
+        outcome = run_command(*words)
     assert "SECRET" not in outcome.errors + outcome.output
     if outcome.code:
         assert outcome.code in (1, 2)
@@ -851,7 +851,7 @@ def answered(place: Place, *words: object) -> Outcome:
 
 @pytest.fixture
 def captioned(pictures: Path, place: Place) -> Path:
-    """Sixteen pictures below a folder whose neighbour is a picture that nobody may read."""
+    """Sixteen images in a folder next to an image without read permission."""
     folder = place.here / "data"
     folder.mkdir()
     for path in sorted((pictures / "images").iterdir())[:16]:
@@ -1201,5 +1201,5 @@ def answer_records(file: str, names: Iterable[str], finished: Path, place: Place
 
 @pytest.mark.parametrize("file", ["data.json", "state.json", "metrics.jsonl", "eval.json"])
 def test_records_of_a_run(file: str, finished: Path, place: Place, ledger: Ledger) -> None:
-    kinds = KINDS.keys() - {"a link to a device"}  # whoever puts that into a run of their own has asked for it
+    kinds = KINDS.keys() - {"a link to a device"}  # only the owner of a run can put that into it
     ledger("hostile-text", answer_records(file, part([*RECORDS, *sorted(kinds)], 3), finished, place, patience=20))

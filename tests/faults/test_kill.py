@@ -39,7 +39,8 @@ INTERVAL = 5
 """`checkpoint.every` of the `unending` training."""
 
 SHARES = 40 if WHOLE else 6
-"""Into so many tests the operations are divided, for test workers to share. Of a part, each test tries one."""
+"""Number of tests that the operations are divided into, for parallel test workers. In the fast part, each test tries
+one operation."""
 
 
 def share_of(operations: list[Operation], share: int) -> list[Operation]:
@@ -58,7 +59,7 @@ def command_after_death(run: Path, unending: Words) -> Words:
 
 
 def newest_saved(run: Path) -> int:
-    """The step of the newest checkpoint, or 0. Whatever stands under a checkpoint's name is whole."""
+    """The step of the newest checkpoint, or 0. Every folder with a checkpoint name must be complete."""
     standing = checkpoint.steps(run / "checkpoints")
     for folder in standing:
         checkpoint.verify(folder)
@@ -66,13 +67,13 @@ def newest_saved(run: Path) -> int:
 
 
 def resumed_from(errors: str) -> int:
-    """The step that `resume` says it goes on from, or 0."""
+    """The step that `resume` reports to continue from, or 0."""
     said = re.search(r"resumed from \S+/step-(\d+)", errors)
     return int(said[1]) if said else 0
 
 
 def check_whole(run: Path, straight: Path, step: int, where: str) -> None:
-    """The run stands at `step` as if nothing had ever happened to it."""
+    """The run is at `step`, as if it had never been interrupted."""
     assert tensor_hashes(run, step) == tensor_hashes(straight, step), where
     rows = [row["step"] for row in metrics(run) if "train/lr" in row]
     assert rows[:step] == list(range(1, step + 1)), where
@@ -133,8 +134,8 @@ def operations_of_saves(watched: Path) -> list[Operation]:
     begin = next(index for index, step in enumerate(steps) if step)
     end = next(index for index, step in enumerate(steps) if step > INTERVAL)
     window = changes[begin:end]
-    told = "\n".join(each.text for each in window)
-    assert all(f'"{root}/{name}"' in told for name in ("best", "latest", ".deleting-step-00000001")), told
+    operations = "\n".join(each.text for each in window)
+    assert all(f'"{root}/{name}"' in operations for name in ("best", "latest", ".deleting-step-00000001")), operations
     return window
 
 
@@ -157,7 +158,7 @@ def kill_and_resume(operation: Operation, begun: Path, whole_save: Path, straigh
     run = copied(begun, tmp_path / "run")
     trace = tracing.trace(["resume", run, *SAVING], tmp_path / "trace", kill_at=operation)
     where = check_death(trace, run, operation, whole_save / "run")
-    # Of what was saved, nothing is lost: the save that was cut short is the only one missing.
+    # No saved checkpoint is lost: only the interrupted save is missing.
     saved = max(steps_renamed(trace, run), default=1)
     assert newest_saved(run) == saved, where
     check_best_without_a_new_one(run, tmp_path / "copy", where)
@@ -252,7 +253,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
 # --- any moment -------------------------------------------------------------------------------------------------
 
 LIVES, KILLS = (20, 5) if WHOLE else (1, 3)
-"""So many runs are killed so many times each."""
+"""Number of runs, and how often each is killed."""
 
 
 def has_begun(run: Path, process: Process) -> bool:
@@ -284,7 +285,7 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bytes(
             process = living.enter_context(forked(command_after_death(run, words), tmp_path / f"said-{number}"))
             reached = reached_by(process, run, step)
             wait_until(reached, process, f"step {step} ({where})")
-            # Steps, figures, samples and saves take up to a tenth of a second; any moment of them is meant.
+            # Steps, metrics, samples and saves take up to a tenth of a second; the kill may hit any of them.
             time.sleep(chance.uniform(0, 0.1))
             process.kill()
             where += f" {last_step(run)}"

@@ -1,4 +1,4 @@
-"""One process writes a run at a time, and a dead one does not keep the place."""
+"""One process writes a run at a time, and a dead process does not hold the lock."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Gate:
 
 @contextmanager
 def at_the_same_moment(words: list[object], moment: str, folder: Path) -> Iterator[list[Process]]:
-    """Processes that have all come to the same place, let go together."""
+    """Processes that wait at the same function, released together."""
     os.mkfifo(folder / "gate")
     gate = Gate(moment, str(folder))
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def the_one_that_goes_on(processes: list[Process], run: Path, before: int) -> Pr
 
 
 @pytest.mark.parametrize("attempt", part(ROUNDS))
-def test_of_processes_that_resume_a_run_at_the_same_moment_one_goes_on(
+def test_only_one_of_several_processes_resumes_a_run(
     attempt: int, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = run_at(30, straight, tmp_path / "run")
@@ -112,7 +112,7 @@ def test_of_processes_that_resume_a_run_at_the_same_moment_one_goes_on(
 
 
 @pytest.mark.parametrize("attempt", part(ROUNDS))
-def test_of_processes_that_start_the_same_new_run_one_goes_on(
+def test_only_one_of_several_processes_starts_a_new_run(
     attempt: int, unending: Words, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
@@ -177,7 +177,7 @@ def test_workers_that_outlive_a_killed_process_do_not_keep_its_lock(
     config.write_text(config.read_text().replace("workers: 0", "workers: 2"))
     place = hold("loading", tmp_path, call=3)
     with forked(["resume", run, "train.steps=1000000"], tmp_path / "said", place) as process, held(process, place):
-        # One worker waits at the pipe, and goes on doing so as an orphan.
+        # One worker waits at the pipe, and keeps waiting as an orphan.
         process.kill()
         config.write_text(config.read_text().replace("workers: 2", "workers: 0"))
         succeed("resume", run, f"train.steps={LAST_STEP}")
@@ -187,7 +187,7 @@ def test_workers_that_outlive_a_killed_process_do_not_keep_its_lock(
 
 
 @pytest.mark.parametrize("kind", part(tuple(GARBAGE)))
-def test_garbage_in_a_lock_keeps_nobody_out_and_is_not_repeated(
+def test_garbage_in_a_lock_file_is_ignored_and_not_printed(
     kind: str, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = run_at(35, straight, tmp_path / "run")
@@ -206,8 +206,8 @@ def test_garbage_in_a_lock_keeps_nobody_out_and_is_not_repeated(
     ledger("two-processes", 2)
 
 
-def test_the_name_of_a_dead_process_is_not_given_as_the_owners(straight: Path, tmp_path: Path, ledger: Ledger) -> None:
-    """It stands in the file until its successor has signed, which here never happens."""
+def test_a_dead_process_is_not_named_as_the_owner(straight: Path, tmp_path: Path, ledger: Ledger) -> None:
+    """It stays in the file until the next owner writes its name, which never happens here."""
     run = run_at(35, straight, tmp_path / "run")
     with forked(["version"], tmp_path / "said") as process:
         assert process.end() == 0

@@ -9,7 +9,7 @@ from faults.make_golden import build
 from helpers import succeed
 
 
-def test_a_golden_run_has_what_is_asked_of_it(tmp_path: Path) -> None:
+def test_a_golden_run_has_the_required_files(tmp_path: Path) -> None:
     succeed("data", "make", "shapes", tmp_path / "few", "--num", 6, "--size", 32)
     golden = tmp_path / "vqgan-format-1"
     build("vqgan", tmp_path / "few", golden)

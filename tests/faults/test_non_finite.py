@@ -92,7 +92,7 @@ def a_parameter(recipe: Task[Any]) -> Tensor:
 
 
 def spoil_optimizer(trainer: Trainer, value: float) -> None:
-    """One number of one moment, as a bad memory cell would."""
+    """One value of one optimizer moment, like a faulty memory cell."""
     moments = trainer.state.phases[0].optimizer.state[a_parameter(trainer.task)]
     moments["exp_avg"][(0,) * moments["exp_avg"].ndim] = value
 
@@ -199,7 +199,7 @@ def test_a_bad_loss_or_gradient_is_skipped_and_too_many_stop_the_run(
 
 
 @pytest.mark.parametrize("where", SPOILERS)
-def test_a_run_that_is_broken_itself_is_not_saved_and_says_so(
+def test_a_nonfinite_state_is_not_saved_and_is_reported(
     where: str, recipe: str, case: Case, data: Path, value: float, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"
@@ -220,7 +220,7 @@ def test_a_run_that_is_broken_itself_is_not_saved_and_says_so(
         assert all(
             tensor.isfinite().all() for module in trainer.task.modules.values() for tensor in module.parameters()
         )
-    # What is on disk can be gone on from, exactly.
+    # The run on disk resumes exactly.
     again = Trainer(make_task(recipe, data, (*case.tiny, *KEYS)), Run.open(run), resume=True, silent=True)
     again.train()
     again.close()
@@ -262,7 +262,7 @@ def test_weights_that_break_in_the_last_step_are_not_saved(
 
 
 @pytest.mark.parametrize("where", SPOILERS)
-def test_a_broken_run_rolls_back_and_goes_on(
+def test_a_nonfinite_run_rolls_back_and_continues(
     where: str, recipe: str, case: Case, data: Path, value: float, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = tmp_path / "run"

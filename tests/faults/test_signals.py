@@ -1,4 +1,4 @@
-"""A run that is asked to stop saves at the next step boundary, exits with the signal's code, and resumes exactly."""
+"""A run that receives a stop signal saves at the next step boundary, exits with the signal's code, and resumes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOMENTS = (
     "save, before old ones go",
 )
 TRIALS = list(product(MOMENTS, SIGNALS)) if WHOLE else list(zip(MOMENTS, cycle(SIGNALS), strict=False))
-"""All, or each moment once and each signal in turn."""
+"""All combinations, or each moment once with the signals in turn."""
 
 
 def name(value: object) -> str:
@@ -68,7 +68,7 @@ def send_and_wait(process: Process, number: signal.Signals) -> None:
 
 
 def resumed_and_held(moment: str, straight: Path, folder: Path) -> tuple[Path, list[object], Hold]:
-    """A run, the words to go on with it for ever, and the moment it will be held in."""
+    """A run, the arguments to resume it without end, and the point at which it is held."""
     run = run_at(BEGUN, straight, folder / "run")
     words = ["resume", run, "train.steps=1000000"]
     if "loading" in moment:
@@ -86,7 +86,7 @@ def with_workers(run: Path) -> None:
 
 
 def assert_sound(run: Path) -> None:
-    """Every folder under a checkpoint's name is a whole checkpoint."""
+    """Every folder with a checkpoint name is a complete checkpoint."""
     for step in steps_saved(run):
         checkpoint.verify(checkpoint.folder_of(run / "checkpoints", step))
 
@@ -108,7 +108,7 @@ def assert_stopped(run: Path, number: signal.Signals, process: Process) -> None:
 
 
 @pytest.mark.parametrize(("moment", "number"), TRIALS, ids=name)
-def test_a_signal_in_any_moment_saves_and_exits_with_its_own_code(
+def test_a_signal_at_any_time_saves_and_exits_with_its_own_code(
     moment: str, number: signal.Signals, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run, words, place = resumed_and_held(moment, straight, tmp_path)
@@ -126,7 +126,7 @@ def test_a_signal_in_any_moment_saves_and_exits_with_its_own_code(
 
 
 @pytest.mark.parametrize(("moment", "number"), TRIALS if WHOLE else TRIALS[::3], ids=name)
-def test_a_second_signal_in_any_moment_ends_the_process_at_once(
+def test_a_second_signal_at_any_time_ends_the_process_immediately(
     moment: str, number: signal.Signals, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run, words, place = resumed_and_held(moment, straight, tmp_path)
@@ -161,7 +161,7 @@ def test_a_signal_to_a_running_training(
 
 @pytest.mark.parametrize("moment", part(("loading with workers", "step", "save, after its files")))
 @pytest.mark.parametrize("number", part(SIGNALS), ids=name)
-def test_a_signal_to_the_whole_process_group_reaches_data_workers_too(
+def test_a_signal_to_the_process_group_reaches_data_workers_too(
     number: signal.Signals, moment: str, straight: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     """Ctrl-C in a terminal and preemption do that; the trainer still needs its workers."""

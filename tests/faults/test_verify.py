@@ -40,7 +40,7 @@ def test_a_resumed_and_moved_run_is_reproduced(
 
 
 def forge(folder: Path, kind: str) -> None:
-    """Change what a checkpoint says and make it look whole."""
+    """Change a checkpoint and update its hashes."""
     path = min(folder.glob("*.safetensors" if kind == "weights" else f"{kind}/*.safetensors"))
     tensors = load_file(path)
     name = next(name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.ndim)
@@ -51,7 +51,7 @@ def forge(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["weights", "ema", "optim"])
-def test_a_forged_checkpoint_is_told(kind: str, finished: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_a_forged_checkpoint_is_detected(kind: str, finished: Path, tmp_path: Path, ledger: Ledger) -> None:
     """One number of one tensor, by the smallest step there is, with hashes that fit."""
     run = copied(finished, tmp_path / "run")
     forge(step_folder(run, 12), kind)
@@ -64,7 +64,7 @@ def test_a_forged_checkpoint_is_told(kind: str, finished: Path, tmp_path: Path, 
     ledger("verify", 1)
 
 
-def test_a_forged_count_is_told(finished: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_a_forged_count_is_detected(finished: Path, tmp_path: Path, ledger: Ledger) -> None:
     run = copied(finished, tmp_path / "run")
     path = step_folder(run, 12) / "meta.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "items_seen": 7}))
@@ -75,7 +75,7 @@ def test_a_forged_count_is_told(finished: Path, tmp_path: Path, ledger: Ledger) 
     ledger("verify", 1)
 
 
-def test_a_damaged_checkpoint_is_told_beside_the_replay_of_the_others(
+def test_a_damaged_checkpoint_is_reported_with_the_replay_of_the_others(
     finished: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     run = copied(finished, tmp_path / "run")
@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_told_beside_the_replay_of_the_others(
     ledger("verify", 1)
 
 
-def test_what_cannot_be_replayed_is_refused(
+def test_steps_that_cannot_be_replayed_are_refused(
     recipe: str, data: Path, finished: Path, tmp_path: Path, ledger: Ledger
 ) -> None:
     changed = copied(finished, tmp_path / "changed")

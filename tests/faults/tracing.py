@@ -1,4 +1,4 @@
-"""Owns the watching of a command's file operations, and its death at a chosen one, by `strace`.
+"""Traces the file operations of a command with `strace`, and kills it at a chosen one.
 
 Python is not asked, because weights are written by compiled code. `strace` counts each kind of call of each thread on
 its own; so an operation is known by its kind and its number in that kind, among those of the thread that trains.
@@ -54,12 +54,12 @@ class Operation:
         return re.search(rf"{re.escape(str(folder))}[/\">]", self.text) is not None
 
     def about(self, folder: Path) -> str:
-        """What is done, in words that are the same for another folder at another time."""
-        told = self.text.replace(str(folder), "RUN").rpartition(" = ")[0]
+        """The operation as text, independent of folder and time."""
+        text = self.text.replace(str(folder), "RUN").rpartition(" = ")[0]
         # Three things differ: names that the writer of weights draws, numbers of open files, and the length of times.
-        told = re.sub(r"\.tmp\w{6}", ".tmp", told)
-        told = re.sub(r"\d+<", "<", told)
-        return re.sub(r'""\.\.\., \d+', '""...', told)
+        text = re.sub(r"\.tmp\w{6}", ".tmp", text)
+        text = re.sub(r"\d+<", "<", text)
+        return re.sub(r'""\.\.\., \d+', '""...', text)
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ def skip_without_strace() -> None:
 
 
 def trace(words: Iterable[object], folder: Path, kill_at: Operation | None = None) -> Trace:
-    """Run the command to its end in a process that is watched; it is killed just before `kill_at`, if told so."""
+    """Run the command to its end in a traced process; if `kill_at` is set, it is killed just before that operation."""
     folder.mkdir()
     watch = ["strace", "-ff", "-y", "-s", "0", "-o", folder / "calls", "-e", f"trace={CALLS}"]
     if kill_at is not None:
         watch += ["-e", f"inject={kill_at.call}:signal=KILL:when={kill_at.number}"]
-    # The command stands still until it is watched, so that the counts begin at the same place every time.
+    # The command waits until it is traced, so that the counts start at the same point every time.
     with forked(words, folder / "said", prepare=stand_still) as process:
         wait_until(lambda: status_of(process, "State").startswith("T"), process, "the process stood still")
         with executed([*watch, "-p", process.pid], folder / "strace") as watcher:

@@ -15,7 +15,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
-def test_the_file_is_there_at_the_end_of_the_block_alone(tmp_path: Path, concurrent: bool) -> None:
+def test_the_file_exists_only_at_the_end_of_the_block(tmp_path: Path, concurrent: bool) -> None:
     path = tmp_path / "a.txt"
     with files.atomic_write(path, concurrent=concurrent) as temporary:
         temporary.write_text("new")
@@ -41,14 +41,14 @@ def test_a_failure_keeps_the_old_file_and_removes_the_new_one(tmp_path: Path, er
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_overwritten(tmp_path: Path) -> None:
     (tmp_path / ".a.txt.writing").write_text("a long text that was never finished")
     files.replace_text(tmp_path / "a.txt", "new")
     assert (tmp_path / "a.txt").read_text() == "new"
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_writers_at_once_do_not_share_a_temporary_file(tmp_path: Path) -> None:
+def test_concurrent_writers_do_not_share_a_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     with files.atomic_write(path, concurrent=True) as one, files.atomic_write(path, concurrent=True) as two:
         assert one != two
@@ -58,7 +58,7 @@ def test_writers_at_once_do_not_share_a_temporary_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_link_in_the_place_of_the_temporary_file_leads_nowhere(tmp_path: Path) -> None:
+def test_a_link_at_the_temporary_path_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("kept")
     (tmp_path / ".a.txt.writing").symlink_to(tmp_path / "secret")
     with pytest.raises(OSError, match="symbolic link"):
@@ -66,7 +66,7 @@ def test_a_link_in_the_place_of_the_temporary_file_leads_nowhere(tmp_path: Path)
     assert (tmp_path / "secret").read_text() == "kept"
 
 
-def test_only_what_holds_something_is_refused(tmp_path: Path) -> None:
+def test_only_non_empty_folders_are_refused(tmp_path: Path) -> None:
     files.refuse_existing(tmp_path / "new")
     files.refuse_existing(tmp_path)
     with pytest.raises(UsageError, match="exists already; choose another file"):

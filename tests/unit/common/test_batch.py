@@ -34,14 +34,14 @@ def test_moving_changes_the_precision_of_floats_alone() -> None:
     assert "y" not in moved
 
 
-def test_suspects_are_the_items_with_a_bad_number() -> None:
+def test_nonfinite_items_are_the_items_with_a_nonfinite_value() -> None:
     x = torch.zeros(3, 2, 2)
     x[1, 0, 1] = float("inf")
     assert batch({"x": x, "codes": torch.arange(3)}).nonfinite_items() == ("item-1",)
     assert batch({"x": x, "y": torch.tensor([float("nan"), 0, 0])}).nonfinite_items() == ("item-0", "item-1")
 
 
-def test_fields_that_are_not_about_single_items_are_no_trouble_for_suspects() -> None:
+def test_nonfinite_items_ignores_fields_without_a_batch_axis() -> None:
     about_none = {"scale": torch.tensor(1.0), "nothing": torch.zeros(3, 0), "table": torch.full((5, 2), float("nan"))}
     own = torch.tensor([0.0, 0.0, float("nan")])
     assert batch({**about_none, "own": own}).nonfinite_items() == ("item-2",)

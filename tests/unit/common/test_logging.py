@@ -1,4 +1,4 @@
-"""What is said to the person at the console: once, by the first process."""
+"""Console messages are printed once, by rank 0."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
-def test_only_the_first_process_speaks(
+def test_only_rank_0_prints(
     launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in launcher.items():
         monkeypatch.setenv(name, value)
-    say("what all find")
-    say("what one meets", any_rank=True)
+    say("a message of all ranks")
+    say("a message of one rank", any_rank=True)
     assert capsys.readouterr().err == "what one meets\n"
     for name in launcher.keys() & {"RANK", "SLURM_PROCID"}:
         monkeypatch.setenv(name, "0")
-    say("what all find")
+    say("a message of all ranks")
     assert capsys.readouterr().err == "what all find\n"
 
 
-def test_a_process_alone_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_process_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     say("a line \n")
     monkeypatch.setenv("RANK", "1")  # somebody else's variable: a launcher sets the world's size too
     monkeypatch.setenv("SLURM_PROCID", "1")  # a batch job of one task
@@ -43,6 +43,6 @@ def test_a_process_alone_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().err == "a line\nanother\n"
 
 
-def test_speaking_needs_no_torch() -> None:
+def test_printing_does_not_import_torch() -> None:
     code = "import sys, quintet.common.logging; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

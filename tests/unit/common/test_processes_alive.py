@@ -1,4 +1,4 @@
-"""Whether a process lives is asked of the operating system."""
+"""`is_alive` asks the operating system."""
 
 from __future__ import annotations
 

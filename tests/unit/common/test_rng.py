@@ -31,7 +31,7 @@ def test_order_of_the_batch_changes_nothing(places: list[int]) -> None:
     assert torch.equal(moved, straight[places])
 
 
-def test_questions_do_not_depend_on_earlier_questions() -> None:
+def test_numbers_do_not_depend_on_earlier_calls() -> None:
     rng = ItemRNG(4, EPOCHS, ITEMS)
     first = rng.uniform("crop", 4)
     rng.uniform("other", 100)
@@ -39,14 +39,14 @@ def test_questions_do_not_depend_on_earlier_questions() -> None:
     assert torch.equal(rng.uniform("crop", 9)[:, :4], first)  # a longer answer begins with the shorter one
 
 
-def test_asking_leaves_the_stream_of_torch_alone() -> None:
+def test_the_global_rng_of_torch_is_not_used() -> None:
     before = torch.get_rng_state()
     ItemRNG(0, [0], [0]).uniform("x", 10)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_uniform_is_uniform() -> None:
-    """Mean and variance over items, over places of one item, and over epochs, each within five deviations."""
+    """Mean and variance over items, over positions of one item, and over epochs, each within five deviations."""
     count = 40_000
     over_items = ItemRNG(1, [0] * count, list(range(count))).uniform("x")
     over_places = ItemRNG(1, [0], [3]).uniform("x", count)[0]
@@ -114,7 +114,7 @@ def test_an_empty_batch_is_a_batch() -> None:
     assert rng.uniform("x", 3).shape == (0, 3)
 
 
-def test_the_numbers_stay_what_they_are_for_ever() -> None:
+def test_the_numbers_never_change() -> None:
     """Written down once: a run of last year must make the same choices when it is resumed."""
     rng = ItemRNG(0, [0, 0, 3], [0, 1, 12_345])
     assert rng.bits("mask", 2).tolist() == [

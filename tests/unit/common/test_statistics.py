@@ -37,7 +37,7 @@ def test_one_side_may_know_names_the_other_does_not() -> None:
     assert (total.parts_of("x"), total.parts_of("y")) == ((2,), (3,))
 
 
-def test_one_process_is_the_whole_world() -> None:
+def test_one_process_is_the_global_batch() -> None:
     total = (report(0, 3) + report(3, 2)).over_ranks()
     assert total.sums["sum"] == 10
     assert total.rows["rows"].flatten().tolist() == [0, 1, 2, 3, 4]
@@ -76,7 +76,7 @@ def test_collectives_are_the_obvious_thing_in_one_process() -> None:
     assert collectives.maximum_over_ranks(tensor) is tensor
 
 
-def test_mean_of_chosen_values() -> None:
+def test_mean_of_masked_values() -> None:
     values = torch.tensor([[1.0, 2.0], [3.0, 40.0]])
     assert collectives.mean_over_ranks(values) == 11.5
     assert collectives.mean_over_ranks(values, torch.tensor([[True, True], [True, False]])) == 2
@@ -84,7 +84,7 @@ def test_mean_of_chosen_values() -> None:
     assert collectives.mean_over_ranks(values, torch.zeros(2, 2)) == 0
 
 
-def test_values_that_are_not_chosen_do_not_count_whatever_they_are() -> None:
+def test_values_outside_the_mask_do_not_count() -> None:
     """The loss of padding may well be infinite."""
     values = torch.tensor([1.0, 3.0, float("inf"), float("nan")])
     assert collectives.mean_over_ranks(values, torch.tensor([True, True, False, False])) == 2

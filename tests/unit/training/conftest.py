@@ -1,4 +1,4 @@
-"""For all tests of the core: whatever an engine sets for the whole process is put back."""
+"""Fixtures for all training tests: process-wide settings of an engine are restored."""
 
 from __future__ import annotations
 

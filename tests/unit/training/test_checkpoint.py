@@ -1,4 +1,4 @@
-"""Checkpoints stand whole or not at all, and every change to one is noticed."""
+"""Checkpoints are complete or absent, and every change to one is detected."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def names(folder: Path) -> set[str]:
 # --- writing and reading ------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_read_back(tmp_path: Path) -> None:
     made = contents(7)
     folder = checkpoint.write(tmp_path, 7, made)
     assert folder == tmp_path / "step-00000007"
@@ -87,16 +87,16 @@ def test_the_same_contents_are_the_same_bytes(tmp_path: Path) -> None:
     assert checkpoint.hashes(one) == checkpoint.hashes(two)
 
 
-def test_sha256sum_accepts_it(saved: Path) -> None:
+def test_sha256sum_accepts_a_checkpoint(saved: Path) -> None:
     done = subprocess.run(
         ["sha256sum", "--strict", "-c", checkpoint.MANIFEST], cwd=saved, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = {line.removesuffix(": OK") for line in done.stdout.splitlines()}
-    assert told == names(saved) - {checkpoint.MANIFEST}
+    verified = {line.removesuffix(": OK") for line in done.stdout.splitlines()}
+    assert verified == names(saved) - {checkpoint.MANIFEST}
 
 
-def test_sha256sum_refuses_a_changed_one(saved: Path) -> None:
+def test_sha256sum_rejects_a_changed_checkpoint(saved: Path) -> None:
     (saved / "meta.json").write_text("{}", encoding="utf-8")
     done = subprocess.run(["sha256sum", "-c", checkpoint.MANIFEST], cwd=saved, capture_output=True, check=False)
     assert done.returncode == 1
@@ -181,7 +181,7 @@ def test_extra_files_are_named(saved: Path) -> None:
 # --- choosing -----------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_sound_one_is_found_and_the_problems_are_named(tmp_path: Path) -> None:
+def test_the_newest_valid_checkpoint_is_found_and_the_problems_are_named(tmp_path: Path) -> None:
     for step in (5, 10, 15, 100):
         checkpoint.write(tmp_path, step, contents(step))
     (tmp_path / "step-00000100" / "meta.json").unlink()
@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_read_is_a_problem_like_any_other(tmp_path: Path) 
     assert "meta.json" in problems[0]
 
 
-def test_nothing_sound_left_says_what_is_wrong_with_each(tmp_path: Path) -> None:
+def test_without_a_valid_checkpoint_each_problem_is_named(tmp_path: Path) -> None:
     for step in (5, 10):
         (checkpoint.write(tmp_path, step, contents(step)) / "meta.json").unlink()
     with pytest.raises(CheckpointError, match=r"is damaged: .*00000010/meta.json.*00000005/meta.json"):
@@ -226,7 +226,7 @@ def test_steps_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["2024", "step-5", "step-²", "step-00000009-copy", "step-", ".writing-step-00000009"])
-def test_other_folders_are_no_checkpoints(tmp_path: Path, name: str) -> None:
+def test_other_folders_are_not_checkpoints(tmp_path: Path, name: str) -> None:
     checkpoint.write(tmp_path, 7, contents())
     (tmp_path / name).mkdir()
     (tmp_path / "step-00000008").touch()  # a file
@@ -252,7 +252,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
         checkpoint.verify(folder)
 
 
-def test_pruning_fewer_than_are_kept_deletes_nothing(tmp_path: Path) -> None:
+def test_pruning_fewer_than_keep_deletes_nothing(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, 10, contents())
     checkpoint.prune(tmp_path, 3)
     assert standing(tmp_path) == [10]
@@ -268,7 +268,7 @@ def test_pruning_touches_nothing_of_the_users(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"2023", "2024", "mine", "step-1", "step-00000020", "latest"}
 
 
-def test_what_killed_processes_left_is_ignored_and_cleaned(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_ignored_and_removed(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, 10, contents())
     for name in (".writing-step-00000020", ".deleting-step-00000005"):
         shutil.copytree(tmp_path / "step-00000010", tmp_path / name)
@@ -277,13 +277,13 @@ def test_what_killed_processes_left_is_ignored_and_cleaned(tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000010", "latest"}
 
 
-def test_an_unfinished_folder_of_the_same_step_is_no_obstacle(tmp_path: Path) -> None:
+def test_an_unfinished_folder_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     (tmp_path / ".writing-step-00000010").mkdir()
     (tmp_path / ".writing-step-00000010" / "stray.json").touch()
     checkpoint.verify(checkpoint.write(tmp_path, 10, contents()))
 
 
-def test_a_pointer_to_nothing_points_nowhere(tmp_path: Path) -> None:
+def test_a_pointer_to_a_missing_checkpoint_is_none(tmp_path: Path) -> None:
     assert checkpoint.read_pointer(tmp_path, "best") is None
     for text in ("step-00000099\n", "../elsewhere\n", ""):
         (tmp_path / "best").write_text(text, encoding="utf-8")
@@ -323,7 +323,7 @@ def test_a_failing_disk_leaves_nothing_under_the_final_name(
     checkpoint.verify(tmp_path / "step-00000010")
 
 
-def test_a_folder_that_cannot_be_made_leaves_the_last_one_intact(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_leaves_the_last_one_intact(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, 10, contents())
     (tmp_path / ".writing-step-00000020").touch()  # a file where the temporary folder should be
     with pytest.raises(OSError, match="exists"):
@@ -398,7 +398,7 @@ def test_files_that_hold_no_json_are_named(tmp_path: Path, content: bytes) -> No
         checkpoint.read_json(tmp_path, "other")
 
 
-# --- a whole training state ---------------------------------------------------------------------------------------
+# --- the training state ------------------------------------------------------------------------------------------
 
 
 def test_a_state_restored_is_the_state_saved(tmp_path: Path) -> None:

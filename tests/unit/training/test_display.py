@@ -1,4 +1,4 @@
-"""What a person sees while training: everything asked for, on a terminal and elsewhere."""
+"""The training display, on a terminal and without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIGURES = {"train/generator/loss": 0.5, "train/lr": 1e-3, "train/rate/items_per_
 VALIDATED = {"psnr": 30.5, "codebook_usage": 0.875}
 
 
-def test_elsewhere_than_on_a_terminal_it_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_display_prints_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display("run")
     display.start(0, 100)
     display.update(10)
@@ -31,7 +31,7 @@ def test_elsewhere_than_on_a_terminal_it_is_plain_lines(capsys: pytest.CaptureFi
 
 
 def everything_of(terminal: int) -> bytes:
-    """What was written to a terminal whose other end is closed; one read may give a part of it."""
+    """Everything written to a terminal whose other end is closed; a single read may return only part of it."""
     parts = []
     try:
         while part := os.read(terminal, 2**16):
@@ -41,7 +41,7 @@ def everything_of(terminal: int) -> bytes:
     return b"".join(parts)
 
 
-def test_a_terminal_keeps_step_pace_memory_losses_and_the_last_validation_in_sight() -> None:
+def test_a_terminal_shows_step_speed_memory_losses_and_the_last_validation() -> None:
     code = (
         "from quintet.training.display import Display\n"
         f"display = Display('run'); display.start(0, 100); display.update(20, {FIGURES}, 3 * 2**30)\n"
@@ -56,12 +56,12 @@ def test_a_terminal_keeps_step_pace_memory_losses_and_the_last_validation_in_sig
     assert done.returncode == 0
     for expected in ("20/100", "steps/s", "left  3.00 GB", "generator/loss 0.5", "[a] note"):
         assert expected in shown
-    # In its place below the bar, drawn anew, and never once more for every validation.
+    # Updated in place below the bar, not printed again for every validation.
     assert "validation at 20: codebook_usage 0.875  psnr 30.5" in shown
     assert shown.index("[a] note") < shown.rindex("validation at 20")
 
 
-def test_whole_losses_come_before_their_parts_and_gradients_last() -> None:
+def test_total_losses_come_before_their_parts_and_gradient_norms_last() -> None:
     parts = (
         "discriminator/fake",
         "discriminator/gradient_norm",
@@ -75,7 +75,7 @@ def test_whole_losses_come_before_their_parts_and_gradients_last() -> None:
     assert summary(figures) == "discriminator/loss 1  generator/loss 1  discriminator/fake 1  lr 1  more 1"
 
 
-def test_a_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_display_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     display = Display("run", silent=True)
     display.start(0, 10)
     display.update(5, FIGURES)

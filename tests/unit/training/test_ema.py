@@ -43,7 +43,7 @@ def plain_average(config: EMAConfig, steps: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("start", "every"), [(0, 1), (5, 1), (0, 3), (4, 5)])
 @pytest.mark.parametrize("steps", [1, 5, 40])
-def test_average_equals_a_plain_loop(start: int, every: int, steps: int) -> None:
+def test_the_ema_equals_a_plain_loop(start: int, every: int, steps: int) -> None:
     config = EMAConfig(decay=0.8, start=start, every=every)
     live = module()
     average = EMA(config, {"net": live}, ["net"])
@@ -64,7 +64,7 @@ def test_the_ramp_rises_to_the_decay_and_stays() -> None:
     assert decays[-1] == 0.9
 
 
-def test_before_the_start_the_average_is_a_copy() -> None:
+def test_before_the_start_the_ema_is_a_copy() -> None:
     live = module()
     average = EMA(EMAConfig(start=3), {"net": live}, ["net"])
     for step in range(3):
@@ -74,7 +74,7 @@ def test_before_the_start_the_average_is_a_copy() -> None:
         assert all(torch.equal(value, own[name]) for name, value in live.state_dict().items())
 
 
-def test_the_average_is_apart_from_the_live_weights() -> None:
+def test_the_ema_does_not_share_memory_with_the_live_weights() -> None:
     live = module()
     average = EMA(EMAConfig(), {"net": live, "other": nn.Linear(1, 1)}, ["net"])
     before = {name: value.clone() for name, value in average.modules["net"].state_dict().items()}
@@ -84,7 +84,7 @@ def test_the_average_is_apart_from_the_live_weights() -> None:
     assert list(average.modules) == ["net"]
 
 
-def test_the_average_is_for_looking_only() -> None:
+def test_the_ema_is_in_eval_mode_without_gradients() -> None:
     live = module().train()
     average = EMA(EMAConfig(), {"net": live}, ["net"])
     assert not any(part.training for part in average.modules["net"].modules())
@@ -93,7 +93,7 @@ def test_the_average_is_for_looking_only() -> None:
     assert all(parameter.requires_grad for parameter in live.parameters())
 
 
-def test_modules_without_buffers_are_averaged_too() -> None:
+def test_modules_without_buffers_have_an_ema_too() -> None:
     live = nn.Linear(2, 2)
     average = EMA(EMAConfig(), {"net": live}, ["net"])
     move(live, 0)

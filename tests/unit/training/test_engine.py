@@ -1,4 +1,4 @@
-"""A process's place in the world, precision, recomputation, and sentences for the failures of machines."""
+"""Rank, precision, activation checkpointing, and messages for failures of the machine."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ CPU = EngineConfig(device="cpu")
     ],
     ids=["alone", "torchrun", "no local rank", "slurm of one", "sbatch", "srun", "torchrun in slurm"],
 )
-def test_places(environment: dict[str, str], place: RankInfo) -> None:
+def test_rank_info_from_the_environment(environment: dict[str, str], place: RankInfo) -> None:
     assert RankInfo.from_environment(environment) == place
 
 
 @pytest.mark.parametrize("given", [{}, {"MASTER_ADDR": "node1"}, {"MASTER_PORT": "1"}])
-def test_srun_without_a_meeting_place_is_refused(given: dict[str, str]) -> None:
+def test_srun_without_master_address_is_refused(given: dict[str, str]) -> None:
     environment = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", **given}
     with pytest.raises(UsageError, match="under srun, set MASTER_ADDR and MASTER_PORT"):
         RankInfo.from_environment(environment)
@@ -144,7 +144,7 @@ def gradients(recompute: bool) -> tuple[list[Tensor], Stack]:
     return [parameter.grad for parameter in stack.parameters() if parameter.grad is not None], stack
 
 
-def test_recomputing_gives_the_same_gradients_dropout_included() -> None:
+def test_activation_checkpointing_gives_the_same_gradients_with_dropout() -> None:
     plain, once = gradients(recompute=False)
     recomputed, twice = gradients(recompute=True)
     assert len(once.calls) == 2
@@ -153,7 +153,7 @@ def test_recomputing_gives_the_same_gradients_dropout_included() -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain, recomputed, strict=True))
 
 
-def test_a_copy_of_a_recomputing_module_uses_its_own_weights() -> None:
+def test_a_copy_of_a_checkpointed_module_uses_its_own_weights() -> None:
     """The moving average is such a copy."""
     _, stack = gradients(recompute=True)
     other = copy.deepcopy(stack).eval()
@@ -165,11 +165,11 @@ def test_a_copy_of_a_recomputing_module_uses_its_own_weights() -> None:
     assert not (stack.eval()(x) == 0).all()
 
 
-def test_recomputing_keeps_the_names_of_the_weights() -> None:
+def test_activation_checkpointing_keeps_the_names_of_the_weights() -> None:
     assert gradients(recompute=True)[1].state_dict().keys() == gradients(recompute=False)[1].state_dict().keys()
 
 
-def test_modules_are_placed_in_precision_and_memory_format() -> None:
+def test_to_device_sets_precision_and_memory_format() -> None:
     convolution = nn.Conv2d(3, 4, 3)
     Engine(EngineConfig(device="cpu", precision="fp64")).to_device({"net": convolution})
     assert convolution.weight.dtype == torch.float64
@@ -179,7 +179,7 @@ def test_modules_are_placed_in_precision_and_memory_format() -> None:
     assert plain.weight.is_contiguous()
 
 
-def test_tensors_of_five_axes_are_placed_as_they_are() -> None:
+def test_five_dimensional_tensors_keep_their_memory_format() -> None:
     module = nn.Conv2d(2, 3, 3)
     module.register_buffer("angles", torch.rand(2, 3, 4, 1, 8))
     Engine(CPU, 0).to_device({"module": module})
@@ -224,12 +224,12 @@ def out_of_memory() -> BaseException:
     "error", [out_of_memory(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
 )
 def test_out_of_memory_proposes_smaller_micro_batches(error: BaseException) -> None:
-    told = explain_failure(error, grad_accum_steps=2, micro_batch_size=8)
-    assert isinstance(told, RunError)
-    assert "out of memory" in str(told)
-    assert "train.grad_accum_steps" in str(told)
-    assert "try 4" in str(told)
-    assert "\n" not in str(told)
+    failure = explain_failure(error, grad_accum_steps=2, micro_batch_size=8)
+    assert isinstance(failure, RunError)
+    assert "out of memory" in str(failure)
+    assert "train.grad_accum_steps" in str(failure)
+    assert "try 4" in str(failure)
+    assert "\n" not in str(failure)
 
 
 @pytest.mark.parametrize(("accumulate", "micro_batch", "proposed"), [(1, 3, 3), (4, 5, 20), (1, 9, 3), (3, 2, 6)])
@@ -239,9 +239,9 @@ def test_the_proposal_divides_the_batch(accumulate: int, micro_batch: int, propo
 
 
 def test_out_of_memory_with_single_items_proposes_something_else() -> None:
-    told = str(explain_failure(MemoryError(), grad_accum_steps=16, micro_batch_size=1))
-    assert "smaller model" in told
-    assert "train.grad_accum_steps" not in told
+    failure = str(explain_failure(MemoryError(), grad_accum_steps=16, micro_batch_size=1))
+    assert "smaller model" in failure
+    assert "train.grad_accum_steps" not in failure
 
 
 @pytest.mark.parametrize(
@@ -252,18 +252,18 @@ def test_out_of_memory_with_single_items_proposes_something_else() -> None:
     ],
 )
 def test_a_lost_process_is_one_sentence(text: str) -> None:
-    told = explain_failure(RuntimeError(text), 1, 8)
-    assert isinstance(told, RunError)
-    assert "lost contact with another process" in str(told)
-    assert "\n" not in str(told)
+    failure = explain_failure(RuntimeError(text), 1, 8)
+    assert isinstance(failure, RunError)
+    assert "lost contact with another process" in str(failure)
+    assert "\n" not in str(failure)
 
 
 def test_a_process_that_does_not_answer_is_one_sentence() -> None:
-    told = explain_failure(
+    failure = explain_failure(
         RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"), 1, 8
     )
-    assert isinstance(told, LostContactError)
-    assert "did not answer within engine.timeout_seconds" in str(told)
+    assert isinstance(failure, LostContactError)
+    assert "did not answer within engine.timeout_seconds" in str(failure)
 
 
 def test_only_a_launcher_that_may_restart_says_so() -> None:
@@ -287,7 +287,7 @@ def mixed() -> nn.Module:
     return module
 
 
-def test_looking_puts_every_part_back_into_its_mode() -> None:
+def test_inference_mode_restores_the_mode_of_every_submodule() -> None:
     modules = {"one": mixed(), "two": nn.Dropout().eval()}
     parts = [part for module in modules.values() for part in module.modules()]
     before = [part.training for part in parts]
@@ -299,7 +299,7 @@ def test_looking_puts_every_part_back_into_its_mode() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_looking_puts_modes_back_after_a_failure() -> None:
+def test_inference_mode_restores_modes_after_a_failure() -> None:
     module = mixed()
     before = [part.training for part in module.modules()]
     with pytest.raises(ZeroDivisionError), inference_mode({"net": module}):

@@ -54,11 +54,11 @@ def test_a_split_that_cannot_be_judged_is_not() -> None:
 
 
 @pytest.mark.parametrize("dataset", registry.JUDGES)
-def test_every_judge_of_the_registry_is_there(dataset: str) -> None:
+def test_every_judge_of_the_registry_exists(dataset: str) -> None:
     assert isinstance(registry.find_judge(dataset), Judge)
 
 
-def test_a_judge_is_imported_when_it_is_asked_for() -> None:
+def test_a_judge_is_imported_on_first_use() -> None:
     code = "import sys; import quintet.registry; sys.exit('quintet.synthetic' in sys.modules)"
     assert run([sys.executable, "-c", code], check=False).returncode == 0
     assert registry.find_judge(None) is None
@@ -73,7 +73,7 @@ class Halves(Judge[float]):
         return {"match_one": media, "match_two": [media, nothing], "match_none": nothing}
 
 
-def test_the_mean_is_over_what_captions_promise() -> None:
+def test_the_mean_ignores_nan() -> None:
     rows = judged_rows(Halves(), batch(metadata=[{}, {}]), "validation", [1.0, 0.0], [1.0, 1.0])
     assert {name: tuple(values.shape) for name, values in rows.items() if "two" in name} == {
         "match_two": (2, 2),

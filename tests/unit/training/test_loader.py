@@ -50,7 +50,7 @@ def flat(loaded: list[list[LoadedBatch]]) -> list[LoadedBatch]:
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-def test_batches_are_the_orders_slots_with_their_draws() -> None:
+def test_batches_have_the_items_and_random_numbers_of_the_order() -> None:
     source, order = Points(10), Order(10, 4, 3)
     ((whole,), *_) = steps(loader(source), order, 5, 6)
     slots = order.batch(5)
@@ -83,7 +83,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
 
 @dataclass
 class CutOff(Points):
-    """The line to it is cut once, at one item."""
+    """The connection to the worker is closed once, at one item."""
 
     flag: Path = Path()
 
@@ -133,12 +133,12 @@ def test_an_unreadable_item_is_replaced_deterministically() -> None:
                 attempt += 1
             expected.append(f"point-{item}")
     assert [name for each in found for name in each.batch.names] == expected
-    told = {name: reason for each in found for name, reason in each.skipped.items()}
-    assert told == {f"point-{item}": f"point {item} is broken" for item in broken}
+    skipped = {name: reason for each in found for name, reason in each.skipped.items()}
+    assert skipped == {f"point-{item}": f"point {item} is broken" for item in broken}
 
 
 def test_a_replacement_makes_its_own_choices() -> None:
-    """Its draw is that of the item in its place, not of the broken one."""
+    """Its random numbers are those of the replacement item, not of the unreadable one."""
     source, order = Points(10, broken=frozenset({1, 4, 5})), Order(10, 10, 3)
     ((loaded,),) = steps(loader(source), order, 0, 1)
     for row, (epoch, _) in enumerate(order.batch(0)):
@@ -153,7 +153,7 @@ class Broken(Points):
 
 
 @pytest.mark.parametrize("num", [5, 100_000])
-def test_a_data_set_that_breaks_on_the_way_is_told_in_a_sentence(num: int) -> None:
+def test_a_data_set_that_becomes_unreadable_is_a_one_line_error(num: int) -> None:
     with pytest.raises(RunError, match=r"could not be read.*point-\d+ \(no such disk\).*quintet data check"):
         steps(loader(Broken(num)), Order(num, 2, 3), 0, 1)
 

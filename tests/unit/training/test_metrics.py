@@ -24,7 +24,7 @@ def test_means_since_the_last_reading() -> None:
     assert meter.read() == {"loss": 9.0}
 
 
-def test_what_was_added_is_not_changed() -> None:
+def test_added_tensors_are_not_changed() -> None:
     meter, value = Meter(), torch.tensor(1.0)
     meter.add({"loss": value})
     meter.add({"loss": value})

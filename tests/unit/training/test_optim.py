@@ -50,7 +50,7 @@ def test_warm_up_is_a_line_that_reaches_the_peak_exactly_at_its_end(kind: str, w
     assert rate(0) > 1e-4
 
 
-def test_cosine_falls_from_the_peak_to_the_final_rate_at_the_horizon() -> None:
+def test_cosine_decays_to_the_final_rate_at_decay_steps() -> None:
     rate = schedule(schedule="cosine", warmup_steps=20, final_lr=1e-5)
     assert rate(20) == 2e-3
     assert rate(60) == pytest.approx((2e-3 + 1e-5) / 2)
@@ -69,7 +69,7 @@ def test_constant_stays() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
-def test_after_the_horizon_the_rate_stays_at_its_end(kind: str) -> None:
+def test_after_decay_steps_the_rate_is_constant(kind: str) -> None:
     rate = schedule(schedule=kind, final_lr=1e-5)
     assert [rate(step) for step in (101, 150, 200, 10**9)] == pytest.approx([rate(100)] * 4)
 
@@ -82,7 +82,7 @@ def test_after_the_horizon_the_rate_stays_at_its_end(kind: str) -> None:
     step=st.integers(0, 500),
 )
 def test_rates_stay_between_their_ends(kind: str, warmup: int, decay_steps: int, step: int) -> None:
-    """Also where the warm-up is longer than the whole schedule."""
+    """Also if the warm-up is longer than the schedule."""
     rate = schedule(schedule=kind, warmup_steps=warmup, decay_steps=decay_steps, initial_lr=1e-4, final_lr=1e-5)(step)
     assert 1e-5 * (1 - 1e-12) <= rate <= 2e-3
 
@@ -102,7 +102,7 @@ def small_model(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 2))
 
 
-def test_names_are_module_and_path_and_only_what_is_trained() -> None:
+def test_only_trainable_parameters_are_named_by_module_and_path() -> None:
     modules = {"net": nn.Linear(2, 2), "frozen": nn.Linear(2, 2).requires_grad_(False), "other": nn.Linear(2, 2)}
     assert list(named_parameters(modules, ["net", "frozen"])) == ["net.weight", "net.bias"]
 
@@ -191,7 +191,7 @@ def test_lion_passes_over_parameters_without_gradient() -> None:
 # --- clipping -----------------------------------------------------------------------------------------------------
 
 
-def test_clipping_is_by_the_norm_of_the_whole_phase() -> None:
+def test_clipping_uses_the_norm_of_all_gradients_of_a_phase() -> None:
     parameters = {name: nn.Parameter(torch.zeros(size)) for name, size in (("a", 2), ("b", 1), ("unused", 3))}
     parameters["a"].grad = torch.tensor([3.0, 0.0])
     parameters["b"].grad = torch.tensor([4.0])
@@ -243,7 +243,7 @@ def saved_and_loaded(tensors: dict[str, Tensor], folder: Any) -> dict[str, Tenso
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("name", ["adamw", "adam", "lion"])
-def test_state_restored_by_name_goes_on_bit_for_bit(name: Any, channels_last: bool, tmp_path: Any) -> None:
+def test_state_restored_by_name_continues_bit_for_bit(name: Any, channels_last: bool, tmp_path: Any) -> None:
     """Fused AdamW on channels-last kernels included: contiguous moments would be silently wrong."""
     config = OptimizerConfig(name=name, lr=0.01, weight_decay=0.1)
 
@@ -261,7 +261,7 @@ def test_state_restored_by_name_goes_on_bit_for_bit(name: Any, channels_last: bo
     take_steps(model, optimizer, 3, 7)
 
     other, other_parameters, other_optimizer = fresh(1)
-    take_steps(other, other_optimizer, 90, 92)  # moments of another course, all to be forgotten
+    take_steps(other, other_optimizer, 90, 92)  # other moments, which loading must replace
     with torch.no_grad():
         for key, parameter in other_parameters.items():
             parameter.copy_(weights[key])
@@ -287,7 +287,7 @@ def test_state_is_found_by_name_not_by_position() -> None:
         assert torch.equal(first.state[parameter]["exp_avg"], second.state[parameter]["exp_avg"]), name
 
 
-def test_loading_keeps_what_was_read_apart_from_what_is_trained() -> None:
+def test_loaded_tensors_do_not_share_memory_with_the_optimizer() -> None:
     parameters = {"w": nn.Parameter(torch.ones(2, 2))}
     optimizer = make_optimizer(OptimizerConfig(), parameters)
     tensors = {"exp_avg/w": torch.ones(2, 2), "exp_avg_sq/w": torch.ones(2, 2), "step/w": torch.tensor(5.0)}
@@ -298,7 +298,7 @@ def test_loading_keeps_what_was_read_apart_from_what_is_trained() -> None:
     assert (tensors["exp_avg/w"] == 1).all()
 
 
-def test_a_run_may_go_on_in_another_precision() -> None:
+def test_a_run_may_resume_in_another_precision() -> None:
     """engine.* may change on resume, and with it the precision of the weights."""
     config = OptimizerConfig(lr=0.01)
     model = small_model()
@@ -359,7 +359,7 @@ def muon_of(net: nn.Module, **keys: Any) -> tuple[Optimizer, dict[str, nn.Parame
     return make_optimizer(config, parameters), parameters
 
 
-def test_matrices_inside_of_blocks_move_alike_in_all_directions() -> None:
+def test_muon_updates_of_block_matrices_are_orthogonal() -> None:
     torch.manual_seed(0)
     net = Stack().double()
     optimizer, parameters = muon_of(net)
@@ -399,7 +399,7 @@ def test_a_schedule_scales_the_rates_of_matrices_too() -> None:
     }
 
 
-def test_muon_goes_on_from_its_saved_state() -> None:
+def test_muon_continues_from_its_saved_state() -> None:
     torch.manual_seed(0)
     first = Stack()
     optimizer, parameters = muon_of(first, weight_decay=0.1)

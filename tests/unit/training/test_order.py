@@ -33,7 +33,9 @@ def test_each_epoch_is_a_permutation_and_batches_wrap_over_its_end(num: int, bat
 
 @steady
 @given(files=st.lists(st.integers(0, 9), min_size=1, max_size=60), together=st.integers(1, 12), batch=st.integers(1, 9))
-def test_portions_take_few_files_at_a_time_and_each_item_once(files: list[int], together: int, batch: int) -> None:
+def test_shard_shuffle_takes_few_files_at_a_time_and_each_item_once(
+    files: list[int], together: int, batch: int
+) -> None:
     order = Order(len(files), batch, 7, shard_shuffle=ShardShuffle(np.array(files), together))
     slots = stream(order, steps=-(-2 * len(files) // batch))
     for epoch in range(2):
@@ -44,12 +46,12 @@ def test_portions_take_few_files_at_a_time_and_each_item_once(files: list[int], 
             assert sum(span[0] <= place <= span[-1] for span in spans.values()) <= together
 
 
-def test_portions_of_all_files_are_the_order_without() -> None:
+def test_shard_shuffle_of_all_files_equals_the_plain_order() -> None:
     files = np.arange(50) % 5
     assert stream(Order(50, 7, 3, shard_shuffle=ShardShuffle(files, 5)), 20) == stream(Order(50, 7, 3), 20)
 
 
-def test_portions_differ_from_epoch_to_epoch() -> None:
+def test_shard_shuffle_differs_between_epochs() -> None:
     order = Order(40, 20, 0, shard_shuffle=ShardShuffle(np.arange(40) // 10, 1))
     assert [[item // 10 for _, item in order.batch(step)][::10] for step in (0, 1)] != [
         [item // 10 for _, item in order.batch(step)][::10] for step in (2, 3)
@@ -68,7 +70,7 @@ def test_epochs_and_seeds_differ() -> None:
     assert items[0] != sorted(items[0])
 
 
-def test_any_step_can_be_asked_for_at_once() -> None:
+def test_any_step_can_be_computed_directly() -> None:
     """A resumed run asks for step 1000 first."""
     straight = Order(30, 8, 4)
     for step in range(1001):
@@ -78,7 +80,7 @@ def test_any_step_can_be_asked_for_at_once() -> None:
 
 @pytest.mark.parametrize("lengths", [None, list(range(50))], ids=["plain", "bucketed"])
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (2, 1), (1, 3), (2, 3), (4, 2), (3, 4)])
-def test_shares_in_order_are_the_batch(lengths: list[int] | None, world_size: int, accumulate: int) -> None:
+def test_local_batches_in_rank_order_are_the_batch(lengths: list[int] | None, world_size: int, accumulate: int) -> None:
     order = Order(50, 24, 9, lengths)
     for step in (0, 3, 70):
         shares = [
@@ -119,14 +121,14 @@ def test_bucketed_batches_come_in_no_order_of_length() -> None:
 
 @pytest.mark.parametrize("num", [32, 96])
 def test_bucketing_a_small_data_set_does_not_fill_a_batch_with_one_item(num: int) -> None:
-    """Epochs hold whole batches here, so no batch needs the same item twice."""
+    """Epochs contain full batches here, so no batch needs the same item twice."""
     order = Order(num, 8, 3, lengths=list(range(num)))
     for step in range(3 * BUCKET_BATCHES):
         items = [item for _, item in order.batch(step)]
         assert len(set(items)) == len(items), f"step {step}: {items}"
 
 
-def test_the_order_stays_what_it_is_for_ever() -> None:
+def test_the_order_never_changes() -> None:
     """Written down once: a run of last year must see the same items when it is resumed."""
     assert Order(10, 4, 0).batch(0) == [(0, 5), (0, 6), (0, 2), (0, 0)]
     assert Order(10, 4, 0).batch(2) == [(0, 9), (0, 4), (1, 8), (1, 7)]

@@ -49,7 +49,7 @@ def mine(tensor: Tensor, rank: int, world: int) -> Tensor:
 
 
 def with_gradient(loss: Callable[[Tensor], Tensor], rank: int, world: int) -> dict[str, Tensor]:
-    """A loss of this rank's share of a linear layer's output, with the gradient that DDP would make of it."""
+    """A loss of this rank's part of a linear layer's output, with the gradient that DDP would compute."""
     weight = torch.linspace(-1, 1, 36, dtype=torch.float64).view(6, 6).requires_grad_()
     value = loss(mine(batch(), rank, world) @ weight)
     value.backward()
@@ -233,7 +233,7 @@ def test_losses_gradients_and_statistics_are_those_of_one_process(ranks: Path) -
     assert one["masked gradient"].abs().max() > 1e-3
 
 
-def test_rows_stand_in_the_order_of_the_global_batch(ranks: Path) -> None:
+def test_rows_are_in_the_order_of_the_global_batch(ranks: Path) -> None:
     two = load_file(ranks / "everything-1.safetensors")
     assert two["statistics rows"][:, 0].tolist() == list(range(0, 24, 2))
     assert two["statistics some"][:, 0].tolist() == [0, 6, 12, 18]
@@ -241,7 +241,7 @@ def test_rows_stand_in_the_order_of_the_global_batch(ranks: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", range(WORLD))
-def test_what_ranks_tell_each_other(ranks: Path, rank: int) -> None:
+def test_collectives_between_ranks(ranks: Path, rank: int) -> None:
     found = json.loads((ranks / f"between-{rank}.json").read_text(encoding="utf-8"))
     assert found["uneven rows"] == [[10], [11], [12]]
     assert found["no rows at all"] == [0, 4]
@@ -304,7 +304,7 @@ def test_the_main_process_alone_writes(ranks: Path, alone: tuple[Path, dict[str,
     assert data["skipped"] == {"point-7": "point 7 is broken"}
 
 
-def test_a_run_of_two_processes_goes_on_in_one(ranks: Path, tmp_path: Path) -> None:
+def test_a_run_of_two_processes_resumes_in_one(ranks: Path, tmp_path: Path) -> None:
     assert saved_hashes(ranks / "runs" / "plain", 6)
     resumed = trained(ranks / "runs" / "plain", resume=True, train__steps=8)
     straight = trained(tmp_path / "run", **{**LOOP, "train__steps": 8, "optim__decay_steps": 6})
@@ -315,7 +315,7 @@ def test_a_run_of_two_processes_goes_on_in_one(ranks: Path, tmp_path: Path) -> N
 # --- checkpoints in parts -----------------------------------------------------------------------------------------
 
 
-def test_a_run_of_parts_goes_on_in_one_process(ranks: Path, tmp_path: Path) -> None:
+def test_a_sharded_run_resumes_in_one_process(ranks: Path, tmp_path: Path) -> None:
     data = {"data": points(**POISONED)}
     saved = checkpoint.folder_of(ranks / "runs" / "sharded" / "checkpoints", 6)
     assert checkpoint.is_sharded(saved, "ema/net")
@@ -325,7 +325,7 @@ def test_a_run_of_parts_goes_on_in_one_process(ranks: Path, tmp_path: Path) -> N
         torch.testing.assert_close(weights(resumed)[key], value, rtol=1e-12, atol=1e-12)
 
 
-def test_a_checkpoint_in_parts_stands_whole(ranks: Path) -> None:
+def test_a_sharded_checkpoint_is_complete(ranks: Path) -> None:
     folder = checkpoint.folder_of(ranks / "parts", 1)
     checkpoint.verify(folder)
     files = [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2)]

@@ -1,4 +1,4 @@
-"""The trainers of Python: what is asked of a call, and what a resumed run keeps."""
+"""The Python trainers: required arguments, and the configuration of a resumed run."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_the_signature_names_every_option() -> None:
     assert parameters["steps"].annotation == int | None
 
 
-def test_a_resumed_run_keeps_what_is_not_named(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_keys_that_are_not_passed(tmp_path: Path) -> None:
     trained(tmp_path / "run", steps=4, lr=0.02, config={"optim.decay_steps": 8, "checkpoint.every": 2, "eval.every": 3})
     again = trained(tmp_path / "run", resume=True, steps=8)
     assert again.step == 8
@@ -188,13 +188,13 @@ def test_a_resumed_run_keeps_what_is_not_named(tmp_path: Path) -> None:
         ({"config": {"optim.betas": [0.5, 0.6]}}, "optim.betas"),
     ],
 )
-def test_a_resumed_run_refuses_what_would_change_it(tmp_path: Path, words: dict[str, Any], named: str) -> None:
+def test_a_resumed_run_refuses_keys_that_would_change_it(tmp_path: Path, words: dict[str, Any], named: str) -> None:
     trained(tmp_path / "run", steps=2)
     with pytest.raises(UsageError, match=f"cannot change {named}"):
         ToyTrainer(**{"model": GivenNet(), "data": range(24), "out": tmp_path / "run", "resume": True, **words})
 
 
-def test_what_stands_below_may_have_moved_since(tmp_path: Path) -> None:
+def test_frozen_models_may_have_moved_since(tmp_path: Path) -> None:
     assert made(tmp_path / "first", below=link("here")).config.below == "here"
     OPENED[-1].close()
     again = made(tmp_path / "first", below=link("elsewhere"), resume=True)
@@ -208,7 +208,7 @@ def link(reference: str) -> Pipeline[Any]:
     return pipeline
 
 
-def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_argument_is_one_sentence(tmp_path: Path) -> None:
     out = tmp_path / "run"
     for words, sentence in (
         ({}, "ToyTrainer needs a model to train, a quintet.GivenNet"),
@@ -255,7 +255,7 @@ def test_paths_become_keys_and_objects_none(tmp_path: Path, monkeypatch: pytest.
     assert Run.open(tmp_path / "objects").folder == tmp_path / "objects"
 
 
-def test_what_the_recipe_makes_follows_the_seed(tmp_path: Path) -> None:
+def test_new_modules_follow_the_seed(tmp_path: Path) -> None:
     critics = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(100 + number)
@@ -267,7 +267,7 @@ def test_what_the_recipe_makes_follows_the_seed(tmp_path: Path) -> None:
     assert not torch.equal(critics[0], critics[2])
 
 
-def test_data_behind_an_address_is_asked_for_by_that_address() -> None:
+def test_data_at_a_url_keeps_its_url() -> None:
     assert PythonTrainer._paths("s3://bucket/set", "s3://bucket/other") == {
         "data.path": "s3://bucket/set",
         "data.validation_path": "s3://bucket/other",

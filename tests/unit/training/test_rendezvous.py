@@ -1,4 +1,4 @@
-"""Processes that begin together agree on a number that nobody had before, whatever others left in the store."""
+"""Processes that start together agree on a new attempt number, whatever keys earlier attempts left in the store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def meet_all(store: HashStore, world_size: int) -> set[str]:
         return {meeting.result() for meeting in meetings}
 
 
-def test_all_agree_and_every_time_on_another_number() -> None:
+def test_all_ranks_agree_on_a_new_attempt_number() -> None:
     store = HashStore()
     assert [meet_all(store, 3) for _ in range(3)] == [{"1"}, {"2"}, {"3"}]
 
 
-def test_an_attempt_that_came_to_nothing_is_forgotten() -> None:
+def test_a_failed_attempt_does_not_affect_the_next() -> None:
     store = HashStore()
     for rank in (1, 0):  # each alone: the other one died
         with pytest.raises(TimeoutError, match="timed out waiting for"):
@@ -32,5 +32,5 @@ def test_an_attempt_that_came_to_nothing_is_forgotten() -> None:
     assert meet_all(store, 2) == {"2"}
 
 
-def test_one_process_meets_nobody() -> None:
+def test_one_process_needs_no_rendezvous() -> None:
     assert rendezvous(HashStore(), 0, 1, timedelta(0)) == "1"

@@ -17,7 +17,7 @@ from quintet.training.run_folder import Run, next_folder
 # --- new and old --------------------------------------------------------------------------------------------------
 
 
-def test_a_new_run_needs_a_folder_that_is_not_there_or_is_empty(tmp_path: Path) -> None:
+def test_a_new_run_needs_a_missing_or_empty_folder(tmp_path: Path) -> None:
     assert not Run.new(tmp_path / "a" / "b").folder.exists()
     assert Run.new(tmp_path).folder == tmp_path
 
@@ -29,7 +29,7 @@ def test_an_existing_run_is_refused_with_the_two_commands_that_help(tmp_path: Pa
         Run.new(tmp_path)
 
 
-def test_what_a_process_left_before_there_was_a_run_is_no_obstacle(tmp_path: Path) -> None:
+def test_startup_files_of_a_dead_process_are_ignored(tmp_path: Path) -> None:
     for name in ("lock", "data.json", ".config.yaml.writing"):
         (tmp_path / name).touch()
     assert Run.new(tmp_path).folder == tmp_path
@@ -40,7 +40,7 @@ def test_what_a_process_left_before_there_was_a_run_is_no_obstacle(tmp_path: Pat
         Run.new(tmp_path, frozen=("tokenizer",))
 
 
-def test_a_log_does_not_make_a_folder_a_used_one(tmp_path: Path) -> None:
+def test_no_log_is_written_to_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
     run = Run.new(tmp_path)
     run.write_log_if_run("the stack of a process that hung before the beginning")
     assert Run.new(tmp_path).folder == tmp_path
@@ -57,7 +57,7 @@ def test_anything_else_that_exists_is_refused_too(tmp_path: Path, kind: str) -> 
     assert "resume" not in str(caught.value)
 
 
-def test_opening_what_is_no_run_says_so(tmp_path: Path) -> None:
+def test_opening_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         Run.open(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"is not a run: it has no config\.yaml"):
@@ -101,7 +101,7 @@ sys.stdin.read()
 """
 
 
-def test_another_process_is_kept_out_until_it_is_gone(tmp_path: Path) -> None:
+def test_another_process_is_locked_out_until_the_owner_exits(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -129,7 +129,7 @@ def test_a_lock_holds_within_a_process_too_and_close_releases_it(tmp_path: Path)
     second.close()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write to the run folder"):
         Run(tmp_path / "file" / "run").lock()
@@ -149,7 +149,7 @@ def test_metrics_are_one_json_object_a_line(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == rows
 
 
-def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.write_metrics({"step": 1, "a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": 1.0})
     run.close()
@@ -171,7 +171,7 @@ def test_names_with_odd_line_separators_do_not_break_the_rows(tmp_path: Path) ->
     assert run.read_metrics() == rows
 
 
-def test_a_half_written_last_line_is_passed_over(tmp_path: Path) -> None:
+def test_a_partial_last_line_is_skipped(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.read_metrics() == []
     for step in (1, 2, 3):
@@ -203,7 +203,7 @@ def test_rows_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 # --- observations never stop a training ---------------------------------------------------------------------------
 
 
-def test_a_loss_is_remembered_and_not_raised(tmp_path: Path) -> None:
+def test_a_lost_write_is_recorded_and_not_raised(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for file in (run.metrics_file, run.log_file):
         file.symlink_to(tmp_path / "elsewhere")
@@ -215,7 +215,7 @@ def test_a_loss_is_remembered_and_not_raised(tmp_path: Path) -> None:
     run.close()
 
 
-def test_a_log_that_cannot_be_written_is_remembered_until_it_can(tmp_path: Path) -> None:
+def test_a_lost_log_line_is_recorded_until_writing_works_again(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.log_file.mkdir()
     run.write_log("lost")
@@ -226,7 +226,7 @@ def test_a_log_that_cannot_be_written_is_remembered_until_it_can(tmp_path: Path)
     assert run.log_file.read_text(encoding="utf-8").endswith(" kept ü\n")
 
 
-def test_state_says_who_is_at_work(tmp_path: Path) -> None:
+def test_the_state_file_names_process_and_host(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.write_state("running", step=3, best=None)
     state = json.loads(run.state_file.read_text(encoding="utf-8"))
@@ -234,7 +234,7 @@ def test_state_says_who_is_at_work(tmp_path: Path) -> None:
     assert (state["status"], state["step"]) == ("running", 3)
 
 
-def test_samples_lie_under_their_step_with_a_line_about_each(tmp_path: Path) -> None:
+def test_samples_are_written_by_step_with_metadata(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for prefix in ("", "live-"):
         run.write_sample(7, prefix, "grid.txt", lambda path: path.write_text("x", encoding="utf-8"), {"text": "ü"})
@@ -247,14 +247,14 @@ def test_samples_lie_under_their_step_with_a_line_about_each(tmp_path: Path) -> 
     ]
 
 
-def test_a_sample_that_cannot_be_written_is_remembered(tmp_path: Path) -> None:
+def test_a_sample_that_cannot_be_written_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "samples").touch()
     run = Run(tmp_path)
     run.write_sample(7, "", "grid.txt", Path.touch, {})
     assert "samples" in run.lost_writes
 
 
-def test_config_is_written_whole(tmp_path: Path) -> None:
+def test_the_config_file_is_complete(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.write_initial_files(RunConfig(recipe="toy"), {}, {})
     run.write_initial_files(RunConfig(recipe="toy2"), {}, {})

@@ -23,7 +23,7 @@ def handlers_restored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_remembered(number: signal.Signals) -> None:
+def test_the_first_signal_is_recorded(number: signal.Signals) -> None:
     with StopRequest() as stop:
         assert not stop.requested
         os.kill(os.getpid(), number)
@@ -32,7 +32,7 @@ def test_the_first_signal_is_remembered(number: signal.Signals) -> None:
         assert not stop.out_of_time
 
 
-def test_handlers_are_put_back() -> None:
+def test_handlers_are_restored() -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     with StopRequest():
         assert all(signal.getsignal(number) != handler for number, handler in before.items())
@@ -42,7 +42,7 @@ def test_handlers_are_put_back() -> None:
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
 
 
-def test_handlers_are_put_back_after_a_failure() -> None:
+def test_handlers_are_restored_after_a_failure() -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     with pytest.raises(ZeroDivisionError), StopRequest():
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""The loop on a toy: what a step does, what it must not do, and how a run ends and goes on."""
+"""The training loop with a toy task: steps, failures, saving and resuming."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_micro_batches_make_no_difference(tmp_path: Path) -> None:
         torch.testing.assert_close(four[name], value, rtol=1e-12, atol=1e-12, msg=name)
 
 
-def test_looking_at_the_model_does_not_change_the_training(tmp_path: Path) -> None:
+def test_evaluation_does_not_change_the_training(tmp_path: Path) -> None:
     never = trained(tmp_path / "never", model__dropout=0.3)
     always = trained(
         tmp_path / "always", model__dropout=0.3, eval__every=1, sample__every=1, checkpoint__every=1, log__every=2
@@ -110,7 +110,7 @@ def test_looking_at_the_model_does_not_change_the_training(tmp_path: Path) -> No
     assert len(list((tmp_path / "always" / "samples").iterdir())) == 6
 
 
-def test_dropout_is_on_while_training_and_off_while_looking(tmp_path: Path) -> None:
+def test_dropout_is_on_in_training_and_off_in_evaluation(tmp_path: Path) -> None:
     """A model put into eval mode for validation and never back is a known defect of the originals."""
     trainer = toy_trainer(tmp_path / "run", model__dropout=0.5, eval__every=1)
     modes: list[bool] = []
@@ -165,7 +165,7 @@ def test_stepping_by_hand_is_the_same_training(tmp_path: Path) -> None:
     by_hand.close()
 
 
-def test_log_function_sees_every_step_and_what_was_made(tmp_path: Path) -> None:
+def test_log_function_gets_every_step_and_the_samples(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     trainer = toy_trainer(tmp_path / "run", sample__every=3, eval__every=2, log__every=2)
     trainer.train(seen.append)
@@ -177,7 +177,7 @@ def test_log_function_sees_every_step_and_what_was_made(tmp_path: Path) -> None:
     assert all("fit/loss" in logs for logs in seen)
 
 
-def test_logged_figures_are_means_since_the_last_row(tmp_path: Path) -> None:
+def test_logged_metrics_are_means_since_the_last_row(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     trainer = toy_trainer(tmp_path / "run", log__every=3)
     trainer.train(seen.append)
@@ -221,7 +221,7 @@ def test_every_phase_has_its_own_rate_clip_and_decay_on_one_schedule(tmp_path: P
     assert [state.phase.optim.max_grad_norm for state in trainer.state.phases] == [1.0, 1e-3]
 
 
-def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
+def test_a_custom_schedule(tmp_path: Path) -> None:
     asked: list[int] = []
 
     def schedule(step: int) -> float:
@@ -251,14 +251,14 @@ class WholeBatch(ToyTask):
         return Report({"fit/loss": loss.value.detach()}, output.statistics)
 
 
-def test_a_recipe_may_make_its_gradients_itself(tmp_path: Path) -> None:
+def test_a_task_may_override_backward(tmp_path: Path) -> None:
     options: dict[str, Any] = {"engine__precision": "fp64", "train__batch_size": 8, "train__grad_accum_steps": 2}
     own = weights(trained(tmp_path / "own", kind=WholeBatch, **options))
     for name, value in weights(trained(tmp_path / "plain", **options)).items():
         torch.testing.assert_close(own[name], value, rtol=1e-12, atol=1e-12, msg=name)
 
 
-def test_a_recipe_with_lengths_gets_even_batches(tmp_path: Path) -> None:
+def test_a_task_with_lengths_gets_batches_of_similar_length(tmp_path: Path) -> None:
     recipe = trained(tmp_path / "run", kind=BucketedTask, data=points(num=300)).task
     assert isinstance(recipe, BucketedTask)
     numbers = [int(name.split("-")[1]) for name in recipe.order]
@@ -266,7 +266,7 @@ def test_a_recipe_with_lengths_gets_even_batches(tmp_path: Path) -> None:
     assert max(spreads) < 30  # of 300; a random batch spreads over about 180
 
 
-def test_a_frozen_module_passes_gradients_and_takes_none() -> None:
+def test_a_frozen_module_passes_gradients_and_accumulates_none() -> None:
     layer = nn.Linear(2, 1)
     layer.bias.requires_grad_(False)
     x = torch.ones(1, 2, requires_grad=True)
@@ -315,7 +315,7 @@ class Exploding(ToyTask):
         return loss
 
 
-def test_where_no_item_is_to_blame_all_are_named(tmp_path: Path) -> None:
+def test_without_a_nonfinite_item_all_items_are_named(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path / "run", kind=Exploding, train__batch_size=8, train__grad_accum_steps=2)
     trainer.train_step()
     trainer.close()
@@ -395,7 +395,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
     assert resumed.state.progress.items_seen == 32
 
 
-def test_the_schedule_keeps_its_horizon_when_a_run_is_made_longer(tmp_path: Path) -> None:
+def test_the_schedule_keeps_decay_steps_when_a_run_is_extended(tmp_path: Path) -> None:
     trained(tmp_path / "run", train__steps=4)
     resumed = trained(tmp_path / "run", resume=True, train__steps=6)
     assert resumed.config.optim.decay_steps == 4
@@ -431,7 +431,7 @@ def test_the_time_limit_saves_and_ends_without_an_error(tmp_path: Path) -> None:
     assert state(tmp_path / "run")["status"] == "finished"
 
 
-def test_a_failure_is_written_down_and_raised(tmp_path: Path) -> None:
+def test_a_failure_is_logged_and_raised(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path / "run")
 
     def fail(logs: dict[str, Any]) -> None:
@@ -444,7 +444,7 @@ def test_a_failure_is_written_down_and_raised(tmp_path: Path) -> None:
     assert state(tmp_path / "run")["error"] == "of the user's own"
 
 
-def test_metrics_beyond_the_checkpoint_are_taken_again_once(tmp_path: Path) -> None:
+def test_metrics_after_the_checkpoint_are_logged_once(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path / "run", checkpoint__every=2)
 
     def fail(logs: dict[str, Any]) -> None:
@@ -460,7 +460,7 @@ def test_metrics_beyond_the_checkpoint_are_taken_again_once(tmp_path: Path) -> N
     assert logged == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path) -> None:
     trained(tmp_path / "straight", **LONG)
     trained(tmp_path / "run", **LONG, checkpoint__every=3)
     damaged = tmp_path / "run" / "checkpoints" / "step-00000008" / "net.safetensors"
@@ -471,7 +471,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path) -> None:
     assert saved_hashes(tmp_path / "run", 8) == saved_hashes(tmp_path / "straight", 8)
 
 
-def test_old_checkpoints_do_not_go_before_a_sound_new_one_stands(tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted_after_a_new_one_is_complete(tmp_path: Path) -> None:
     """A damaged newer checkpoint must not count as one of the newest that are kept."""
     trained(tmp_path / "run", train__steps=4, checkpoint__every=2)
     (tmp_path / "run" / "checkpoints" / "step-00000004" / "meta.json").unlink()
@@ -479,14 +479,14 @@ def test_old_checkpoints_do_not_go_before_a_sound_new_one_stands(tmp_path: Path)
     assert checkpoint.newest_sound(tmp_path / "run" / "checkpoints")[0].name == "step-00000003"
 
 
-def test_a_run_without_a_sound_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_valid_checkpoint_is_an_error(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000006" / "meta.json").unlink()
     with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: .*meta\.json is missing"):
         toy_trainer(tmp_path / "run", resume=True)
 
 
-def test_a_run_may_go_on_in_another_precision(tmp_path: Path) -> None:
+def test_a_run_may_resume_in_another_precision(tmp_path: Path) -> None:
     trained(tmp_path / "run", train__steps=3)
     resumed = trained(tmp_path / "run", resume=True, train__steps=6, engine__precision="fp64")
     assert resumed.task.modules["net"].get_parameter("head.weight").dtype == torch.float64
@@ -530,7 +530,7 @@ def test_saving_the_same_step_twice_writes_once(tmp_path: Path) -> None:
     trainer.close()
 
 
-def test_loading_goes_on_from_there(tmp_path: Path) -> None:
+def test_training_continues_from_a_loaded_checkpoint(tmp_path: Path) -> None:
     other = trained(tmp_path / "other", **LONG, checkpoint__every=5)
     trainer = toy_trainer(tmp_path / "run", **{**LONG, "train__seed": 0})
     trainer.train_step()
@@ -542,7 +542,7 @@ def test_loading_goes_on_from_there(tmp_path: Path) -> None:
     assert equal(weights(trainer), weights(other))
 
 
-def test_what_was_loaded_is_saved_even_at_a_step_saved_before(tmp_path: Path) -> None:
+def test_a_loaded_state_is_saved_even_at_a_step_saved_before(tmp_path: Path) -> None:
     trained(tmp_path / "other", train__steps=2, train__seed=5)
     trainer = toy_trainer(tmp_path / "run")
     for _ in range(2):
@@ -554,7 +554,7 @@ def test_what_was_loaded_is_saved_even_at_a_step_saved_before(tmp_path: Path) ->
     assert saved_hashes(tmp_path / "run", 2) == saved_hashes(tmp_path / "other", 2)
 
 
-def test_loading_without_the_optimizer_keeps_the_own_one(tmp_path: Path) -> None:
+def test_loading_without_the_optimizer_keeps_its_state(tmp_path: Path) -> None:
     trained(tmp_path / "other", train__steps=5)
     trainer = toy_trainer(tmp_path / "run")
     trainer.train_step()
@@ -588,7 +588,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path: Path
     assert {path.name for path in trainer.run.checkpoints.glob("step-*")} == {"step-00000002", "step-00000006"}
 
 
-def test_a_last_step_that_cannot_be_saved_is_a_failure(tmp_path: Path) -> None:
+def test_a_final_checkpoint_that_cannot_be_saved_is_a_failure(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path / "run", checkpoint__every=2)
     trainer.run.checkpoints.mkdir()
     (trainer.run.checkpoints / ".writing-step-00000006").touch()
@@ -598,7 +598,7 @@ def test_a_last_step_that_cannot_be_saved_is_a_failure(tmp_path: Path) -> None:
     checkpoint.verify(tmp_path / "run" / "checkpoints" / "step-00000004")
 
 
-def test_a_checkpoint_stands_even_if_an_old_one_cannot_be_deleted(
+def test_a_checkpoint_is_complete_even_if_an_old_one_cannot_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(root: Path, *arguments: Any, **keywords: Any) -> None:
@@ -631,7 +631,7 @@ def test_the_best_checkpoint_is_kept_and_pointed_to(tmp_path: Path) -> None:
     checkpoint.verify(pointed)
 
 
-def test_the_best_is_remembered_over_a_resume(tmp_path: Path) -> None:
+def test_the_best_step_survives_a_resume(tmp_path: Path) -> None:
     trained(tmp_path / "run", eval__every=1)
     best = state(tmp_path / "run")["best"]
     trainer = toy_trainer(tmp_path / "run", resume=True)
@@ -649,7 +649,7 @@ def test_nothing_is_written_for_data_that_cannot_be_read(tmp_path: Path) -> None
     Run.new(tmp_path / "run")  # the same folder may be named again
 
 
-def test_a_trainer_that_cannot_begin_lets_go_of_the_folder(tmp_path: Path) -> None:
+def test_a_trainer_that_cannot_start_releases_the_folder(tmp_path: Path) -> None:
     trained(tmp_path / "run", train__steps=2)
     (tmp_path / "run" / "checkpoints" / "step-00000002" / "meta.json").unlink()
     with pytest.raises(CheckpointError) as caught:
@@ -669,7 +669,7 @@ def test_validation_items_that_cannot_be_read_are_an_error_before_training(tmp_p
         toy_trainer(tmp_path / "run", data=data)
 
 
-def test_a_second_trainer_in_the_same_folder_is_kept_out(tmp_path: Path) -> None:
+def test_a_second_trainer_in_the_same_folder_is_locked_out(tmp_path: Path) -> None:
     first = trained(tmp_path / "run", train__steps=2)
     first.run.lock()
     with pytest.raises(UsageError, match="is being written by process"):
@@ -677,7 +677,7 @@ def test_a_second_trainer_in_the_same_folder_is_kept_out(tmp_path: Path) -> None
     first.close()
 
 
-def test_weights_may_come_from_elsewhere(tmp_path: Path) -> None:
+def test_weights_may_come_from_another_run(tmp_path: Path) -> None:
     other = trained(tmp_path / "other", train__seed=5)
     init = {"net": other.task.modules["net"].state_dict()}
     trainer = toy_trainer(tmp_path / "run", arguments={"init": init})
@@ -690,7 +690,7 @@ def test_weights_may_come_from_elsewhere(tmp_path: Path) -> None:
         toy_trainer(tmp_path / "third", arguments={"init": {"net": {}}})
 
 
-def test_what_is_fixed_at_the_start_is_in_the_folder(tmp_path: Path) -> None:
+def test_initial_files_are_in_the_folder(tmp_path: Path) -> None:
     trainer = trained(tmp_path / "run", data=points(num=24, broken=frozenset({3})))
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
@@ -724,21 +724,21 @@ def test_unreadable_items_are_named_in_the_data_file_for_good(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1.0, 6), (2.5, 15), (0.01, 1), (1.1, 7)])
-def test_epochs_decide_the_steps_at_the_start(tmp_path: Path, epochs: float, steps: int) -> None:
+def test_epochs_set_the_steps_at_the_start(tmp_path: Path, epochs: float, steps: int) -> None:
     trainer = toy_trainer(tmp_path / "run", train__epochs=epochs)
     trainer.close()
     assert trainer.config.train.steps == steps
     assert trainer.config.optim.decay_steps == steps
 
 
-def test_epochs_count_also_where_a_horizon_is_given(tmp_path: Path) -> None:
+def test_epochs_count_also_with_decay_steps(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path / "run", train__epochs=2.0, train__steps=1000, optim__decay_steps=500)
     trainer.close()
     assert trainer.config.train.steps == 12
     assert trainer.config.optim.decay_steps == 500
 
 
-def test_a_resumed_run_of_epochs_may_be_made_longer(tmp_path: Path) -> None:
+def test_a_resumed_run_of_epochs_may_be_extended(tmp_path: Path) -> None:
     trained(tmp_path / "run", train__epochs=0.5)
     assert trained(tmp_path / "run", resume=True, train__steps=5).step == 5
 
@@ -762,7 +762,7 @@ class Contrastive(ToyTask):
     traits = replace(ToyTask.traits, minimum_batch=2)
 
 
-def test_a_batch_too_small_for_the_recipe_is_refused(tmp_path: Path) -> None:
+def test_a_batch_too_small_for_the_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs train\.batch_size of at least 2 \(got 1\)"):
         toy_trainer(tmp_path / "run", kind=Contrastive, train__batch_size=1)
 
@@ -796,9 +796,7 @@ class Renamed(ToyTask):
         (Renamed, "is 'toy', but the recipe of its pipeline is 'other'"),
     ],
 )
-def test_parts_of_a_family_that_do_not_fit_are_refused_before_training(
-    tmp_path: Path, kind: type[ToyTask], said: str
-) -> None:
+def test_an_inconsistent_family_is_refused_before_training(tmp_path: Path, kind: type[ToyTask], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         toy_trainer(tmp_path / "run", kind=kind)
     assert not (tmp_path / "run").exists()
@@ -827,9 +825,7 @@ class Unread(Contrastive):
         ({"engine__fsdp": True, "optim__name": "muon"}, "muon needs full matrices"),
     ],
 )
-def test_what_the_keys_alone_refuse_is_refused_before_the_data_is_read(
-    tmp_path: Path, overrides: dict[str, Any], said: str
-) -> None:
+def test_invalid_keys_are_refused_before_the_data_is_read(tmp_path: Path, overrides: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         toy_trainer(tmp_path / "run", kind=Unread, **overrides)
     assert not (tmp_path / "run").exists()
@@ -852,7 +848,7 @@ def test_validation_is_the_mean_over_all_items_whatever_the_batches(tmp_path: Pa
     assert live != figures[0]
 
 
-def test_average_and_live_weights_are_both_looked_at(tmp_path: Path) -> None:
+def test_ema_and_live_weights_are_both_evaluated(tmp_path: Path) -> None:
     trainer = trained(tmp_path / "run", eval__every=2, sample__every=3)
     row = next(row for row in trainer.run.read_metrics() if "validation/error" in row)
     assert row["validation/live/error"] != row["validation/error"]
@@ -860,7 +856,7 @@ def test_average_and_live_weights_are_both_looked_at(tmp_path: Path) -> None:
     assert names == {"made.txt", "live-made.txt", "samples.jsonl"}
 
 
-def test_without_an_average_there_is_one_of_each(tmp_path: Path) -> None:
+def test_without_ema_only_the_live_weights_are_evaluated(tmp_path: Path) -> None:
     trainer = trained(tmp_path / "run", eval__every=2, sample__every=3, ema__enabled=False)
     row = next(row for row in trainer.run.read_metrics() if "validation/error" in row)
     assert "validation/live/error" not in row
@@ -869,7 +865,7 @@ def test_without_an_average_there_is_one_of_each(tmp_path: Path) -> None:
     assert not any(name.startswith("ema/") for name in saved_hashes(tmp_path / "run", 6))
 
 
-def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
     trained(tmp_path / "run", log__trackers=["tensorboard"])
     (events,) = (tmp_path / "run" / "tensorboard").iterdir()
     assert b"train/fit/loss" in events.read_bytes()
@@ -887,7 +883,7 @@ def test_compiled_modules_train_and_save_like_plain_ones(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rollbacks", [0, 1])
-def test_a_broken_number_that_no_loss_meets_is_not_saved(tmp_path: Path, rollbacks: int) -> None:
+def test_a_nonfinite_value_that_no_loss_uses_is_not_saved(tmp_path: Path, rollbacks: int) -> None:
     run = tmp_path / "run"
     trainer = toy_trainer(run, train__steps=8, checkpoint__every=2, train__max_rollbacks=rollbacks)
     net = trainer.task.modules["net"]

@@ -1,4 +1,4 @@
-"""Who gives up says why, once; the rest is tried on real processes in tests/integration."""
+"""A failed process announces the reason once; tests/integration covers real processes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from quintet.training.distributed import watchdog as watch_module
 from quintet.training.distributed.watchdog import HangWatchdog
 
 
-def watch_at(store: HashStore, alive: bool = True, rank: int = 1, meeting: str = "0") -> HangWatchdog:
-    return HangWatchdog(store, lambda: alive, meeting, rank, world_size=2)
+def watchdog_at(store: HashStore, alive: bool = True, rank: int = 1, attempt: str = "0") -> HangWatchdog:
+    return HangWatchdog(store, lambda: alive, attempt, rank, world_size=2)
 
 
-def test_who_fails_says_why_and_waits_for_the_others_to_be_gone() -> None:
+def test_a_failed_process_announces_the_reason_and_waits_for_the_others() -> None:
     store = HashStore()
     store.add("quintet/0/exited", 1)
-    watch_at(store).fail("nobody answers")
+    watchdog_at(store).fail("nobody answers")
     assert store.get("quintet/0/failed") == b"process 1: nobody answers"
     assert store.check(["quintet/0/exited/all"])
 
 
-def test_the_first_reason_stands() -> None:
+def test_the_first_reason_is_kept() -> None:
     store = HashStore()
-    watches = [watch_at(store, rank=rank) for rank in range(2)]
+    watches = [watchdog_at(store, rank=rank) for rank in range(2)]
     for watch in watches:
         watch.stop()
     store.add("quintet/0/exited", 1)
@@ -34,16 +34,16 @@ def test_the_first_reason_stands() -> None:
     assert store.get("quintet/0/failed") == b"process 1: the first"
 
 
-def test_a_new_attempt_does_not_hear_of_the_last_one() -> None:
+def test_a_new_attempt_ignores_the_previous_one() -> None:
     store = HashStore()
     store.add("quintet/0/exited", 1)
-    watch_at(store).fail("nobody answers")
-    later = watch_at(store, meeting="1")
+    watchdog_at(store).fail("nobody answers")
+    later = watchdog_at(store, attempt="1")
     later.stop()
     assert not store.check(["quintet/1/failed"])
 
 
-def test_a_store_that_answers_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_respond_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where its machine has lost its power: connections stand, and nothing comes."""
     monkeypatch.setattr(watch_module, "INTERVAL", 0.001)
     monkeypatch.setattr(watch_module, "GRACE", 0.1)
@@ -54,13 +54,13 @@ def test_a_store_that_answers_nothing_is_not_waited_for(monkeypatch: pytest.Monk
             asked.set()
             return not over.wait()
 
-    watch = watch_at(Silent())
+    watch = watchdog_at(Silent())
     asked.wait()
     watch.fail("nobody answers")
     over.set()
 
 
-def test_a_store_that_has_ended_is_not_asked() -> None:
+def test_a_closed_store_is_not_polled() -> None:
     store = HashStore()
-    watch_at(store, alive=False).fail("nobody answers")
+    watchdog_at(store, alive=False).fail("nobody answers")
     assert not store.check(["quintet/0/failed"])

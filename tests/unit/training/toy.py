@@ -242,7 +242,7 @@ def trained(folder: Path, **options: Any) -> Trainer:
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    """Every number the run consists of: weights, averages and optimizer state, whole. All processes must ask."""
+    """All full tensors of the run: weights, EMA and optimizer state. All processes must call this together."""
     contents = trainer.state.contents(1, "")
     return {
         f"{group}/{name}": full_tensor(value.detach()).clone()
