@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures results clean
+.PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures reference results clean
 
 help:
 	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-shards compare a million items in shards with webdataset (about ten minutes; WEBDATASET=folder of that package)"
 	@echo "make browser      install Chromium from Debian for the tests of the web page, if permitted"
 	@echo "make figures      draw the layers in docs/architecture.md from the imports in the source"
+	@echo "make reference    write the pages of all configuration keys, docs/reference"
 	@echo "make results      run the longer experiments of docs/results.md (about 40 minutes; EMOJI=folder of the emoji)"
 
 setup: $(SETUP)
@@ -121,6 +122,10 @@ bench-shards: setup
 # A test compares the drawing with the source.
 figures: setup
 	PYTHONPATH=src:tests $(BIN)/python docs/draw_layers.py
+
+# A test compares them with the source.
+reference: setup
+	PYTHONPATH=src $(BIN)/python -m quintet.cli.reference
 
 results: setup
 	$(BIN)/quintet demo image --full --out runs/full
