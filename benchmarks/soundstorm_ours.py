@@ -1,8 +1,8 @@
 """quintet's SoundStorm as a worker.
 
-`soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the masked codes of the selected
-quantizers, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is
-`peer` (the peer's convolution) or `own` (the recipe's); SETTINGS is `peer` (the peer's sampling) or `own`.
+`soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the masked codes of the
+selected quantizers, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip.
+SIZES is `peer` (the peer's convolution) or `own` (the recipe's); SETTINGS is `peer` (the peer's sampling) or `own`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def sampling(settings: str) -> masked.Sampling:
     if settings == "peer":
         # Defaults of the peer: the top 30 % of the codes, a temperature that decreases to 0, no noise.
         return masked.Sampling(
-            anneal_temperature=masked.linear, top_k=task.TOP_SHARE, choice_temperature=0.0, greedy_last_step=True
+            anneal_temperature=masked.linear, top_k=task.TOP_FRACTION, choice_temperature=0.0, greedy_last_step=True
         )
     own = SoundStormSampleConfig()
     return masked.Sampling(
