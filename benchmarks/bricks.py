@@ -23,7 +23,7 @@ from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh
-from quintet.media.mesh_measures import chamfer_distances, cloud, compare
+from quintet.media.mesh_measures import chamfer_distances, compare, point_cloud
 from quintet.media.mesh_render import contact_sheet
 from quintet.registry import read_config
 
@@ -96,7 +96,7 @@ def reconstructions(name: str, splits: Splits) -> list[Mesh]:
 
 def nearest(unseen: Sequence[Mesh], known: Sequence[Mesh]) -> list[float]:
     """Distance of each unseen part to its nearest training part."""
-    clouds = np.stack([cloud(mesh) for mesh in [*unseen, *known]])
+    clouds = np.stack([point_cloud(mesh) for mesh in [*unseen, *known]])
     distances = chamfer_distances(clouds)[: len(unseen), len(unseen) :]
     return [
         min(compare(mesh, known[number]).chamfer for number in np.argsort(row)[:NEAREST])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quintet.common.inference import inference_mode
 from quintet.evaluation import EvalSession
-from quintet.families.audio_codec.measures import audible, measured_mel, si_sdr, stft_distance
+from quintet.families.audio_codec.measures import audible, eval_mel_distance, si_sdr, stft_distance
 from quintet.families.audio_codec.pipeline import AudioCodecPipeline
 from quintet.families.audio_codec.task import AudioCodecTask, round_trip
 from quintet.media.audio import read_audio, resample
@@ -61,7 +61,7 @@ def aligned(decoded: Tensor, wave: Tensor, max_shift: int) -> Tensor:
 def metrics_of(decoded: Tensor, wave: Tensor, rate: int) -> dict[str, float]:
     rows, others, length = decoded[None], wave[None], torch.tensor([len(wave)])
     metrics = {
-        "mel_distance": float(measured_mel(rate)(rows, others, length)),
+        "mel_distance": float(eval_mel_distance(rate)(rows, others, length)),
         "stft_distance": float(stft_distance(rows, others, length)),
     }
     return {**metrics, "si_sdr": float(si_sdr(rows, others))} if audible(others, length) else metrics
@@ -77,19 +77,19 @@ def compare(run: str, data: str | None, kbps: float, num: int) -> dict[str, Any]
     session, codec = EvalSession.open(pipeline, data), pipeline.codec
     task = session.task
     assert isinstance(task, AudioCodecTask)
-    count = min(num, len(session.loader.source))
+    count = min(num, len(session.loader.dataset))
     rows: dict[str, list[dict[str, float]]] = {"ours": [], "opus": []}
     pitched: dict[str, list[dict[str, float]]] = {"ours": [], "opus": []}
     bits = seconds = 0.0
     with inference_mode(pipeline.modules), tempfile.TemporaryDirectory() as folder:
         for item in range(count):
             batch = session.loader.single(item)
-            waves, lengths = task.opening(batch)
+            waves, lengths = task.first_seconds(batch)
             decoded = {"ours": round_trip(codec, waves, lengths)[1][0]}
-            decoded["opus"], clip_bits = through_opus(waves[0], codec.rate, kbps, Path(folder))
-            bits, seconds = bits + clip_bits, seconds + waves.shape[1] / codec.rate
+            decoded["opus"], clip_bits = through_opus(waves[0], codec.sample_rate, kbps, Path(folder))
+            bits, seconds = bits + clip_bits, seconds + waves.shape[1] / codec.sample_rate
             for name, wave in decoded.items():
-                rows[name].append(metrics_of(wave, waves[0], codec.rate))
+                rows[name].append(metrics_of(wave, waves[0], codec.sample_rate))
                 # The metadata of synthetic clips tells which have a pitch.
                 if "metadata" in batch and batch["metadata"][0]["sound"]["register"] is not None:
                     pitched[name].append(rows[name][-1])

@@ -51,7 +51,7 @@ def main(kind: str, precision: str) -> None:
     torch.manual_seed(0)
     ours = runs.make_task(settings, {})
     engine = Engine(settings.engine)
-    engine.place(ours.modules)
+    engine.to_device(ours.modules)
     state = TrainingState(ours)
     clips = (task.videos(count) * 255).to(torch.uint8)
     fields = ours.collate([{"videos": clip} for clip in clips])

@@ -83,7 +83,7 @@ def serve_autoencoder(precision: str) -> None:
     settings = config.build(MeshAutoencoderConfig, overrides=keys)
     training = runs.make_task(settings, {})
     engine = Engine(settings.engine)
-    engine.place(training.modules)
+    engine.to_device(training.modules)
     state = TrainingState(training)
     items = [{"vertices": vertices, "faces": faces} for vertices, faces in zip(*task.meshes(), strict=True)]
     batch = Batch(

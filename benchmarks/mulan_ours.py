@@ -78,7 +78,7 @@ class Training:
     def __init__(self, ours: MuLaNTask) -> None:
         self.ours = ours
         self.engine = Engine(ours.config.engine)
-        self.engine.place(ours.modules)
+        self.engine.to_device(ours.modules)
         (self.phase,) = TrainingState(ours).phases
         self.number = 0
 

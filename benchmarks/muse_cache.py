@@ -80,7 +80,7 @@ class Training:
         self.filling = (time.process_time() - start_time) / num_images
         self.engine = Engine(settings.engine)
         # Also the tokenizer, so that it encodes in its preferred memory format.
-        self.engine.place({**self.task.modules, **self.tokenizer.modules})
+        self.engine.to_device({**self.task.modules, **self.tokenizer.modules})
         self.state = TrainingState(self.task)
 
     def step(self, number: int, cached: bool) -> dict[str, float]:
@@ -109,8 +109,8 @@ class Training:
                 clip_gradients(phase.parameters, norm, phase.phase.optim.max_grad_norm)
             phase.optimizer.step()
             phase.optimizer.zero_grad()
-        if self.state.average is not None:
-            self.state.average.update(number)
+        if self.state.ema is not None:
+            self.state.ema.update(number)
 
 
 def table(costs: dict[str, list[dict[str, float]]]) -> str:

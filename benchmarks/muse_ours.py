@@ -72,7 +72,7 @@ def timed_task(precision: str) -> tuple[MuseTask, Engine]:
     }
     ours = make_task(tokenizer_of(task.GRID), keys)
     engine = Engine(ours.config.engine)
-    engine.place(ours.modules)
+    engine.to_device(ours.modules)
     return ours, engine
 
 
@@ -115,20 +115,20 @@ def sampling(peer_settings: bool) -> masked.Sampling:
         # Defaults of the peer: the top 10 % of the codes, a temperature that decreases to 0, no noise.
         return masked.Sampling(
             steps=task.SAMPLE_STEPS,
-            anneal_temperature=masked.linear,
+            temperature_schedule=masked.linear,
             top_k=0.1,
-            guidance=task.GUIDANCE,
+            guidance_scale=task.GUIDANCE,
             choice_temperature=0.0,
         )
     own = MaskGitSampleConfig()
     return masked.Sampling(
         steps=task.SAMPLE_STEPS,
         temperature=own.temperature,
-        anneal_temperature=masked.ANNEALS[own.temperature_schedule],
+        temperature_schedule=masked.TEMPERATURE_SCHEDULES[own.temperature_schedule],
         top_k=own.top_k,
         top_p=own.top_p,
-        guidance=task.GUIDANCE,
-        guidance_schedule=masked.GROWTHS[own.guidance_schedule],
+        guidance_scale=task.GUIDANCE,
+        guidance_schedule=masked.GUIDANCE_SCHEDULES[own.guidance_schedule],
         choice_temperature=own.choice_temperature,
     )
 
@@ -199,7 +199,7 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
     )
     with tempfile.TemporaryDirectory() as temporary:
         trainer = Trainer(ours, Run.new(Path(temporary) / "run"), splits=splits, silent=True)
-        average = trainer.state.average
+        average = trainer.state.ema
         assert average is not None
         averaged = average.modules["maskgit"]
         assert isinstance(averaged, MaskGit)

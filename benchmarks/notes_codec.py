@@ -74,22 +74,22 @@ def measure_codec(run: Path, few: int = FEW) -> dict[str, Any]:
     session, codec = EvalSession.open(pipeline), pipeline.codec
     task = session.task
     assert isinstance(task, AudioCodecTask)
-    (spectrogram,) = task.measured_mel.spectrograms
+    (spectrogram,) = task.eval_mel_distance.spectrograms
     assert isinstance(spectrogram, LogMel)
     errors, originals, reconstructions, coarse_reconstructions = [], [], [], []
     with inference_mode(pipeline.modules):
-        for item in range(len(session.loader.source)):
+        for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
-            waves, lengths = task.opening(batch)
+            waves, lengths = task.first_seconds(batch)
             codes, decoded = round_trip(codec, waves, lengths)
             reconstruction = decoded[0]
             errors.append((batch.names[0], *log_mel_errors(reconstruction, waves[0], spectrogram)))
             expected = captioned_class(batch["texts"][0])
             if expected is not None:
-                originals.append((expected, pitch_class(waves[0].numpy(), codec.rate)))
-                reconstructions.append((expected, pitch_class(reconstruction.numpy(), codec.rate)))
+                originals.append((expected, pitch_class(waves[0].numpy(), codec.sample_rate)))
+                reconstructions.append((expected, pitch_class(reconstruction.numpy(), codec.sample_rate)))
                 coarse = codec.decode(codes[..., :few])[0, : waves.shape[1]]
-                coarse_reconstructions.append((expected, pitch_class(coarse.numpy(), codec.rate)))
+                coarse_reconstructions.append((expected, pitch_class(coarse.numpy(), codec.sample_rate)))
     ours, baseline = (float(np.mean([row[column] for row in errors])) for column in (1, 2))
     return {
         "notes": len(errors),
@@ -122,7 +122,7 @@ def measure_mulan(run: Path) -> dict[str, Any]:
     session = EvalSession.open(pipeline)
     right = []
     with inference_mode(pipeline.modules):
-        for item in range(len(session.loader.source)):
+        for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
             caption = batch["texts"][0]
             if captioned_class(caption) is not None:

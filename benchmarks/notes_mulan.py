@@ -55,7 +55,7 @@ def confusion(run: Path) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[st
     with inference_mode(pipeline.modules):
         texts = {name: [f"{word}, note C4" for word in words] for name, words in FAMILIES.items()}
         families = torch.stack([F.normalize(pipeline.embed_texts(each).mean(0), dim=-1) for each in texts.values()])
-        for item in range(len(session.loader.source)):
+        for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
             family = family_of(batch["texts"][0])
             if family is not None:

@@ -49,10 +49,10 @@ def held_out_notes(home: Path) -> list[tuple[str, Tensor, Tensor]]:
     assert isinstance(task, AudioCodecTask)
     notes = []
     with inference_mode(pipeline.modules):
-        for item in range(len(session.loader.source)):
+        for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
             if captioned_class(batch["texts"][0]) is not None:
-                waves, lengths = task.opening(batch)
+                waves, lengths = task.first_seconds(batch)
                 decoded = round_trip(pipeline.codec, waves, lengths)[1]
                 notes.append((batch["texts"][0], waves[0], decoded[0]))
     return notes

@@ -66,7 +66,7 @@ def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     torch.manual_seed(0)
     ours = PhenakiTask(config.build(PhenakiConfig, overrides=keys), {"tokenizer": tokenizer()})
     engine = Engine(ours.config.engine)
-    engine.place(ours.modules)
+    engine.to_device(ours.modules)
     return ours, engine
 
 
@@ -110,8 +110,8 @@ def serve_sampling(precision: str, peer_settings: bool, embeddings: bool = False
         settings = masked.Sampling(
             steps=task.SAMPLE_STEPS,
             temperature=task.TEMPERATURE,
-            anneal_temperature=masked.linear,
-            guidance=task.GUIDANCE,
+            temperature_schedule=masked.linear,
+            guidance_scale=task.GUIDANCE,
             choice_temperature=0.0,
         )
     assert settings.steps == task.SAMPLE_STEPS

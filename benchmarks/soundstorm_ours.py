@@ -18,8 +18,8 @@ import soundstorm_task as task
 from quintet.common.rng import ItemRNG
 from quintet.config import EngineConfig, OptimizerConfig
 from quintet.families.soundstorm.config import SoundStormSampleConfig
-from quintet.families.soundstorm.decoding import canvas, for_levels, generate
-from quintet.families.soundstorm.masking import hide
+from quintet.families.soundstorm.decoding import canvas, generate, level_settings
+from quintet.families.soundstorm.masking import mask_codes
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.sampling import masked
 from quintet.training.engine import Engine
@@ -74,7 +74,7 @@ def serve_step(sizes: str, precision: str) -> None:
 
     def step() -> None:
         nonlocal number
-        hidden = hide(codes, frames, ItemRNG(0, [number] * count, range(count)), model.mask_id)
+        hidden = mask_codes(codes, frames, ItemRNG(0, [number] * count, range(count)), model.mask_id)
         with engine.autocast():
             conditioning = model.conditioning(frames, semantic)
             logits = model(hidden.tokens, conditioning, hidden.levels, hidden.where)
@@ -92,12 +92,12 @@ def sampling(settings: str) -> masked.Sampling:
     if settings == "peer":
         # Defaults of the peer: the top 30 % of the codes, a temperature that decreases to 0, no noise.
         return masked.Sampling(
-            anneal_temperature=masked.linear, top_k=task.TOP_FRACTION, choice_temperature=0.0, greedy_last_step=True
+            temperature_schedule=masked.linear, top_k=task.TOP_FRACTION, choice_temperature=0.0, greedy_last_step=True
         )
     own = SoundStormSampleConfig()
     return masked.Sampling(
         temperature=own.temperature,
-        anneal_temperature=masked.ANNEALS[own.temperature_schedule],
+        temperature_schedule=masked.TEMPERATURE_SCHEDULES[own.temperature_schedule],
         top_k=own.top_k,
         top_p=own.top_p,
         choice_temperature=own.choice_temperature,
@@ -107,7 +107,7 @@ def sampling(settings: str) -> masked.Sampling:
 
 def serve_generation(sizes: str, settings: str, precision: str) -> None:
     model, engine = make_model(sizes).eval(), make_engine(precision)
-    each = for_levels(sampling(settings), (task.STEPS, 1), task.LEVELS)
+    each = level_settings(sampling(settings), (task.STEPS, 1), task.LEVELS)
     frames = torch.ones(1, task.FRAMES, dtype=torch.bool)
     empty, semantic = canvas(frames, task.LEVELS), task.semantic(1)
     number = passes = 0

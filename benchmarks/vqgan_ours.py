@@ -39,7 +39,7 @@ def main(kind: str, precision: str) -> None:
     settings = config.build(VQGanConfig, overrides=keys)
     task = runs.make_task(settings, {})
     engine = Engine(settings.engine)
-    engine.place(task.modules)
+    engine.to_device(task.modules)
     state = TrainingState(task)
     images = torch.randint(0, 256, (4, 3, 128, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     batch = Batch({"images": images}, tuple("abcd"), ItemRNG(0, [0] * 4, range(4)))

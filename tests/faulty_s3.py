@@ -1,4 +1,4 @@
-"""A local S3 server (moto) in which requests go wrong as they are told to."""
+"""A local S3 server (moto) with injected faults."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ CREDENTIALS = {
 
 @dataclass
 class FaultyS3:
-    """`faults` are taken one after another by the requests for objects: `error`, `hang`, `cut` or `well`; then all go
-    well."""
+    """Each request for an object takes the next of `faults`: `error`, `hang`, `cut` (truncated) or `well` (none); later
+    requests succeed."""
 
     app: Respond
     address: str = ""
     faults: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     """Paths of the requests for objects, in order."""
     over: threading.Event = field(default_factory=threading.Event)
-    """Set when the server goes; what hangs goes with it."""
+    """Set when the server stops; it ends hanging requests."""
 
     def __call__(self, environ: dict[str, Any], start: Respond) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         is_object = environ["REQUEST_METHOD"] == "GET" and path.endswith((".tar", ".parquet", ".safetensors"))
         if not is_object:
             return self.app(environ, start)
-        self.asked.append(path)
+        self.requested.append(path)
         fault = self.faults.pop(0) if self.faults else "well"
         if fault == "error":
             start("500 Internal Server Error", [("Content-Type", "application/xml")])
@@ -56,19 +56,19 @@ class FaultyS3:
 
 class _Quiet(WSGIRequestHandler):
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Says nothing."""
+        """No output."""
 
 
 @contextmanager
 def faulty_s3(folder: Path, bucket: str = "bucket", prefix: str = "set") -> Iterator[FaultyS3]:
-    """A server that holds the files of a folder, and nothing else."""
+    """A server with the files of a folder as objects of a bucket."""
     served = FaultyS3(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, served, threaded=True, request_handler=_Quiet)
     served.address = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        # Its store is one for the whole process: what an earlier server held would still be there.
+        # The store of moto is global, so it may still hold the objects of an earlier server.
         urlopen(Request(f"{served.address}/moto-api/reset", method="POST")).close()
         client = boto3.client(
             "s3",

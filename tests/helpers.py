@@ -1,4 +1,4 @@
-"""What contract and integration tests share: running the command, waiting for events, comparing folders."""
+"""Helpers of contract, fault and integration tests: running the command, waiting for events, comparing folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import pytest
 from quintet.cli import main
 
 DEADLINE = 180
-"""Seconds after which something that should happen is said not to happen; nothing is expected to come near it."""
+"""Timeout in seconds of anything that a test waits for; nothing is expected to come near it."""
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -34,7 +34,7 @@ TWELVE_STEPS = (
     *("train.batch_size=4", "train.steps=12", "eval.every=4", "sample.every=6", "sample.num=2"),
     *("checkpoint.every=4", "log.every=1", "log.trackers=[]"),
 )
-"""What the tests of all recipes count on: how long the smallest training is, and what it leaves on the way."""
+"""Keys of the smallest training, which the tests of all recipes rely on: its length and the files it writes."""
 
 TINY = (
     *("--preset", "debug", "model.dim=8", "model.image_size=16", "model.quantizer=fsq", "loss.discriminator_dim=8"),
@@ -53,7 +53,7 @@ UNENDING = ("train.steps=1000000", "optim.decay_steps=1000", "checkpoint.every=5
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended and what it said."""
+    """Exit code and output of a command."""
 
     code: int
     output: str
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def quintet(*words: object) -> Outcome:
-    """The command, in this process: everything but the start of an interpreter."""
+    """Run the command in this process: everything except the start of an interpreter."""
     output, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
@@ -69,19 +69,19 @@ def quintet(*words: object) -> Outcome:
 
 
 def succeed(*words: object) -> Outcome:
-    """The command, in this process; it must do what it was told."""
+    """Run the command in this process; it must succeed."""
     outcome = quintet(*words)
     assert outcome.code == 0, outcome.errors
     return outcome
 
 
 def install_entry_points(folder: Path, package: str, points: Mapping[str, str]) -> None:
-    """What an installer writes beside a package, so that its recipes are found wherever `folder` is on the path."""
-    about = folder / f"{package}-0.1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n", encoding="utf-8")
+    """Write the metadata of an installed package, so that its recipes are found if `folder` is on the path."""
+    metadata = folder / f"{package}-0.1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n", encoding="utf-8")
     lines = "".join(f"{name} = {value}\n" for name, value in points.items())
-    (about / "entry_points.txt").write_text(f"[quintet.families]\n{lines}", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(f"[quintet.families]\n{lines}", encoding="utf-8")
 
 
 def train_tiny(data: Path, out: Path, *more: object) -> Outcome:
@@ -89,7 +89,7 @@ def train_tiny(data: Path, out: Path, *more: object) -> Outcome:
 
 
 def error_line(errors: str) -> str:
-    """The one sentence of a failed command; progress may come before it, nothing after it."""
+    """The error message of a failed command: its last line, after any progress."""
     lines = errors.splitlines()
     assert [line for line in lines if line.startswith("error:")] == lines[-1:], errors
     assert "Traceback" not in errors
@@ -103,13 +103,13 @@ FORKS.set_forkserver_preload(["__main__", "pytest", "torch._inductor.config", "q
 
 
 def environment(**more: object) -> dict[str, str]:
-    """This process's environment without a launcher's traces, and one thread, as in this process."""
+    """The environment of this process without the variables of a launcher, and with one thread."""
     plain = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     return {**plain, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
 
 
 class Process:
-    """A process of its own session; both its streams go to one file."""
+    """A process in its own session; both its streams go to one file."""
 
     def __init__(self, handle: subprocess.Popen[bytes] | BaseProcess, output: Path) -> None:
         self.handle = handle
@@ -124,7 +124,7 @@ class Process:
 
     @property
     def seen(self) -> str:
-        """What it has said so far."""
+        """Its output so far."""
         return self.output.read_text(encoding="utf-8")
 
     def send(self, number: signal.Signals) -> None:
@@ -146,7 +146,7 @@ class Process:
         return self.code
 
     def remove(self) -> None:
-        """End the process and whatever it started, at once."""
+        """Kill the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.end()
@@ -177,16 +177,16 @@ def python(*words: object) -> list[str]:
 
 
 def torchrun(processes: int, *words: object, restarts: int = 0) -> list[str]:
-    place = ("--master_addr", "127.0.0.1", "--master_port", free_port(), "--max-restarts", restarts)
-    return python("-m", "torch.distributed.run", "--nproc_per_node", processes, *place, *words)
+    address = ("--master_addr", "127.0.0.1", "--master_port", free_port(), "--max-restarts", restarts)
+    return python("-m", "torch.distributed.run", "--nproc_per_node", processes, *address, *words)
 
 
 def accelerate_launch(processes: int, *words: object) -> list[str]:
-    # On CPUs: with --cpu accelerate would start a single one.
+    # --multi_gpu also on CPUs: with --cpu accelerate would start a single process.
     options = ("--num_machines", 1, "--mixed_precision", "no", "--dynamo_backend", "no")
-    place = ("--main_process_port", free_port())
+    port = ("--main_process_port", free_port())
     return python(
-        "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", processes, *options, *place, *words
+        "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", processes, *options, *port, *words
     )
 
 
@@ -194,7 +194,7 @@ def accelerate_launch(processes: int, *words: object) -> list[str]:
 def forked(
     words: Iterable[object], output: Path, prepare: Callable[[], object] | None = None, **variables: object
 ) -> Iterator[Process]:
-    """The command in a real process whose interpreter has imported torch already, which saves three seconds of four.
+    """Run the command in a real process whose interpreter has already imported torch, saving three of four seconds.
 
     `prepare` is called in it first. It does not survive the test.
     """
@@ -211,14 +211,16 @@ def forked(
 
 @contextmanager
 def two_ranks(
-    words: Iterable[object], place: Path, prepare: Callable[[], object] | None = None
+    words: Iterable[object], folder: Path, prepare: Callable[[], object] | None = None
 ) -> Iterator[list[Process]]:
-    """Two processes of one world, started by nobody who would clean up after them; `prepare` is for the second."""
+    """Two processes of one world, without a launcher that would clean up after them; `prepare` is for the second."""
     address = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with ExitStack() as stack:
         yield [
-            stack.enter_context(forked(words, place / f"said-{rank}", made, RANK=rank, LOCAL_RANK=rank, **address))
-            for rank, made in enumerate((None, prepare))
+            stack.enter_context(
+                forked(words, folder / f"said-{rank}", own_prepare, RANK=rank, LOCAL_RANK=rank, **address)
+            )
+            for rank, own_prepare in enumerate((None, prepare))
         ]
 
 
@@ -226,9 +228,9 @@ def _run_command(
     words: list[str], output: str, prepare: Callable[[], object] | None, variables: dict[str, str]
 ) -> None:
     os.setsid()
-    # As in a process that was not started this way: data workers are its own children.
+    # As in an ordinary process: data workers are its own children.
     multiprocessing.set_start_method("fork", force=True)
-    # As in a terminal: what a shell starts in the background, these tests for one, ignores it.
+    # As in a terminal: a process that a shell starts in the background, such as these tests, ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
@@ -250,7 +252,7 @@ def children(process: int) -> list[int]:
 
 
 def wait_until(happened: Callable[[], bool], process: Process, what: str, pause: float = 0.002) -> None:
-    """Wait for something that a running process does to its files."""
+    """Wait until a running process has done something, such as writing a file."""
     deadline = time.monotonic() + DEADLINE
     while not happened():
         assert process.code is None, f"the process ended with {process.code} before {what}:\n{process.seen}"
@@ -268,7 +270,7 @@ def free_port() -> int:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """The whole rows of metrics.jsonl, also while another process writes it."""
+    """The complete rows of metrics.jsonl, also while another process writes it."""
     try:
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
@@ -293,7 +295,7 @@ def step_folder(run: Path, step: int) -> Path:
 
 
 def wait_for_step(run: Path, step: int, process: Process) -> None:
-    """Wait until a running training has taken so many steps."""
+    """Wait until a running training has reached a step."""
     wait_until(lambda: last_step(run) >= step, process, f"step {step}")
 
 
@@ -330,17 +332,17 @@ def flip_bit(path: Path) -> None:
 
 
 def renew_sums(folder: Path) -> None:
-    """Make a changed checkpoint look whole again."""
+    """Update the checksums of a changed checkpoint."""
     lines = "".join(f"{value}  {name}\n" for name, value in tree(folder).items() if name != "SHA256SUMS")
     own = hashlib.sha256(lines.encode()).hexdigest()
     (folder / "SHA256SUMS").write_text(f"{lines}# sha256 of the lines above: {own}\n", encoding="utf-8")
 
 
-# --- what all workers of a test session share -----------------------------------------------------------------
+# --- shared by all workers of a test session ------------------------------------------------------------------
 
 
 def made_once(root: Path, name: str, make: Callable[[Path], object]) -> Path:
-    """`root/name`, made by the first of the parallel test workers that asks for it; the others wait."""
+    """`root/name`, created by the first of the parallel test workers that requests it; the others wait."""
     target, done = root / name, root / f"{name}.done"
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Owns turning the files of a folder into codes by a trained tokenizer, and codes back into files."""
+"""Encoding the files of a folder with a trained tokenizer, and decoding codes to files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["ITEMS", "decode_folder", "encode_folder", "read_codes"]
 
 
 def encode_folder(pipeline: Pipeline[Any], data: str, out: Path) -> int:
-    """Codes of every readable file of a folder; returns how many."""
+    """Encode every readable file of a folder; returns the number of files."""
     files.refuse_existing(out)
     tokenizer = as_tokenizer(pipeline).with_keys({"data.path": data, "data.validation_path": data})
     loader, _ = file_loader(tokenizer)
     rows: list[dict[str, Any]] = []
     codes: list[Tensor] = []
     with tokenizer.inference():
-        for item in range(len(loader.source)):
-            name = loader.source.name(item)
+        for item in range(len(loader.dataset)):
+            name = loader.dataset.name(item)
             try:
                 batch = loader.single(item).to(tokenizer.device, tokenizer.dtype)
             except UnreadableItem as problem:
@@ -39,35 +39,39 @@ def encode_folder(pipeline: Pipeline[Any], data: str, out: Path) -> int:
             codes.append(tokenizer.encode_batch(batch).cpu().to(torch.int32))
             rows.append({"file": name, "row": len(codes) - 1})
     if not codes:
-        raise UsageError(f"no file of {data} can be read; `quintet data check {data}` says why")
+        raise UsageError(f"no file of {data} can be read; `quintet data check {data}` lists the reasons")
     checkpoint.write_folder(out, code_contents(codes, rows))
     return len(codes)
 
 
 def file_loader(pipeline: Tokenizer[Any] | Embedder[Any]) -> tuple[Loader, dict[str, str]]:
-    """The files of `data.path`, one by one, for a pipeline that is moved to its device; and those left out."""
+    """A loader of all files of `data.path`, and the skipped files. Moves the pipeline to its device."""
     config = pipeline.config
     engine = Engine(config.engine, config.train.seed)
-    pipeline.place()
+    pipeline.move_to_device()
     splits = pipeline.splits()
     return Loader(splits.validation, config.train.seed, pipeline.collate, engine, workers=0), splits.skipped
 
 
 def decode_folder(pipeline: Pipeline[Any], folder: Path, out: Path) -> int:
-    """Files from the codes of a folder; returns how many."""
+    """Decode the codes of a folder to files; returns the number of files."""
     files.refuse_existing(out)
     codes, items = read_codes(folder)
     tokenizer = as_tokenizer(pipeline)
-    known = getattr(tokenizer.model, "num_codes", None)
-    if known is not None and codes.numel() and not -1 <= codes.min() <= codes.max() < known:
-        raise UsageError(f"the codes in {folder} are not of the model {_name(tokenizer)}, which knows 0 to {known - 1}")
+    num_codes = getattr(tokenizer.model, "num_codes", None)
+    if num_codes is not None and codes.numel() and not -1 <= codes.min() <= codes.max() < num_codes:
+        raise UsageError(
+            f"the codes in {folder} are not from the model {_name(tokenizer)}, whose codes are 0 to {num_codes - 1}"
+        )
     with inference_mode(tokenizer.modules):
         for number, (file, row) in enumerate(items):
             try:
                 artifacts = tokenizer.decode_files(codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}")
             except (RuntimeError, LookupError, ValueError) as error:
                 reason = files.one_line(error)
-                raise UsageError(f"the codes in {folder} are not of the model {_name(tokenizer)} ({reason})") from None
+                raise UsageError(
+                    f"the codes in {folder} are not from the model {_name(tokenizer)} ({reason})"
+                ) from None
             out.mkdir(parents=True, exist_ok=True)
             for artifact in artifacts:
                 artifact.write(out / artifact.file)
@@ -79,5 +83,5 @@ def _name(pipeline: Pipeline[Any]) -> str:
 
 
 def _stem(file: str) -> str:
-    """What to call the result: the file's own name, without what no file name can hold."""
+    """The stem of a file name, without control characters and of at most 50 characters."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "_", Path(file.replace("\\", "/")).stem)[:50]

@@ -1,4 +1,4 @@
-"""Owns `quintet doctor`: what this installation can do, without changing anything."""
+"""`quintet doctor`: reports versions, devices and optional packages of this installation."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ OPTIONAL = {
 
 
 def lines() -> Iterator[str]:
+    """The lines of the report."""
     yield f"quintet   {quintet.__version__}"
     yield f"python    {platform.python_version()} on {platform.system()}"
     yield f"torch     {torch.__version__}"
     yield f"cpu       {cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    yield f"bf16      {'by instruction' if _has_bf16() else 'emulated on this CPU: slower than fp32 here'}"
+    yield f"bf16      {'supported by this CPU' if _has_bf16() else 'emulated on this CPU: slower than fp32'}"
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(number)
             yield f"cuda:{number}    {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     else:
-        yield "cuda      none found: training runs on the CPU"
+        yield "cuda      no device found: training runs on the CPU"
     for package, use in OPTIONAL.items():
         yield f"{package:<12} {_version(package)} ({use})"
 

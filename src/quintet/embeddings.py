@@ -1,7 +1,7 @@
-"""Owns vectors of media and texts: making them with a recipe that puts both into one space, ranking, and the file.
+"""Embeddings of media and texts in a joint space: computing, ranking and writing them.
 
-The file is numpy's npz, without pickle: `audio` (files, dim) float32 with `files`, their names; `text` (texts, dim)
-with `texts`.
+The output is a numpy npz file without pickle: `audio` (files, dim) float32 with `files`, their names; `text`
+(texts, dim) with `texts`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from quintet.common.logging import track
 from quintet.errors import UnreadableItem, UsageError
 from quintet.pipelines.base import Pipeline, as_embedder
 
-TEXTS_AT_ONCE = 64
+TEXT_BATCH_SIZE = 64
 
 
 @dataclass
-class Embedded:
-    """Files and their vectors (files, dim), in the same order; and those that were left out, each with the reason."""
+class MediaEmbeddings:
+    """File names and their embeddings, `vectors` (files, dim), in the same order; skipped files with the reason."""
 
     files: list[str]
     vectors: Tensor
@@ -40,94 +40,93 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file, and how near it is to a text: 1 is the same direction, 0 has nothing to do with it."""
+class SearchResult:
+    """A file and its cosine similarity to a text."""
 
     file: str
     score: float
 
 
-def embed_media(pipeline: Pipeline[Any], place: str | Path) -> Embedded:
-    """Every readable file of a folder or of shards, or one file."""
+def embed_media(pipeline: Pipeline[Any], path: str | Path) -> MediaEmbeddings:
+    """Embed every readable file of a folder or of shards, or a single file."""
     embedder = as_embedder(pipeline)
-    if (
-        "allow_missing_captions" in type(embedder.config.data).model_fields
-    ):  # a sound to be found need not say what it is
+    # Files that are searched need no captions.
+    if "allow_missing_captions" in type(embedder.config.data).model_fields:
         embedder = embedder.with_keys({"data.allow_missing_captions": True})
-    with _as_folder(place) as folder:
+    with _as_folder(path) as folder:
         embedder = embedder.with_keys({"data.path": folder, "data.validation_path": folder})
-        loader, left_out = file_loader(embedder)
-        source, files, vectors = loader.source, [], []
-        skipped = {name.removeprefix("validation: "): reason for name, reason in left_out.items()}
+        loader, unreadable = file_loader(embedder)
+        dataset, files, vectors = loader.dataset, [], []
+        skipped = {name.removeprefix("validation: "): reason for name, reason in unreadable.items()}
         with embedder.inference():
-            for item in track(range(len(source)), "embedded"):
+            for item in track(range(len(dataset)), "embedded"):
                 try:
                     batch = loader.single(item).to(embedder.device, embedder.dtype)
                 except UnreadableItem as problem:
-                    skipped[source.name(item)] = str(problem)
+                    skipped[dataset.name(item)] = str(problem)
                     continue
                 vectors.append(embedder.embed_batch(batch).float().cpu())
-                files.append(source.name(item))
+                files.append(dataset.name(item))
     if not files:
         name, reason = next(iter(skipped.items()))
-        raise UsageError(f"no file of {place} can be read, {name} for one ({reason})")
-    return Embedded(files, torch.cat(vectors), skipped)
+        raise UsageError(f"no file of {path} can be read, for example {name} ({reason})")
+    return MediaEmbeddings(files, torch.cat(vectors), skipped)
 
 
 @contextmanager
-def _as_folder(place: str | Path) -> Iterator[str]:
-    """A folder, or a file in a folder of its own: what lies beside it is not looked at."""
-    if not os.path.isfile(place):
-        yield str(place)
+def _as_folder(path: str | Path) -> Iterator[str]:
+    """The path of a folder, or of a temporary folder that contains only this file."""
+    if not os.path.isfile(path):
+        yield str(path)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        shutil.copyfile(place, Path(temporary) / Path(place).name)
+        shutil.copyfile(path, Path(temporary) / Path(path).name)
         try:
             yield temporary
         except UsageError as error:
-            raise UsageError(str(error).replace(temporary, str(place))) from None
+            raise UsageError(str(error).replace(temporary, str(path))) from None
 
 
 def embed_texts(pipeline: Pipeline[Any], texts: Sequence[str]) -> Tensor:
-    """Vectors (texts, dim)."""
+    """Embed texts; returns vectors (texts, dim)."""
     embedder = as_embedder(pipeline)
     if not all(text.strip() for text in texts):
-        raise UsageError("--text is empty; say in words what to look for")
-    embedder.place()
-    parts = [list(texts[start : start + TEXTS_AT_ONCE]) for start in range(0, len(texts), TEXTS_AT_ONCE)]
+        raise UsageError("--text is empty; describe what to search for")
+    embedder.move_to_device()
+    parts = [list(texts[start : start + TEXT_BATCH_SIZE]) for start in range(0, len(texts), TEXT_BATCH_SIZE)]
     with embedder.inference():
         return torch.cat([embedder.embed_texts(part).float().cpu() for part in parts])
 
 
-def rank(media: Embedded, text: Tensor, top: int) -> list[Found]:
-    """The files that a text's vector (dim) is nearest to, best first; of equal ones in the order of their names."""
+def rank(media: MediaEmbeddings, text: Tensor, top: int) -> list[SearchResult]:
+    """The `top` files most similar to a text embedding (dim,), best first; ties are sorted by name."""
     scores = (media.vectors.double() @ text.double()).tolist()
     best = sorted(range(len(scores)), key=lambda item: (-scores[item], media.files[item]))[:top]
-    return [Found(media.files[item], scores[item]) for item in best]
+    return [SearchResult(media.files[item], scores[item]) for item in best]
 
 
 def refuse_existing(out: Path) -> None:
     files.refuse_existing(out, "choose another file with --out", folder=False)
 
 
-def write_embeddings(out: Path, media: Embedded | None, texts: Sequence[str], text: Tensor | None) -> None:
-    """All at once, or not at all. What was not asked for is an array of no rows."""
+def write_embeddings(out: Path, media: MediaEmbeddings | None, texts: Sequence[str], text: Tensor | None) -> None:
+    """Write the npz file atomically. Parts that were not computed are empty arrays."""
     dim = (media.vectors if media is not None else text if text is not None else torch.empty(0, 0)).shape[1]
     arrays: dict[str, Any] = {
         "audio": np.empty((0, dim), np.float32) if media is None else media.vectors.numpy(),
-        "files": _words([] if media is None else media.files),
+        "files": _strings([] if media is None else media.files),
         "text": np.empty((0, dim), np.float32) if text is None else text.numpy(),
-        "texts": _words(texts),
+        "texts": _strings(texts),
     }
-    held = io.BytesIO()
-    np.savez(held, **arrays)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
     refuse_existing(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        files.replace_bytes(out, held.getbuffer())
+        files.replace_bytes(out, buffer.getbuffer())
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None
 
 
-def _words(texts: Sequence[str]) -> npt.NDArray[Any]:
+def _strings(texts: Sequence[str]) -> npt.NDArray[Any]:
     return np.array(list(texts), dtype=np.str_)

@@ -1,37 +1,37 @@
-"""The errors quintet raises on purpose. Each message is one sentence that names the key or file and the fix.
+"""Exceptions of quintet. Each message is one sentence that names the key or file and the fix.
 
-The command line prints the message alone and exits with the error's code; anything else is a defect and keeps
-its traceback.
+The command line prints only the message and exits with `exit_code`. Any other exception is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations
 
 
 class QuintetError(Exception):
-    """Something a person can mend; the message says how."""
+    """An error that the user can fix; the message says how."""
 
     exit_code = 1
 
 
 class UsageError(QuintetError):
-    """The request cannot be carried out as written: a wrong key, folder, file or value."""
+    """An invalid key, folder, file or value."""
 
     exit_code = 2
 
 
 class RunError(QuintetError):
-    """A run that began properly could not go on."""
+    """A run that started correctly cannot continue."""
 
     exit_code = 1
 
 
 class LostContactError(RunError):
-    """Another process of the run is dead or does not answer."""
+    """Another process of the run died or does not respond."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint is damaged or is not what it should be."""
+    """A checkpoint is damaged or does not match the model."""
 
 
 class UnreadableItem(Exception):
-    """One item of a data set cannot be used; the message is the reason. Training replaces the item and goes on."""
+    """An item of a data set cannot be read; the message is the reason. Training replaces the item and continues."""

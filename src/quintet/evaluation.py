@@ -22,7 +22,7 @@ from quintet.training.task import Task
 
 @dataclass
 class EvalSession:
-    """The averaged weights are those of the pipeline; the live ones are measured beside them where there are any."""
+    """Evaluates the EMA weights of a pipeline and, if `live` is set, also the live weights."""
 
     pipeline: Pipeline[Any]
     live: dict[str, nn.Module] | None
@@ -30,23 +30,23 @@ class EvalSession:
     engine: Engine
     loader: Loader
     extra_splits: dict[str, Loader]
-    """Items that were neither trained on nor validated with, by split."""
+    """Loaders of further splits, whose items are used neither for training nor for validation."""
 
     @classmethod
     def open(cls, pipeline: Pipeline[Any], data: str | None = None, live: bool = False) -> EvalSession:
-        """`data` replaces the folder of the run; all of it is then looked at."""
+        """`data` replaces the data folder of the run; all of its items are then evaluated."""
         if data is not None:
             pipeline = pipeline.with_keys({"data.path": data, "data.validation_path": data})
         elif pipeline.config.data.path is None:
             builtin = pipeline.origin is not None and pipeline.origin.builtin
-            why = "is not trained on anything" if builtin else "was trained on a data set in Python"
-            raise UsageError(f"{pipeline.reference} {why}; name a folder with --data")
+            reason = "has no training data" if builtin else "was trained on a data set object in Python"
+            raise UsageError(f"{pipeline.reference} {reason}; pass a folder with --data")
         weights = load_live(pipeline) if live else None
         task_class = registry.find(pipeline.recipe).task_class()
         task = task_class(pipeline.config, pipeline.frozen, weights or pipeline.modules)
         engine = Engine(task.config.engine, task.config.train.seed)
         for modules in (pipeline.modules, weights or {}):
-            engine.place(modules)
+            engine.to_device(modules)
         splits = open_splits(task)
 
         def loader(dataset: Dataset) -> Loader:
@@ -56,7 +56,7 @@ class EvalSession:
         return cls(pipeline, weights, task, engine, loader(splits.validation), extra)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of `eval.json`, over the whole validation set; those of the live weights under `live/`."""
+        """The metrics of `eval.json` over the full validation set; metrics of the live weights start with `live/`."""
         config = self.task.config
         size = config.eval.batch_size or config.train.batch_size // config.train.grad_accum_steps
         metrics = evaluate(
@@ -74,5 +74,6 @@ class EvalSession:
         return metrics
 
     def artifacts(self, num: int) -> list[Artifact]:
+        """Sample artifacts of the first `num` validation items."""
         batch = self.loader.first(num).batch.to(self.engine.device, self.engine.dtype)
         return make_artifacts(self.task, self.pipeline.modules, batch, self.engine)

@@ -1,7 +1,7 @@
-"""The registry of recipes: name -> where its parts are. Nothing is imported until it is asked for.
+"""The registry of recipes: maps a name to the modules of a family, which are imported on first use.
 
-A family in a person's own package joins by an entry point of the group `quintet.families`: its name is the recipe's,
-its value a `RecipeEntry`. One that cannot be used is an error for its own recipe alone.
+Other packages add a family with an entry point of the group `quintet.families`: its name is the name of the recipe, its
+value a `RecipeEntry`. An invalid entry point is an error for its own recipe only.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ GROUP = "quintet.families"
 
 @dataclass(frozen=True)
 class Builtin:
-    """A model of a recipe that has nothing to learn. It is named where a run or an exported folder could stand."""
+    """A built-in model of a recipe, without trained weights. It can be used in place of a run or an exported folder."""
 
     keys: Mapping[str, Any]
-    """What its configuration is, beside the defaults."""
+    """Keys of its configuration that differ from the defaults."""
     choice: str
     """The key that `NAME:VALUE` sets."""
 
 
 @dataclass(frozen=True)
 class RecipeEntry:
-    """Where a family's parts are: `package` holds config.py, model.py, pipeline.py, task.py and perhaps trainer.py."""
+    """The modules of a family: `package` has config.py, model.py, pipeline.py, task.py and optionally trainer.py."""
 
     package: str
     config: str
     task: str
     pipeline: str
     models: tuple[str, ...] = ()
-    """The classes of model.py that `from quintet import …` offers."""
+    """The classes of model.py that `quintet` exports."""
     trainer: str | None = None
     summary: str = ""
     needs: str = "a folder of files"
     builtin: Mapping[str, Builtin] = field(default_factory=dict)
 
     def config_class(self) -> type[RunConfig]:
-        """Without torch."""
+        """The configuration class; importing it does not import torch."""
         return self._load("config", self.config, "RunConfig")  # type: ignore[no-any-return]
 
     def task_class(self) -> type[Task[Any]]:
@@ -62,7 +62,7 @@ class RecipeEntry:
         return self._load("pipeline", self.pipeline, "Pipeline")  # type: ignore[no-any-return]
 
     def public_names(self) -> Mapping[str, str]:
-        """What `from quintet import …` offers of this family, each with its module."""
+        """The names of this family that `quintet` exports, each with its module."""
         names = {**dict.fromkeys(self.models, "model"), self.pipeline: "pipeline"}
         names |= {self.trainer: "trainer"} if self.trainer else {}
         return {name: f"{self.package}.{module}" for name, module in names.items()}
@@ -71,17 +71,19 @@ class RecipeEntry:
         path = f"{self.package}.{module}"
         try:
             found = import_module(path)
-        except Exception as error:  # whatever a person's own module does when it is imported
+        except Exception as error:  # a module of another package may raise anything
             if self.package.startswith("quintet."):
                 raise
             raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
         if not hasattr(found, name):
-            raise UsageError(f"{path} has no {name}, which its entry in the registry names")
+            raise UsageError(f"{path} has no {name}, which its RecipeEntry refers to")
         member = getattr(found, name)
-        if kind not in [base.__name__ for base in getattr(member, "__mro__", ())]:  # by name: nothing above is imported
-            raise UsageError(f"{path}: {name} is no {kind}; it lacks the members of that class")
+        if kind not in [
+            base.__name__ for base in getattr(member, "__mro__", ())
+        ]:  # by name, without importing the class
+            raise UsageError(f"{path}: {name} is not a subclass of {kind}")
         if missing := sorted(getattr(member, "__abstractmethods__", ())):
-            raise UsageError(f"{path}: {name} lacks {', '.join(missing)}")
+            raise UsageError(f"{path}: {name} does not implement {', '.join(missing)}")
         return member
 
 
@@ -93,8 +95,8 @@ RECIPES: Mapping[str, RecipeEntry] = {
         pipeline="VQGanPipeline",
         models=("VQGanVAE",),
         trainer="VQGanVAETrainer",
-        summary="image tokenizer: pictures to a grid of codes and back",
-        needs="a folder of pictures",
+        summary="image tokenizer: images to a grid of codes and back",
+        needs="a folder of images",
     ),
     "muse": RecipeEntry(
         package="quintet.families.muse",
@@ -104,7 +106,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         models=("MaskGit", "TokenCritic", "Muse", "Stage"),
         trainer="MuseTrainer",
         summary="text to image: a masked transformer over a tokenizer's codes",
-        needs="a folder of captioned pictures, and --tokenizer",
+        needs="a folder of captioned images, and --tokenizer",
     ),
     "mulan": RecipeEntry(
         package="quintet.families.mulan",
@@ -113,8 +115,8 @@ RECIPES: Mapping[str, RecipeEntry] = {
         pipeline="MuLaNPipeline",
         models=("MuLaN", "AudioSpectrogramTransformer", "TextTransformer", "MuLaNEmbedQuantizer"),
         trainer="MuLaNTrainer",
-        summary="sound and text in one space: find clips by words",
-        needs="a folder of captioned sounds",
+        summary="joint embedding of audio and text: text-to-audio search",
+        needs="a folder of captioned audio",
     ),
     "cvivit": RecipeEntry(
         package="quintet.families.cvivit",
@@ -123,7 +125,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         pipeline="CViViTPipeline",
         models=("CViViT",),
         trainer="CViViTTrainer",
-        summary="video tokenizer: clips and pictures to codes, moment by moment, and back",
+        summary="video tokenizer: videos and images to codes per latent frame, and back",
         needs="a folder of videos",
     ),
     "phenaki": RecipeEntry(
@@ -143,8 +145,8 @@ RECIPES: Mapping[str, RecipeEntry] = {
         pipeline="AudioCodecPipeline",
         models=("AudioCodec", "PretrainedCodec"),
         trainer="AudioCodecTrainer",
-        summary="audio tokenizer: sounds to residual codes and back",
-        needs="a folder of sounds",
+        summary="audio tokenizer: audio to residual codes and back",
+        needs="a folder of audio",
     ),
     "soundstorm": RecipeEntry(
         package="quintet.families.soundstorm",
@@ -153,8 +155,8 @@ RECIPES: Mapping[str, RecipeEntry] = {
         pipeline="SoundStormPipeline",
         models=("SoundStorm", "ConformerWrapper"),
         trainer="SoundStormTrainer",
-        summary="text to sound: a masked conformer over a codec's codes",
-        needs="a folder of sounds, --tokenizer, and --condition for texts",
+        summary="text to audio: a masked conformer over a codec's codes",
+        needs="a folder of audio, --tokenizer, and --condition for text prompts",
     ),
     "mesh-autoencoder": RecipeEntry(
         package="quintet.families.mesh_autoencoder",
@@ -174,19 +176,19 @@ RECIPES: Mapping[str, RecipeEntry] = {
         pipeline="MeshTransformerPipeline",
         models=("MeshTransformer",),
         trainer="MeshTransformerTrainer",
-        summary="text to mesh: a transformer over the codes of faces",
+        summary="text to mesh: an autoregressive transformer over the codes of faces",
         needs="a folder of captioned meshes, and --tokenizer",
     ),
 }
 
 
 def names() -> list[str]:
-    """All recipes, quintet's own first."""
-    return [*RECIPES, *sorted({point.name for point in _foreign()} - RECIPES.keys())]
+    """The names of all recipes, those of quintet first."""
+    return [*RECIPES, *sorted({point.name for point in _plugins()} - RECIPES.keys())]
 
 
 def entries() -> Iterator[tuple[str, RecipeEntry]]:
-    """All recipes that can be used, with their entries."""
+    """All valid recipes with their entries."""
     for name in names():
         try:
             yield name, find(name)
@@ -195,7 +197,7 @@ def entries() -> Iterator[tuple[str, RecipeEntry]]:
 
 
 def config_classes() -> Iterator[tuple[str, type[RunConfig]]]:
-    """The configuration classes of all recipes that have one that can be imported."""
+    """The configuration classes of all recipes, without those that cannot be imported."""
     for name, entry in entries():
         try:
             yield name, entry.config_class()
@@ -204,10 +206,10 @@ def config_classes() -> Iterator[tuple[str, type[RunConfig]]]:
 
 
 def problems() -> list[str]:
-    """One sentence for each entry point that cannot be used."""
+    """A message for each invalid entry point."""
     found = [
-        f"recipe '{point.name}' of {_package_of(point)} is not used: quintet has one of that name"
-        for point in _foreign()
+        f"recipe '{point.name}' of {_package_of(point)} is ignored: quintet has a recipe of that name"
+        for point in _plugins()
         if point.name in RECIPES
     ]
     for name in names():
@@ -217,7 +219,9 @@ def problems() -> list[str]:
             found.append(str(error))
         else:
             if recipe != name:
-                found.append(f"recipe '{name}' is called '{recipe}' by its configuration; one name is wrong")
+                found.append(
+                    f"the entry point of recipe '{name}' has a configuration class for recipe '{recipe}'; use one name"
+                )
     return found
 
 
@@ -227,11 +231,11 @@ JUDGES: Mapping[str, str] = {
     "sounds": "quintet.synthetic.sounds_judge:SoundsJudge",
     "motions": "quintet.synthetic.motions_judge:MotionsJudge",
 }
-"""Of each synthetic data set, by the name in its marker, the judge."""
+"""The judge of each synthetic data set, by the name in its marker file."""
 
 
 def find_judge(dataset: str | None) -> Judge[Any] | None:
-    """The judge of a synthetic data set; none of a person's own data."""
+    """The judge of a synthetic data set; None for any other data set."""
     if dataset is None or dataset not in JUDGES:
         return None
     module, name = JUDGES[dataset].split(":")
@@ -239,31 +243,30 @@ def find_judge(dataset: str | None) -> Judge[Any] | None:
 
 
 def find(name: str) -> RecipeEntry:
+    """The entry of a recipe; UsageError if there is none."""
     if name in RECIPES:
         return RECIPES[name]
-    points = [point for point in _foreign() if point.name == name]
+    points = [point for point in _plugins() if point.name == name]
     if points:
-        return _opened(name, points)
+        return _load_plugin(name, points)
     near = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    raise UsageError(
-        f"unknown recipe {name[:40]!r}; {hint}`quintet recipes` lists what can be trained: {', '.join(names())}"
-    )
+    raise UsageError(f"unknown recipe {name[:40]!r}; {hint}`quintet recipes` lists all recipes: {', '.join(names())}")
 
 
-def _foreign() -> list[EntryPoint]:
+def _plugins() -> list[EntryPoint]:
     return list(entry_points(group=GROUP))
 
 
-def _opened(name: str, points: list[EntryPoint]) -> RecipeEntry:
+def _load_plugin(name: str, points: list[EntryPoint]) -> RecipeEntry:
     if len({point.value for point in points}) > 1:
         packages = " and ".join(sorted(_package_of(point) for point in points))
-        raise UsageError(f"recipe '{name}' is offered by {packages}; uninstall one of them")
+        raise UsageError(f"recipe '{name}' is provided by {packages}; uninstall one of them")
     try:
         entry = points[0].load()
-    except Exception as error:  # whatever a person's own package does when it is imported
-        why = f"{type(error).__name__}: {error}"
-        raise UsageError(f"recipe '{name}' of {_package_of(points[0])} cannot be imported ({why})") from error
+    except Exception as error:  # another package may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"recipe '{name}' of {_package_of(points[0])} cannot be imported ({reason})") from error
     if not isinstance(entry, RecipeEntry):
         raise UsageError(f"recipe '{name}': {points[0].value} is a {type(entry).__name__}, not a RecipeEntry")
     return entry
@@ -274,16 +277,17 @@ def _package_of(point: EntryPoint) -> str:
 
 
 def find_by_type(model_type: str) -> RecipeEntry | None:
-    """The recipe that opens models of `transformers` of a type as its own."""
+    """The recipe that can load `transformers` models of this type, or None."""
     return next((find(name) for name, schema in config_classes() if model_type in schema.TRANSFORMERS), None)
 
 
 def transformers_types() -> list[str]:
+    """The `transformers` model types that recipes can load."""
     return [kind for _, schema in config_classes() for kind in schema.TRANSFORMERS]
 
 
 def find_builtin(reference: str) -> RunConfig | None:
-    """The configuration of a built-in model, `NAME` or `NAME:VALUE`; none if there is none of that name."""
+    """The configuration of a built-in model, `NAME` or `NAME:VALUE`; None if there is no such model."""
     name, colon, value = reference.partition(":")
     for _, entry in entries():
         if name in entry.builtin:
@@ -294,10 +298,10 @@ def find_builtin(reference: str) -> RunConfig | None:
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration of a run, of the recipe that it names."""
+    """Read the configuration file of a run."""
     tree = configs.read_yaml(path)
     recipe = tree.get("recipe")
     if not isinstance(recipe, str):
-        raise UsageError(f"{path} does not say which recipe it is for")
+        raise UsageError(f"{path} has no key `recipe`")
     schema = find(recipe).config_class()
     return configs.validate(schema, configs.migrated(schema, tree))

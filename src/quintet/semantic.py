@@ -1,8 +1,8 @@
-"""Semantic tokens: the hidden states of a layer of an audio model, step by step, each as the number of its cluster.
+"""Semantic tokens: k-means cluster indices of the hidden states of an audio model, one token per time step.
 
-Clusters are found by k-means over the states of a folder's clips, each dimension brought to mean 0 and deviation 1
-first (AudioLM, 2209.03143). They lie beside the tokens as `centroids.safetensors`, so that other folders can be given
-the same tokens.
+The clusters are fitted to the hidden states of the clips of a folder, with each dimension normalised to mean 0 and
+standard deviation 1 (AudioLM, 2209.03143). They are saved with the tokens as `centroids.safetensors`, so that other
+folders can be encoded with the same clusters.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.pipelines.loading import open_pipeline
 
 CENTROIDS = "centroids"
-CLUSTERS = 256
-SAMPLE = 2**17
-"""Steps that clusters are found in; of more sound a share is drawn."""
-SPREAD = 4
-"""Of long clips neighbouring steps are alike: so many times the steps are heard, and each is taken less often."""
+NUM_CLUSTERS = 256
+NUM_SAMPLED = 2**17
+"""Number of time steps for fitting clusters; a random fraction of the steps is used if there are more."""
+OVERSAMPLING = 4
+"""Encode up to OVERSAMPLING * NUM_SAMPLED steps and subsample them: neighbouring steps of a clip are similar."""
 
 
 @dataclass(frozen=True)
 class Centroids:
-    """Clusters of what one layer of one model hears."""
+    """Clusters of the hidden states of one layer of one model."""
 
     centres: Tensor
     mean: Tensor
     deviation: Tensor
     layer: int
     rate: float
-    """Tokens a second."""
+    """Tokens per second."""
     digest: str
-    """Of the model."""
+    """SHA-256 of the model."""
 
     def tokens(self, states: Tensor) -> Tensor:
-        """The clusters (steps) that vectors (steps, dim) are in."""
+        """The cluster indices (steps,) of hidden states (steps, dim)."""
         scaled = (states.float() - self.mean.to(states.device)) / self.deviation.to(states.device)
         return nearest(scaled, self.centres.to(states.device))
 
@@ -70,13 +70,13 @@ class Centroids:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What came of a folder."""
+class EncodedFolder:
+    """The result of `encode_folder`."""
 
     items: int
     rate: float
     lines: list[str]
-    """What a person may want to know of the clusters."""
+    """Messages about the clusters."""
 
 
 def encode_folder(
@@ -88,49 +88,49 @@ def encode_folder(
     clusters: int | None = None,
     centroids: Path | None = None,
     seed: int = 0,
-) -> Made:
-    """Semantic tokens of every readable file of a folder. Clusters are those given, or found in this folder."""
+) -> EncodedFolder:
+    """Encode every readable file of a folder as semantic tokens, with `centroids` or with newly fitted clusters."""
     refuse_existing(out)
     extractor = open_audio_features(reference)
-    given = None if centroids is None else read_centroids(centroids)
-    if given is not None:
-        _refuse_unfit(given, extractor, reference, layer, clusters)
+    fitted = None if centroids is None else read_centroids(centroids)
+    if fitted is not None:
+        _check_centroids(fitted, extractor, reference, layer, clusters)
     folder = _folder(data, extractor)
     lines: list[str] = []
-    if given is None:
-        given, told = find_centroids(
-            extractor, folder, _checked(layer, extractor, reference), clusters or CLUSTERS, seed
+    if fitted is None:
+        fitted, summary = fit_centroids(
+            extractor, folder, _check_layer(layer, extractor, reference), clusters or NUM_CLUSTERS, seed
         )
-        lines.append(told)
+        lines.append(summary)
     rows: list[dict[str, Any]] = []
     tokens: list[Tensor] = []
     for item in track(range(len(folder)), "encoded"):
         try:
-            states = extractor.states(_wave(folder, item), given.layer)
+            states = extractor.hidden_states(_wave(folder, item), fitted.layer)
         except UnreadableItem as problem:
             rows.append({"file": folder.name(item), "skipped": str(problem)})
             continue
-        tokens.append(given.tokens(states)[None].cpu().to(torch.int32))
+        tokens.append(fitted.tokens(states)[None].cpu().to(torch.int32))
         rows.append({"file": folder.name(item), "row": len(tokens) - 1})
     if not tokens:
-        raise UsageError(f"no file of {data} can be read; `quintet data check {data}` says why")
+        raise UsageError(f"no file of {data} can be read; `quintet data check {data}` lists the reasons")
     contents = code_contents(tokens, rows)
-    contents.tensors[CENTROIDS] = given.tensors()
+    contents.tensors[CENTROIDS] = fitted.tensors()
     contents.json[CODES] = {
-        "num_codes": len(given.centres),
-        "rate": given.rate,
-        "layer": given.layer,
+        "num_codes": len(fitted.centres),
+        "rate": fitted.rate,
+        "layer": fitted.layer,
         "model": reference,
-        "model_hash": given.digest,
+        "model_hash": fitted.digest,
     }
     checkpoint.write_folder(out, contents)
     used = len(set(torch.cat([each[0] for each in tokens]).tolist()))
-    lines.append(f"{used} of {len(given.centres)} tokens are in use")
-    return Made(len(tokens), given.rate, lines)
+    lines.append(f"{used} of {len(fitted.centres)} tokens are in use")
+    return EncodedFolder(len(tokens), fitted.rate, lines)
 
 
 def open_audio_features(reference: str) -> AudioFeatureExtractor:
-    """Of a trained model with an audio tower, or of the folder of a speech model of `transformers`."""
+    """The feature extractor of a trained model with an audio tower, or of a speech model folder of `transformers`."""
     folder = Path(reference)
     if reference.startswith(PRETRAINED):
         folder = transformers_folder.find_folder(reference.removeprefix(PRETRAINED), "model")
@@ -139,58 +139,58 @@ def open_audio_features(reference: str) -> AudioFeatureExtractor:
         return PretrainedAudioEncoder(folder, own_device(EngineConfig()))
     pipeline = open_pipeline(reference)
     if not hasattr(pipeline, "audio_features"):
-        raise UsageError(f"recipe {pipeline.recipe} has no layers that hear sound; leave --layer out")
+        raise UsageError(f"recipe {pipeline.recipe} has no audio encoder layers; omit --layer")
     pipeline.to(own_device(pipeline.config.engine))
     features: AudioFeatureExtractor = pipeline.audio_features()
     return features
 
 
-def find_centroids(
+def fit_centroids(
     extractor: AudioFeatureExtractor, folder: AudioFolder, layer: int, clusters: int, seed: int
 ) -> tuple[Centroids, str]:
-    """Clusters of what a layer hears of a folder, and a sentence about them."""
+    """Fit clusters to the hidden states of a layer over a folder; returns them and a summary."""
     if clusters < 2:
-        raise UsageError(f"--clusters {clusters}: there must be at least 2")
-    heard = list(_sampled(extractor, folder, layer, seed))
-    vectors = torch.cat(heard) if heard else torch.empty(0, 1)
+        raise UsageError(f"--clusters {clusters} is too small; use at least 2")
+    sampled = list(_sample_states(extractor, folder, layer, seed))
+    vectors = torch.cat(sampled) if sampled else torch.empty(0, 1)
     if len(vectors) < clusters:
         raise UsageError(
-            f"--clusters {clusters} cannot be found in {len(vectors)} steps of sound, {extractor.token_rate:g} a "
-            "second; ask for fewer, or add sound"
+            f"--clusters {clusters} is more than the {len(vectors)} time steps of the audio "
+            f"({extractor.token_rate:g} per second); use fewer clusters, or add audio"
         )
     mean, deviation = vectors.mean(0), vectors.std(0, correction=0).clamp(min=1e-5)
     found = kmeans.fit((vectors - mean) / deviation, clusters, seed)
     summary = (
-        f"{clusters} clusters of {len(vectors)} steps, after {found.rounds} rounds: "
-        f"{found.explained:.0%} of the variance is between them"
+        f"{clusters} clusters of {len(vectors)} steps, after {found.rounds} iterations: "
+        f"they explain {found.explained:.0%} of the variance"
     )
     return Centroids(found.centres, mean, deviation, layer, extractor.token_rate, extractor.digest), summary
 
 
-def _sampled(extractor: AudioFeatureExtractor, folder: AudioFolder, layer: int, seed: int) -> Iterator[Tensor]:
-    """What is heard of clips, at steps that are drawn for each."""
+def _sample_states(extractor: AudioFeatureExtractor, folder: AudioFolder, layer: int, seed: int) -> Iterator[Tensor]:
+    """Hidden states (steps, dim) of random clips, at random time steps."""
     generator = torch.Generator().manual_seed(seed_from(seed, "clips"))
     chosen: list[int] = []
     steps = 0.0
     for item in torch.randperm(len(folder), generator=generator).tolist():
-        if steps >= SPREAD * SAMPLE:
+        if steps >= OVERSAMPLING * NUM_SAMPLED:
             break
         try:
-            steps += folder.frames(item) / extractor.rate * extractor.token_rate
+            steps += folder.frames(item) / extractor.sample_rate * extractor.token_rate
         except UnreadableItem:
-            continue  # it is named where it is to be encoded
+            continue  # reported when it is encoded
         chosen.append(item)
-    share = min(1.0, SAMPLE / max(1.0, steps))
-    for item in track(chosen, "heard"):
+    fraction = min(1.0, NUM_SAMPLED / max(1.0, steps))
+    for item in track(chosen, "sampled"):
         try:
-            states = extractor.states(_wave(folder, item), layer).float().cpu()
+            states = extractor.hidden_states(_wave(folder, item), layer).float().cpu()
         except UnreadableItem:
             continue
-        yield states[ItemRNG(seed, [0], [item]).uniform("steps", len(states))[0] < share]
+        yield states[ItemRNG(seed, [0], [item]).uniform("steps", len(states))[0] < fraction]
 
 
 def read_centroids(path: Path) -> Centroids:
-    """Those of a folder that `encode_folder` wrote, or of the file itself."""
+    """Read clusters from a folder that `encode_folder` wrote, or from the file itself."""
     file = path / f"{CENTROIDS}.safetensors" if path.is_dir() else path
     try:
         if file.suffix != ".safetensors":
@@ -207,37 +207,38 @@ def read_centroids(path: Path) -> Centroids:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, CheckpointError) as error:
         reason = files.one_line(error)
         raise UsageError(
-            f"--centroids {path}: these are not clusters that `quintet encode … --layer N` wrote ({reason})"
+            f"--centroids {path} does not contain clusters written by `quintet encode … --layer N` ({reason})"
         ) from None
 
 
-def _refuse_unfit(
-    given: Centroids, extractor: AudioFeatureExtractor, reference: str, layer: int | None, clusters: int | None
+def _check_centroids(
+    centroids: Centroids, extractor: AudioFeatureExtractor, reference: str, layer: int | None, clusters: int | None
 ) -> None:
-    """Clusters mean something in one layer of one model alone."""
-    if given.digest != extractor.digest:
-        raise UsageError(f"--centroids are of another model than {reference}, or of other weights of it")
-    if layer not in (None, given.layer):
-        raise UsageError(f"--layer {layer}, but the --centroids are of layer {given.layer}")
-    if clusters not in (None, len(given.centres)):
-        raise UsageError(f"--clusters {clusters}, but there are {len(given.centres)} --centroids")
+    """Raise UsageError if clusters are from another model, layer or number of clusters."""
+    if centroids.digest != extractor.digest:
+        raise UsageError(f"--centroids are from another model than {reference}, or from other weights of it")
+    if layer not in (None, centroids.layer):
+        raise UsageError(f"--layer {layer}, but the --centroids are from layer {centroids.layer}")
+    if clusters not in (None, len(centroids.centres)):
+        raise UsageError(f"--clusters {clusters}, but there are {len(centroids.centres)} --centroids")
 
 
-def _checked(layer: int | None, extractor: AudioFeatureExtractor, reference: str) -> int:
-    assert layer is not None, "without --centroids a layer is asked for"
+def _check_layer(layer: int | None, extractor: AudioFeatureExtractor, reference: str) -> int:
+    assert layer is not None, "without --centroids a layer is required"
     if not 1 <= layer <= extractor.depth:
-        raise UsageError(f"--layer {layer}: {reference} has the layers 1 to {extractor.depth}")
+        raise UsageError(f"--layer {layer} does not exist: {reference} has layers 1 to {extractor.depth}")
     return layer
 
 
 def _folder(data: str, extractor: AudioFeatureExtractor) -> AudioFolder:
-    """All clips of a folder, each whole."""
+    """All clips of a folder at full length."""
     config = AudioDataConfig(path=data, validation_path=data, loudness=extractor.loudness, memory_megabytes=0)
-    folder = audio_folder_splits(config, extractor.rate).validation
+    folder = audio_folder_splits(config, extractor.sample_rate).validation
     assert isinstance(folder, AudioFolder)
     return folder
 
 
 def _wave(folder: AudioFolder, item: int) -> Tensor:
+    """The waveform (samples,) of a clip."""
     wave: Tensor = folder.load(item, ItemRNG(0, [0], [item]))["wavs"][0]
     return wave

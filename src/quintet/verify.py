@@ -1,6 +1,6 @@
-"""Owns the proof that a run is what it says: the steps between two of its checkpoints, taken again and compared.
+"""`quintet verify`: replays the steps between two checkpoints of a run and compares the results byte by byte.
 
-Nothing is written to the run: the replay has a temporary folder of its own.
+Nothing is written to the run: the replay uses a temporary folder.
 """
 
 from __future__ import annotations
@@ -28,58 +28,58 @@ from quintet.training.state import Progress, environment
 from quintet.training.trainer import Trainer
 
 HARMLESS = tuple(key for key in configs.RESUMABLE if key not in ("train.grad_accum_steps", "engine."))
-"""Keys that may differ between the two checkpoints: they do not take part in the arithmetic of a step."""
+"""Keys that may differ between the two checkpoints, because they do not affect the arithmetic of a step."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a replay showed."""
+    """The result of a replay."""
 
     start: int
     end: int
     files: int
-    """How many files of weights and optimizer state were compared."""
+    """Number of compared files with weights and optimizer state."""
     differences: list[str]
     notes: list[str]
-    """What is not as it was when the run was trained."""
+    """Differences between the current environment and that of the training."""
 
 
 def check_run(folder: Path, start: int | None = None, end: int | None = None) -> Verdict:
-    """Check every checkpoint's hashes, then replay; `RunError` if a checkpoint is damaged or not reproduced."""
+    """Verify the hashes of every checkpoint, then replay; `RunError` if a checkpoint is damaged or not reproduced."""
     run = Run.open(folder)
-    sound, problems = _sound_steps(run)
-    verdict = _replay(run, start, end, sound)
+    valid, problems = _valid_steps(run)
+    verdict = _replay(run, start, end, valid)
     if problems:
-        raise RunError(f"damaged: {'; '.join(problems)}; `quintet resume` would use step {sound[-1]}")
+        raise RunError(f"damaged checkpoints: {'; '.join(problems)}; `quintet resume` would use step {valid[-1]}")
     if verdict.differences:
-        because = f" ({'; '.join(verdict.notes)})" if verdict.notes else ""
+        reason = f" ({'; '.join(verdict.notes)})" if verdict.notes else ""
         raise RunError(
-            f"steps {verdict.start} to {verdict.end} were not reproduced{because}: {'; '.join(verdict.differences)}"
+            f"steps {verdict.start} to {verdict.end} were not reproduced{reason}: {'; '.join(verdict.differences)}"
         )
     return verdict
 
 
-def _sound_steps(run: Run) -> tuple[list[int], list[str]]:
-    """The steps whose checkpoints are whole, oldest first, and what is wrong with the others."""
-    sound: list[int] = []
+def _valid_steps(run: Run) -> tuple[list[int], list[str]]:
+    """The steps of all valid checkpoints, oldest first, and the errors of the others."""
+    valid: list[int] = []
     problems: list[str] = []
     for folder in checkpoint.steps(run.checkpoints):
         try:
             checkpoint.verify(folder)
-            sound.append(checkpoint.step_of(folder))
+            valid.append(checkpoint.step_of(folder))
         except CheckpointError as error:
             problems.append(str(error))
-    return sound, problems
+    return valid, problems
 
 
-def _replay(run: Run, start: int | None, end: int | None, sound: list[int]) -> Verdict:
-    """Take the steps from checkpoint `start` (0: the beginning) to `end` again; by default the last two."""
-    end = _chosen(run, sound, end, sound[-1:])
-    start = 0 if start == 0 else _chosen(run, sound, start, [step for step in (0, *sound) if step < end][-1:])
+def _replay(run: Run, start: int | None, end: int | None, valid: list[int]) -> Verdict:
+    """Replay the steps from checkpoint `start` (0: the initial state) to `end`; by default the last two checkpoints."""
+    end = _select_step(run, valid, end, valid[-1:])
+    start = 0 if start == 0 else _select_step(run, valid, start, [step for step in (0, *valid) if step < end][-1:])
     if start >= end:
-        raise UsageError(f"step {start} does not lie before step {end}; there would be nothing to replay")
+        raise UsageError(f"--from {start} must be before --to {end}")
     target = checkpoint.folder_of(run.checkpoints, end)
-    moved = read_config(run.config_file).data  # the folders may have moved since; the items may not
+    moved = read_config(run.config_file).data  # the folders may have moved since; the items must be the same
     config = read_config(target / "config.yaml").changed(
         {"data.path": moved.path, "data.validation_path": moved.validation_path}
     )
@@ -92,25 +92,27 @@ def _replay(run: Run, start: int | None, end: int | None, sound: list[int]) -> V
                 trainer.train_step()
         finally:
             trainer.close()
-        made = Path(temporary) / "made"
-        checkpoint.write_folder(made, trainer.state.contents(1, trainer.splits.fingerprint))
-        return Verdict(start, end, *_compared(made, target), _notes(meta))
+        replayed = Path(temporary) / "replayed"
+        checkpoint.write_folder(replayed, trainer.state.contents(1, trainer.splits.fingerprint))
+        return Verdict(start, end, *_compare(replayed, target), _notes(meta))
 
 
-def _chosen(run: Run, sound: list[int], step: int | None, default: list[int]) -> int:
+def _select_step(run: Run, valid: list[int], step: int | None, default: list[int]) -> int:
     if step is None and not default:
-        raise UsageError(f"{run.folder} has no sound checkpoint to compare with; train it first")
-    chosen = default[0] if step is None else step
-    if chosen and chosen not in sound:
-        raise UsageError(f"{run.folder} has no sound checkpoint of step {chosen}; it has {', '.join(map(str, sound))}")
-    return chosen
+        raise UsageError(f"{run.folder} has no valid checkpoint to compare with; train it first")
+    selected = default[0] if step is None else step
+    if selected and selected not in valid:
+        raise UsageError(
+            f"{run.folder} has no valid checkpoint of step {selected}; it has {', '.join(map(str, valid))}"
+        )
+    return selected
 
 
 def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int) -> None:
     if meta.get("world_size") != 1:
         raise UsageError(
-            f"{run.folder} was trained by {meta.get('world_size')} processes; one process agrees with them to "
-            "rounding, not to the byte, so a replay would prove nothing"
+            f"{run.folder} was trained by {meta.get('world_size')} processes; a replay in one process agrees only "
+            "up to rounding errors, so it cannot be compared byte by byte"
         )
     if start:
         before = read_config(checkpoint.folder_of(run.checkpoints, start) / "config.yaml")
@@ -122,13 +124,13 @@ def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], star
 
 
 def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int, end: int, folder: Path) -> Trainer:
-    """A trainer in a folder of its own that stands where the run stood."""
-    here = {"train.steps": end, "train.minutes": None, "log.trackers": [], "engine.threads": meta["threads"]}
-    task = task_in(run.folder, config.changed(here))
+    """A trainer in its own folder, with the state of the run at step `start`."""
+    overrides = {"train.steps": end, "train.minutes": None, "log.trackers": [], "engine.threads": meta["threads"]}
+    task = task_in(run.folder, config.changed(overrides))
     splits = open_splits(task)
     difference = changed_data(run, splits)
     if difference:
-        raise UsageError(f"the data is not what {run.folder} was trained on ({difference})")
+        raise UsageError(f"the data differs from the training data of {run.folder} ({difference})")
     copy = Run(folder)
     if start:
         source = checkpoint.folder_of(run.checkpoints, start)
@@ -141,22 +143,22 @@ def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int
 
 def _notes(meta: Mapping[str, Any]) -> list[str]:
     now = {"quintet": quintet.__version__, **environment()}
-    return [f"{name} was {meta.get(name)} and is {value}" for name, value in now.items() if meta.get(name) != value]
+    return [f"{name} was {meta.get(name)} and is now {value}" for name, value in now.items() if meta.get(name) != value]
 
 
-def _compared(made: Path, target: Path) -> tuple[int, list[str]]:
-    """How many files of tensors there are, and what differs, in them and in the counts."""
+def _compare(replayed: Path, target: Path) -> tuple[int, list[str]]:
+    """The number of tensor files, and the differences in tensors and counters."""
     ours, theirs = (
         {name: value for name, value in checkpoint.hashes(folder).items() if name.endswith(".safetensors")}
-        for folder in (made, target)
+        for folder in (replayed, target)
     )
     differences = [
-        _difference(made, target, name.removesuffix(".safetensors"))
+        _difference(replayed, target, name.removesuffix(".safetensors"))
         for name in sorted(ours.keys() | theirs.keys())
         if ours.get(name) != theirs.get(name)
     ]
     counts = [name for name in asdict(Progress()) if not name.startswith("best")]
-    again, saved = (checkpoint.read_json(folder, "meta") for folder in (made, target))
+    again, saved = (checkpoint.read_json(folder, "meta") for folder in (replayed, target))
     differences += [
         f"{name} is {again[name]} in the replay and {saved.get(name)} in the run"
         for name in counts
@@ -165,12 +167,12 @@ def _compared(made: Path, target: Path) -> tuple[int, list[str]]:
     return len(theirs), differences
 
 
-def _difference(made: Path, target: Path, name: str) -> str:
-    ours, theirs = (checkpoint.read_tensors(folder, name) for folder in (made, target))
+def _difference(replayed: Path, target: Path, name: str) -> str:
+    ours, theirs = (checkpoint.read_tensors(folder, name) for folder in (replayed, target))
     if ours.keys() != theirs.keys():
-        return f"{name} holds other tensors"
+        return f"{name} has different tensors"
     differing = [key for key in ours if not torch.equal(ours[key], theirs[key])]
     if not differing:
-        return f"{name} holds the same tensors, written differently"
+        return f"{name} has equal tensors, but the files differ"
     most = max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in differing)
     return f"{name}: {len(differing)} of {len(ours)} tensors differ, by up to {most:.3g}"

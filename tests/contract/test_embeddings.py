@@ -55,7 +55,7 @@ def test_a_recipe_without_embeddings_says_so(recipe: str, finished: Path, data: 
     ):
         refused = quintet(*words)
         assert refused.code == 2
-        assert f"recipe {recipe} has no embeddings" in error_line(refused.errors)
+        assert f"recipe '{recipe}' has no embeddings" in error_line(refused.errors)
     assert not out.exists()
     assert tree(finished) == before
 
@@ -96,7 +96,7 @@ def test_vectors_of_files_and_texts(recipe: str, finished: Path, clips: Path, tm
     with embedder.inference():
         own = embedder.embed_batch(loader.single(4)).float()
         words = embedder.embed_texts(list(WORDS)).float()
-    assert loader.source.name(4) == held["files"][3]
+    assert loader.dataset.name(4) == held["files"][3]
     torch.testing.assert_close(own[0], torch.from_numpy(held["audio"][3]), rtol=0, atol=0)
     torch.testing.assert_close(words, torch.from_numpy(held["text"]), rtol=0, atol=0)
 

@@ -96,7 +96,7 @@ def test_two_processes_equal_one(recipe: str, name: str, data: Path, two_process
         for file in tensor_hashes(one, last):
             group = file.removesuffix(".safetensors")
             ours, theirs = (checkpoint.read_tensors(step_folder(run, last), group) for run in (two, one))
-            assert checkpoint.is_in_parts(step_folder(two, last), group) == (name == "sharded")
+            assert checkpoint.is_sharded(step_folder(two, last), group) == (name == "sharded")
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, file=file: file + text)
 
 

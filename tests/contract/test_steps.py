@@ -32,7 +32,8 @@ def test_the_backward_pass_changes_nothing_but_gradients(recipe: str, case: Case
         step = 1200
         loader = trainer._loader(trainer.splits.train)
         batches = [
-            trainer._moved(loaded) for loaded in loader.opening(trainer._order(), made.config.train.grad_accum_steps)
+            trainer._to_device(loaded)
+            for loaded in loader.init_batches(trainer._order(), made.config.train.grad_accum_steps)
         ]
         before = fingerprint(made.modules)
 
@@ -53,7 +54,7 @@ def test_modules_are_in_training_mode_after_every_step(recipe: str, case: Case, 
     def check(logs: dict[str, Any]) -> None:
         # Validation, samples and a checkpoint lie behind some of these steps.
         assert all(part.training for module in made.modules.values() for part in module.modules()), logs["step"]
-        assert not any(module.training for module in trainer.state.average.modules.values())
+        assert not any(module.training for module in trainer.state.ema.modules.values())
         assert all(parameter.grad is None for module in made.modules.values() for parameter in module.parameters())
         assert all(parameter.requires_grad for module in made.modules.values() for parameter in module.parameters())
 

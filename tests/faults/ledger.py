@@ -19,46 +19,55 @@ WHOLE = os.environ.get("QUINTET_FAULTS") == "whole"
 """`make faults` runs every trial; `make test` runs a part of each kind."""
 
 ROWS: Mapping[str, tuple[str, str]] = {
-    "kill-save": ("`kill -9` at each file operation of a save", "resumes by itself, ends in the same bytes"),
-    "kill-random": ("`kill -9` at a random moment of a training", "the same; at most one interval lost"),
-    "kill-start": ("`kill -9` before the first checkpoint", "`resume` begins again, ends in the same bytes"),
+    "kill-save": ("`kill -9` at each file operation of a save", "resumes automatically, ends in the same bytes"),
+    "kill-random": ("`kill -9` at a random time during training", "the same; at most one checkpoint interval lost"),
+    "kill-start": ("`kill -9` before the first checkpoint", "`resume` starts from step 0, ends in the same bytes"),
     "signal": (
-        "SIGTERM, SIGINT, SIGUSR1 in a step, a validation, a save, data loading",
+        "SIGTERM, SIGINT, SIGUSR1 during a step, validation, a save, data loading",
         "saves, exits with 128 + signal, ends in the same bytes",
     ),
-    "second-signal": ("a second signal", "ends at once, nothing half-written stands"),
+    "second-signal": ("a second signal", "exits at once, leaves no partial file"),
     "disk-full": (
-        "full disk in saves, logs, samples",
-        "last checkpoint sound; goes on or stops clearly",
+        "full disk during saves, logs, samples",
+        "last checkpoint intact; continues, or stops with a clear error",
     ),
-    "read-only": ("folder turned read-only in saves, logs, samples", "the same"),
-    "bit-flip": ("a flipped bit in any file of a checkpoint", "detected, named, newest sound one used"),
-    "truncation": ("a cut, emptied, missing or added file of a checkpoint", "the same"),
-    "non-finite-data": ("NaN or Inf in the data", "skipped, named, counted; stops at the limit, weights finite"),
+    "read-only": ("folder becomes read-only during saves, logs, samples", "the same"),
+    "bit-flip": ("a flipped bit in any file of a checkpoint", "detected, named; newest intact checkpoint used"),
+    "truncation": ("a truncated, emptied, missing or added file of a checkpoint", "the same"),
+    "non-finite-data": (
+        "NaN or Inf in the data",
+        "step skipped, items named and counted; stops at the limit with finite weights",
+    ),
     "non-finite-loss": ("NaN or Inf in a loss", "the same"),
     "non-finite-gradient": ("NaN or Inf in a gradient", "the same"),
-    "non-finite-optimizer": ("NaN or Inf in the optimizer's state", "the same"),
-    "non-finite-weights": ("NaN or Inf in the weights", "never saved; stops and names the finite checkpoint"),
-    "roll-back": ("the same, with `train.max_rollbacks`", "goes back to the last good checkpoint, on with other items"),
-    "worker-killed": ("a data worker killed", "workers start again, ends in the same bytes"),
-    "file-deleted": ("a data file deleted while training", "replaced by another item, named"),
-    "file-replaced": ("a data file replaced while training", "replaced by another item, named"),
-    "clock": ("the clock moving backwards", "no difference"),
-    "two-processes": ("processes started on the same run", "one goes on, the others are refused"),
-    "changed-config": ("resume with changed keys", "refused with the difference; `--force` where it can work"),
+    "non-finite-optimizer": ("NaN or Inf in the optimizer state", "the same"),
+    "non-finite-weights": ("NaN or Inf in the weights", "never saved; stops and names the last finite checkpoint"),
+    "roll-back": (
+        "the same, with `train.max_rollbacks`",
+        "rolls back to the last good checkpoint, continues with other items",
+    ),
+    "worker-killed": ("a data worker killed", "workers restart, ends in the same bytes"),
+    "file-deleted": ("a data file deleted during training", "replaced by another item, named"),
+    "file-replaced": ("a data file replaced during training", "replaced by another item, named"),
+    "clock": ("the clock moves backwards", "no difference"),
+    "two-processes": ("several processes started on the same run", "one continues, the others are refused"),
+    "changed-config": ("resume with changed keys", "refused with the difference; `--force` where possible"),
     "changed-data": ("resume with changed data", "refused with the difference; `--force`"),
-    "changed-version": ("resume by another version", "refused with the difference; `--force`"),
-    "golden": ("the golden run of each format", "loads, measures, resumes"),
-    "hostile-weights": ("hostile weight files: pickles, headers that lie", "refused in one sentence, nothing executed"),
-    "hostile-media": ("hostile media: decompression bombs, lying headers", "skipped with the reason, memory bounded"),
+    "changed-version": ("resume with another version", "refused with the difference; `--force`"),
+    "golden": ("the golden run of each format", "loads, evaluates, resumes"),
+    "hostile-weights": (
+        "hostile weight files: pickles, false headers",
+        "refused with a one-line error, nothing executed",
+    ),
+    "hostile-media": ("hostile media: decompression bombs, false headers", "skipped with the reason, bounded memory"),
     "hostile-text": (
-        "hostile configs, metadata, JSON; paths that lead outside",
+        "hostile configs, metadata, JSON; paths outside the folder",
         "refused or skipped, nothing read outside",
     ),
-    "fuzz": ("random bytes and mutations for each reader", "a clear error or a right answer"),
+    "fuzz": ("random bytes and mutations for each file reader", "a clear error or a correct result"),
     "verify": (
         "`quintet verify`: steps between two checkpoints replayed",
-        "the same hashes; a forged one is told",
+        "the same hashes; a forged checkpoint is detected",
     ),
 }
 """Key to the fault and what must hold."""
@@ -82,7 +91,7 @@ def table(ledger: Path) -> list[str]:
     missing = ROWS.keys() - counts.keys()
     if missing:
         raise SystemExit(f"no trial was counted for {', '.join(sorted(missing))}")
-    lines = ["| fault | what must hold | trials | failed |", "|---|---|---|---|"]
+    lines = ["| fault | expected | trials | failed |", "|---|---|---|---|"]
     for row, (fault, expected) in ROWS.items():
         by_recipe = ", ".join(
             f"{trials}" if recipe == "any" else f"{trials} ({recipe})" for recipe, trials in sorted(counts[row].items())

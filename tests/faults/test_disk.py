@@ -162,7 +162,7 @@ def test_a_trouble_that_stays_leaves_the_last_checkpoint_whole(
         assert process.end() == 1, process.seen
 
     sentence = error_line(process.seen)
-    assert "could not save the last step" in sentence
+    assert "could not save the final checkpoint" in sentence
     assert KINDS[row] in sentence
     assert_sound(run)
 
@@ -284,11 +284,11 @@ def test_a_console_on_a_full_disk_stops_nothing(
 
 def test_a_line_that_does_not_fit_is_left_out_whole_and_the_loss_is_said_once(small_disk: Path, ledger: Ledger) -> None:
     run, told = Run(small_disk), list[str]()
-    run.tell = told.append
+    run.notify = told.append
     with full(small_disk):
         for step in range(200):  # a started block of the file is still free, and ends in the middle of a line
             run.write_metrics({"step": step, "text": "x" * 90})
-    assert told == [f"warning: cannot write metrics.jsonl ({FULL}); the run goes on without it"]
+    assert told == [f"warning: cannot write metrics.jsonl ({FULL}); training continues without it"]
     run.write_metrics({"step": 200})
 
     assert told[1:] == ["metrics.jsonl can be written again"]
@@ -328,7 +328,7 @@ def test_a_limit_on_file_sizes_leaves_the_last_checkpoint_whole(
     with forked(["resume", run, "train.steps=16"], tmp_path / "said", limit) as process:
         assert process.end() == 1, process.seen
 
-    assert "could not save the last step" in error_line(process.seen)
+    assert "could not save the final checkpoint" in error_line(process.seen)
     assert tree(run / "checkpoints") == before
     ledger("disk-full", 1)
 

@@ -204,7 +204,9 @@ def test_a_run_that_is_broken_itself_is_not_saved_and_says_so(
 ) -> None:
     run = tmp_path / "run"
     trainer = Trainer(make_task(recipe, data, (*case.tiny, *KEYS)), Run.new(run), silent=True)
-    with pytest.raises(RunError, match=r"not finite any more .* were not saved; step 6 is the newest saved"):
+    with pytest.raises(
+        RunError, match=r"training state is not finite .* was not saved; the newest checkpoint, step 6, is finite"
+    ):
         trainer.train(log_fn=spoiling_after(trainer, SPOILERS[where], value, 6))
     trainer.close()
 
@@ -247,7 +249,7 @@ def test_weights_that_break_in_the_last_step_are_not_saved(
             spoil_weights(trainer, value)
 
     made.after_step = break_in_the_last  # type: ignore[method-assign]
-    with pytest.raises(RunError, match="step 12: the run's own tensors are not finite any more"):
+    with pytest.raises(RunError, match="step 12: the training state is not finite"):
         trainer.train()
     trainer.close()
 
@@ -271,7 +273,7 @@ def test_a_broken_run_rolls_back_and_goes_on(
 
     assert state(run)["status"] == "finished"
     assert trainer.state.progress.rollbacks == 1
-    assert "rolled back to the weights of step 6, on with other items (1 of 1 roll-backs)" in log_text(run)
+    assert "rolled back to the weights of step 6, continuing with the next items (rollback 1 of 1)" in log_text(run)
     assert_finite(run)
     assert tensor_hashes(run, 12) != tensor_hashes(run, 6)
     ledger("roll-back", 1)

@@ -245,7 +245,7 @@ def test_a_signal_while_saving_on_a_full_disk_is_an_error_that_says_so(straight:
             blocker.touch()  # no folder can be made where a file is
             send_and_wait(process, signal.SIGTERM)
         assert process.end() == 1, process.seen
-    assert "could not save the last step" in error_line(process.seen)
+    assert "could not save the final checkpoint" in error_line(process.seen)
     assert steps_saved(run)[-1] == BEGUN
     blocker.unlink()
 

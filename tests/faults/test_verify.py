@@ -96,11 +96,11 @@ def test_what_cannot_be_replayed_is_refused(
     empty = copied(finished, tmp_path / "empty")
     shutil.rmtree(empty / "checkpoints")
     for words, sign in {
-        ("verify", finished, "--from", "5"): "no sound checkpoint of step 5; it has 4, 8, 12",
-        ("verify", finished, "--to", "99"): "no sound checkpoint of step 99",
-        ("verify", finished, "--from", "12", "--to", "8"): "step 12 does not lie before step 8",
+        ("verify", finished, "--from", "5"): "no valid checkpoint of step 5; it has 4, 8, 12",
+        ("verify", finished, "--to", "99"): "no valid checkpoint of step 99",
+        ("verify", finished, "--from", "12", "--to", "8"): "--from 12 must be before --to 8",
         ("verify", changed): "train.grad_accum_steps changed after step 12",
-        ("verify", empty): "no sound checkpoint to compare with",
+        ("verify", empty): "no valid checkpoint to compare with",
         ("verify", data): "not a run",
     }.items():
         outcome = quintet(*words)

@@ -56,7 +56,7 @@ def test_killed_workers_are_started_again(
 
 
 def started_again(process: Process) -> int:
-    return process.seen.count("the workers are started again")
+    return process.seen.count("restarting the workers")
 
 
 @dataclass

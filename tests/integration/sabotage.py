@@ -1,6 +1,6 @@
-"""The command, with a fault in one process at one step: `python -m integration.sabotage PLAN WORD…`.
+"""Run the command with an injected fault in one process at one step: `python -m integration.sabotage PLAN WORD…`.
 
-The plan is a list of `ATTEMPT:RANK:STEP:FAULT` with commas between; the attempt is the launcher's count of restarts.
+The plan is a comma-separated list of `ATTEMPT:RANK:STEP:FAULT`; the attempt is the launcher's count of restarts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def hang() -> None:
 
 
 def lose_power() -> None:
-    """The machine of this process is gone, and with it the launcher's agent."""
+    """Simulate the loss of this machine, including the launcher's agent."""
     os.kill(os.getppid(), signal.SIGKILL)
     die()
 
@@ -33,18 +33,18 @@ FAULTS = {"die": die, "hang": hang, "lose-power": lose_power}
 
 
 def sabotage(plan: str) -> None:
-    place = (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"])
+    here = (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"])
     faults = {
         int(step): FAULTS[fault]
         for attempt, rank, step, fault in (each.split(":") for each in plan.split(","))
-        if (attempt, rank) == place
+        if (attempt, rank) == here
     }
-    taken = Trainer.train_step
+    original = Trainer.train_step
 
     def train_step(trainer: Trainer) -> dict[str, Any]:
         if trainer.step in faults:
             faults[trainer.step]()
-        return taken(trainer)
+        return original(trainer)
 
     Trainer.train_step = train_step  # type: ignore[method-assign]
 

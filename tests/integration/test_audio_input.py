@@ -1,4 +1,4 @@
-"""Sound files as people have them: what cannot be used is named by the command, the rest is used, odd as it is."""
+"""Audio files of all kinds: unusable files are named by the command, unusual ones are used."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from quintet.media.audio import Samples
 
 FORMATS = ("wav", "flac", "mp3", "ogg")
 RATE = 16_000
-"""Of the model; windows are of one second."""
-SOUND = 8
+"""Sampling rate of the model; windows have one second."""
+NUM_GOOD = 8
 
 
 # --- files of all kinds -------------------------------------------------------------------------------------------
@@ -38,33 +38,33 @@ def write(path: Path, samples: Samples, rate: int = RATE, subtype: str | None = 
             file.write(samples[:, start : start + 8192].T)
 
 
-def add_useless(folder: Path) -> dict[str, str]:
-    """Files that no training can use, and what is to be said of each."""
-    said = {}
+def add_unusable(folder: Path) -> dict[str, str]:
+    """Files that no training can use, and the expected reason of each."""
+    reasons = {}
     for extension in FORMATS:
         (folder / f"empty.{extension}").touch()
-        said[f"empty.{extension}"] = "empty file"
-        (folder / f"words.{extension}").write_text("this is no sound\n" * 20)
-        Image.new("RGB", (40, 40), (200, 10, 10)).save(folder / f"picture.{extension}", format="PNG")
-        said |= {f"{name}.{extension}": "not a sound file" for name in ("words", "picture")}
+        reasons[f"empty.{extension}"] = "empty file"
+        (folder / f"words.{extension}").write_text("this is not audio\n" * 20)
+        Image.new("RGB", (40, 40), (200, 10, 10)).save(folder / f"image.{extension}", format="PNG")
+        reasons |= {f"{name}.{extension}": "not a sound file" for name in ("words", "image")}
         cut = folder / f"cut.{extension}"
         write(cut, tone(6))
         cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-        said[cut.name] = "truncated"
+        reasons[cut.name] = "truncated"
     for extension in ("wav", "ogg"):
         write(folder / f"zero.{extension}", tone(0))
-        said[f"zero.{extension}"] = "its length is zero"
+        reasons[f"zero.{extension}"] = "its length is zero"
     broken = tone(1)
     broken[0, 700] = np.nan
     write(folder / "nan.wav", broken, subtype="FLOAT")
-    said["nan.wav"] = "samples that are no numbers"
+    reasons["nan.wav"] = "samples that are no numbers"
     write(folder / "unscaled.wav", 30_000 * tone(1), subtype="FLOAT")
-    said["unscaled.wav"] = "where 1 is full scale"
-    return said
+    reasons["unscaled.wav"] = "where 1 is full scale"
+    return reasons
 
 
 def add_unusual(folder: Path) -> dict[str, int]:
-    """Files that are used, odd as they are, and the samples of a window of each."""
+    """Unusual files that are used, and the number of samples in a window of each."""
     lengths = {}
     for extension in FORMATS:
         write(folder / f"silent.{extension}", np.zeros((1, 2 * RATE), np.float32))
@@ -87,10 +87,10 @@ def add_unusual(folder: Path) -> dict[str, int]:
 
 @pytest.fixture
 def folder(sounds: Path, tmp_path: Path) -> Path:
-    """A few good sounds without captions, to be joined by others."""
+    """A few good audio files without captions, to which tests add others."""
     target = tmp_path / "data"
     target.mkdir()
-    for path in sorted((sounds / "sounds").iterdir())[:SOUND]:
+    for path in sorted((sounds / "sounds").iterdir())[:NUM_GOOD]:
         shutil.copy(path, target / f"a-{path.name}")
     return target
 
@@ -103,36 +103,36 @@ def source_of(folder: Path) -> AudioFolder:
     return train
 
 
-# --- the command and the training meet them -----------------------------------------------------------------------
+# --- the check and the training -----------------------------------------------------------------------------------
 
 
-def test_useless_files_are_named_and_unusual_ones_are_used(folder: Path) -> None:
-    useless, unusual = add_useless(folder), add_unusual(folder)
+def test_unusable_files_are_named_and_unusual_ones_are_used(folder: Path) -> None:
+    unusable, unusual = add_unusable(folder), add_unusual(folder)
 
     checked = json.loads(succeed("data", "check", folder, "--json").output)
 
     skipped = {each["file"]: each["reason"] for each in checked["skipped"]}
-    assert skipped.keys() == useless.keys()
-    for name, part in useless.items():
+    assert skipped.keys() == unusable.keys()
+    for name, part in unusable.items():
         assert part in skipped[name], name
         assert "\n" not in skipped[name]
-    assert (checked["medium"], checked["usable"]) == ("audio", SOUND + len(unusual))
+    assert (checked["medium"], checked["usable"]) == ("audio", NUM_GOOD + len(unusual))
 
 
-def test_the_check_tells_rates_channels_silence_and_clipping(folder: Path) -> None:
+def test_the_check_reports_rates_channels_silence_and_clipping(folder: Path) -> None:
     add_unusual(folder)
 
-    said = succeed("data", "check", folder)
+    outcome = succeed("data", "check", folder)
 
-    assert "8000 Hz 4, 192000 Hz 3" in said.output
-    assert "mono 32, 8 channels 3" in said.output
-    assert "4 files are silent, and used: silent.flac, silent.mp3, silent.ogg …" in said.output
-    assert "8 files are clipped, and used: clipped.flac, clipped.mp3, clipped.ogg …" in said.output
-    assert f"next: quintet train mulan {folder}" in said.errors + said.output
+    assert "8000 Hz 4, 192000 Hz 3" in outcome.output
+    assert "mono 32, 8 channels 3" in outcome.output
+    assert "4 files are silent and are still used: silent.flac, silent.mp3, silent.ogg …" in outcome.output
+    assert "8 files are clipped and are still used: clipped.flac, clipped.mp3, clipped.ogg …" in outcome.output
+    assert f"next: quintet train mulan {folder}" in outcome.errors + outcome.output
 
 
-def test_training_reads_what_the_check_calls_usable_and_refuses_the_rest_alike(folder: Path) -> None:
-    useless, unusual = add_useless(folder), add_unusual(folder)
+def test_training_and_the_check_agree_on_usable_files(folder: Path) -> None:
+    unusable, unusual = add_unusable(folder), add_unusual(folder)
     source = source_of(folder)
 
     lengths, reasons = {}, {}
@@ -146,37 +146,37 @@ def test_training_reads_what_the_check_calls_usable_and_refuses_the_rest_alike(f
         lengths[source.name(item)] = loaded["wavs"].shape[1]
 
     assert {name: length for name, length in lengths.items() if not name.startswith("a-")} == unusual
-    # Empty files are left out before anything is read.
-    assert reasons.keys() == {name for name in useless if "empty" not in name}
+    # Empty files are skipped before anything is read.
+    assert reasons.keys() == {name for name in unusable if "empty" not in name}
     for name, reason in reasons.items():
-        assert useless[name] in reason, name
+        assert unusable[name] in reason, name
 
 
-def test_odd_rates_and_channels_come_as_one_channel_at_the_rate_of_the_model(folder: Path) -> None:
+def test_unusual_rates_and_channels_become_mono_at_the_rate_of_the_model(folder: Path) -> None:
     add_unusual(folder)
     source = source_of(folder)
-    places = {source.name(item): item for item in range(len(source))}
+    indices = {source.name(item): item for item in range(len(source))}
     waves = {
-        name: source.load(places[name], ItemRNG(0, [0], [places[name]]))["wavs"]
+        name: source.load(indices[name], ItemRNG(0, [0], [indices[name]]))["wavs"]
         for name in ("slow.wav", "fast.flac", "eight.ogg", "silent.mp3")
     }
     powers = {name: np.abs(np.fft.rfft(wave[0].numpy() * np.hanning(RATE))) ** 2 for name, wave in waves.items()}
     assert {wave.shape for wave in waves.values()} == {(1, RATE)}
     assert powers["slow.wav"].argmax() == powers["fast.flac"].argmax() == 220
-    # Tones of 220 to 430 Hz, one a channel.
+    # Tones of 220 to 430 Hz, one per channel.
     assert {int(powers["eight.ogg"][low - 5 : low + 5].argmax()) + low - 5 for low in range(220, 460, 30)} == {
         *range(220, 460, 30)
     }
     assert waves["silent.mp3"].abs().max() < 1e-3
 
 
-def test_only_useless_files_are_an_error(folder: Path) -> None:
+def test_only_unusable_files_are_an_error(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
-    useless = add_useless(folder)
+    unusable = add_unusable(folder)
 
     outcome = quintet("data", "check", folder)
 
     assert outcome.code == 1
-    assert f"{len(useless)} audio files found, 0 usable" in outcome.output
+    assert f"{len(unusable)} audio files found, 0 usable" in outcome.output
     assert "next:" not in outcome.output + outcome.errors

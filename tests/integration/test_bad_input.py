@@ -1,4 +1,4 @@
-"""Every mistake a person can make gets one sentence with the fix, the right exit code, and costs nothing."""
+"""Every mistake of a user gets one error message with the fix and the right exit code, and changes no file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from quintet.pipelines.loading import open_pipeline
 
 
 @dataclass(frozen=True)
-class Places:
-    """What a row can name: the data, a finished run nobody may change, and a folder of its own."""
+class Paths:
+    """The paths of a row: the data, a finished run that must not change, and its own folder."""
 
     pictures: Path
     trained: Path
@@ -30,73 +30,73 @@ class Places:
 
     @property
     def run(self) -> Path:
-        """A copy of the finished run, where a row asks for one."""
+        """A copy of the finished run, if the row prepares one."""
         return self.here / "run"
 
 
-# --- what has to be in place before the mistake ------------------------------------------------------------------
+# --- preparation of the mistakes ---------------------------------------------------------------------------------
 
 
-def nothing(places: Places) -> None:
+def nothing(paths: Paths) -> None:
     pass
 
 
-def a_run(places: Places) -> None:
-    copied(places.trained, places.run)
+def a_run(paths: Paths) -> None:
+    copied(paths.trained, paths.run)
 
 
-def a_run_without_checkpoints(places: Places) -> None:
-    a_run(places)
-    for step in steps_saved(places.run):
-        shutil.rmtree(step_folder(places.run, step))
+def a_run_without_checkpoints(paths: Paths) -> None:
+    a_run(paths)
+    for step in steps_saved(paths.run):
+        shutil.rmtree(step_folder(paths.run, step))
 
 
-def a_run_of_damaged_checkpoints(places: Places) -> None:
-    a_run(places)
+def a_run_of_damaged_checkpoints(paths: Paths) -> None:
+    a_run(paths)
     for step in (4, 8):
-        flip_bit(step_folder(places.run, step) / "vae.safetensors")
-    weights = step_folder(places.run, 12) / "vae.safetensors"
+        flip_bit(step_folder(paths.run, step) / "vae.safetensors")
+    weights = step_folder(paths.run, 12) / "vae.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
 
 
-def a_run_of_another_recipe(places: Places) -> None:
-    a_run(places)
+def a_run_of_another_recipe(paths: Paths) -> None:
+    a_run(paths)
     for step in (4, 8, 12):
-        folder = step_folder(places.run, step)
+        folder = step_folder(paths.run, step)
         meta = json.loads((folder / "meta.json").read_text())
         (folder / "meta.json").write_text(json.dumps({**meta, "recipe": "mesh-autoencoder"}))
         renew_sums(folder)
 
 
-def a_run_on_other_data(places: Places) -> None:
-    data = copied(places.pictures, places.here / "data")
-    a_run(places)
-    path = places.run / "config.yaml"
-    path.write_text(path.read_text().replace(str(places.pictures), str(data)))
+def a_run_on_other_data(paths: Paths) -> None:
+    data = copied(paths.pictures, paths.here / "data")
+    a_run(paths)
+    path = paths.run / "config.yaml"
+    path.write_text(path.read_text().replace(str(paths.pictures), str(data)))
     Image.new("RGB", (32, 32)).save(data / "images" / "00000.png")
 
 
-def no_pictures(places: Places) -> None:
-    (places.here / "notes").mkdir()
-    (places.here / "notes" / "list.txt").write_text("not a picture")
+def no_images(paths: Paths) -> None:
+    (paths.here / "notes").mkdir()
+    (paths.here / "notes" / "list.txt").write_text("not an image")
 
 
-def unreadable_pictures(places: Places) -> None:
-    (places.here / "broken").mkdir()
+def unreadable_images(paths: Paths) -> None:
+    (paths.here / "broken").mkdir()
     for number in range(6):
-        (places.here / "broken" / f"{number}.png").write_bytes(b"this is no picture")
+        (paths.here / "broken" / f"{number}.png").write_bytes(b"this is not an image")
 
 
-def two_pictures(places: Places) -> None:
-    folder = places.here / "two"
+def two_images(paths: Paths) -> None:
+    folder = paths.here / "two"
     folder.mkdir()
     for number in range(2):
         Image.new("RGB", (32, 32)).save(folder / f"{number}.png")
 
 
-def files_in_the_way(places: Places) -> None:
-    (places.here / "mine").mkdir()
-    (places.here / "mine" / "thesis.txt").write_text("do not lose this")
+def files_in_the_way(paths: Paths) -> None:
+    (paths.here / "mine").mkdir()
+    (paths.here / "mine" / "thesis.txt").write_text("do not lose this")
 
 
 class Bomb:
@@ -109,26 +109,26 @@ class Bomb:
         return open, (str(self.trace), "w")
 
 
-def a_pickle(places: Places) -> None:
-    bomb = pickle.dumps(Bomb(places.here / "opened"))
-    (places.here / "vae.1000.pt").write_bytes(bomb)
-    (places.here / "results").mkdir()
-    (places.here / "results" / "vae.1000.pt").write_bytes(bomb)
+def a_pickle(paths: Paths) -> None:
+    bomb = pickle.dumps(Bomb(paths.here / "opened"))
+    (paths.here / "vae.1000.pt").write_bytes(bomb)
+    (paths.here / "results").mkdir()
+    (paths.here / "results" / "vae.1000.pt").write_bytes(bomb)
 
 
-def a_run_with_a_pickle_inside(places: Places) -> None:
-    a_run(places)
+def a_run_with_a_pickle_inside(paths: Paths) -> None:
+    a_run(paths)
     for step in (4, 8, 12):
-        folder = step_folder(places.run, step)
-        (folder / "vae.safetensors").write_bytes(pickle.dumps(Bomb(places.here / "opened")))
+        folder = step_folder(paths.run, step)
+        (folder / "vae.safetensors").write_bytes(pickle.dumps(Bomb(paths.here / "opened")))
         renew_sums(folder)
 
 
-def configuration_files(places: Places) -> None:
-    (places.here / "other.yaml").write_text("recipe: soundstorm\n")
-    (places.here / "broken.yaml").write_text("train: [1, 2\n")
-    (places.here / "list.yaml").write_text("- train\n")
-    (places.here / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
+def configuration_files(paths: Paths) -> None:
+    (paths.here / "other.yaml").write_text("recipe: soundstorm\n")
+    (paths.here / "broken.yaml").write_text("train: [1, 2\n")
+    (paths.here / "list.yaml").write_text("- train\n")
+    (paths.here / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
 
 
 # --- the table ---------------------------------------------------------------------------------------------------
@@ -138,13 +138,13 @@ TRAIN = "train vqgan {pictures} --out {here}/new " + " ".join(TINY)
 
 @dataclass(frozen=True)
 class Row:
-    """A mistake: what is in place, the command, its exit code, and what the sentence must mention."""
+    """A mistake: the command, its exit code, the words its error message must contain, and the preparation."""
 
     name: str
     words: str
     code: int
     mentions: tuple[str, ...]
-    prepare: Callable[[Places], None] = nothing
+    prepare: Callable[[Paths], None] = nothing
 
 
 TABLE = (
@@ -171,14 +171,14 @@ TABLE = (
         "train vqgan {here}/notes --out {here}/new",
         2,
         ("{here}/notes", ".png", "1 .txt"),
-        no_pictures,
+        no_images,
     ),
     Row(
         "only unreadable images",
         "train vqgan {here}/broken --out {here}/new --preset debug train.batch_size=2",
         2,
         ("items can be read", ".png"),
-        unreadable_pictures,
+        unreadable_images,
     ),
     Row(
         "missing validation folder",
@@ -246,14 +246,14 @@ TABLE = (
         TRAIN + " data.validation_path={here}/two eval.batch_size=3",
         2,
         ("eval.batch_size=3", "2 items"),
-        two_pictures,
+        two_images,
     ),
     Row(
         "bad regular expression",
         "train vqgan {here}/two --out {here}/new --preset debug train.batch_size=1 data.validation_group=(",
         2,
         ("data.validation_group", "regular expression"),
-        two_pictures,
+        two_images,
     ),
     Row("configuration file missing", TRAIN + " --config {here}/nothing.yaml", 2, ("{here}/nothing.yaml", "No such")),
     Row("configuration file a folder", TRAIN + " --config {here}", 2, ("{here}", "directory")),
@@ -285,14 +285,14 @@ TABLE = (
         "resume with only damaged checkpoints",
         "resume {here}/run",
         1,
-        ("no sound checkpoint", "step-00000012/vae.safetensors", "step-00000004/vae.safetensors"),
+        ("every checkpoint in", "step-00000012/vae.safetensors", "step-00000004/vae.safetensors"),
         a_run_of_damaged_checkpoints,
     ),
     Row(
         "eval with only damaged checkpoints",
         "eval {here}/run",
         1,
-        ("no sound checkpoint", "step-00000012/vae.safetensors"),
+        ("every checkpoint in", "step-00000012/vae.safetensors"),
         a_run_of_damaged_checkpoints,
     ),
     Row(
@@ -352,62 +352,62 @@ TABLE = (
     Row("export over files", "export {trained} {here}/mine", 2, ("{here}/mine", "exists"), files_in_the_way),
     Row("encode over files", "encode {trained} {pictures} --out {here}/mine", 2, ("{here}/mine",), files_in_the_way),
     Row("decode what are no codes", "decode {trained} {here}/mine --out {here}/new", 2, ("mine",), files_in_the_way),
-    Row("eval on no pictures", "eval {trained} --data {here}/notes", 2, ("{here}/notes",), no_pictures),
+    Row("eval on no pictures", "eval {trained} --data {here}/notes", 2, ("{here}/notes",), no_images),
     Row("make data over files", "data make shapes {here}/mine --num 2", 2, ("{here}/mine",), files_in_the_way),
     Row("check a missing folder", "data check {here}/nowhere", 2, ("{here}/nowhere", "does not exist")),
 )
 
 
 @pytest.fixture
-def places(pictures: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+def paths(pictures: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.chdir(tmp_path)
-    return Places(pictures, trained, tmp_path)
+    return Paths(pictures, trained, tmp_path)
 
 
-def filled(text: str, places: Places) -> str:
+def filled(text: str, paths: Paths) -> str:
     return (
-        text.replace("{pictures}", str(places.pictures))
-        .replace("{trained}", str(places.trained))
-        .replace("{here}", str(places.here))
+        text.replace("{pictures}", str(paths.pictures))
+        .replace("{trained}", str(paths.trained))
+        .replace("{here}", str(paths.here))
     )
 
 
-def contents(places: Places) -> dict[str, str]:
-    """All that could get lost. The lock's text tells who wrote last and is nobody's loss."""
-    files = {str(root): tree(root) for root in (places.pictures, places.trained, places.here)}
+def contents(paths: Paths) -> dict[str, str]:
+    """The hashes of all files that must not change, which excludes the lock file."""
+    files = {str(root): tree(root) for root in (paths.pictures, paths.trained, paths.here)}
     return {
         f"{root}/{name}": value for root, names in files.items() for name, value in names.items() if name != "run/lock"
     }
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_mistake(row: Row, places: Places) -> None:
-    row.prepare(places)
-    words = [filled(word, places) for word in row.words.split()]
-    before = contents(places)
+def test_mistake(row: Row, paths: Paths) -> None:
+    row.prepare(paths)
+    words = [filled(word, paths) for word in row.words.split()]
+    before = contents(paths)
 
     outcome = quintet(*words)
 
     sentence = error_line(outcome.errors)
     assert outcome.code == row.code, sentence
     for mention in row.mentions:
-        assert filled(mention, places) in sentence
+        assert filled(mention, paths) in sentence
     assert "unexpected" not in sentence
-    assert "{" not in sentence, "a person does not read dictionaries"
+    assert "{" not in sentence, "no dictionaries in messages"
     assert "next:" not in outcome.output
-    assert contents(places) == before
+    assert contents(paths) == before
 
     debugged = quintet(*words, "--debug")
 
     assert debugged.code == row.code
     assert "Traceback" in debugged.errors
-    assert contents(places) == before
+    assert contents(paths) == before
 
 
 # --- in Python ---------------------------------------------------------------------------------------------------
 
 ORIGINAL = {"num_train_steps": 4, "batch_size": 4, "results_folder": "new"}
-"""What the original trainer of the VQ-GAN has to be told."""
+"""The required arguments of the original VQ-GAN trainer."""
 
 IMPOSSIBLE = (
     ({"num_train_steps": 0}, ("num_train_steps=0", "train.steps")),
@@ -430,30 +430,30 @@ IMPOSSIBLE = (
 @pytest.mark.filterwarnings("ignore::quintet.compat.CompatibilityNotice")
 @pytest.mark.parametrize(("keywords", "mentions"), IMPOSSIBLE, ids=lambda value: str(value)[:40])
 def test_original_keywords_with_impossible_values(
-    keywords: dict[str, Any], mentions: tuple[str, ...], places: Places
+    keywords: dict[str, Any], mentions: tuple[str, ...], paths: Paths
 ) -> None:
     vae = package.VQGanVAE(image_size=16, dim=8, layers=2, codebook_size=16)
     with pytest.raises(UsageError) as caught:
-        muse_maskgit_pytorch.VQGanVAETrainer(**{"vae": vae, "folder": str(places.pictures), **ORIGINAL, **keywords})
+        muse_maskgit_pytorch.VQGanVAETrainer(**{"vae": vae, "folder": str(paths.pictures), **ORIGINAL, **keywords})
     for mention in mentions:
         assert mention in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert not (places.here / "new").exists()
+    assert not (paths.here / "new").exists()
 
 
-def test_python_never_opens_a_pickle_either(places: Places) -> None:
-    a_pickle(places)
-    pickled = places.here / "vae.1000.pt"
+def test_python_never_opens_a_pickle_either(paths: Paths) -> None:
+    a_pickle(paths)
+    pickled = paths.here / "vae.1000.pt"
     vae = package.VQGanVAE(image_size=16, dim=8, layers=2, codebook_size=16)
-    trainer = package.VQGanVAETrainer(vae, data=places.pictures, out=places.here / "new", steps=1, batch_size=4)
+    trainer = package.VQGanVAETrainer(vae, data=paths.pictures, out=paths.here / "new", steps=1, batch_size=4)
     for opened in (package.VQGanVAE.from_pretrained, trainer.load, open_pipeline):
         with pytest.raises(QuintetError, match=r"vae\.1000\.pt.*docs/migration\.md"):
             opened(pickled)
     trainer.close()
-    assert not (places.here / "opened").exists()
+    assert not (paths.here / "opened").exists()
 
 
-# --- words that are no command -----------------------------------------------------------------------------------
+# --- invalid commands --------------------------------------------------------------------------------------------
 
 MISUSES = (
     ("nonsense", "nonsense"),
@@ -469,13 +469,13 @@ MISUSES = (
 
 
 @pytest.mark.parametrize(("words", "mention"), MISUSES)
-def test_misuse_of_a_verb(words: str, mention: str, places: Places) -> None:
-    before = contents(places)
+def test_misuse_of_a_verb(words: str, mention: str, paths: Paths) -> None:
+    before = contents(paths)
 
-    outcome = quintet(*(filled(word, places) for word in words.split()))
+    outcome = quintet(*(filled(word, paths) for word in words.split()))
 
     sentence = error_line(outcome.errors)
     assert outcome.code == 2, sentence
     assert mention in sentence.lower()
     assert "unexpected" not in sentence
-    assert contents(places) == before
+    assert contents(paths) == before

@@ -1,4 +1,4 @@
-"""A model without learning is named where a trained one could be: `coordinates`, a mesh tokenizer."""
+"""A built-in model without training, the mesh tokenizer `coordinates`, is named in place of a trained one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from quintet.pipelines.loading import open_pipeline
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where all of it happens: a name that looks like a folder may not become one."""
+    """The current folder of the tests: the name of the model must not become a folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def corners(mesh: Mesh) -> set[tuple[tuple[int, ...], ...]]:
     """The faces as bins, whatever the order of vertices and faces."""
-    places = quantise(mesh.vertices, 64)[mesh.faces]
-    return {tuple(sorted(map(tuple, face))) for face in places.tolist()}
+    cells = quantise(mesh.vertices, 64)[mesh.faces]
+    return {tuple(sorted(map(tuple, face))) for face in cells.tolist()}
 
 
 def test_codes_are_exact_to_the_bin_and_back(meshes: Path) -> None:
@@ -44,33 +44,33 @@ def test_codes_are_exact_to_the_bin_and_back(meshes: Path) -> None:
     for row, own, file in zip(rows, codes, files, strict=True):
         mesh = read_mesh(meshes / row["file"], bins=64)
         lengths.add(len(mesh.faces))
-        # z, y, x of each corner; behind the last face there is nothing.
+        # z, y, x of each corner; padding after the last face.
         expected = quantise(mesh.vertices, 64)[mesh.faces][..., ::-1].reshape(-1, 9)
         assert (own[: len(expected)].numpy() == expected).all()
         assert (own[len(expected) :] == -1).all()
-        made = read_soup(file)
-        assert corners(Mesh(made.vertices, made.faces)) == corners(mesh)
-        assert np.allclose(dequantise(quantise(made.vertices, 64), 64), made.vertices)
+        decoded = read_soup(file)
+        assert corners(Mesh(decoded.vertices, decoded.faces)) == corners(mesh)
+        assert np.allclose(dequantise(quantise(decoded.vertices, 64), 64), decoded.vertices)
     assert max(lengths) == codes.shape[1]
     assert len(lengths) > 1
 
 
-def test_it_is_measured_shown_and_exported_like_a_trained_one(meshes: Path) -> None:
+def test_it_is_evaluated_sampled_and_exported_like_a_trained_one(meshes: Path) -> None:
     succeed("eval", "coordinates", "--data", meshes, "--out", "eval.json")
     succeed("sample", "coordinates", "--data", meshes, "--num", 2, "--out", "out")
     succeed("export", "coordinates:16", "hub")
     for name in ("coordinates:16", "hub"):
         succeed("encode", name, meshes, "--out", f"codes of {name}")
 
-    figures = json.loads(Path("eval.json").read_text())
-    assert figures["coordinate_exact"] == 1
+    metrics = json.loads(Path("eval.json").read_text())
+    assert metrics["coordinate_exact"] == 1
     assert Path("out/reconstructions.png").is_file()
     assert tree(Path("codes of hub")) == tree(Path("codes of coordinates:16"))
     assert CoordinateTokenizer.from_pretrained("hub").bins == 16
     assert not Path("coordinates").exists()
 
 
-def test_a_folder_of_that_name_is_another_thing() -> None:
+def test_a_folder_of_that_name_is_named_by_its_path() -> None:
     succeed("export", "coordinates:16", "./coordinates")
     assert open_pipeline("coordinates").model.bins == 128
     assert open_pipeline("./coordinates").model.bins == 16
@@ -86,7 +86,7 @@ def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
     copy = open_pipeline("run/tokenizer")
     assert isinstance(copy.model, CoordinateTokenizer)
     assert copy.model.bins == 24
-    # What is gone on with, sampled and exported is the copy.
+    # Resuming, sampling and exporting use the copy.
     frozen = open_pipeline("run").frozen["tokenizer"]
     assert frozen.reference == str(Path("run/tokenizer"))
     assert torch.equal(frozen.model.centres, copy.model.centres)
@@ -99,14 +99,14 @@ def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
     ("words", "mentions"),
     [
         ("eval coordinates --data {meshes}", ("coordinates has no folder", "--out")),
-        ("eval coordinates --out eval.json", ("not trained on anything", "--data")),
-        ("sample coordinates", ("not trained on anything", "--data")),
+        ("eval coordinates --out eval.json", ("has no training data", "--data")),
+        ("sample coordinates", ("has no training data", "--data")),
         ("encode coordinates:many {meshes}", ("model.bins", "'many'")),
         ("encode coordinates:1 {meshes}", ("model.bins", "2")),
         ("encode coordinates: {meshes}", ("model.bins",)),
         ("encode coordinate {meshes}", ("coordinate does not exist",)),
         ("resume coordinates", ("coordinates does not exist",)),
-        ("train mesh-autoencoder {meshes} --init coordinates", ("--init coordinates", "nothing learned")),
+        ("train mesh-autoencoder {meshes} --init coordinates", ("--init coordinates", "without trained weights")),
         ("train mesh-autoencoder {meshes} model.kind=coordinates", ("nothing to train", "--tokenizer coordinates")),
         ("train mesh-transformer {meshes} --preset debug", ("--tokenizer coordinates",)),
         ("train muse {meshes} --tokenizer coordinates", ("tokenizer of pictures", "mesh-autoencoder")),

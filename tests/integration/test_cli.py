@@ -1,4 +1,4 @@
-"""The command line from outside: help, every verb, and what one verb hands to the next."""
+"""The command line: help, every verb, and sequences of verbs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VERBS = (
 )
 
 
-# --- telling -----------------------------------------------------------------------------------------------------
+# --- help --------------------------------------------------------------------------------------------------------
 
 
 def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_help_of_a_recipe_lists_its_keys() -> None:
     assert re.search(r"^  quantizer: \w+  # .*vq, lfq, fsq", text, re.MULTILINE)
 
 
-def test_no_words_give_help_and_a_failure() -> None:
+def test_no_arguments_print_help_and_fail() -> None:
     assert "Usage: quintet" in quintet().errors
     assert quintet().code == 2
     assert quintet("train").code == 2
@@ -92,19 +92,19 @@ def test_recipes_doctor_version() -> None:
 # --- configuration -----------------------------------------------------------------------------------------------
 
 
-def test_config_can_be_fed_back(pictures: Path, tmp_path: Path) -> None:
+def test_a_printed_config_can_be_used(pictures: Path, tmp_path: Path) -> None:
     printed = succeed("config", "vqgan", "--preset", "debug", *TINY[2:], "train.steps=2", f"data.path={pictures}")
     file = tmp_path / "my.yaml"
     file.write_text(printed.output)
 
-    # The folder stands in the file, and a key on the command line wins over it.
+    # The folder is in the file, and a key on the command line takes precedence.
     succeed("train", "vqgan", "--config", file, "--out", tmp_path / "run", "optim.lr=1e-3")
 
-    given, used = yaml.safe_load(file.read_text()), yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    expected, used = yaml.safe_load(file.read_text()), yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert used["optim"].pop("lr") == 1e-3
-    assert used["optim"].pop("horizon") == 2
-    del given["optim"]["lr"], given["optim"]["horizon"]
-    assert used == given
+    assert used["optim"].pop("decay_steps") == 2
+    del expected["optim"]["lr"], expected["optim"]["decay_steps"]
+    assert used == expected
 
 
 def test_dotted_keys_in_a_file_and_scientific_numbers(pictures: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_dotted_keys_in_a_file_and_scientific_numbers(pictures: Path, tmp_path: 
         "optim.decay_steps=1e2",
     )  # fmt: skip
     used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert (used["train"]["steps"], used["optim"]["horizon"], used["preset"]) == (1, 100, "debug")
+    assert (used["train"]["steps"], used["optim"]["decay_steps"], used["preset"]) == (1, 100, "debug")
 
 
 # --- data --------------------------------------------------------------------------------------------------------
@@ -130,8 +130,8 @@ def test_data_check(pictures: Path, tmp_path: Path) -> None:
     assert (report["found"], report["usable"], report["captions"]["present"]) == (48, 48, 48)
 
 
-def test_data_check_of_nothing_usable_fails_but_reports(tmp_path: Path) -> None:
-    (tmp_path / "broken.png").write_bytes(b"no picture")
+def test_data_check_without_usable_files_fails_with_a_report(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"not an image")
     outcome = quintet("data", "check", tmp_path, "--json")
     assert outcome.code == 1
     assert json.loads(outcome.output)["usable"] == 0
@@ -143,9 +143,9 @@ def test_validation_groups_stay_together(pictures: Path, tmp_path: Path) -> None
     folder.mkdir()
     for number, path in enumerate(sorted((pictures / "images").iterdir())[:24]):
         shutil.copy(path, folder / f"drawing{number // 3}-view{number % 3}.png")
-    group, share = r"data.validation_group='(drawing\d+)'", "data.validation_fraction=0.3"
+    group, fraction = r"data.validation_group='(drawing\d+)'", "data.validation_fraction=0.3"
 
-    train_tiny(folder, tmp_path / "run", group, share, "train.steps=1")
+    train_tiny(folder, tmp_path / "run", group, fraction, "train.steps=1")
 
     record = json.loads((tmp_path / "run" / "data.json").read_text())
     train, validation = ({name.split("-")[0] for name in record[side]} for side in ("train", "validation"))
@@ -155,7 +155,7 @@ def test_validation_groups_stay_together(pictures: Path, tmp_path: Path) -> None
     assert len(record["train"]) == 3 * len(train)
 
 
-def test_a_validation_folder_of_its_own(pictures: Path, tmp_path: Path) -> None:
+def test_a_separate_validation_folder(pictures: Path, tmp_path: Path) -> None:
     folder = tmp_path / "held-out"
     folder.mkdir()
     shutil.copy(pictures / "images" / "00003.png", folder / "only.png")
@@ -164,7 +164,7 @@ def test_a_validation_folder_of_its_own(pictures: Path, tmp_path: Path) -> None:
 
     record = json.loads((tmp_path / "run" / "data.json").read_text())
     assert record["validation"] == ["only.png"]
-    # What would have been split off is trained on; what the data set withholds is not.
+    # The validation items of the data are trained on; its other splits are not.
     splits = [json.loads(line)["split"] for line in (pictures / "metadata.jsonl").read_text().splitlines()]
     assert len(record["train"]) == splits.count("train") + splits.count("validation")
 
@@ -172,9 +172,7 @@ def test_a_validation_folder_of_its_own(pictures: Path, tmp_path: Path) -> None:
 # --- training ----------------------------------------------------------------------------------------------------
 
 
-def test_runs_are_numbered_where_no_name_is_given(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_without_a_name_are_numbered(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
         outcome = succeed("train", "vqgan", pictures, *TINY, "train.steps=1")
@@ -189,10 +187,10 @@ def test_length_in_epochs(pictures: Path, tmp_path: Path) -> None:
     steps = math.ceil(items / 2 / 4)
     assert state(tmp_path / "run")["step"] == steps
     used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert used["train"]["steps"] == used["optim"]["horizon"] == steps
+    assert used["train"]["steps"] == used["optim"]["decay_steps"] == steps
 
 
-def test_what_is_there_already_is_not_said_to_be_trained(trained: Path, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_says_so(trained: Path, tmp_path: Path) -> None:
     run = copied(trained, tmp_path / "run")
     assert f"{run} is already at step 12; set train.steps=N to train longer\n" in succeed("resume", run).output
     shorter = quintet("resume", run, "train.steps=3")
@@ -202,21 +200,21 @@ def test_what_is_there_already_is_not_said_to_be_trained(trained: Path, tmp_path
 
 
 def test_the_next_command_can_be_pasted(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where names hold a blank; and nothing is proposed that would be refused."""
+    """Also for names with a space; and no proposed command would be refused."""
     monkeypatch.chdir(tmp_path)
     data = copied(pictures, tmp_path / "my data")
-    said = succeed("data", "check", data.name).output
+    output = succeed("data", "check", data.name).output
     for words in (("--out", "a run", *TINY, "train.steps=1"), ()):
-        (command,) = [line.removeprefix("next: quintet ") for line in said.splitlines() if "next: " in line][:1]
-        said = succeed(*shlex.split(command), *words).output
-    assert "next: quintet export 'a run' hub/vqgan" in said
+        (command,) = [line.removeprefix("next: quintet ") for line in output.splitlines() if "next: " in line][:1]
+        output = succeed(*shlex.split(command), *words).output
+    assert "next: quintet export 'a run' hub/vqgan" in output
     succeed("export", "a run", "hub/vqgan")
     assert "next: quintet export" not in succeed("eval", "a run").output
     assert "next: quintet export" not in succeed("eval", "hub/vqgan").output
 
 
-def test_a_model_card_tells_what_was_measured_of_the_model(trained: Path, pictures: Path, tmp_path: Path) -> None:
-    """Neither what another step came to, nor another folder, nor the live weights."""
+def test_a_model_card_has_the_metrics_of_the_model(trained: Path, pictures: Path, tmp_path: Path) -> None:
+    """Not those of another step, of another folder, or of the live weights."""
     run = copied(trained, tmp_path / "run")
     succeed("eval", run)
     measured = json.loads((run / "eval.json").read_text())
@@ -236,7 +234,7 @@ def test_a_longer_run_by_resuming(trained: Path, tmp_path: Path) -> None:
     succeed("resume", run, "train.steps=14", "log.every=2")
     assert steps_saved(run)[-1] == 14
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["steps"] == 14
-    # The rows of the first part are kept, each once.
+    # The rows of the first part are still there, each once.
     assert [row["step"] for row in metrics(run) if "train/lr" in row] == [*range(1, 13), 14]
 
 
@@ -247,8 +245,8 @@ def test_resuming_a_finished_run_changes_nothing(trained: Path, tmp_path: Path) 
     assert tree(run / "checkpoints") == before
 
 
-def test_an_older_checkpoint_stands_in_for_a_damaged_one(trained: Path, tmp_path: Path) -> None:
-    whole = tensor_hashes(trained, 12)
+def test_an_older_checkpoint_replaces_a_damaged_one(trained: Path, tmp_path: Path) -> None:
+    undamaged = tensor_hashes(trained, 12)
     for number, name in enumerate(("vae.safetensors", "optim/generator.safetensors", "meta.json", "SHA256SUMS")):
         run = copied(trained, tmp_path / str(number))
         victim = run / "checkpoints" / "step-00000012" / name
@@ -262,17 +260,17 @@ def test_an_older_checkpoint_stands_in_for_a_damaged_one(trained: Path, tmp_path
         assert str(victim.parent) in evaluated.errors
 
         resumed = succeed("resume", run)
-        assert "damaged checkpoint passed over" in resumed.errors
+        assert "damaged checkpoint skipped" in resumed.errors
         assert str(victim.parent) in resumed.errors
         assert f"resumed from {run}/checkpoints/step-00000008" in resumed.errors
-        assert tensor_hashes(run, 12) == whole
+        assert tensor_hashes(run, 12) == undamaged
 
 
 def test_fine_tuning_starts_from_the_weights_in_a_new_run(pictures: Path, trained: Path, tmp_path: Path) -> None:
     before = tree(trained)
     hub, run, other = tmp_path / "hub", tmp_path / "run", tmp_path / "other"
     succeed("export", trained, hub)
-    # A rate this small moves no weight in fp32, so that the start can be read off the end.
+    # So small a learning rate changes no weight in fp32, so the last checkpoint has the initial weights.
     still = ("train.steps=1", "optim.lr=1e-30", "ema.start=100")
     train_tiny(pictures, run, "--init", trained, *still)
     train_tiny(pictures, other, "--init", hub, *still)
@@ -285,7 +283,7 @@ def test_fine_tuning_starts_from_the_weights_in_a_new_run(pictures: Path, traine
     assert tree(trained) == before
 
 
-def test_fine_tuning_can_leave_a_module_behind(pictures: Path, trained: Path, tmp_path: Path) -> None:
+def test_fine_tuning_can_drop_a_module(pictures: Path, trained: Path, tmp_path: Path) -> None:
     train_tiny(pictures, tmp_path / "run", "--init", trained, "loss.discriminator=false", "train.steps=1")
     assert not list((tmp_path / "run").rglob("discriminator.*"))
 
@@ -306,7 +304,7 @@ def test_trackers(pictures: Path, trained: Path, tmp_path: Path) -> None:
     assert b"validation/psnr" in content
 
 
-# --- looking -----------------------------------------------------------------------------------------------------
+# --- inference ---------------------------------------------------------------------------------------------------
 
 
 def test_samples_are_never_overwritten(trained: Path, tmp_path: Path) -> None:
@@ -326,16 +324,16 @@ def test_eval_of_one_step_and_of_other_data(pictures: Path, trained: Path, tmp_p
     succeed("eval", f"{trained}@best", "--out", tmp_path / "best.json")
     outcome = succeed("eval", trained, "--data", pictures / "images", "--out", tmp_path / "all.json")
     assert "48 items" in outcome.output
-    figures = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4", "best", "all")]
-    assert len({each["psnr"] for each in figures}) == 3
+    results = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4", "best", "all")]
+    assert len({each["psnr"] for each in results}) == 3
     assert tree(trained) == before
 
 
-def test_encode_passes_over_what_cannot_be_read(pictures: Path, trained: Path, tmp_path: Path) -> None:
+def test_encode_skips_unreadable_files(pictures: Path, trained: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     shutil.copy(pictures / "images" / "00000.png", data / "a.png")
-    (data / "b.png").write_bytes(b"no picture")
+    (data / "b.png").write_bytes(b"not an image")
     shutil.copy(pictures / "images" / "00001.png", data / "c.png")
 
     assert "2 items encoded" in succeed("encode", trained, data, "--out", tmp_path / "codes").output

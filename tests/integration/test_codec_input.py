@@ -1,4 +1,4 @@
-"""Sounds as people have them, through the codec's commands: trained on, encoded, decoded, whatever their shape."""
+"""Audio files of many shapes through the commands of the codec: training, encoding, decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quintet.codes import read_codes
 from quintet.media.audio import Samples, read_audio, write_audio
 
 RATE, HOP = 8000, 32
-"""Of the tiny codec."""
+"""Sampling rate and hop length of the tiny codec."""
 SHORT = ("train.steps=4", "eval.every=4", "sample.every=4", "checkpoint.every=4", "data.validation_fraction=0.25")
 
 
@@ -40,14 +40,14 @@ def train(data: Path, out: Path, *more: str) -> str:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A codec of ordinary clips."""
+    """A codec trained on ordinary clips."""
     home = tmp_path_factory.mktemp("codec")
-    said = train(ordinary(home / "data"), home / "run")
-    assert "resampled" not in said
+    output = train(ordinary(home / "data"), home / "run")
+    assert "resampled" not in output
     return home / "run"
 
 
-def test_it_trains_on_clips_of_one_frame_and_less_of_several_channels_and_silent_ones(tmp_path: Path) -> None:
+def test_trains_on_very_short_stereo_silent_and_resampled_clips(tmp_path: Path) -> None:
     data = ordinary(tmp_path / "data", 2)
     write(data / "one-frame.wav", tone(HOP), RATE)
     write(data / "part-of-a-frame.wav", tone(HOP - 5), RATE)
@@ -56,20 +56,20 @@ def test_it_trains_on_clips_of_one_frame_and_less_of_several_channels_and_silent
     write(data / "silent.wav", np.zeros((1, 4000), np.float32), RATE)
     write(data / "fast.wav", tone(16_000, 4 * RATE), 4 * RATE)
 
-    said = train(data, tmp_path / "run", "train.steps=6", "data.validation_fraction=0")
+    output = train(data, tmp_path / "run", "train.steps=6", "data.validation_fraction=0")
     succeed("eval", tmp_path / "run", "--data", data)
 
-    assert said.count(f"resampled to the {RATE} Hz of the model (model.sample_rate): ") == 1
-    found = json.loads((tmp_path / "run" / "data.json").read_text())
-    assert len(found["train"]) == 8
-    assert not found["skipped"]
-    figures = json.loads((tmp_path / "run" / "eval-data.json").read_text())
-    assert np.isfinite([figures["mel_distance"], figures["stft_distance"], figures["si_sdr"]]).all()
+    assert output.count(f"resampled to the {RATE} Hz of the model (model.sample_rate): ") == 1
+    data_record = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert len(data_record["train"]) == 8
+    assert not data_record["skipped"]
+    metrics = json.loads((tmp_path / "run" / "eval-data.json").read_text())
+    assert np.isfinite([metrics["mel_distance"], metrics["stft_distance"], metrics["si_sdr"]]).all()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
 
 
-def test_only_silence_trains_and_has_no_ratio(tmp_path: Path) -> None:
+def test_silence_alone_trains_and_has_no_si_sdr(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for number in range(8):
@@ -78,9 +78,9 @@ def test_only_silence_trains_and_has_no_ratio(tmp_path: Path) -> None:
     train(data, tmp_path / "run")
     succeed("eval", tmp_path / "run")
 
-    figures = json.loads((tmp_path / "run" / "eval.json").read_text())
-    assert "si_sdr" not in figures
-    assert np.isfinite(figures["mel_distance"])
+    metrics = json.loads((tmp_path / "run" / "eval.json").read_text())
+    assert "si_sdr" not in metrics
+    assert np.isfinite(metrics["mel_distance"])
 
 
 @pytest.mark.parametrize(
@@ -90,26 +90,26 @@ def test_only_silence_trains_and_has_no_ratio(tmp_path: Path) -> None:
     ids=["one frame", "part of a frame", "one sample", "a frame and a sample", "stereo", "four times the rate",
          "odd rate, three channels"],
 )  # fmt: skip
-def test_a_file_becomes_whole_frames_and_sound_of_as_many(
+def test_a_file_is_encoded_to_whole_frames_and_decoded_to_the_same_length(
     run: Path, tmp_path: Path, samples: int, rate: int, channels: int, frames: int
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
     write(data / "clip.wav", tone(samples, rate, channels), rate)
 
-    said = succeed("encode", run, data, "--out", tmp_path / "codes")
+    outcome = succeed("encode", run, data, "--out", tmp_path / "codes")
     succeed("decode", run, tmp_path / "codes", "--out", tmp_path / "decoded")
 
     codes, _ = read_codes(tmp_path / "codes")
     assert codes.shape == (1, frames, 2)
     assert codes.min() >= 0
-    assert (f"resampled to the {RATE} Hz of the model (model.sample_rate): 1 of {rate} Hz" in said.errors) == (
+    assert (f"resampled to the {RATE} Hz of the model (model.sample_rate): 1 of {rate} Hz" in outcome.errors) == (
         rate != RATE
     )
     (decoded,) = (tmp_path / "decoded").iterdir()
-    made = read_audio(decoded)
-    assert made.shape == (1, frames * HOP)
-    assert np.isfinite(made).all()
+    samples_out = read_audio(decoded)
+    assert samples_out.shape == (1, frames * HOP)
+    assert np.isfinite(samples_out).all()
 
 
 def test_channels_are_averaged_and_resampling_keeps_the_codes(run: Path, tmp_path: Path) -> None:
@@ -124,19 +124,19 @@ def test_channels_are_averaged_and_resampling_keeps_the_codes(run: Path, tmp_pat
     succeed("encode", run, data, "--out", tmp_path / "codes")
 
     codes, _ = read_codes(tmp_path / "codes")
-    # Sixteen bits round the mean of two channels otherwise than each of them.
+    # Rounding to 16 bits before or after averaging the channels differs.
     assert (codes[0] == codes[1]).float().mean() > 0.98
     assert (codes[2] == codes[3]).all()
     assert (codes[2] != codes[0]).any()
 
 
-def test_a_codec_of_files_without_sound_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_empty_files_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for number in range(12):
         write(data / f"{number}.wav", np.zeros((1, 0), np.float32), RATE)
 
-    refused = quintet("train", "audio-codec", data, "--out", tmp_path / "run", *TINY_AUDIO_CODEC, *SHORT)
+    outcome = quintet("train", "audio-codec", data, "--out", tmp_path / "run", *TINY_AUDIO_CODEC, *SHORT)
 
-    assert refused.code == 2
-    assert "items can be read (0.wav: holds no sound: its length is zero)" in error_line(refused.errors)
+    assert outcome.code == 2
+    assert "items can be read (0.wav: holds no sound: its length is zero)" in error_line(outcome.errors)

@@ -1,4 +1,5 @@
-"""What the pages say is true: the README's commands run, and the families of docs/new-family.md train and resume."""
+"""The pages are true: the commands of the README and of docs/media run, the keys and options that they name exist, and
+the families of docs/new-family.md train and resume."""
 
 from __future__ import annotations
 
@@ -18,65 +19,49 @@ from safetensors.torch import load_file, save_file
 from contract.cases import GOLDEN
 from helpers import TWELVE_STEPS, environment, error_line, install_entry_points, quintet, succeed, tensor_hashes
 from quintet import cli, registry
+from quintet import config as configs
+from quintet.config.options import flags_of
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 NEW_FAMILY = (ROOT / "docs" / "new-family.md").read_text(encoding="utf-8")
+MEDIA = {"image": "muse", "video": "phenaki", "audio": "soundstorm", "mesh": "mesh-transformer"}
+"""The page of each medium, and the generator that it trains."""
+PAGES = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *(ROOT / "docs" / "media" / f"{medium}.md" for medium in MEDIA))
+}
+COMMANDS = re.compile(r"<!-- ([\w ]*)commands: tested -->\n```\n(.*?)```", re.DOTALL)
 
 
-def block_after(text: str, marker: str) -> str:
-    found = re.search(re.escape(marker) + r"\s*```\w*\n(.*?)```", text, re.DOTALL)
-    assert found, f"no block after {marker}"
-    return found.group(1)
+def commands(page: str, kind: str = "") -> list[str]:
+    """The lines of a tested block of a page."""
+    (block,) = [lines for name, lines in COMMANDS.findall(PAGES[page]) if name.strip() == kind]
+    assert len(block.splitlines()) > 4
+    return block.splitlines()  # type: ignore[no-any-return]
 
 
-def test_the_commands_and_the_python_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_commands("<!-- commands: tested -->")
-    assert len(list((tmp_path / "decoded").glob("*.png"))) == 200
-    code = block_after(README, "<!-- python: tested -->").replace('out="runs/python"', 'out="runs/python", workers=0')
-    names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    names["trainer"].close()
-    assert names["vae"].encode(names["vae"].decode(names["vae"].encode(_grey()))).shape == (1, 8, 8)
-
-
-def test_the_mesh_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_commands("<!-- mesh commands: tested -->")
-    made = {"000.glb", "000.obj", "001.glb", "001.obj", "sheet.png", "samples.jsonl"}
-    assert {path.name for path in (tmp_path / "meshes").iterdir()} == made
-
-
-def test_the_audio_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_commands("<!-- audio commands: tested -->")
-    with np.load(tmp_path / "vectors.npz", allow_pickle=False) as found:
-        assert found["audio"].shape == (100, 16)
-        assert found["texts"].tolist() == ["slow drums"]
-
-
-def test_the_shard_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_commands("<!-- shard commands: tested -->")
-    written = {path.name for path in (tmp_path / "data" / "shards").iterdir()}
-    assert written == {"dataset.json", "index.safetensors", "shard-00000.tar"}
-
-
-def test_the_video_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_commands("<!-- video commands: tested -->")
-    names = {path.suffix for path in (tmp_path / "videos").iterdir()}
-    assert {".mp4", ".gif", ".png", ".jsonl"} <= names
-
-
-def run_commands(marker: str) -> None:
-    commands = block_after(README, marker).splitlines()
-    assert len(commands) > 4
-    for command in commands:
+def run_commands(lines: list[str]) -> None:
+    for command in lines:
         words = shlex.split(command, comments=True)
         assert words[0] == "quintet"
         cli.call(words[1:])
+
+
+def test_the_commands_and_the_python_of_the_readme_and_the_image_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands(list(dict.fromkeys([*commands("README"), *commands("image")])))  # those that both have run once
+    assert len(list((tmp_path / "drawn").glob("0*.png"))) == 4
+    assert len(list((tmp_path / "decoded").glob("*.png"))) == 200
+    found = re.search(r"<!-- python: tested -->\n```python\n(.*?)```", PAGES["README"], re.DOTALL)
+    assert found
+    code = found.group(1).replace('out="runs/python"', 'out="runs/python", num_workers=0')
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    names["trainer"].close()
+    assert names["images"].shape == (4, 3, 32, 32)
+    assert names["vae"].encode(names["vae"].decode(names["vae"].encode(_grey()))).shape == (1, 8, 8)
 
 
 def _grey() -> Any:
@@ -85,20 +70,103 @@ def _grey() -> Any:
     return torch.full((1, 3, 32, 32), 0.5)
 
 
-def test_every_verb_of_the_readme_and_the_help_exist_in_both(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shard_commands_of_the_image_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands(commands("image", "shard"))
+    written = {path.name for path in (tmp_path / "data" / "shards").iterdir()}
+    assert written == {"dataset.json", "index.safetensors", "shard-00000.tar"}
+
+
+def test_the_mesh_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands(commands("mesh", "mesh"))
+    made = {"000.glb", "000.obj", "001.glb", "001.obj", "sheet.png", "samples.jsonl"}
+    assert {path.name for path in (tmp_path / "meshes").iterdir()} == made
+
+
+def test_the_audio_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands(commands("audio", "audio"))
+    with np.load(tmp_path / "vectors.npz", allow_pickle=False) as found:
+        assert found["audio"].shape == (100, 16)
+        assert found["texts"].tolist() == ["slow drums"]
+    made = {"000.wav", "001.wav", "spectrograms.png", "samples.jsonl"}
+    assert {path.name for path in (tmp_path / "sounds-made").iterdir()} == made
+
+
+def test_the_video_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_commands(commands("video", "video"))
+    names = {path.suffix for path in (tmp_path / "videos").iterdir()}
+    assert {".mp4", ".gif", ".png", ".jsonl"} <= names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_block_of_a_page_is_run_by_these_tests(page: str) -> None:
+    blocks = re.findall(r"^```\w*\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    shown = [line for block in blocks for line in block.splitlines() if line.startswith("quintet ")]
+    assert shown == [line for _, block in COMMANDS.findall(PAGES[page]) for line in block.splitlines()]
+
+
+def test_every_verb_of_the_pages_and_the_help_exist_in_both(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     listed = set(re.findall(r"^  (\w+) +[A-Z]", capsys.readouterr().out, re.MULTILINE)) - {"version", "demo"}
-    markers = re.findall(r"<!-- [\w ]*commands: tested -->", README)
-    shown = {line.split()[1] for marker in markers for line in block_after(README, marker).splitlines()}
-    assert listed == shown
+    blocks = [block for text in PAGES.values() for _, block in COMMANDS.findall(text)]
+    assert listed == {line.split()[1] for block in blocks for line in block.splitlines()}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_trainings_in_the_text_of_a_page_have_keys_that_exist(page: str) -> None:
+    """Commands in the text are too long to be run; their recipe, preset and keys are checked."""
+    prose = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    for command in re.findall(r"`quintet (train [^`]+)`", prose):
+        words = shlex.split(command)
+        keys = [word for word in words if re.match(r"[a-z_.]+=", word)]
+        preset = words[words.index("--preset") + 1] if "--preset" in words else None
+        if words[1] in registry.RECIPES:
+            schema = registry.find(words[1]).config_class()
+            configs.build(schema, preset=preset, overrides=configs.parse_overrides(keys))
+
+
+@pytest.mark.parametrize(("medium", "recipe"), MEDIA.items())
+def test_the_page_of_a_medium_names_the_options_of_sample(medium: str, recipe: str) -> None:
+    section = PAGES[medium].split("\n## Sample\n")[1].split("\n## ")[0]
+    named = {option for row in re.findall(r"^\|([^|]+)\|", section, re.MULTILINE) for option in _options(row)}
+    assert named == {"--text", *(flag.flags[0] for flag in flags_of(registry.find(recipe).config_class().OPTIONS))}
+
+
+def _options(cell: str) -> list[str]:
+    return re.findall(r"`(--[a-z-]+)", cell)
+
+
+SECTIONS = "data|model|train|optim|ema|eval|sample|checkpoint|log|engine|loss"
+FILES = {"data.json", "data.py", "eval.json", "log.txt", "model.safetensors"}
+"""Names of files that look like keys."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md", "docs/runs.md", "docs/media"])
+def test_the_keys_that_pages_name_exist(page: str) -> None:
+    known = {key for _, schema in registry.config_classes() for key in configs.flatten(schema().model_dump())}
+    for path in sorted((ROOT / page).glob("*.md")) if (ROOT / page).is_dir() else [ROOT / page]:
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(rf"(?<![\w/.-])((?:{SECTIONS})\.[a-z_][a-z_.]*)", text)
+        keys = {key.rstrip(".") for key in named} - FILES
+        assert keys <= known, f"{path.name}: {sorted(keys - known)}"
 
 
 def test_relative_links_of_the_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("README.md")]:
         prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", prose):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", prose):
+            aim = page.parent / target if target else page
+            assert aim.exists(), f"{page.relative_to(ROOT)} links to {target}"
+            assert not anchor or anchor in _anchors(aim), f"{page.relative_to(ROOT)} links to {target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture

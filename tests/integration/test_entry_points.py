@@ -1,4 +1,4 @@
-"""Families in a person's own package: one that cannot be used is one sentence, and every other recipe still works."""
+"""Families in third-party packages: one that cannot be used is one error message, and all other recipes work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OwnConfig(RunConfig):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package `ownlab` with the recipe `own`, of which only the configuration exists."""
+    """A package `ownlab` with the recipe `own`, which has only a configuration."""
     root = tmp_path / "packages"
     (root / "ownlab").mkdir(parents=True)
     (root / "ownlab" / "__init__.py").write_text(ENTRY)
@@ -36,7 +36,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def assert_all_else_works(pictures: Path, out: Path) -> None:
+def assert_other_recipes_work(pictures: Path, out: Path) -> None:
     succeed("train", "vqgan", pictures, "--out", out, "--preset", "debug", "train.steps=1", "train.batch_size=2")
     succeed("sample", out, "--num", 2, "--out", out / "shown")
     assert "vqgan" in succeed("sample", "--help").output
@@ -47,55 +47,57 @@ def assert_all_else_works(pictures: Path, out: Path) -> None:
 def test_a_package_that_fails_to_import_is_one_sentence(own: Path, pictures: Path, tmp_path: Path) -> None:
     (own / "ownlab" / "__init__.py").write_text("import a_module_that_nobody_has\n")
     install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
-    said = "recipe 'own' of ownlab cannot be imported (ModuleNotFoundError: No module named 'a_module_that_nobody_has')"
-    assert said in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
-    assert said in succeed("recipes").errors
-    assert_all_else_works(pictures, tmp_path / "other")
+    message = (
+        "recipe 'own' of ownlab cannot be imported (ModuleNotFoundError: No module named 'a_module_that_nobody_has')"
+    )
+    assert message in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
+    assert message in succeed("recipes").errors
+    assert_other_recipes_work(pictures, tmp_path / "other")
 
 
-def test_a_value_that_is_no_entry_is_one_sentence(own: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_value_that_is_not_an_entry_is_one_sentence(own: Path, pictures: Path, tmp_path: Path) -> None:
     install_entry_points(own, "ownlab", {"own": "ownlab.config:OwnConfig", "none": "ownlab:NOTHING"})
-    said = error_line(quintet("config", "own").errors)
-    assert "recipe 'own': ownlab.config:OwnConfig is a ModelMetaclass, not a RecipeEntry" in said
+    message = error_line(quintet("config", "own").errors)
+    assert "recipe 'own': ownlab.config:OwnConfig is a ModelMetaclass, not a RecipeEntry" in message
     assert "recipe 'none' of ownlab cannot be imported (AttributeError" in error_line(quintet("config", "none").errors)
-    assert_all_else_works(pictures, tmp_path / "other")
+    assert_other_recipes_work(pictures, tmp_path / "other")
 
 
 def test_a_name_that_quintet_has_is_not_replaced(own: Path, pictures: Path, tmp_path: Path) -> None:
     install_entry_points(own, "ownlab", {"vqgan": "ownlab:ENTRY"})
     assert registry.find("vqgan").package == "quintet.families.vqgan"
     assert "recipe 'vqgan' of ownlab is not used: quintet has one of that name" in succeed("recipes").errors
-    assert_all_else_works(pictures, tmp_path / "other")
+    assert_other_recipes_work(pictures, tmp_path / "other")
 
 
 def test_a_name_that_two_packages_offer_is_refused(own: Path, pictures: Path, tmp_path: Path) -> None:
     install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
     install_entry_points(own, "otherlab", {"own": "otherlab:ENTRY"})
-    said = "recipe 'own' is offered by otherlab and ownlab; uninstall one of them"
-    assert said in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
-    assert said in succeed("recipes").errors
-    assert_all_else_works(pictures, tmp_path / "other")
+    message = "recipe 'own' is offered by otherlab and ownlab; uninstall one of them"
+    assert message in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
+    assert message in succeed("recipes").errors
+    assert_other_recipes_work(pictures, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ("import a_module_that_nobody_has\n", "ownlab.config cannot be imported: ModuleNotFoundError"),
         ("value = 1\n", "ownlab.config has no OwnConfig"),
-        (CONFIG.replace('"own"', '"other"'), "recipe 'own' is called 'other' by its configuration"),
+        (CONFIG.replace('"own"', '"other"'), "recipe 'own' has a configuration class for recipe 'other'"),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_named_by_recipes(
-    own: Path, config: str, said: str, pictures: Path, tmp_path: Path
+    own: Path, config: str, message: str, pictures: Path, tmp_path: Path
 ) -> None:
     install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
     (own / "ownlab" / "config.py").write_text(config)
-    assert said in succeed("recipes").errors
-    assert_all_else_works(pictures, tmp_path / "other")
+    assert message in succeed("recipes").errors
+    assert_other_recipes_work(pictures, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         (None, "ownlab.task cannot be imported: ModuleNotFoundError"),
         ("value = 1\n", "ownlab.task has no OwnTask, which its entry in the registry names"),
@@ -104,11 +106,11 @@ def test_a_configuration_that_cannot_be_used_is_named_by_recipes(
     ],
 )
 def test_a_member_that_is_missing_is_one_sentence(
-    own: Path, task: str | None, said: str, pictures: Path, tmp_path: Path
+    own: Path, task: str | None, message: str, pictures: Path, tmp_path: Path
 ) -> None:
     install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
     if task is not None:
         (own / "ownlab" / "task.py").write_text(task)
-    assert said in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
+    assert message in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
     assert not (tmp_path / "run").exists()
-    assert_all_else_works(pictures, tmp_path / "other")
+    assert_other_recipes_work(pictures, tmp_path / "other")

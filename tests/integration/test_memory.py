@@ -1,4 +1,4 @@
-"""Out of memory ends in one sentence that proposes a larger `train.grad_accum_steps`."""
+"""Running out of memory ends with one error message that proposes a larger `train.grad_accum_steps`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from helpers import TINY, error_line, forked, succeed
 
 ALLOWED = 600 * 2**20
-"""Bytes beyond what the start takes: enough for a tiny training, a fraction of what these ask for."""
+"""Bytes beyond the memory at the start: enough for a tiny training, far less than these need."""
 
 
 def limit_memory() -> None:
@@ -18,14 +18,14 @@ def limit_memory() -> None:
 
 
 def sentence_of(words: tuple[object, ...], output: Path) -> str:
-    """What the command says at its end when memory is limited."""
+    """The error message of the command with limited memory."""
     with forked(words, output, limit_memory) as process:
         assert process.end() == 1, process.seen
     return error_line(process.seen)
 
 
 def test_out_of_memory_in_a_step(pictures: Path, trained: Path, tmp_path: Path) -> None:
-    # Fine-tuning, because a new run would look at its first batch before the first step.
+    # Fine-tuning, because a new run reads its first batch before the first step.
     succeed("export", trained, tmp_path / "hub")
     large = ("--init", tmp_path / "hub", "model.image_size=512", "train.batch_size=32")
     words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, *large)

@@ -1,4 +1,4 @@
-"""Mesh files as people have them: what cannot be used is named by the command, and never ends a run that has others."""
+"""Mesh files of many kinds: the commands name unusable files, which never stop a run that has others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from contract.cases import TINY_MESH_AUTOENCODER
 from helpers import error_line, log_text, quintet, state, succeed
 
 FORMATS = ("obj", "ply", "stl", "off", "glb", "gltf")
-SOUND = 8
+USABLE = 8
 SIDE = 708
 """Squares along a side of the large mesh: two triangles each, a million in all."""
 
@@ -32,7 +32,7 @@ MIXED = [*QUADS[:5], (1, 5, 7), (1, 7, 3)]
 
 
 def export(mesh: Any, path: Path) -> None:
-    """As another program writes it."""
+    """Write a mesh with another program."""
     kind = path.suffix[1:]
     content = mesh.export(file_type=kind, **({"embed_buffers": True} if kind == "gltf" else {}))
     if isinstance(content, dict):
@@ -70,42 +70,42 @@ def not_a_number(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
     return trimesh.Trimesh(vertices, mesh.faces, process=False, validate=False)
 
 
-def add_useless(folder: Path) -> dict[str, str]:
-    """Files that no training can use, and what is to be said of each."""
+def add_unusable(folder: Path) -> dict[str, str]:
+    """Add unusable files; returns the expected reason for each."""
     box = trimesh.creation.box()
-    said = {}
+    reasons = {}
     for extension in FORMATS:
         (folder / f"empty.{extension}").touch()
-        said[f"empty.{extension}"] = "empty file"
-        (folder / f"words.{extension}").write_text("this is no mesh")
-        said[f"words.{extension}"] = "not a mesh"
+        reasons[f"empty.{extension}"] = "empty file"
+        (folder / f"words.{extension}").write_text("this is not a mesh")
+        reasons[f"words.{extension}"] = "not a mesh"
     for extension in ("obj", "ply", "stl", "off", "glb"):
         export(not_a_number(box), folder / f"nan.{extension}")
-        said[f"nan.{extension}"] = "not finite numbers"
+        reasons[f"nan.{extension}"] = "not finite numbers"
         export(box, folder / f"cut.{extension}")
         content = (folder / f"cut.{extension}").read_bytes()
         (folder / f"cut.{extension}").write_bytes(content[:90])
-        said[f"cut.{extension}"] = ""
+        reasons[f"cut.{extension}"] = ""
     for extension in ("obj", "ply", "off"):
         with_faces(folder / f"points.{extension}", [])
-        said[f"points.{extension}"] = "8 points and no faces"
+        reasons[f"points.{extension}"] = "8 points and no faces"
     (folder / "points.glb").write_bytes(trimesh.Scene(trimesh.PointCloud(np.eye(3))).export(file_type="glb"))
-    said["points.glb"] = "no faces in it"
-    picture = b"\x89PNG\r\n\x1a\n" + bytes(40)
+    reasons["points.glb"] = "no faces in it"
+    image = b"\x89PNG\r\n\x1a\n" + bytes(40)
     header = {"images": [{"bufferView": 0, "mimeType": "image/png"}], "textures": [{"source": 0}]}
     header |= {"bufferViews": [{"buffer": 0, "byteLength": 48}], "buffers": [{"byteLength": 48}]}
-    (folder / "texture.glb").write_bytes(glb(header, picture))
-    said["texture.glb"] = "a glTF file without meshes"
-    (folder / "picture.obj").write_bytes(picture)
-    said["picture.obj"] = "not a mesh"
+    (folder / "texture.glb").write_bytes(glb(header, image))
+    reasons["texture.glb"] = "a glTF file without meshes"
+    (folder / "picture.obj").write_bytes(image)
+    reasons["picture.obj"] = "not a mesh"
     with_faces(folder / "line.obj", [(0, 1, 2)], [(0, 0, 0), (1, 1, 1), (2, 2, 2)])
-    said["line.obj"] = "no face of it has an area"
-    return said
+    reasons["line.obj"] = "no face of it has an area"
+    return reasons
 
 
 def hills() -> trimesh.Trimesh:
-    places = np.arange(SIDE + 1) / SIDE
-    x, z = np.meshgrid(places, places, indexing="ij")
+    positions = np.arange(SIDE + 1) / SIDE
+    x, z = np.meshgrid(positions, positions, indexing="ij")
     vertices = np.stack([x, np.sin(9 * x) * np.cos(7 * z) / 4, z], axis=-1).reshape(-1, 3)
     corner = np.arange(SIDE * (SIDE + 1)).reshape(SIDE, SIDE + 1)[:, :-1].reshape(-1)
     first = np.stack([corner, corner + 1, corner + SIDE + 1], axis=1)
@@ -116,7 +116,7 @@ def hills() -> trimesh.Trimesh:
 
 
 def add_unusual(folder: Path) -> set[str]:
-    """Files that are used, odd as they are."""
+    """Add unusual files that can be used; returns their names."""
     box = trimesh.creation.box()
     for extension in FORMATS:
         export(box, folder / f"box.{extension}")
@@ -132,10 +132,10 @@ def add_unusual(folder: Path) -> set[str]:
 
 @pytest.fixture
 def folder(meshes: Path, tmp_path: Path) -> Path:
-    """A few sound meshes without captions, to be joined by others."""
+    """A few usable meshes without captions, to which tests add others."""
     target = tmp_path / "data"
     target.mkdir()
-    for path in sorted((meshes / "meshes").iterdir())[:SOUND]:
+    for path in sorted((meshes / "meshes").iterdir())[:USABLE]:
         shutil.copy(path, target / f"a-{path.name}")
     return target
 
@@ -144,7 +144,7 @@ BRIEF = (
     *(*TINY_MESH_AUTOENCODER, "train.steps=2", "eval.every=2", "ema.enabled=false"),
     *("data.validation_fraction=0", "eval.batches=null"),
 )
-"""Two steps, and validation on everything: every file is met."""
+"""Two steps, and validation on all items, so that every file is read."""
 
 
 def skipped_in(run: Path) -> dict[str, str]:
@@ -152,11 +152,11 @@ def skipped_in(run: Path) -> dict[str, str]:
     return {name.removeprefix("validation: "): reason for name, reason in record["skipped"].items()}
 
 
-# --- the command meets them ---------------------------------------------------------------------------------------
+# --- commands -----------------------------------------------------------------------------------------------------
 
 
-def test_useless_files_are_named_unusual_ones_are_used(folder: Path, tmp_path: Path) -> None:
-    useless, unusual = add_useless(folder), add_unusual(folder)
+def test_unusable_files_are_named_and_unusual_ones_are_used(folder: Path, tmp_path: Path) -> None:
+    unusable, unusual = add_unusable(folder), add_unusual(folder)
     run = tmp_path / "run"
 
     checked = json.loads(succeed("data", "check", folder, "--json").output)
@@ -164,16 +164,16 @@ def test_useless_files_are_named_unusual_ones_are_used(folder: Path, tmp_path: P
 
     assert state(run)["status"] == "finished"
     for skipped in ({each["file"]: each["reason"] for each in checked["skipped"]}, skipped_in(run)):
-        assert skipped.keys() == useless.keys()
-        for name, part in useless.items():
+        assert skipped.keys() == unusable.keys()
+        for name, part in unusable.items():
             assert part in skipped[name], name
             assert "\n" not in skipped[name]
-    assert checked["usable"] == SOUND + len(unusual)
+    assert checked["usable"] == USABLE + len(unusual)
     record = json.loads((run / "data.json").read_text())
     assert unusual <= {*record["train"]}
 
 
-def test_meshes_of_too_many_faces_are_skipped_with_their_count_or_reduced(folder: Path, tmp_path: Path) -> None:
+def test_meshes_with_too_many_faces_are_skipped_or_decimated(folder: Path, tmp_path: Path) -> None:
     balls = {f"ball.{extension}" for extension in FORMATS}
     for name in balls:
         export(trimesh.creation.icosphere(subdivisions=3), folder / name)
@@ -193,14 +193,14 @@ def test_meshes_of_too_many_faces_are_skipped_with_their_count_or_reduced(folder
     assert state(reducing)["status"] == "finished"
 
 
-def test_a_million_faces_are_skipped_or_reduced(folder: Path, tmp_path: Path) -> None:
+def test_a_million_faces_are_skipped_or_decimated(folder: Path, tmp_path: Path) -> None:
     export(hills(), folder / "hills.glb")
 
     checked = succeed("data", "check", folder).output
     succeed("encode", "coordinates:64", folder, "--out", tmp_path / "codes")
     succeed("train", "mesh-autoencoder", folder, "--out", tmp_path / "run", *BRIEF, "data.decimate=true")
 
-    # The faces that are left at the size of a bin, which is all that a model could see.
+    # The count after quantization, which is all that a model could see.
     count = int(re.search(r"1 meshes have more than 800 faces .*: hills\.glb \((\d+)\)", checked)[1])  # type: ignore[index]
     assert 10_000 < count < 1_000_000
     rows = [json.loads(line) for line in (tmp_path / "codes" / "items.jsonl").read_text().splitlines()]
@@ -210,19 +210,19 @@ def test_a_million_faces_are_skipped_or_reduced(folder: Path, tmp_path: Path) ->
     assert skipped_in(tmp_path / "run") == {}
 
 
-def test_codes_are_made_of_what_can_be_read(folder: Path, tmp_path: Path) -> None:
-    useless, unusual = add_useless(folder), add_unusual(folder)
+def test_readable_files_are_encoded(folder: Path, tmp_path: Path) -> None:
+    unusable, unusual = add_unusable(folder), add_unusual(folder)
     succeed("encode", "coordinates", folder, "--out", tmp_path / "codes")
     rows = [json.loads(line) for line in (tmp_path / "codes" / "items.jsonl").read_text().splitlines()]
-    # Empty files are left out before anything is read.
-    assert {row["file"] for row in rows if "skipped" in row} == {name for name in useless if "empty" not in name}
-    assert len([row for row in rows if "row" in row]) == SOUND + len(unusual)
+    # Empty files are skipped before anything is read.
+    assert {row["file"] for row in rows if "skipped" in row} == {name for name in unusable if "empty" not in name}
+    assert len([row for row in rows if "row" in row]) == USABLE + len(unusual)
 
 
-def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_path: Path) -> None:
+def test_only_unusable_files_are_an_error_before_training(folder: Path, tmp_path: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
-    add_useless(folder)
+    add_unusable(folder)
     run = tmp_path / "run"
 
     assert quintet("data", "check", folder).code == 1
@@ -233,7 +233,7 @@ def test_only_useless_files_are_an_error_before_any_training(folder: Path, tmp_p
     assert not run.exists()
 
 
-def test_a_model_of_quads_takes_files_of_quads(folder: Path, tmp_path: Path) -> None:
+def test_a_quad_model_uses_quad_files(folder: Path, tmp_path: Path) -> None:
     quads = set()
     for number, extension in enumerate(("obj", "ply", "off") * 2):
         name = f"quads-{number}.{extension}"
@@ -250,7 +250,7 @@ def test_a_model_of_quads_takes_files_of_quads(folder: Path, tmp_path: Path) -> 
     assert {path.name for path in folder.iterdir()} - quads == skipped.keys()
     assert skipped["mixed.obj"] == "its faces have 3 and 4 vertices; model.vertices_per_face=4 takes no others"
     assert skipped["a-00000.obj"] == "its faces have 3 vertices; model.vertices_per_face=4 takes no others"
-    # Six faces of four vertices of two codes.
+    # Six faces of four vertices with two codes each.
     assert load_file(tmp_path / "codes" / "codes.safetensors")["codes"].shape == (6, 6, 8)
     assert len(list((tmp_path / "decoded").iterdir())) == 6
 
@@ -265,5 +265,5 @@ def test_a_model_of_quads_takes_files_of_quads(folder: Path, tmp_path: Path) -> 
     )
     succeed("train", "mesh-transformer", folder, "--tokenizer", run, "--out", generator, "--preset", "debug", *brief)
     assert skipped_in(generator).keys() == skipped.keys()
-    succeed("sample", generator, "--text", "a box", "--out", tmp_path / "made")
-    assert (tmp_path / "made" / "000.glb").exists()
+    succeed("sample", generator, "--text", "a box", "--out", tmp_path / "samples")
+    assert (tmp_path / "samples" / "000.glb").exists()

@@ -1,4 +1,4 @@
-"""All that is written has the permissions that the person's umask gives, so that a colleague can read it."""
+"""All written files have the permissions of the user's umask, so that a colleague can read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def wrong_modes(folder: Path, umask: int) -> dict[str, str]:
-    """What below a folder has other permissions than the umask gives, and which."""
+    """The files below a folder whose permissions do not follow the umask."""
     found = {path: path.stat() for path in (folder, *folder.rglob("*"))}
     assert len(found) > 1, f"{folder} is empty"
     return {
@@ -31,23 +31,23 @@ def wrong_modes(folder: Path, umask: int) -> dict[str, str]:
     }
 
 
-def test_what_the_command_writes_follows_the_umask(
+def test_written_files_follow_the_umask(
     umask: int, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = tmp_path / "made"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(made / "cache"))
-    train_tiny(pictures, made / "tokenizer", "train.steps=4", "log.trackers=[tensorboard]")
-    succeed("train", "muse", pictures, "--out", made / "muse", *TINY_MUSE, "train.steps=4")
-    succeed("sample", made / "muse", "--num", 2, "--text", "a circle", "--out", made / "samples")
-    succeed("export", made / "tokenizer", made / "export")
-    succeed("encode", made / "tokenizer", pictures, "--out", made / "codes")
-    succeed("decode", made / "tokenizer", made / "codes", "--out", made / "decoded")
-    succeed("data", "shard", pictures, made / "shards")
-    succeed("data", "make", "shapes", made / "shapes", "--num", 4)
+    out = tmp_path / "out"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(out / "cache"))
+    train_tiny(pictures, out / "tokenizer", "train.steps=4", "log.trackers=[tensorboard]")
+    succeed("train", "muse", pictures, "--out", out / "muse", *TINY_MUSE, "train.steps=4")
+    succeed("sample", out / "muse", "--num", 2, "--text", "a circle", "--out", out / "samples")
+    succeed("export", out / "tokenizer", out / "export")
+    succeed("encode", out / "tokenizer", pictures, "--out", out / "codes")
+    succeed("decode", out / "tokenizer", out / "codes", "--out", out / "decoded")
+    succeed("data", "shard", pictures, out / "shards")
+    succeed("data", "make", "shapes", out / "shapes", "--num", 4)
 
-    assert list((made / "cache").rglob("*.npy"))
-    assert list((made / "muse").rglob("*.safetensors"))
-    assert wrong_modes(made, umask) == {}
+    assert list((out / "cache").rglob("*.npy"))
+    assert list((out / "muse").rglob("*.safetensors"))
+    assert wrong_modes(out, umask) == {}
 
 
 def test_a_sharded_checkpoint_follows_the_umask(pictures: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several processes: started by any launcher, one of them writes, and none waits for a dead one."""
+"""Several processes: any launcher starts them, one of them writes, and none waits for a dead one."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from quintet.training.trainer import Trainer
 
 
 @pytest.fixture(scope="session")
-def three_pictures(pictures: Path, shared: Path) -> Path:
-    """A validation set that two processes cannot share evenly. Read only."""
-    folder = shared / "three-pictures"
+def three_images(pictures: Path, shared: Path) -> Path:
+    """A validation set that is not divisible by two processes. Read-only."""
+    folder = shared / "three-images"
     folder.mkdir(exist_ok=True)
     for name in ("00000.png", "00001.png", "00002.png"):
         shutil.copy(pictures / "images" / name, folder / name)
@@ -46,11 +46,11 @@ def three_pictures(pictures: Path, shared: Path) -> Path:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_a_launcher_runs_the_command_unchanged(
-    launcher: str, pictures: Path, three_pictures: Path, tmp_path: Path
+    launcher: str, pictures: Path, three_images: Path, tmp_path: Path
 ) -> None:
     run, single = tmp_path / "run", tmp_path / "single"
-    # Batches of two and one: the second process has no item of its own in the last.
-    uneven = (f"data.validation_path={three_pictures}", "eval.batch_size=2")
+    # Batches of two and one: the second process has no item in the last batch.
+    uneven = (f"data.validation_path={three_images}", "eval.batch_size=2")
     words = (*TINY, *uneven, "engine.world_size=2", "engine.precision=fp64")
     command = ("-m", "quintet", "train", "vqgan", pictures, "--out", run, *words)
     launched = torchrun(2, *command) if launcher == "torchrun" else accelerate_launch(2, *command)
@@ -60,7 +60,7 @@ def test_a_launcher_runs_the_command_unchanged(
     assert state(run)["status"] == "finished"
     assert json.loads((run / "checkpoints" / "step-00000012" / "meta.json").read_text())["world_size"] == 2
 
-    # Only one process writes and speaks.
+    # Only one process writes files and prints.
     assert {*Counter(line for line in process.seen.splitlines() if line.startswith("step ")).values()} == {1}
     assert process.seen.count("next: quintet eval") == 1
     assert "Warning" not in process.seen
@@ -68,7 +68,7 @@ def test_a_launcher_runs_the_command_unchanged(
     rows = Counter((row["step"], "validation/psnr" in row) for row in metrics(run))
     assert {*rows.values()} == {1}
 
-    # The figures are those of all three items, each counted once.
+    # The metrics are those of all three items, each counted once.
     succeed("train", "vqgan", pictures, "--out", single, *words, "engine.world_size=1")
     for ours, theirs in zip(metrics(run), metrics(single), strict=True):
         assert ours["step"] == theirs["step"]
@@ -77,18 +77,20 @@ def test_a_launcher_runs_the_command_unchanged(
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-6, abs=1e-6), name
 
 
-def test_what_all_processes_find_is_said_once(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_of_all_processes_is_printed_once(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     words = ("train", "muse", pictures, "--out", tmp_path / "run", *TINY_MUSE, "train.steps=2", "model.text_length=12")
     with executed(torchrun(2, "-m", "quintet", *words), tmp_path / "said") as process:
         assert process.end() == 0, process.seen
-    assert process.seen.count("are cut (model.text_length)") == 1
-    # Whichever process encodes for all tells how far it is.
-    progress = [line for line in process.seen.splitlines() if line.startswith("images encoded: ")]
+    assert process.seen.count("are truncated (model.text_length)") == 1
+    # The process that encodes a shard prints the progress.
+    progress = [line for line in process.seen.splitlines() if line.startswith("pictures encoded: ")]
     assert len(progress) == len(set(progress)) == 6, process.seen
 
 
-def test_an_error_is_said_by_every_process(pictures: Path, tmp_path: Path) -> None:
+def test_an_error_is_printed_by_every_process(pictures: Path, tmp_path: Path) -> None:
     words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "train.batch_size=5")
     with two_ranks(words, tmp_path) as ranks:
         assert [rank.end() for rank in ranks] == [2, 2]
@@ -109,7 +111,7 @@ def test_tasks_of_slurm_are_processes_of_one_run(pictures: Path, tmp_path: Path)
     assert json.loads((run / "checkpoints" / "step-00000004" / "meta.json").read_text())["world_size"] == 2
 
 
-def test_a_batch_that_the_processes_cannot_share_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_a_batch_not_divisible_by_the_processes_is_refused(pictures: Path, tmp_path: Path) -> None:
     words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "train.batch_size=5")
     with two_ranks(words, tmp_path) as ranks:
         assert [rank.end() for rank in ranks] == [2, 2]
@@ -120,29 +122,31 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(pictures: Path, tmp_
 
 
 def test_a_run_of_two_processes_resumes_exactly(pictures: Path, tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    straight, parts = tmp_path / "straight", tmp_path / "parts"
     begin = ("train", "vqgan", pictures, *TINY, "optim.decay_steps=12", "--out")
-    for words in ((*begin, whole), (*begin, parts, "train.steps=6"), ("resume", parts, "train.steps=12")):
+    for words in ((*begin, straight), (*begin, parts, "train.steps=6"), ("resume", parts, "train.steps=12")):
         with two_ranks(words, tmp_path) as ranks:
             assert [rank.end() for rank in ranks] == [0, 0], ranks[0].seen + ranks[1].seen
 
-    assert tensor_hashes(parts, 12) == tensor_hashes(whole, 12)
+    assert tensor_hashes(parts, 12) == tensor_hashes(straight, 12)
 
-    # And in a world of another size, which one process alone is.
+    # And with another world size, a single process.
     succeed("resume", parts, "train.steps=14")
     assert steps_saved(parts)[-1] == 14
 
 
-@pytest.mark.parametrize("asked", [[0], [1], [0, 1]], ids=["first", "second", "both"])
-def test_a_signal_to_any_process_stops_all_with_a_checkpoint(asked: list[int], pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signalled", [[0], [1], [0, 1]], ids=["first", "second", "both"])
+def test_a_signal_to_any_process_stops_all_with_a_checkpoint(
+    signalled: list[int], pictures: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     with two_ranks(["train", "vqgan", pictures, "--out", run, *TINY, "train.steps=1000000"], tmp_path) as ranks:
         wait_for_step(run, 5, ranks[0])
-        for number in asked:
+        for number in signalled:
             ranks[number].send(signal.SIGTERM)
         codes = [rank.end() for rank in ranks]
 
-    assert codes == [128 + signal.SIGTERM if number in asked else 0 for number in range(2)], ranks[0].seen
+    assert codes == [128 + signal.SIGTERM if number in signalled else 0 for number in range(2)], ranks[0].seen
     assert state(run)["status"] == "stopped"
     assert steps_saved(run)[-1] == state(run)["step"]
 
@@ -162,12 +166,12 @@ def test_a_dead_process_ends_the_other(victim: int, pictures: Path, tmp_path: Pa
 
 def hang_at_step_six() -> None:
     """The sixth step of this process never ends."""
-    taken = Trainer.train_step
+    original = Trainer.train_step
 
     def wait_for_ever(trainer: Trainer) -> dict[str, Any]:
         if trainer.step == 5:
             threading.Event().wait()
-        return taken(trainer)
+        return original(trainer)
 
     Trainer.train_step = wait_for_ever  # type: ignore[method-assign]
 
@@ -180,11 +184,11 @@ def test_a_hung_process_ends_the_run_with_the_stack_of_each(pictures: Path, tmp_
 
     waiting, hung = (rank.seen for rank in ranks)
     assert "did not answer within engine.timeout_seconds" in error_line(waiting)
-    assert "told to end by process 0: another process of this run did not answer" in error_line(hung)
+    assert "ended because of process 0: another process of this run did not answer" in error_line(hung)
     assert "in wait_for_ever" in hung
     stacks = log_text(run)
     assert "process 0 failed at step 5" in stacks
     assert "engine.any_rank(" in stacks or "backward" in stacks
-    assert "process 1 was told to end" in stacks
+    assert "process 1 was ended by the watchdog" in stacks
     assert "in wait_for_ever" in stacks
     assert state(run)["status"] == "failed"

@@ -1,4 +1,4 @@
-"""Launchers that start a failed run again, and two machines of which one is lost. Each ends as if nothing had been."""
+"""Launchers that restart a failed run, and the loss of one of two machines. Results are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from integration import sabotage
 TESTS = Path(__file__).parents[1]
 WORDS = (*TINY, "engine.timeout_seconds=20")
 LONG = 600
-"""Seconds for a few starts of a few interpreters, one after the other, where other things run beside."""
+"""Timeout in seconds for several starts of interpreters on a busy machine."""
 
 
 @pytest.fixture
 def undisturbed(pictures: Path, shared: Path) -> Path:
-    """The training as two processes make it. Read only."""
+    """The result of a training with two processes. Read-only."""
 
     def train(folder: Path) -> None:
         folder.mkdir()
@@ -51,11 +51,11 @@ def undisturbed(pictures: Path, shared: Path) -> Path:
 
 
 ATTEMPTS = [["0:1:6:die"], *([["0:1:6:die", "1:0:10:hang"]] if os.environ.get("QUINTET_SCALE") == "whole" else [])]
-"""The faults that cut attempts short: a death, and in `make scale` also a process that hangs in the second attempt."""
+"""The faults that end attempts early: a death, and in `make scale` also a hanging process in the second attempt."""
 
 
 @pytest.mark.parametrize("faults", ATTEMPTS, ids=len)
-def test_a_launcher_that_may_restart_brings_the_run_to_its_end(
+def test_a_launcher_with_restarts_finishes_the_run(
     faults: list[str], pictures: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -64,15 +64,15 @@ def test_a_launcher_that_may_restart_brings_the_run_to_its_end(
         assert agent.end(LONG) == 0, agent.seen
 
     assert state(run)["status"] == "finished"
-    said = log_text(run)
-    resumed = [line.rpartition("/")[2] for line in said.splitlines() if "resumed from" in line]
+    log = log_text(run)
+    resumed = [line.rpartition("/")[2] for line in log.splitlines() if "resumed from" in line]
     assert resumed == ["step-00000004", "step-00000008"][: len(faults)]
-    assert ("in hang" in said) == (len(faults) == 2)
+    assert ("in hang" in log) == (len(faults) == 2)
     assert [row["step"] for row in metrics(run) if "train/lr" in row] == list(range(1, 13))
     assert tensor_hashes(run, 12) == tensor_hashes(undisturbed, 12)
 
 
-def test_where_restarts_are_asked_for_only_the_same_run_is_continued(
+def test_with_restarts_only_the_same_run_is_continued(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -84,7 +84,7 @@ def test_where_restarts_are_asked_for_only_the_same_run_is_continued(
     other = quintet(*words, "model.dim=16")
     assert other.code == 2
     assert "cannot change model.dim: 8 -> 16" in other.errors
-    # A key that is none now was not none before: that is another run too.
+    # A key that is null now and was not before makes another run too.
     unclipped = quintet(*words, "optim.max_grad_norm=null", "train.steps=6")
     assert unclipped.code == 2
     assert "cannot change optim.max_grad_norm: 1.5 -> None" in unclipped.errors
@@ -93,10 +93,8 @@ def test_where_restarts_are_asked_for_only_the_same_run_is_continued(
     assert state(run)["step"] == 6
 
 
-def test_what_a_start_finds_out_is_no_difference(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The grid of a tokenizer, which may be gone by now, its hash, the classes of the data."""
+def test_inferred_keys_do_not_make_another_run(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid of a tokenizer, which may have been removed, its hash, the classes of the data."""
     tokenizer = copied(GOLDEN / "vqgan-format-1" / "hub", tmp_path / "tokenizer")
     out, case = tmp_path / "run", case_of("muse")
     words = [word for word in case.tiny if not str(word).startswith("tokenizer=")]
@@ -109,24 +107,24 @@ def test_what_a_start_finds_out_is_no_difference(
 
 
 @contextmanager
-def two_machines(words: list[object], place: Path) -> Iterator[list[Process]]:
-    """Two of torchrun's agents, each with one process, that meet at a port of this machine."""
-    meeting = ("--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_id", "quintet")
+def two_machines(words: list[object], folder: Path) -> Iterator[list[Process]]:
+    """Two agents of torchrun, each with one process, with a rendezvous at a port of this machine."""
+    rendezvous = ("--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_id", "quintet")
     size = ("--nnodes", 2, "--nproc_per_node", 1, "--local_addr", "127.0.0.1")
-    command = python("-m", "torch.distributed.run", *size, *meeting, *words)
+    command = python("-m", "torch.distributed.run", *size, *rendezvous, *words)
     with ExitStack() as stack:
-        yield [stack.enter_context(executed(command, place / f"machine-{each}", cwd=TESTS)) for each in range(2)]
+        yield [stack.enter_context(executed(command, folder / f"machine-{each}", cwd=TESTS)) for each in range(2)]
 
 
-def test_one_of_two_machines_is_lost(pictures: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_losing_one_of_two_machines(pictures: Path, undisturbed: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     faulty = ["-m", sabotage.__name__, "0:1:6:lose-power", "train", "vqgan", pictures, "--out", run, *WORDS]
     with two_machines(faulty, tmp_path) as machines:
         codes = sorted(machine.end(LONG) for machine in machines)
-        said = "".join(machine.seen for machine in machines)
+        log = "".join(machine.seen for machine in machines)
 
-    assert codes == [-9, 1], said
-    assert "error: lost contact with another process of this run" in said
+    assert codes == [-9, 1], log
+    assert "error: lost contact with another process of this run" in log
     assert state(run)["status"] == "failed"
     assert "lost contact" in state(run)["error"]
 

@@ -1,4 +1,4 @@
-"""The options of `quintet sample`: those of the run's pipeline, wherever they stand among the words."""
+"""The options of `quintet sample`: those of the run's pipeline, at any position among the arguments."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ QUICK = ("--num", "1", "sample.steps=1")
         (MUSE, "sample.steps=1", "--num", "1", "--text", "a red circle", "--negative-prompt", ""),
     ],
 )
-def test_the_order_of_the_words_does_not_matter(words: tuple[object, ...], tmp_path: Path) -> None:
+def test_the_order_of_arguments_does_not_matter(words: tuple[object, ...], tmp_path: Path) -> None:
     succeed("sample", *words, "--out", tmp_path / "out")
     succeed("sample", MUSE, "--text", "a red circle", *QUICK, "--out", tmp_path / "same")
     assert (tmp_path / "out" / "000.png").read_bytes() == (tmp_path / "same" / "000.png").read_bytes()
 
 
-def test_help_is_that_of_the_runs_pipeline() -> None:
+def test_help_lists_the_options_of_the_pipeline() -> None:
     muse, phenaki = (succeed("sample", run, "--help").output for run in (MUSE, PHENAKI))
     assert "--mask" in muse
     assert "--frames" not in muse
@@ -38,7 +38,7 @@ def test_help_is_that_of_the_runs_pipeline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((MUSE, "--frames", "9", "--text", "x"), "'muse' does not take --frames (it takes --image, --mask"),
         ((GOLDEN / "vqgan-format-1" / "hub", "--text", "x"), "'vqgan' does not take --text: it is not a generator"),
@@ -47,12 +47,12 @@ def test_help_is_that_of_the_runs_pipeline() -> None:
         ((MUSE, "--negative", "x"), "--negative requires --text"),
         ((PHENAKI, "--negative", "x", "--images"), "--negative requires --text"),
         ((MUSE, "--text", "x", "--num", "0"), "--num"),
-        (("nowhere", "--text", "x"), "nowhere does not exist; give the folder of a run"),
+        (("nowhere", "--text", "x"), "nowhere does not exist; pass the folder of a run"),
         (("hf:nobody/nothing",), "hf download"),
     ],
 )
-def test_wrong_words_are_one_sentence(words: tuple[object, ...], said: str, tmp_path: Path) -> None:
+def test_wrong_options_are_one_error_message(words: tuple[object, ...], message: str, tmp_path: Path) -> None:
     outcome = quintet("sample", *words, "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert said in error_line(outcome.errors)
+    assert message in error_line(outcome.errors)
     assert not (tmp_path / "out").exists()

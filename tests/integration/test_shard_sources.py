@@ -1,4 +1,4 @@
-"""Training on shards: the weights that the folder gives, exact resumption amid an epoch, several processes, S3."""
+"""Training on shards: the same weights as on the folder, exact resumption within an epoch, several processes, S3."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from quintet.data.index.listing import list_media
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.data.index.shard_store import Patience, RemoteStore
 from quintet.errors import RunError, UsageError
-from quintet.media.files import place_of, read_file
+from quintet.media.files import media_ref, read_file
 
 QUICK = Patience(4, 0.001)
 
 
 def shards_of(folder: Path, shared: Path) -> Path:
-    """Made once a session. Read only."""
+    """Created once per session. Read-only."""
     return made_once(
         shared, f"shards-of-{folder.name}", lambda out: succeed("data", "shard", folder, out, "--items", 10)
     )
@@ -58,31 +58,31 @@ def test_shards_give_the_weights_of_the_folder(
     assert record["skipped"] == {}
 
 
-def test_workers_do_not_change_what_is_learned(pictures: Path, shared: Path, tmp_path: Path) -> None:
+def test_workers_do_not_change_the_weights(pictures: Path, shared: Path, tmp_path: Path) -> None:
     shards = shards_of(pictures, shared)
     found = [trained_on("vqgan", shards, tmp_path / str(count), f"data.num_workers={count}") for count in (0, 1, 2)]
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("portions", ["data.shuffle_shards=null", "data.shuffle_shards=2"])
-def test_a_run_is_resumed_exactly_amid_an_epoch(portions: str, pictures: Path, shared: Path, tmp_path: Path) -> None:
-    """Half of the training items have been seen at step 5; the shards have moved, and the workers are fewer."""
+@pytest.mark.parametrize("shuffle", ["data.shuffle_shards=null", "data.shuffle_shards=2"])
+def test_a_run_is_resumed_exactly_within_an_epoch(shuffle: str, pictures: Path, shared: Path, tmp_path: Path) -> None:
+    """Half of the training items are used by step 5; then the shards move, and there are fewer workers."""
     shards = copied(shards_of(pictures, shared), tmp_path / "moved")
-    straight = trained_on("vqgan", shards, tmp_path / "straight", portions)
+    straight = trained_on("vqgan", shards, tmp_path / "straight", shuffle)
     parts = tmp_path / "parts"
     succeed(
-        "train", "vqgan", shards, "--out", parts, *case_of("vqgan").tiny, "train.steps=5", "optim.decay_steps=12", portions,
-        "data.num_workers=2",
+        "train", "vqgan", shards, "--out", parts, *case_of("vqgan").tiny, "train.steps=5", "optim.decay_steps=12",
+        shuffle, "data.num_workers=2",
     )  # fmt: skip
     shards.rename(tmp_path / "elsewhere")
     succeed("resume", parts, "train.steps=12", f"data.path={tmp_path / 'elsewhere'}", "data.num_workers=0")
     assert tensor_hashes(parts, 12) == straight
 
 
-def test_shards_at_a_time_are_for_shards(pictures: Path) -> None:
+def test_shuffle_shards_needs_shards(pictures: Path) -> None:
     outcome = quintet("train", "vqgan", pictures, "--preset", "debug", "data.shuffle_shards=2")
     assert outcome.code == 2
-    assert "data.shuffle_shards=2 is for shards, and" in error_line(outcome.errors)
+    assert "data.shuffle_shards=2 needs shards, but" in error_line(outcome.errors)
 
 
 def test_two_processes_see_the_items_that_one_sees(pictures: Path, shared: Path, tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_a_resume_on_other_shards_is_refused(pictures: Path, shared: Path, tmp_p
     sorted(shards.glob("*.tar"))[-1].unlink()
     outcome = quintet("resume", tmp_path / "run", "train.steps=14")
     assert outcome.code == 2
-    assert "shard-00004.tar is missing" in error_line(outcome.errors)
+    assert "shard-00004.tar, which the index names, is missing" in error_line(outcome.errors)
     (shards / INDEX_NAME).unlink()
     outcome = quintet("resume", tmp_path / "run", "train.steps=14")
     assert outcome.code == 2
-    assert "the data changed since the run started (41 items then, 35 now, by another index)" in error_line(
+    assert "the data changed since the run started (41 items before, 35 now, and another index)" in error_line(
         outcome.errors
     )
     succeed("resume", tmp_path / "run", "train.steps=14", "--force")
@@ -143,14 +143,14 @@ def test_a_model_is_used_on_shards_as_on_a_folder(sounds: Path, shared: Path, tm
 
 @pytest.fixture
 def s3(pictures: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """`s3://bucket/set` is the shards of the pictures."""
+    """`s3://bucket/set` holds the shards of the images."""
     with reachable(shards_of(pictures, shared), monkeypatch) as server:
         yield server
 
 
 @contextmanager
 def reachable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """A folder as `s3://bucket/set`. What hangs is given up after a second."""
+    """A folder as `s3://bucket/set`. A hanging request times out after a second."""
     with faulty_s3(folder) as server:
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": server.address}.items():
             monkeypatch.setenv(name, value)
@@ -160,21 +160,21 @@ def reachable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS
         fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
-def test_a_run_on_s3_is_that_on_the_folder(s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
+def test_a_run_on_s3_equals_that_on_the_folder(s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
     expected = trained_on("vqgan", pictures, tmp_path / "folder")
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     assert trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", cache) == expected
-    assert sorted(s3.asked) == sorted({*s3.asked}), "each file is fetched once"
-    fetched = len(s3.asked)
+    assert sorted(s3.requested) == sorted({*s3.requested}), "each file is downloaded once"
+    downloads = len(s3.requested)
     succeed("resume", tmp_path / "s3", "train.steps=13")
-    assert len(s3.asked) == fetched, "the cache has them all"
+    assert len(s3.requested) == downloads, "all are in the cache"
 
 
-def test_errors_time_outs_and_truncations_are_tried_again_and_said(
+def test_errors_timeouts_and_truncations_are_retried_with_a_message(
     s3: FaultyS3, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = RemoteStore("s3://bucket/set", tmp_path, QUICK)
-    assert len(store.found()) == 5
+    assert len(store.list_shards()) == 5
     for number, fault in enumerate(("error", "hang", "cut")):
         s3.faults = [fault, fault]
         name = f"shard-0000{number}.tar"
@@ -188,11 +188,13 @@ def test_errors_time_outs_and_truncations_are_tried_again_and_said(
 
 
 @pytest.mark.parametrize("fault", ["error", "cut"])
-def test_what_never_comes_is_an_error_that_names_it(fault: str, s3: FaultyS3, tmp_path: Path) -> None:
+def test_a_shard_that_never_arrives_is_named_in_an_error(fault: str, s3: FaultyS3, tmp_path: Path) -> None:
     store = RemoteStore("s3://bucket/set", tmp_path, QUICK)
-    store.found()
+    store.list_shards()
     s3.faults = [fault] * 1000
-    with pytest.raises(RunError, match=r"cannot read s3://bucket/set/shard-00001.tar in 4 attempts \(.*\); `quintet"):
+    with pytest.raises(
+        RunError, match=r"cannot read s3://bucket/set/shard-00001.tar after 4 attempts \(.*\); run `quintet"
+    ):
         store.file("shard-00001.tar")
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tar", ".writing")]
     s3.faults.clear()
@@ -200,8 +202,8 @@ def test_what_never_comes_is_an_error_that_names_it(fault: str, s3: FaultyS3, tm
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_through_faults_is_one_without(workers: int, s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
-    """Nothing is skipped: the weights are the same. Workers have connections of their own."""
+def test_faults_do_not_change_the_weights(workers: int, s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
+    """Nothing is skipped, so the weights are the same. Workers have their own connections."""
     s3.faults = ["cut", "well", "error", "well", "cut"]
     more = (f"data.cache_dir={tmp_path / 'cache'}", f"data.num_workers={workers}")
     found = trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", *more)
@@ -211,19 +213,19 @@ def test_a_run_through_faults_is_one_without(workers: int, s3: FaultyS3, picture
     assert state(tmp_path / "s3")["status"] == "finished"
 
 
-def test_an_address_without_shards_is_refused(s3: FaultyS3) -> None:
+def test_a_url_without_shards_is_refused(s3: FaultyS3) -> None:
     for address in ("s3://bucket/nothing", "s3://no-such-bucket/set"):
         outcome = quintet("train", "vqgan", address, "--preset", "debug")
         assert outcome.code == 2
-        assert error_line(outcome.errors) == f"error: {address} does not exist, or holds no shard"
-    with pytest.raises(UsageError, match="nosuch://x is no address that can be read"):
+        assert error_line(outcome.errors) == f"error: {address} does not exist or holds no shard"
+    with pytest.raises(UsageError, match="nosuch://x is not a URL that can be read"):
         list_media("nosuch://x", MEDIA["image"].extensions)
 
 
-def test_parquet_files_behind_an_address_are_those_of_a_folder(
+def test_remote_parquet_files_equal_those_of_a_folder(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are of the same items as the folder, but not of the same names, by which items are split and ordered."""
+    """Their items have other names than those of the folder, and names decide the split and the order."""
     entries = scan(pictures, MEDIA["image"].extensions).entries
     (tmp_path / "tables").mkdir()
     for number, part in enumerate((entries[:30], entries[30:])):
@@ -240,7 +242,7 @@ def test_parquet_files_behind_an_address_are_those_of_a_folder(
         assert trained_on("vqgan", "s3://bucket/set", tmp_path / "s3", *more) == expected
 
 
-def test_missing_credentials_are_said_at_once(
+def test_missing_credentials_are_reported_at_once(
     s3: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -248,23 +250,23 @@ def test_missing_credentials_are_said_at_once(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     fsspec.get_filesystem_class("s3").clear_instance_cache()
-    with pytest.raises(UsageError, match=r"s3://bucket/set may not be read: NoCredentialsError"):
-        RemoteStore("s3://bucket/set", tmp_path, QUICK).found()
+    with pytest.raises(UsageError, match=r"no permission to read s3://bucket/set: NoCredentialsError"):
+        RemoteStore("s3://bucket/set", tmp_path, QUICK).list_shards()
     assert "attempt" not in capsys.readouterr().err
 
 
-def test_an_address_may_have_a_sign_of_equality(s3: FaultyS3) -> None:
+def test_a_url_may_contain_an_equals_sign(s3: FaultyS3) -> None:
     address = "s3://bucket/date=2024/shards"
     outcome = quintet("train", "vqgan", address, "--preset", "debug")
-    assert error_line(outcome.errors) == f"error: {address} does not exist, or holds no shard"
+    assert error_line(outcome.errors) == f"error: {address} does not exist or holds no shard"
     outcome = quintet("train", "vqgan", f"data.path={address}", "--preset", "debug")
-    assert error_line(outcome.errors) == f"error: {address} does not exist, or holds no shard"
+    assert error_line(outcome.errors) == f"error: {address} does not exist or holds no shard"
 
 
 def test_shards_without_an_index_are_listed_from_s3(s3: FaultyS3, pictures: Path, tmp_path: Path) -> None:
-    whole = list_media("s3://bucket/set", MEDIA["image"].extensions, cache=str(tmp_path))
+    all_items = list_media("s3://bucket/set", MEDIA["image"].extensions, cache=str(tmp_path))
     one = list_media("s3://bucket/set/shard-00001.tar", MEDIA["image"].extensions, cache=str(tmp_path))
-    assert [entry.file for entry in one.entries] == [entry.file for entry in whole.entries[10:20]]
+    assert [entry.file for entry in one.entries] == [entry.file for entry in all_items.entries[10:20]]
     assert succeed("data", "check", "s3://bucket/set").output.startswith("folder      s3://bucket/set\n")
 
 
@@ -272,15 +274,15 @@ def test_shards_without_an_index_are_listed_from_s3(s3: FaultyS3, pictures: Path
 
 
 class WebServer(SimpleHTTPRequestHandler):
-    """A folder with its listing, whose sizes are told only when a file is asked for."""
+    """A folder with a listing without sizes, which only a request for a file returns."""
 
     def do_HEAD(self) -> None:
-        self._answered(super().do_HEAD)
+        self._answer(super().do_HEAD)
 
     def do_GET(self) -> None:
-        self._answered(super().do_GET)
+        self._answer(super().do_GET)
 
-    def _answered(self, answer: Callable[[], None]) -> None:
+    def _answer(self, answer: Callable[[], None]) -> None:
         assert isinstance(self.server, Web)
         if self.server.faults and self.path.endswith(".tar"):
             self.send_error(self.server.faults.pop(0))
@@ -288,14 +290,14 @@ class WebServer(SimpleHTTPRequestHandler):
             answer()
 
     def log_message(self, *_: object) -> None:
-        """Nothing: what it says would be taken for what quintet says."""
+        """No output, which would mix with that of quintet."""
 
 
 class Web(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), partial(WebServer, directory=str(folder)))
         self.faults: list[int] = []
-        """The codes that the next questions for shards are answered with."""
+        """The status codes of the next requests for shards."""
         self.address = f"http://127.0.0.1:{self.server_port}/set"
 
 
@@ -311,15 +313,15 @@ def web(pictures: Path, shared: Path, tmp_path: Path) -> Iterator[Web]:
 
 
 @pytest.mark.parametrize("end", ["", "/"])
-def test_a_run_on_a_web_server_is_that_on_the_folder(end: str, web: Web, pictures: Path, tmp_path: Path) -> None:
+def test_shards_of_a_web_server_equal_those_of_the_folder(end: str, web: Web, pictures: Path, tmp_path: Path) -> None:
     entries = list_media(web.address + end, MEDIA["image"].extensions, cache=str(tmp_path / "cache")).entries
     of_folder = scan(pictures, MEDIA["image"].extensions).entries
     assert [entry.file for entry in entries] == [entry.file for entry in of_folder]
     for entry in entries:
-        assert read_file(place_of(entry.media(""))) == (pictures / entry.file).read_bytes()
+        assert read_file(media_ref(entry.media(""))) == (pictures / entry.file).read_bytes()
 
 
-def test_a_shard_of_a_web_server_is_used_alone(web: Web, tmp_path: Path) -> None:
+def test_a_single_shard_of_a_web_server_is_used(web: Web, tmp_path: Path) -> None:
     for number, query in enumerate(("", "?signature=a")):
         cache = tmp_path / f"cache {number}"
         address = f"{web.address}/shard-00001.tar{query}"
@@ -328,33 +330,33 @@ def test_a_shard_of_a_web_server_is_used_alone(web: Web, tmp_path: Path) -> None
         assert [path.name[-15:] for path in cache.rglob("*.tar")] == ["shard-00001.tar"]
 
 
-def test_a_web_server_that_fails_is_asked_again(web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_web_server_is_retried(web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"{web.address}/shard-00001.tar"
     store = RemoteStore(address, tmp_path / "cache", QUICK)
-    web.faults = [503, 503]  # a question for the size is asked in two ways
-    found = store.found()
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith(f"{address}: ClientResponseError: 503")
+    web.faults = [503, 503]  # the size is requested in two ways
+    found = store.list_shards()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{address}: ClientResponseError: 503")
     web.faults = [503]
     assert store.file(found[0].name).stat().st_size == found[0].size
     assert capsys.readouterr().err.startswith(f"{address}: ClientResponseError: 503")
-    assert found[0].version, "when it was written is told"
+    assert found[0].version, "the server reports a version"
 
 
-def test_what_a_web_server_does_not_have_is_named(web: Web, tmp_path: Path) -> None:
+def test_a_missing_shard_of_a_web_server_is_named(web: Web, tmp_path: Path) -> None:
     address = f"{web.address}/shard-00001.tar"
     store = RemoteStore(address, tmp_path / "cache", QUICK)
-    store.found()
+    store.list_shards()
     (tmp_path / "web" / "set" / "shard-00001.tar").unlink()
-    for act in (lambda: store.file("shard-00001.tar"), store.found):
+    for request in (lambda: store.file("shard-00001.tar"), store.list_shards):
         with pytest.raises(UsageError) as caught:
-            act()
-        assert str(caught.value) == f"{address} does not exist, or holds no shard"
+            request()
+        assert str(caught.value) == f"{address} does not exist or holds no shard"
 
 
-def test_a_long_copy_from_a_web_server_is_not_given_up(web: Web, tmp_path: Path) -> None:
-    """The client would end it after five minutes."""
+def test_a_long_download_from_a_web_server_has_no_total_timeout(web: Web, tmp_path: Path) -> None:
+    """The default of the client is five minutes."""
     system, _ = RemoteStore(web.address, tmp_path)._system()
     timeout = system.client_kwargs["timeout"]
     assert timeout.total is None

@@ -1,4 +1,4 @@
-"""Video files as people have them: what cannot be used is named by the command, the rest is used, odd as it is."""
+"""Video files of all kinds: unusable files are named by the command, unusual ones are used."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def write(path: Path, frames: int) -> None:
         write_film(path, counted(frames))
 
 
-def add_useless(folder: Path) -> dict[str, str]:
-    """Files that no training can use, and what is to be said of each."""
-    said = {}
+def add_unusable(folder: Path) -> dict[str, str]:
+    """Files that no training can use, and the expected reason of each."""
+    reasons = {}
     for extension in FORMATS:
         (folder / f"empty.{extension}").touch()
-        said[f"empty.{extension}"] = "empty file"
-        (folder / f"words.{extension}").write_text("this is no video\n" * 20)
-        Image.new("RGB", (40, 40), (200, 10, 10)).save(folder / f"picture.{extension}", format="PNG")
-        said |= {f"{name}.{extension}": "not a video" for name in ("words", "picture")}
+        reasons[f"empty.{extension}"] = "empty file"
+        (folder / f"words.{extension}").write_text("this is not a video\n" * 20)
+        Image.new("RGB", (40, 40), (200, 10, 10)).save(folder / f"image.{extension}", format="PNG")
+        reasons |= {f"{name}.{extension}": "not a video" for name in ("words", "image")}
         cut = folder / f"cut.{extension}"
         write(cut, 20)
         cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-        said[cut.name] = "truncated"
+        reasons[cut.name] = "truncated"
     write_film(folder / "nothing.avi", counted(0))
-    said["nothing.avi"] = "holds no frame"
+    reasons["nothing.avi"] = "holds no frame"
     broken = folder / "broken-folder"
     broken.mkdir()
     for number in range(3):
-        (broken / f"{number}.png").write_bytes(b"no picture")
-    said["broken-folder"] = "0.png: not a picture"
-    return said
+        (broken / f"{number}.png").write_bytes(b"not an image")
+    reasons["broken-folder"] = "0.png: not a picture"
+    return reasons
 
 
 def add_unusual(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Files that are used, odd as they are; of each the frames of a clip, and its size as shown."""
+    """Unusual files that are used; the frames of a clip of each, and its displayed size."""
     shown = {}
     for extension in FORMATS:
         write(folder / f"one.{extension}", 1)
@@ -71,8 +71,8 @@ def add_unusual(folder: Path) -> dict[str, tuple[int, int, int]]:
     shutil.copy(folder / "short.gif", folder / "called.mp4")
     shown["called.mp4"] = (5, 48, 64)
     (folder / "frames").mkdir()
-    for number, picture in enumerate(counted(6)):
-        Image.fromarray(picture).save(folder / "frames" / f"{number:03d}.jpg")
+    for number, image in enumerate(counted(6)):
+        Image.fromarray(image).save(folder / "frames" / f"{number:03d}.jpg")
     shown["frames"] = (6, 48, 64)
     return shown
 
@@ -84,37 +84,37 @@ def source_of(folder: Path) -> VideoFolder:
     return train
 
 
-# --- the command and the training meet them -----------------------------------------------------------------------
+# --- the check and the training -----------------------------------------------------------------------------------
 
 
-def test_useless_files_are_named_and_unusual_ones_are_used(tmp_path: Path) -> None:
-    useless, unusual = add_useless(tmp_path), add_unusual(tmp_path)
+def test_unusable_files_are_named_and_unusual_ones_are_used(tmp_path: Path) -> None:
+    unusable, unusual = add_unusable(tmp_path), add_unusual(tmp_path)
 
     checked = json.loads(succeed("data", "check", tmp_path, "--json").output)
 
     assert (checked["medium"], checked["usable"]) == ("video", len(unusual))
     skipped = {each["file"]: each["reason"] for each in checked["skipped"]}
-    assert skipped.keys() == useless.keys()
-    for name, part in useless.items():
+    assert skipped.keys() == unusable.keys()
+    for name, part in unusable.items():
         assert part in skipped[name], name
         assert "\n" not in skipped[name]
 
 
-def test_the_check_tells_sizes_rates_and_short_files(tmp_path: Path) -> None:
+def test_the_check_reports_sizes_rates_and_short_files(tmp_path: Path) -> None:
     unusual = add_unusual(tmp_path)
 
-    said = succeed("data", "check", tmp_path)
+    outcome = succeed("data", "check", tmp_path)
 
     heights = sorted(height for _, height, _ in unusual.values())
-    assert f"height      {heights[0]} / {heights[len(heights) // 2]} / {heights[-1]}" in said.output
-    assert "variable 1" in said.output
-    assert "folder of pictures 1" in said.output
-    assert f"{len(unusual) - 1} files have fewer than 17 frames (data.frames), and are used" in said.output
-    assert f"next: quintet train cvivit {tmp_path}" in said.errors + said.output
+    assert f"height      {heights[0]} / {heights[len(heights) // 2]} / {heights[-1]}" in outcome.output
+    assert "variable 1" in outcome.output
+    assert "folder of images 1" in outcome.output
+    assert f"{len(unusual) - 1} files have fewer than 17 frames (data.frames) and are still used" in outcome.output
+    assert f"next: quintet train cvivit {tmp_path}" in outcome.errors + outcome.output
 
 
-def test_training_reads_what_the_check_calls_usable_and_refuses_the_rest_alike(tmp_path: Path) -> None:
-    useless, unusual = add_useless(tmp_path), add_unusual(tmp_path)
+def test_training_and_the_check_agree_on_usable_files(tmp_path: Path) -> None:
+    unusable, unusual = add_unusable(tmp_path), add_unusual(tmp_path)
     source = source_of(tmp_path)
 
     frames, reasons = {}, {}
@@ -125,19 +125,19 @@ def test_training_reads_what_the_check_calls_usable_and_refuses_the_rest_alike(t
             reasons[source.name(item)] = str(problem)
             continue
         assert videos.shape[::2] == (3, 24)
-        places = places_of(videos.permute(1, 2, 3, 0).numpy())
-        assert places == list(range(places[0], places[0] + len(places))), source.name(item)
-        frames[source.name(item)] = len(places)
+        indices = places_of(videos.permute(1, 2, 3, 0).numpy())
+        assert indices == list(range(indices[0], indices[0] + len(indices))), source.name(item)
+        frames[source.name(item)] = len(indices)
 
     assert frames == {name: count for name, (count, _, _) in unusual.items()}
-    # Empty files are left out before anything is read.
-    assert reasons.keys() == {name for name in useless if "empty" not in name}
+    # Empty files are skipped before anything is read.
+    assert reasons.keys() == {name for name in unusable if "empty" not in name}
     for name, reason in reasons.items():
-        assert useless[name] in reason, name
+        assert unusable[name] in reason, name
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])
-def test_animations_are_videos_and_stills_are_pictures(tmp_path: Path, kind: str) -> None:
+def test_animations_are_videos_and_stills_are_images(tmp_path: Path, kind: str) -> None:
     for name in ("animated", "still"):
         (tmp_path / name).mkdir()
         for number in range(2):
@@ -149,35 +149,35 @@ def test_animations_are_videos_and_stills_are_pictures(tmp_path: Path, kind: str
     assert media == ["video", "image"]
 
 
-def test_pictures_are_frames_where_that_is_said(tmp_path: Path) -> None:
+def test_images_are_frames_with_medium_video(tmp_path: Path) -> None:
     for clip in ("one", "two"):
         (tmp_path / clip).mkdir()
-        for number, picture in enumerate(counted(4)):
-            Image.fromarray(picture).save(tmp_path / clip / f"{number}.png")
-    seen = {
+        for number, image in enumerate(counted(4)):
+            Image.fromarray(image).save(tmp_path / clip / f"{number}.png")
+    reports = {
         words: json.loads(succeed("data", "check", tmp_path, "--json", *words).output)
         for words in ((), ("--medium", "video"))
     }
-    assert {words: (each["medium"], each["usable"]) for words, each in seen.items()} == {
+    assert {words: (each["medium"], each["usable"]) for words, each in reports.items()} == {
         (): ("image", 8),
         ("--medium", "video"): ("video", 2),
     }
 
 
-def test_embedded_clips_are_made_and_checked(tmp_path: Path) -> None:
-    made = succeed("data", "make", "motions", tmp_path / "data", "--num", 6, "--size", 32)
-    assert "next: quintet train cvivit" in made.output
-    said = succeed("data", "check", tmp_path / "data")
-    assert "6 video files found, 6 usable" in said.output
-    assert "frames      17 / 17 / 17" in said.output
-    assert "8 fps 6" in said.output
+def test_synthetic_clips_are_made_and_checked(tmp_path: Path) -> None:
+    result = succeed("data", "make", "motions", tmp_path / "data", "--num", 6, "--size", 32)
+    assert "next: quintet train cvivit" in result.output
+    outcome = succeed("data", "check", tmp_path / "data")
+    assert "6 video files found, 6 usable" in outcome.output
+    assert "frames      17 / 17 / 17" in outcome.output
+    assert "8 fps 6" in outcome.output
 
 
-def test_only_useless_files_are_an_error(tmp_path: Path) -> None:
-    useless = add_useless(tmp_path)
+def test_only_unusable_files_are_an_error(tmp_path: Path) -> None:
+    unusable = add_unusable(tmp_path)
 
     outcome = quintet("data", "check", tmp_path)
 
     assert outcome.code == 1
-    assert f"{len(useless)} video files found, 0 usable" in outcome.output
+    assert f"{len(unusable)} video files found, 0 usable" in outcome.output
     assert "next:" not in outcome.output + outcome.errors

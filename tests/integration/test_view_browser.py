@@ -135,7 +135,7 @@ def _is_elsewhere(url: str) -> bool:
     return parts.scheme not in ("data", "blob", "file", "about") and parts.hostname != "127.0.0.1"
 
 
-def keep(page: Page, name: str) -> None:
+def save_screenshot(page: Page, name: str) -> None:
     (ARTIFACTS / "view").mkdir(parents=True, exist_ok=True)
     page.screenshot(path=ARTIFACTS / "view" / f"{name}.png")
 
@@ -179,7 +179,7 @@ def test_the_list_is_filtered_and_sorted_and_opens_a_run(site: Address, open_pag
     rows.nth(3).wait_for()
     assert "4 runs" in text(page, ".count")
     assert "running" in page.locator("tr[data-run=videos]").inner_text()
-    keep(page, "list")
+    save_screenshot(page, "list")
     page.get_by_role("button", name="Run", exact=True).click()
     assert [row.get_attribute("data-run") for row in rows.all()] == ["images", "meshes", "sounds", "videos"]
     page.get_by_role("button", name="Run", exact=True).click()
@@ -210,7 +210,7 @@ def test_slider_moves_through_training_and_captions_are_plain_text(site: Address
     page.locator("dialog[open]").wait_for()
     page.keyboard.press("Escape")
     page.locator("dialog").wait_for(state="detached")
-    keep(page, "samples")
+    save_screenshot(page, "samples")
     page.get_by_role("button", name="Play").click()
     until(page, "document.querySelectorAll('.card img[src*=\"step=300\"]').length === 2")
     assert page.title() == "images · quintet"
@@ -225,7 +225,7 @@ def test_audio_has_a_spectrogram_and_plays(site: Address, open_page: Open) -> No
     assert colours > 20
     page.evaluate("document.querySelector('audio').play()")
     until(page, "document.querySelector('audio').currentTime > 0.05")
-    keep(page, "sounds")
+    save_screenshot(page, "sounds")
     page.locator(".spectrogram").nth(1).click()  # plays from there, and pauses the other
     until(page, "document.querySelectorAll('audio')[1].currentTime > 0.4")
     until(page, "document.querySelector('audio').paused")
@@ -259,7 +259,7 @@ def test_mesh_rotates_with_mouse_and_keyboard(site: Address, open_page: Open) ->
     until(page, "document.querySelector('.mesh')?.dataset.triangles === '4'")
     mesh = page.locator(".mesh").first
     until(page, DIFFERENT, page.evaluate("document.createElement('canvas').toDataURL()"))
-    keep(page, "meshes")
+    save_screenshot(page, "meshes")
     before = mesh.evaluate("canvas => canvas.toDataURL()")
     box = mesh.bounding_box()
     assert box is not None
@@ -285,7 +285,7 @@ def test_a_curve_is_zoomed_smoothed_and_compared(site: Address, open_page: Open)
     area.wait_for()
     assert area.get_attribute("data-range") == "10-400"
     assert "generator/loss" in (area.get_attribute("aria-label") or "")
-    keep(page, "curves")
+    save_screenshot(page, "curves")
     box = page.locator(".u-over").first.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
@@ -341,7 +341,7 @@ def test_finished_run_gets_a_playground_and_checkpoints_without_a_reload(
     write_state(run, recipe="muse", status="finished", step=100, steps=100)
     page.get_by_role("table", name="Checkpoints").wait_for()
     page.get_by_role("tab", name="Try it").wait_for()
-    # The way out of it stays as it was.
+    # The link back stays as it was.
     page.get_by_role("tab", name="Try it").click()
     write_state(run, recipe="muse", status="running", step=100, steps=200)
     page.get_by_role("tab", name="Curves", selected=True).wait_for()
@@ -375,7 +375,7 @@ def test_missing_files_and_runs_are_reported(runs: Path, site: Address, open_pag
     page.locator(".pulse.on").wait_for()
     shutil.rmtree(runs / "sounds")
     page.locator("#notice", has_text="no longer exists").wait_for()
-    keep(page, "gone")
+    save_screenshot(page, "gone")
     page.get_by_role("link", name="All runs").click()
     page.locator("tr[data-run=images]").wait_for()
     assert page.locator("tr[data-run=sounds]").count() == 0
@@ -423,7 +423,7 @@ def test_ten_thousand_samples_scroll(tmp_path: Path, serve: Serve, open_page: Op
 def test_page_works_on_a_phone_and_in_dark_mode(site: Address, open_page: Open) -> None:
     page = open_page(site, width=390, dark=True)
     page.locator("tr[data-run=sounds]").wait_for()
-    keep(page, "phone-list")
+    save_screenshot(page, "phone-list")
     for path in ("#/run/images/curves", "#/run/sounds", "#/run/images/config", "#/"):
         page.goto(f"http://127.0.0.1:{site.port}/{path}")
         page.wait_for_load_state("networkidle") if path == "#/" else page.locator(".tabs").wait_for()
@@ -453,7 +453,7 @@ def test_prompt_generates_images(
     page.get_by_role("button", name="Generate").click()
     page.get_by_role("status").filter(has_text="Generated in").wait_for()
     until(page, "[...document.querySelectorAll('.card img')].filter((i) => i.naturalWidth).length === 3")
-    keep(page, "try")
+    save_screenshot(page, "try")
 
 
 def test_settings_of_the_run_are_valid_form_values(tmp_path: Path, serve: Serve, open_page: Open) -> None:

@@ -42,7 +42,7 @@ def evaluate(
     for name, value in metrics.items():
         print_line(f"{name:<{width}}  {value:.4f}")
     step = "" if origin.step is None else f"step {origin.step}, "
-    print_line(f"written to {target} ({step}{len(session.loader.source)} items)")
+    print_line(f"written to {target} ({step}{len(session.loader.dataset)} items)")
     text = ("--text", ANY_TEXT)
     if isinstance(pipeline, Embedder):
         print_next(("search", run, pipeline.config.data.path or "FOLDER", *text))

@@ -97,7 +97,7 @@ def _train(trainer: Any) -> None:
         from quintet.media.chart import write_curves
 
         rows = trainer.run.read_metrics()
-        trainer.run.observe("curves.png", lambda: write_curves(rows, folder / "curves.png"))
+        trainer.run.best_effort_write("curves.png", lambda: write_curves(rows, folder / "curves.png"))
         outputs = [name for name in ("samples", "curves.png", "metrics.jsonl") if (folder / name).exists()]
         with suppress(OSError):  # a closed stdout must not fail a finished training
             if trainer.step == first_step:

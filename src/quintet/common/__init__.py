@@ -1,1 +1,1 @@
-"""What every layer above uses: random numbers, statistics, batches, collectives, files."""
+"""Shared foundations: random numbers, statistics, batches, collectives, files."""

@@ -1,4 +1,4 @@
-"""`Artifact`: one file to look at or listen to, with what is known about it."""
+"""`Artifact`: one output file (image, audio, video or mesh) and its metadata."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file name, how to write the file, and the line about it in `samples.jsonl`."""
+    """A file name, a function that writes the file, and its metadata for `samples.jsonl`."""
 
     file: str
     write: Callable[[Path], object]
-    about: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     tensor: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Owns what travels from the data to the model: sources of items, and batches of named fields."""
+"""`Dataset` and `Batch`: items by index, and batches of named fields."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch import Tensor
 from quintet.common.rng import ItemRNG
 
 Item = dict[str, Any]
-"""One item: field name to tensor, number or text."""
+"""One item: a mapping from field name to tensor, number or text."""
 
 
 class Dataset(Protocol):
-    """Items by number. What it returns is a pure function of the item and the draw; it must be picklable, so
-    that worker processes can hold it. An item that cannot be used raises `UnreadableItem`."""
+    """Map-style data set.
+
+    `load` is a pure function of the item and its random numbers, and raises `UnreadableItem` for an item that cannot be
+    used. A data set must be picklable, because it is sent to worker processes."""
 
     def __len__(self) -> int: ...
 
@@ -28,7 +30,9 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Named fields of several items, their names, and their random choices."""
+    """Named fields of several items, the names of the items, and their random numbers.
+
+    Tensor fields have the shape (batch, ...)."""
 
     fields: dict[str, Any]
     names: tuple[str, ...]
@@ -45,19 +49,19 @@ class Batch:
         return len(self.names)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """On the device; floating-point fields in the given precision."""
-        fields = {name: _moved(value, device, dtype) for name, value in self.fields.items()}
+        """Move all tensors to `device`, and convert floating-point tensors to `dtype`."""
+        fields = {name: _to_device(value, device, dtype) for name, value in self.fields.items()}
         return replace(self, fields=fields, precision=dtype)
 
     def pin_memory(self) -> Batch:
-        """In page-locked memory, from which copies to a GPU run beside the computation."""
+        """Copy all tensors to page-locked memory, so that copies to a GPU overlap with computation."""
         fields = {
             name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in self.fields.items()
         }
         return replace(self, fields=fields)
 
     def nonfinite_items(self) -> tuple[str, ...]:
-        """The names of the items that hold a non-finite number."""
+        """The names of the items with a NaN or infinite value in any field."""
         bad = {
             self.names[row]
             for value in self.fields.values()
@@ -68,7 +72,7 @@ class Batch:
         return tuple(name for name in self.names if name in bad)
 
 
-def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _to_device(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
     if value.is_floating_point():
@@ -77,10 +81,10 @@ def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:
-    """Tensors of equal shape are stacked, numbers become tensors, anything else stays a list.
+    """Stack tensors of equal shape, turn numbers into tensors, and keep anything else as a list.
 
-    What not all items have is left out. A recipe whose items differ in length brings its own, which pads and adds a
-    mask.
+    Fields that some items lack are dropped. A task whose items differ in length overrides `Task.collate` to pad them
+    and to add a mask.
     """
     fields: dict[str, Any] = {}
     for name in (name for name in items[0] if all(name in item for item in items)):

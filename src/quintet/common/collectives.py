@@ -1,9 +1,8 @@
-"""Owns what ranks tell each other: sums, means, gathered rows, broadcasts.
+"""Collective operations between ranks: sums, means, gathered rows, broadcasts.
 
-Every function is the identity (or the obvious local result) in a single process, so that models call it without
-asking how many processes there are. The functions with a gradient fit the rule of DDP, which averages the
-gradients of the ranks: a loss computed from summed or gathered values, the same on every rank, gets exactly the
-gradient it would have in one process.
+In a single process every function returns its local result, so that models call it without checking the number of
+processes. The differentiable functions match DDP, which averages the gradients of the ranks: a loss that is computed
+from summed or gathered values, and is the same on every rank, gets exactly the gradient it would have in one process.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 
 def is_distributed() -> bool:
-    """Whether more than one process takes part. Asked at every call: models may be built before the group."""
+    """Whether there is more than one process. Checked at every call: models may be built before the process group."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -61,7 +60,7 @@ class _Gather(torch.autograd.Function):
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """The sum of every rank's tensor, with gradient."""
+    """Sum of the tensors of all ranks; differentiable."""
     if not is_distributed():
         return tensor
     result: Tensor = _Sum.apply(tensor)  # type: ignore[no-untyped-call]
@@ -69,7 +68,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def gather_rows(tensor: Tensor) -> Tensor:
-    """Every rank's rows, in the order of the ranks, with gradient. All ranks must bring the same shape."""
+    """Concatenate the rows of all ranks in rank order; differentiable. All ranks must pass the same shape."""
     if not is_distributed():
         return tensor
     result: Tensor = _Gather.apply(tensor.contiguous())  # type: ignore[no-untyped-call]
@@ -77,21 +76,21 @@ def gather_rows(tensor: Tensor) -> Tensor:
 
 
 def mean_over_ranks(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean of the chosen values over the whole global batch, whatever each rank's share of them is.
+    """Mean of the values where `mask` is True, over the global batch, however they are distributed over the ranks.
 
-    Returns this rank's part scaled so that the average over ranks, which is what DDP and the logger take, is
-    the exact global mean. A mean over nothing is 0, not NaN.
+    Returns the local sum scaled so that the average over ranks, which DDP and the logger compute, is the exact global
+    mean. If no value is selected, the mean is 0, not NaN.
     """
     if mask is None:
         return values.mean()
     weights = mask.to(values.dtype).expand_as(values)
     count = sum_over_ranks(weights.sum().detach())
-    chosen = torch.where(weights != 0, values * weights, 0)  # what is not chosen may be infinite
-    return chosen.sum() * world_size() / count.clamp(min=1)
+    selected = torch.where(weights != 0, values * weights, 0)  # values outside the mask may be infinite
+    return selected.sum() * world_size() / count.clamp(min=1)
 
 
 def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
-    """Overwrite `tensor` in place with the source rank's and return it."""
+    """Overwrite `tensor` in place with the tensor of rank `source` and return it."""
     if is_distributed():
         buffer = tensor.contiguous()
         dist.broadcast(buffer, source)
@@ -100,7 +99,7 @@ def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
 
 
 def maximum_over_ranks(tensor: Tensor) -> Tensor:
-    """The largest value of each element over the ranks, without gradient."""
+    """Element-wise maximum over the ranks; not differentiable."""
     if is_distributed():
         tensor = tensor.clone()
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
@@ -108,7 +107,7 @@ def maximum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def gather_uneven_rows(tensor: Tensor) -> Tensor:
-    """Every rank's rows, in the order of the ranks, where their numbers may differ. Without gradient."""
+    """Concatenate the rows of all ranks in rank order; the number of rows may differ. Not differentiable."""
     if not is_distributed():
         return tensor
     count = torch.tensor([len(tensor)], device=tensor.device)
@@ -120,7 +119,7 @@ def gather_uneven_rows(tensor: Tensor) -> Tensor:
 
 
 def gather_texts(text: str, device: torch.device) -> list[str]:
-    """Every rank's text, in rank order. As bytes in a tensor: torch's own gather of objects would pickle."""
+    """The text of every rank, in rank order. Sent as a byte tensor, because `all_gather_object` would pickle it."""
     data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
     joined = bytes(gather_uneven_rows(data).tolist())
     lengths = gather_rows(torch.tensor([len(data)], device=device)).tolist()
@@ -129,28 +128,28 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
 
 
 def gather_names(names: Sequence[str], device: torch.device) -> list[str]:
-    """The names of all ranks, in the order of the ranks."""
+    """Concatenate the names of all ranks, in rank order."""
     texts = gather_texts(json.dumps(list(names)), device)
     return [name for text in texts for name in json.loads(text)]
 
 
-def _meeting_device() -> torch.device:
+def _backend_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def sum_statistics(statistics: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sum a dictionary of tensors over the ranks with one message."""
+    """Sum a dictionary of tensors over the ranks with one all-reduce."""
     if not is_distributed() or not statistics:
         return statistics
     names: Sequence[str] = sorted(statistics)
-    # A count made on the CPU beside sums made on a GPU: they travel together, where the processes can meet.
-    device = _meeting_device()
+    # Counts may be on the CPU and sums on a GPU: all of them go to the device that the backend supports.
+    device = _backend_device()
     flat = torch.cat([statistics[name].detach().reshape(-1).double().to(device) for name in names])
     dist.all_reduce(flat)
     result: dict[str, Tensor] = {}
     offset = 0
     for name in names:
-        like = statistics[name]
-        result[name] = flat[offset : offset + like.numel()].view(like.shape).to(like)
-        offset += like.numel()
+        local = statistics[name]
+        result[name] = flat[offset : offset + local.numel()].view(local.shape).to(local)
+        offset += local.numel()
     return result

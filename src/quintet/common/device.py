@@ -1,4 +1,4 @@
-"""The device and precision that a process computes with."""
+"""Device and precision of a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quintet.errors import UsageError
 
 
 class Device:
-    """What one process computes with: where tensors are, in which precision, and by how many threads."""
+    """Device, dtype and number of threads of one process."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -25,17 +25,17 @@ class Device:
         self._set_determinism()
 
     def _set_determinism(self) -> None:
-        wanted = self.device.type == "cpu" or self.config.deterministic
-        torch.use_deterministic_algorithms(wanted)
-        # Deterministic mode would also fill every new tensor with NaN, which costs time and hides nothing here.
+        deterministic = self.device.type == "cpu" or self.config.deterministic
+        torch.use_deterministic_algorithms(deterministic)
+        # Deterministic mode would also fill every new tensor with NaN, which costs time and is not needed here.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
-    def place(self, modules: Mapping[str, nn.Module]) -> None:
-        """Move modules to the device, precision and memory format, in place."""
+    def to_device(self, modules: Mapping[str, nn.Module]) -> None:
+        """Convert modules in place to the device, dtype and memory format of the configuration."""
         for module in modules.values():
             module.to(self.device, self.dtype)
             if self.config.channels_last:
-                # Not by `to`, which would refuse tensors of five axes.
+                # Not with `Module.to`, which raises for 5-dimensional tensors.
                 for tensor in (*module.parameters(), *module.buffers()):
                     if tensor.ndim == 4:
                         tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
@@ -47,23 +47,23 @@ class Device:
 
 
 def own_device(config: EngineConfig) -> torch.device:
-    """The device of this process, also before it has joined the others."""
+    """The device of this process; available before the process group exists."""
     return choose_device(config.device, RankInfo.from_environment().local_rank)
 
 
-def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda":
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
         if not torch.cuda.is_available():
             raise UsageError("engine.device=cuda, but torch finds no CUDA device; use engine.device=cpu")
         if local_rank >= torch.cuda.device_count():
             raise UsageError(
-                f"process {local_rank} of this machine has no CUDA device of its own "
-                f"({torch.cuda.device_count()} found); start fewer processes"
+                f"local rank {local_rank} has no CUDA device: this machine has {torch.cuda.device_count()}; "
+                "start fewer processes"
             )
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
-    if wanted == "mps" and not torch.backends.mps.is_available():
+    if name == "mps" and not torch.backends.mps.is_available():
         raise UsageError("engine.device=mps, but torch finds no Apple GPU; use engine.device=cpu")
-    return torch.device(wanted)
+    return torch.device(name)

@@ -1,4 +1,4 @@
-"""Atomic writing of single files: a crash, a full disk or a hostile link costs nothing. Without torch."""
+"""Atomic writing of single files: safe against crashes, full disks and symbolic links. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from quintet.errors import UsageError
 
 
 def refuse_existing(path: Path, advice: str = "choose another folder with --out", *, folder: bool = True) -> None:
-    """Nothing is overwritten; where a `folder` is to be written, an empty one may be there."""
+    """Raise `UsageError` if `path` exists. With `folder`, an existing empty folder is accepted."""
     if path.exists() and not (folder and path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists already{' and is not empty' if folder else ''}; {advice}")
 
 
 def one_line(error: Exception) -> str:
-    """What a library says of a file that others wrote: it may quote the file, at any length."""
+    """An error message on one line of at most 200 characters: libraries may quote the file that they read."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else text[:199] + "…"
 
 
 def sync(path: Path) -> None:
-    """Have the operating system put a file or a directory entry on the disk."""
+    """Flush a file or a directory entry to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,8 +34,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_own(path: Path, mode: str) -> IO[bytes]:
-    """Open a file for writing; an OSError where a link or a pipe lies in its place, which would lead elsewhere."""
+def open_no_follow(path: Path, mode: str) -> IO[bytes]:
+    """Open a file for writing. Raises OSError if the path is a symbolic link or a pipe."""
 
     def opened(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -45,11 +45,11 @@ def open_own(path: Path, mode: str) -> IO[bytes]:
 
 @contextmanager
 def atomic_write(path: Path, *, durable: bool = True, concurrent: bool = False) -> Iterator[Path]:
-    """A path beside `path` to write to; at the end of the block that file takes the place of `path`.
+    """Yield a temporary path in the same folder; at the end of the block that file replaces `path`.
 
-    A reader sees the old or the new file, never a part, and where writing fails the old one stays. `durable` files
-    are on the disk before they are seen. `concurrent` is for files that several processes may write at once. All
-    others have one temporary name, so that the next write removes what a killed process left.
+    Readers see the old or the new file, never a partial one. If writing fails, the old file stays. `durable` files are
+    flushed to disk before the rename. Set `concurrent` if several processes may write the file at once. Other files
+    share one temporary name, so that the next write removes the leftovers of a killed process.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex if concurrent else 'writing'}")
     try:
@@ -64,14 +64,14 @@ def atomic_write(path: Path, *, durable: bool = True, concurrent: bool = False) 
 
 
 def replace_text(path: Path, text: str, durable: bool = True) -> None:
-    """Write a text file at once; see `atomic_write`."""
+    """Write a text file atomically; see `atomic_write`."""
     replace_bytes(path, text.encode(), durable)
 
 
 def replace_bytes(path: Path, content: bytes | memoryview, durable: bool = True, concurrent: bool = False) -> None:
-    """Write a file at once; see `atomic_write`."""
+    """Write a file atomically; see `atomic_write`."""
     with (
         atomic_write(path, durable=durable, concurrent=concurrent) as temporary,
-        io.BufferedWriter(open_own(temporary, "wb")) as file,
+        io.BufferedWriter(open_no_follow(temporary, "wb")) as file,
     ):
         file.write(content)

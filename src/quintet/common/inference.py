@@ -1,4 +1,4 @@
-"""Inference with modules: eval mode and no gradients, for a while."""
+"""`inference_mode`: a context manager for eval mode without gradients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 @contextmanager
 def inference_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Modules in eval mode and no gradients; afterwards every part is back in the mode it was in."""
-    modes = {part: part.training for module in modules.values() for part in module.modules()}
-    for part in modes:
-        part.training = False
+    """Put modules in eval mode and disable gradients. On exit every submodule returns to its previous mode."""
+    modes = {submodule: submodule.training for module in modules.values() for submodule in module.modules()}
+    for submodule in modes:
+        submodule.training = False
     try:
         with torch.no_grad():
             yield
     finally:
-        for part, mode in modes.items():
-            part.training = mode
+        for submodule, mode in modes.items():
+            submodule.training = mode

@@ -1,4 +1,4 @@
-"""Lines for the person at the console, outside of the progress display of a training."""
+"""Console messages and progress bars outside of the training display."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ ItemT = TypeVar("ItemT")
 
 
 def say(text: str, *, any_rank: bool = False) -> None:
-    """A line for the person, outside of any progress.
+    """Print a line to stderr, by default on rank 0 only.
 
-    What all processes of a launcher find alike, the first of them says. `any_rank` is for what one of them alone does
-    or meets, errors among it.
+    `any_rank` is for messages of a single process, such as errors.
     """
     if not (any_rank or rank.is_first()):
         return
-    with suppress(OSError):  # nobody may be listening any more, or the disk may be full that the words are kept on
+    with suppress(OSError):  # the terminal may be closed, or the disk of a redirected stderr full
         sys.stderr.write(text.rstrip() + "\n")
         sys.stderr.flush()
 
 
 def track(items: Sequence[ItemT], done: str) -> Iterator[ItemT]:
-    """The items one by one, and how many are `done`: a bar, or elsewhere than on a terminal a line every tenth."""
+    """Iterate over items and show progress: a bar on a terminal, else one line per 10 %.
+
+    `done` is the verb of the message, such as "encoded"."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import track as bar

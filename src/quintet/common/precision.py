@@ -1,4 +1,4 @@
-"""Full precision where the half of it that autocast computes in would lose what matters."""
+"""Full precision for computations that lose accuracy under bf16 autocast."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """`x` in float32; float64 stays what it is."""
+    """Convert to float32; float64 stays float64."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""Helpers for processes of this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process has this number, whoever started it."""
+    """Whether a process with this ID exists, of any user."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

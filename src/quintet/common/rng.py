@@ -1,8 +1,8 @@
-"""Owns the random choices of a model and its data: masks, crops, flips, dropped texts.
+"""`ItemRNG`: counter-based random numbers for masks, crops, flips and dropped conditioning.
 
-Every number is a pure function of (seed, epoch, item, name). Neither the rank, the number of workers nor the
-split into batches can change it, so a resumed run and a run on other devices make the same choices. The
-generator is SplitMix64 used as a counter-based hash, vectorised over items.
+Every number is a pure function of (seed, epoch, item, name). It does not depend on the rank, the number of workers or
+the split into batches, so a resumed run and a run on other devices make the same choices. The generator is SplitMix64
+used as a counter-based hash, vectorised over items.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALL = 2**64 - 1
 
 
 def mix(state: Words) -> Words:
-    """The finaliser of SplitMix64: every bit of the input moves every bit of the output."""
+    """The finaliser of SplitMix64: every input bit affects every output bit."""
     with np.errstate(over="ignore"):
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -38,7 +38,7 @@ def absorb(state: Words, value: int | npt.NDArray[np.int64] | Words) -> Words:
 
 
 def mix_one(state: int) -> int:
-    """`mix` of one number in plain integers: for a single item numpy's calls cost more than the arithmetic."""
+    """`mix` of one Python integer: for a single item, numpy's call overhead costs more than the arithmetic."""
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _ALL
     return state ^ (state >> 31)
@@ -50,7 +50,7 @@ def absorb_one(state: int, value: int) -> int:
 
 
 def seed_from(*parts: int | str) -> int:
-    """One non-negative 63-bit seed out of several values, for generators that take a single one."""
+    """Combine several values into one non-negative 63-bit seed, for generators that take a single seed."""
     state = 0
     for part in parts:
         state = absorb_one(state, zlib.crc32(part.encode()) if isinstance(part, str) else part)
@@ -58,7 +58,7 @@ def seed_from(*parts: int | str) -> int:
 
 
 class ItemRNG:
-    """The random numbers of a batch of items, asked for by name; row i belongs to item i alone."""
+    """Named random numbers of a batch of items; row i depends only on item i."""
 
     def __init__(self, seed: int, epochs: Sequence[int], items: Sequence[int]) -> None:
         self.seed = seed
@@ -67,7 +67,7 @@ class ItemRNG:
 
     @cached_property
     def _rows(self) -> Words:
-        """One state an item, which every name then goes on from."""
+        """One state per item, (items,), from which the numbers of every name are derived."""
         start = mix(np.full(len(self), self.seed & _ALL, np.uint64))
         return absorb(absorb(start, np.asarray(self.epochs, np.int64)), np.asarray(self.items, np.int64))
 
@@ -93,7 +93,7 @@ class ItemRNG:
         return torch.from_numpy(words.astype(np.int64) + low)
 
     def number(self, name: str) -> float:
-        """One number in [0, 1) for the only item of this draw: what a reader of single items asks for."""
+        """One number in [0, 1), for an RNG of a single item."""
         (epoch,), (item,) = self.epochs, self.items
         state = absorb_one(absorb_one(mix_one(self.seed & _ALL), epoch), item)
         word = absorb_one(absorb_one(state, zlib.crc32(name.encode())), 0)

@@ -1,7 +1,7 @@
-"""Owns what a forward pass reports for `after_step`: codebook counts, sums of vectors, candidate rows.
+"""`Statistics`: values that a forward pass reports for `after_step`, such as codebook counts and candidate vectors.
 
-A forward pass changes no state. What it would like to change it reports here; the trainer adds the reports of
-all micro-batches and ranks and hands the total to the recipe, if the step was accepted.
+A forward pass changes no state. It reports state updates as statistics; the trainer sums them over micro-batches and
+ranks and passes the total to `Task.after_step` if the step was accepted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from quintet.common import collectives
 
 @dataclass
 class Statistics:
-    """`sums` are added; `rows` are laid one after the other in the order of the global batch.
+    """`sums` are added; `rows` are concatenated in the order of the global batch.
 
-    `parts` remembers how many rows each micro-batch brought, because the ranks' shares of a micro-batch stand
-    beside each other in the global batch, not behind the next micro-batch.
+    `parts` records the number of rows of each micro-batch: in the global batch, the rows of all ranks for one
+    micro-batch come before the rows of the next micro-batch.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -37,10 +37,11 @@ class Statistics:
         return Statistics(sums, rows, parts)
 
     def parts_of(self, name: str) -> tuple[int, ...]:
+        """Number of rows of each micro-batch."""
         return self.parts.get(name, (len(self.rows[name]),))
 
     def over_ranks(self) -> Statistics:
-        """The same for the whole global batch; every rank gets the same result."""
+        """The statistics of the global batch; every rank gets the same result."""
         with torch.no_grad():
             rows = {name: self._gathered(name) for name in sorted(self.rows)}
             return Statistics(collectives.sum_statistics(self.sums), rows)
@@ -50,13 +51,13 @@ class Statistics:
         return torch.cat([collectives.gather_uneven_rows(part) for part in parts])
 
     def zeros_like(self) -> Statistics:
-        """Of the same names and shapes, with nothing counted: what a rank without items adds."""
+        """Zero sums and empty rows with the same names and shapes, for a rank without items."""
         sums = {name: torch.zeros_like(value) for name, value in self.sums.items()}
         parts = {name: (0,) * len(self.parts_of(name)) for name in self.rows}
         return Statistics(sums, {name: value[:0] for name, value in self.rows.items()}, parts)
 
     def with_prefix(self, prefix: str) -> Statistics:
-        """Under `prefix/`, so that several owners can report side by side."""
+        """Add `prefix/` to every name, so that several modules can report side by side."""
         return Statistics(
             {f"{prefix}/{name}": value for name, value in self.sums.items()},
             {f"{prefix}/{name}": value for name, value in self.rows.items()},
@@ -64,7 +65,7 @@ class Statistics:
         )
 
     def strip_prefix(self, prefix: str) -> Statistics:
-        """What was reported under `prefix/`, with the prefix taken off again."""
+        """The entries whose names start with `prefix/`, without the prefix."""
         start = f"{prefix}/"
         return Statistics(
             {name.removeprefix(start): value for name, value in self.sums.items() if name.startswith(start)},

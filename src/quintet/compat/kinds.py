@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quintet.training.options import Kind, number, whole
+from quintet.training.options import Kind, integer, real
 
 
 def choice(*known: str) -> Kind:
@@ -58,13 +58,13 @@ def _accept_scheduler(value: Any) -> str:
     return "cosine"
 
 
-INTERVAL = whole(1, 1000)
-COUNT = whole(0, 100)
-NORM = number("a number greater than 0, or None to disable clipping", "0.5", lambda value: value > 0)
-NOT_NEGATIVE = number("a number of at least 0", "0.0", lambda value: value >= 0)
-FRACTION = number("a number from 0 to below 1", "0.05", lambda value: 0 <= value < 1)
-DECAY = number("a number between 0 and 1, both excluded", "0.995", lambda value: 0 < value < 1)
-FRAMES = whole(1, 17)
+INTERVAL = integer(1, 1000)
+COUNT = integer(0, 100)
+NORM = real("a number greater than 0, or None to disable clipping", "0.5", lambda value: value > 0)
+NOT_NEGATIVE = real("a number of at least 0", "0.0", lambda value: value >= 0)
+FRACTION = real("a number from 0 to below 1", "0.05", lambda value: 0 <= value < 1)
+DECAY = real("a number between 0 and 1, both excluded", "0.995", lambda value: 0 < value < 1)
+FRAMES = integer(1, 17)
 PRECISION = choice("no", "fp16", "bf16")
 BACKEND = choice("no", "inductor")
 BETAS = Kind("two numbers from 0 to below 1", "(0.9, 0.99)", _accept_betas)

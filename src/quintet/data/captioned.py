@@ -1,4 +1,4 @@
-"""Owns what a generator from texts asks of the captions it is trained on, and of the texts it is given."""
+"""Captions of text-conditioned generators: their checks, their longest length, and the keys that data determines."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from quintet.errors import UsageError
 from quintet.nn.text import words_of
 
 
-def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:
-    """What is known of the keys of the text once the data is: the classes, and where a frozen encoder lies."""
+def inferred_text_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) -> dict[str, Any]:
+    """Text keys that follow from the data: the names of the classes, and the full path of a frozen text encoder."""
     encoder = Path(model.text.removeprefix(PRETRAINED))
     if model.text.startswith(PRETRAINED) and encoder.is_dir():
         return {"model.text": f"{PRETRAINED}{encoder.resolve()}"}
     if model.text == "classes" and model.classes is None:
         if data.path is None:
             raise UsageError(
-                "a model of classes needs their names (model.classes) or a folder whose captions are classes"
+                "model.text=classes needs the names of the classes: set model.classes, or train on a folder whose "
+                "captions are classes"
             )
         entries = list_media(data.path, extensions, cache=data.cache_dir).entries
         return {"model.classes": sorted({entry.text for entry in entries if entry.text})}
@@ -33,44 +34,46 @@ def found_keys(model: TextConfig, data: DataConfig, extensions: frozenset[str]) 
 
 
 def check_captions(model: TextConfig, media: Splits, what: str, may_be_empty: bool) -> None:
-    """Of what is trained on and what validates; `what` the items are called together."""
+    """Check the captions of the training and validation items; `what` is the plural noun of the items in messages."""
     if model.text == "none":
         return
     captions = [caption for source in (media.train, media.validation) for caption in _captions(source)]
     if model.text == "classes":
         known = set(model.classes or ())
-        foreign = [(name, text) for name, text in captions if text and text not in known]
-        if foreign:
+        unknown = [(name, text) for name, text in captions if text and text not in known]
+        if unknown:
             raise UsageError(
-                f"{len(foreign)} captions are none of the {len(known)} classes (model.classes), for one "
-                f"{foreign[0][1]!r} of {foreign[0][0]}"
+                f"{len(unknown)} captions are not among the {len(known)} classes (model.classes), for example "
+                f"{unknown[0][1]!r} of {unknown[0][0]}"
             )
     missing = [name for name, text in captions if not text]
     if missing and not may_be_empty:
         raise UsageError(
-            f"{len(missing)} of {len(captions)} {what} have no caption, {missing[0]} for one; add captions, train "
-            "with data.allow_missing_captions=true, or without text (model.text=none)"
+            f"{len(missing)} of {len(captions)} {what} have no caption, for example {missing[0]}; add captions, or set "
+            "data.allow_missing_captions=true, or train without text (model.text=none)"
         )
-    if long := too_long(model, [text for _, text in captions]):
-        most = f"{most_symbols(model)} {model.text}"
-        say(f"{len(long)} captions have more than {most} and are cut (model.text_length), for one: {long[0]!r}")
+    if long := overlong_texts(model, [text for _, text in captions]):
+        most = f"{max_text_symbols(model)} {model.text}"
+        say(
+            f"{len(long)} captions have more than {most} and are truncated (model.text_length), for example {long[0]!r}"
+        )
 
 
 def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
-    """Of each item its name and its caption."""
+    """The name and the caption of each item."""
     assert isinstance(source, MediaDataset)
     return ((source.name(item), source.metadata(item)["texts"]) for item in range(len(source)))
 
 
-def too_long(model: TextConfig, texts: Iterable[str]) -> list[str]:
-    """Those that an encoder of bytes or words cuts; a frozen one counts in its own tokens and tells of its own cuts."""
+def overlong_texts(model: TextConfig, texts: Iterable[str]) -> list[str]:
+    """Texts that an encoder of bytes or words truncates; a frozen encoder reports truncation itself."""
     if model.text not in _LENGTHS:
         return []
-    return [text for text in texts if _LENGTHS[model.text](text) > most_symbols(model)]
+    return [text for text in texts if _LENGTHS[model.text](text) > max_text_symbols(model)]
 
 
-def most_symbols(model: TextConfig) -> int:
-    """Of one text: bytes stand between a start and an end, words have an end alone."""
+def max_text_symbols(model: TextConfig) -> int:
+    """Most bytes or words of a text: bytes have a start and an end token, words an end token only."""
     return model.text_length - (2 if model.text == "bytes" else 1)
 
 

@@ -1,8 +1,8 @@
-"""Owns `quintet data check`: what is in a folder, what is broken and what will be used.
+"""`quintet data check`: a report of the files of a folder, with the files that cannot be used.
 
-A medium is a set of extensions and a probe: a function that reads one file as training would and returns its facts,
-numbers (summed up as smallest, median, largest) or words (counted), and the recipe to go on with. Where single files
-should be named, it also brings a function from names and facts to notes. A new medium is one line in `MEDIA`.
+A medium is a set of extensions, a probe, and the recipe to train first. A probe reads one file as training does and
+returns its properties: numbers (summarised as smallest, median, largest) or words (counted). A medium may also have a
+function from files and properties to notes. A new medium is one line in `MEDIA`.
 """
 
 from __future__ import annotations
@@ -16,100 +16,102 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quintet.data.index.entry import Entry, Scan, film_in, printable
+from quintet.data.index.entry import Entry, Scan, printable, read_sequence
 from quintet.data.index.folder import Tree
 from quintet.data.index.listing import list_media
 from quintet.data.index.shard_store import is_address
 from quintet.errors import UnreadableItem
-from quintet.media import audio as sounds
+from quintet.media import audio
 from quintet.media import image as images
 from quintet.media import mesh as meshes
-from quintet.media import video as films
-from quintet.media.files import MediaFile, digest_of, place_of
+from quintet.media import video as videos
+from quintet.media.files import MediaFile, digest_of, media_ref
 
 Facts = dict[str, float | str]
 Probe = Callable[[MediaFile], Facts]
 Progress = Callable[[int, int], None]
-"""Called with the files done and the files in all."""
+"""Called with the number of files done and the total."""
 
 _LISTED = 20
 _EXAMPLES = 3
 _EXAMPLE_LENGTH = 80
 _CHUNK = 256
 _MANY_FACES = 800
-"""The most that the mesh recipes take by default (`data.max_faces`)."""
+"""Default of the mesh recipes for `data.max_faces`."""
 _FRAMES = 17
-"""Of a clip of the video recipes, by default (`data.frames`)."""
+"""Default of the video recipes for `data.frames`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """How to find and read the files of one kind."""
+    """How to find and read the files of one medium."""
 
     extensions: frozenset[str]
     probe: Probe
     recipe: str
-    """What to train on it first."""
+    """The recipe to train on it first."""
     notes: Callable[[Sequence[str], Sequence[Facts]], list[str]] = lambda files, facts: []
-    films: bool = False
-    """Whether a folder of numbered pictures counts as a file."""
+    image_sequences: bool = False
+    """Whether a folder of numbered images counts as one file."""
 
 
 def image_probe(path: MediaFile) -> Facts:
-    """Size, format and mode of a picture."""
+    """Size, format and mode of an image."""
     facts = images.probe_image(path)
     kind = f"{facts.format}, animated (first frame used)" if facts.animated else facts.format
     return {"width": facts.width, "height": facts.height, "format": kind, "mode": facts.mode}
 
 
 def mesh_probe(path: MediaFile) -> Facts:
-    """Faces, vertices, format and state of a mesh."""
+    """Number of faces and vertices, format and surface of a mesh."""
     facts = meshes.probe_mesh(path)
     surface = "watertight" if facts.watertight else "non-manifold" if facts.non_manifold_edges else "open"
     return {"faces": facts.faces, "vertices": facts.vertices, "format": facts.format, "surface": surface}
 
 
 def mesh_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
-    """Which meshes are too large, and which have edges of more than two faces."""
+    """Notes on meshes that have too many faces, or edges with more than two faces."""
     large = [
         f"{file} ({row['faces']})" for file, row in zip(files, facts, strict=True) if _above(row, "faces", _MANY_FACES)
     ]
-    odd = [file for file, row in zip(files, facts, strict=True) if row["surface"] == "non-manifold"]
+    non_manifold = [file for file, row in zip(files, facts, strict=True) if row["surface"] == "non-manifold"]
     notes = []
     if large:
         limit = f"more than {_MANY_FACES} faces (data.max_faces; data.decimate=true reduces them)"
         notes.append(f"{len(large)} meshes have {limit}: {_some(large)}")
-    if odd:
-        notes.append(f"{len(odd)} meshes have edges of more than two faces: {_some(odd)}")
+    if non_manifold:
+        notes.append(f"{len(non_manifold)} meshes have edges with more than two faces: {_some(non_manifold)}")
     return notes
 
 
-def _above(row: Facts, name: str, most: int) -> bool:
+def _above(row: Facts, name: str, limit: int) -> bool:
     number = row[name]
-    return not isinstance(number, str) and number > most
+    return not isinstance(number, str) and number > limit
 
 
 def audio_probe(path: MediaFile) -> Facts:
-    """Length, rate, channels, format and state of a sound."""
-    facts = sounds.probe_audio(path)
-    level = "silent" if facts.silent else "clipped" if facts.clipped else "sound"
+    """Length, sampling rate, channels, format and level of an audio file."""
+    facts = audio.probe_audio(path)
+    level = "silent" if facts.silent else "clipped" if facts.clipped else "normal"
     channels = {1: "mono", 2: "stereo"}.get(facts.channels, f"{facts.channels} channels")
     words: Facts = {"rate": f"{facts.rate} Hz", "channels": channels, "format": facts.format, "level": level}
     return {"seconds": round(facts.seconds, 3), **words}
 
 
 def audio_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
-    """Which files are silent or clipped; both are used."""
+    """Notes on files that are silent or clipped; both are used."""
     named = {
         level: [file for file, row in zip(files, facts, strict=True) if row["level"] == level]
         for level in ("silent", "clipped")
     }
-    return [f"{len(found)} files are {level}, and used: {_some(found)}" for level, found in named.items() if found]
+    return [
+        f"{len(found)} files are {level} and are still used: {_some(found)}" for level, found in named.items() if found
+    ]
 
 
 def video_probe(path: MediaFile) -> Facts:
-    """Length, size, rate and format of a video."""
-    facts = films.probe_video(path)
+    """Length, size, frame rate and format of a video."""
+    facts = videos.probe_video(path)
     numbers: Facts = {
         "frames": facts.frames,
         "seconds": round(facts.seconds, 3),
@@ -120,23 +122,23 @@ def video_probe(path: MediaFile) -> Facts:
 
 
 def video_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
-    """Which files have fewer frames than a clip; they are used."""
+    """Notes on files that have fewer frames than a clip; they are used."""
     short = [file for file, row in zip(files, facts, strict=True) if not _above(row, "frames", _FRAMES - 1)]
-    what = f"fewer than {_FRAMES} frames (data.frames), and are used"
+    what = f"fewer than {_FRAMES} frames (data.frames) and are still used"
     return [f"{len(short)} files have {what}: {_some(short)}"] if short else []
 
 
 MEDIA: dict[str, Medium] = {
     "image": Medium(images.EXTENSIONS, image_probe, "vqgan"),
     "mesh": Medium(meshes.EXTENSIONS, mesh_probe, "mesh-autoencoder", mesh_notes),
-    "audio": Medium(sounds.EXTENSIONS, audio_probe, "mulan", audio_notes),
-    "video": Medium(films.EXTENSIONS, video_probe, "cvivit", video_notes, films=True),
+    "audio": Medium(audio.EXTENSIONS, audio_probe, "mulan", audio_notes),
+    "video": Medium(videos.EXTENSIONS, video_probe, "cvivit", video_notes, image_sequences=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number over all files."""
+    """Range of a number over all files."""
 
     min: float
     median: float
@@ -145,7 +147,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """What the captions are; lengths in characters."""
+    """Summary of the captions; lengths are in characters."""
 
     source: str
     columns: list[str]
@@ -158,7 +160,7 @@ class Captions:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome of a check; the counts are of files, `duplicates` groups those with the same bytes."""
+    """The result of a check. Counts are numbers of files; `duplicates` are groups of files with the same bytes."""
 
     root: str
     medium: str
@@ -173,11 +175,11 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, in plain JSON types."""
+        """The full report in plain JSON types."""
         return {**asdict(self), "skipped": [{"file": file, "reason": reason} for file, reason in self.skipped]}
 
     def lines(self) -> list[str]:
-        """A summary to read in a terminal."""
+        """The lines of a summary for the terminal."""
         return [printable(f"{name:<12}{text}".rstrip()) for name, text in self._summary()]
 
     def _summary(self) -> Iterator[tuple[str, str]]:
@@ -188,7 +190,7 @@ class Report:
         for name, counts in self.words.items():
             yield name, _counted(counts)
         yield from self._caption_lines()
-        yield "splits", _counted(self.splits) or "none given: a fraction is set aside for validation"
+        yield "splits", _counted(self.splits) or "none; a fraction of the files is held out for validation"
         yield from self._duplicate_lines()
         yield from _listed("skipped", [f"{file}: {reason}" for file, reason in self.skipped])
         for note in self.notes:
@@ -209,14 +211,14 @@ class Report:
             yield "duplicates", "none"
             return
         surplus = sum(len(group) - 1 for group in self.duplicates)
-        heading = f"{surplus} files repeat another one, byte by byte"
+        heading = f"{surplus} files are exact copies of another file"
         yield from _listed("duplicates", [_equal(group) for group in self.duplicates], heading)
 
 
 def check_folder(
     root: str | os.PathLike[str], *, medium: str | None = None, progress: Progress | None = None
 ) -> Report:
-    """Read every file of a folder. Without `medium`, the one with the most files is checked."""
+    """Read every file of a folder; `medium` defaults to the one with the most files."""
     medium, scanned = scan_medium(root, medium)
     good, facts, broken = _probe_all(root, scanned.entries, MEDIA[medium].probe, progress)
     return Report(
@@ -235,25 +237,27 @@ def check_folder(
 
 
 def scan_medium(root: str | os.PathLike[str], medium: str | None) -> tuple[str, Scan]:
-    """The medium of a folder, that of most files if none is named, and those files."""
+    """The medium of a folder (by default the one with the most files), and the scan of its files."""
     names = [medium] if medium else list(MEDIA)
     tree = None if medium or is_address(root) else Tree(Path(root), shared=True)
     scans = {
-        name: list_media(root, MEDIA[name].extensions, allow_empty=True, films=MEDIA[name].films, tree=tree)
+        name: list_media(
+            root, MEDIA[name].extensions, allow_empty=True, image_sequences=MEDIA[name].image_sequences, tree=tree
+        )
         for name in names
     }
     chosen = max(names, key=lambda name: scans[name].found)
-    if chosen == "image" and _moves(root, scans["image"], scans.get("video")):
+    if chosen == "image" and _is_animated(root, scans["image"], scans.get("video")):
         chosen = "video"
     return chosen, scans[chosen]
 
 
-def _moves(root: str | os.PathLike[str], pictures: Scan, videos: Scan | None) -> bool:
-    """Whether files that may all be either, GIF and WebP, are videos: the first one is animated."""
-    if videos is None or not videos.entries or pictures.found != videos.found:
+def _is_animated(root: str | os.PathLike[str], image_scan: Scan, video_scan: Scan | None) -> bool:
+    """Whether GIF and WebP files, which may be images or videos, are videos: the first one is animated."""
+    if video_scan is None or not video_scan.entries or image_scan.found != video_scan.found:
         return False
     try:
-        return films.read_header(videos.entries[0].media(root)).frames > 1
+        return videos.read_header(video_scan.entries[0].media(root)).frames > 1
     except UnreadableItem:
         return False
 
@@ -271,23 +275,23 @@ def _probe_all(
         except UnreadableItem as problem:
             return str(problem)
 
-    # In portions: a queue of all files at once would hold as many results in waiting.
+    # In chunks: a queue of all files would hold as many waiting results.
     with _pool() as pool:
         for start in range(0, len(entries), _CHUNK):
-            portion = entries[start : start + _CHUNK]
-            for entry, result in zip(portion, pool.map(attempt, portion), strict=True):
+            chunk = entries[start : start + _CHUNK]
+            for entry, result in zip(chunk, pool.map(attempt, chunk), strict=True):
                 if isinstance(result, str):
                     broken.append((entry.file, result))
                 else:
                     good.append(entry)
                     facts.append(result)
             if progress is not None:
-                progress(start + len(portion), len(entries))
+                progress(start + len(chunk), len(entries))
     return good, facts, broken
 
 
 def _pool() -> ThreadPoolExecutor:
-    """Few threads: decoders run outside Python's lock, and each may hold a large picture."""
+    """Few threads: decoders release the GIL, and each may hold a large image."""
     return ThreadPoolExecutor(min(4, os.cpu_count() or 1))
 
 
@@ -324,13 +328,11 @@ def _captions(scanned: Scan, good: Sequence[Entry]) -> Captions:
 
 
 def _duplicates(root: str | os.PathLike[str], entries: Sequence[Entry]) -> list[list[str]]:
-    """Files of equal content; only those of equal size are read."""
+    """Groups of files with equal content; only files of equal size are read."""
     by_size: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_size[entry.stamp.size if entry.stamp else -1].append(entry)
-    candidates = [
-        entry for codebook_smoothing in by_size.values() if len(codebook_smoothing) > 1 for entry in codebook_smoothing
-    ]
+    candidates = [entry for same_size in by_size.values() if len(same_size) > 1 for entry in same_size]
     by_content: dict[str, list[str]] = defaultdict(list)
     with _pool() as pool:
         for entry, digest in zip(candidates, pool.map(lambda entry: _digest(root, entry), candidates), strict=True):
@@ -340,9 +342,9 @@ def _duplicates(root: str | os.PathLike[str], entries: Sequence[Entry]) -> list[
 
 def _digest(root: str | os.PathLike[str], entry: Entry) -> str:
     try:
-        place = place_of(entry.media(root))
-        return digest_of(film_in(place) if isinstance(place, Path) and place.is_dir() else place)
-    except (OSError, UnreadableItem):  # gone or changed since it was probed; then it equals nothing
+        media = media_ref(entry.media(root))
+        return digest_of(read_sequence(media) if isinstance(media, Path) and media.is_dir() else media)
+    except (OSError, UnreadableItem):  # removed or changed since it was probed, so it is no duplicate
         return entry.file
 
 

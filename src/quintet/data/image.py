@@ -1,4 +1,4 @@
-"""Datasets of images: the files of a captioned folder, or a data set handed over in Python."""
+"""Image datasets: the files of a captioned folder, or the items of a Python data set."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from quintet.media import image as images
 from quintet.media.image_decoding import Mode, Pixels, Truncated
 
 MODES: dict[int, Mode] = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Channels to Pillow's name."""
+"""Number of channels to the name of Pillow's mode."""
 
 
 @dataclass
 class ImageFolder(FolderDataset[Pixels]):
-    """Images of a scanned folder as training items: bytes, (channels, height, width), and their captions.
+    """Images of a scanned folder, with their captions, as items: `images` (channels, height, width) uint8.
 
-    With `train` false nothing is random: the centre, unflipped.
+    Nothing is random if `train` is false: the centre crop, not flipped.
     """
 
     height: int
@@ -40,28 +40,28 @@ class ImageFolder(FolderDataset[Pixels]):
     truncated: Truncated = field(default="skip", kw_only=True)
 
     def load(self, item: int, rng: ItemRNG) -> Item:
-        pixels = self._moved(item, rng) if self.train and self.random_crop else self._centred(item)
+        pixels = self._random_crop(item, rng) if self.train and self.random_crop else self._centre_crop(item)
         if self.train and self.flip and rng.number("flip") < 0.5:
             pixels = pixels[:, ::-1]
         return {**self.metadata(item), "images": images.bytes_tensor(pixels)}
 
     @property
     def preprocessing_key(self) -> str:
-        """How files become items: with the files themselves, all that the codes of items depend on."""
+        """Text of all preprocessing settings; part of the token-cache key."""
         text = f"{self.height} x {self.width} {self.mode} {self.truncated}"
-        moved = self.train and (self.flip or self.random_crop)
-        return f"{text} flip={self.flip} crop={self.random_crop}" if moved else text
+        augmented = self.train and (self.flip or self.random_crop)
+        return f"{text} flip={self.flip} crop={self.random_crop}" if augmented else text
 
-    def _moved(self, item: int, rng: ItemRNG) -> Pixels:
+    def _random_crop(self, item: int, rng: ItemRNG) -> Pixels:
         x, y = rng.number("crop-x"), rng.number("crop-y")
         return images.resize_and_crop(self._read(item), self.height, self.width, x=x, y=y)
 
-    def _centred(self, item: int) -> Pixels:
-        """Always the same pixels, so they may be kept."""
-        if item in self._kept:
-            return self._kept[item]
+    def _centre_crop(self, item: int) -> Pixels:
+        """The same pixels every time, so they may be cached."""
+        if item in self._cached:
+            return self._cached[item]
         pixels = images.resize_and_crop(self._read(item), self.height, self.width)
-        return self._keep(item, pixels, pixels.nbytes)
+        return self._cache(item, pixels, pixels.nbytes)
 
     def _read(self, item: int) -> Image.Image:
         side = max(self.height, self.width)
@@ -69,7 +69,7 @@ class ImageFolder(FolderDataset[Pixels]):
 
 
 def folder_splits(config: ImageDataConfig, size: tuple[int, int], channels: int) -> Splits:
-    """The folders that the configuration names, split for validation."""
+    """Splits of the folders that the configuration names."""
     make = partial(
         ImageFolder,
         height=size[0],
@@ -96,7 +96,7 @@ FIELDS: tuple[Field, ...] = (
 
 @dataclass
 class PythonImages(PythonDataset):
-    """Images of a person's own data set."""
+    """Images of a Python data set: `images` (channels, height, width), uint8 or float in [0, 1]."""
 
     fields = FIELDS
 
@@ -115,15 +115,15 @@ class PythonImages(PythonDataset):
     def _fitted(self, value: Any) -> Tensor:
         if isinstance(value, Image.Image):
             value = images.resize_and_crop(images.upright(value, MODES[self.channels]), self.height, self.width)
-        picture: Tensor = value if isinstance(value, Tensor) else images.bytes_tensor(value)
-        if picture.ndim == 2:
-            picture = picture[None]
-        if picture.shape[0] != self.channels:
-            raise UnreadableItem(f"has {picture.shape[0]} channels, model.channels is {self.channels}")
-        if tuple(picture.shape[1:]) == (self.height, self.width):
-            return picture
-        scaled = F.interpolate(picture[None].float(), (self.height, self.width), mode="bilinear", antialias=True)[0]
-        return scaled if picture.is_floating_point() else scaled.round().clamp(0, 255).to(torch.uint8)
+        image: Tensor = value if isinstance(value, Tensor) else images.bytes_tensor(value)
+        if image.ndim == 2:
+            image = image[None]
+        if image.shape[0] != self.channels:
+            raise UnreadableItem(f"has {image.shape[0]} channels, model.channels is {self.channels}")
+        if tuple(image.shape[1:]) == (self.height, self.width):
+            return image
+        scaled = F.interpolate(image[None].float(), (self.height, self.width), mode="bilinear", antialias=True)[0]
+        return scaled if image.is_floating_point() else scaled.round().clamp(0, 255).to(torch.uint8)
 
 
 def python_splits(
@@ -135,6 +135,6 @@ def python_splits(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
 ) -> Splits:
-    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    """Splits of a Python data set, by fraction and seed unless `validation` is another data set."""
     make = partial(PythonImages, height=size[0], width=size[1], channels=channels, flip=config.flip)
     return split_object(dataset, config, make, validation, declared)

@@ -1,7 +1,7 @@
-"""Datasets of meshes, augmented and in canonical order: of a captioned folder, or handed over in Python.
+"""Mesh datasets: the files of a captioned folder, or the items of a Python data set; augmented, in canonical order.
 
-An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3 or 4) int64, and the `metadata` of its file. Vertices
-are distinct, faces have an area, and both are in order, at the size of a bin: also after augmentation.
+An item holds `vertices` (n, 3) float32 in (-1, 1), `faces` (m, 3 or 4) int64, and the `metadata` of its file. At the
+resolution of the bins, vertices are distinct, every face has an area, and both are sorted, also after augmentation.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from quintet.media import mesh as meshes
 from quintet.media.mesh import Mesh
 
 SCALES = (0.75, 1.25)
+"""Range of the random scale of each axis."""
 SHIFT = 0.1
+"""Largest random shift along each axis."""
 
 
 @dataclass
 class MeshFolder(FolderDataset[Mesh]):
-    """Meshes of a scanned folder as training items, and their captions. With `train` false nothing is random."""
+    """Meshes of a scanned folder, with their captions, as items. Nothing is random if `train` is false."""
 
     bins: int = field(default=meshes.BINS, kw_only=True)
     max_faces: int | None = field(default=None, kw_only=True)
     decimate: bool = field(default=False, kw_only=True)
-    """Reduce what has more faces instead of leaving it out."""
+    """Whether a mesh of more than `max_faces` is decimated instead of skipped."""
     augment: bool = field(default=True, kw_only=True)
-    """Stretch each axis and shift, item by item and epoch by epoch."""
+    """Whether each axis is scaled and shifted at random, for each item and epoch."""
     corners: int = field(default=3, kw_only=True)
-    """Of a face: with 4 only files of quads can be used."""
+    """Vertices of a face; with 4, only files of quads can be used."""
 
     def load(self, item: int, rng: ItemRNG) -> Item:
         mesh = self.mesh(item)
@@ -49,29 +51,29 @@ class MeshFolder(FolderDataset[Mesh]):
 
     @property
     def preprocessing_key(self) -> str:
-        """How files become items: with the files themselves, all that the codes of items depend on."""
+        """Text of all preprocessing settings; part of the token-cache key."""
         text = f"{self.bins} bins, {self.max_faces} faces, decimate={self.decimate}"
         text += "" if self.corners == 3 else f", {self.corners} corners"
-        moved = f", stretched {SCALES[0]} to {SCALES[1]}, shifted {SHIFT}"
-        return text + moved if self.train and self.augment else text
+        augmentation = f", stretched {SCALES[0]} to {SCALES[1]}, shifted {SHIFT}"
+        return text + augmentation if self.train and self.augment else text
 
     def mesh(self, item: int) -> Mesh:
-        """The mesh of an item as it was read."""
-        if item in self._kept:
-            return self._kept[item]
+        """The mesh of an item, without augmentation."""
+        if item in self._cached:
+            return self._cached[item]
         mesh = meshes.read_mesh(
             self._file(item), bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
         )
-        return self._keep(item, mesh, mesh.vertices.nbytes + mesh.faces.nbytes)
+        return self._cache(item, mesh, mesh.vertices.nbytes + mesh.faces.nbytes)
 
 
 def augmented(mesh: Mesh, rng: ItemRNG, bins: int = meshes.BINS) -> Mesh:
-    """Stretched and shifted along each axis as far as it stays in the unit box, then clean and in order again."""
-    chances = np.array([[rng.number(f"{what}-{axis}") for axis in "xyz"] for what in ("scale", "shift")])
+    """Scale and shift each axis at random, inside the unit box, then clean and sort the mesh again."""
+    numbers = np.array([[rng.number(f"{what}-{axis}") for axis in "xyz"] for what in ("scale", "shift")])
     low, high = mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)
-    most = 2 * meshes.LIMIT / np.maximum(high - low, 1e-9)
-    scale = np.minimum(SCALES[0] + (SCALES[1] - SCALES[0]) * chances[0], most)
-    shift = SHIFT * (2 * chances[1] - 1)
+    max_scale = 2 * meshes.LIMIT / np.maximum(high - low, 1e-9)
+    scale = np.minimum(SCALES[0] + (SCALES[1] - SCALES[0]) * numbers[0], max_scale)
+    shift = SHIFT * (2 * numbers[1] - 1)
     shift = np.clip(shift, -meshes.LIMIT - low * scale, meshes.LIMIT - high * scale)
     moved = meshes.clean(Mesh(mesh.vertices * scale + shift, mesh.faces), bins)
     if not len(moved.faces):
@@ -89,7 +91,7 @@ def mesh_folder_splits(
     corners: int = 3,
     memory_megabytes: int = 512,
 ) -> Splits:
-    """The folders that the configuration names, split for validation."""
+    """Splits of the folders that the configuration names."""
     make = partial(
         MeshFolder,
         bins=bins,
@@ -102,12 +104,12 @@ def mesh_folder_splits(
     return split_folder(config, meshes.EXTENSIONS, make)
 
 
-def _is_table(value: Any, columns: Sequence[int], numbers: bool) -> bool:
-    """Whether it is an array of so many columns, of fractions or of whole numbers."""
+def _is_table(value: Any, columns: Sequence[int], is_float: bool) -> bool:
+    """Whether a value is a 2-D array, of floats or of integers, with one of these numbers of columns."""
     if not hasattr(value, "ndim") or value.ndim != 2 or value.shape[1] not in columns:
         return False
-    whole = "int" in str(value.dtype)
-    return whole != numbers
+    is_integer = "int" in str(value.dtype)
+    return is_integer != is_float
 
 
 FIELDS: tuple[Field, ...] = (
@@ -117,7 +119,7 @@ FIELDS: tuple[Field, ...] = (
         "face_edges",
         (),
         lambda value: _is_table(value, (2,), False),
-        "pairs of faces, which are found without being told",
+        "pairs of adjacent faces; ignored, since they follow from the faces",
         required=False,
     ),
     CAPTION,
@@ -126,8 +128,7 @@ FIELDS: tuple[Field, ...] = (
 
 @dataclass
 class PythonMeshes(PythonDataset):
-    """Meshes of a person's own data set. Triangles are cleaned, put in canonical order and, to train on, augmented;
-    quads are taken as they are."""
+    """Meshes of a Python data set. Triangle meshes are cleaned, sorted and, in training, augmented; quads are not."""
 
     fields = FIELDS
 
@@ -182,6 +183,6 @@ def python_mesh_splits(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
 ) -> Splits:
-    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    """Splits of a Python data set, by fraction and seed unless `validation` is another data set."""
     make = partial(PythonMeshes, corners=corners, bins=bins, max_faces=config.max_faces, augment=config.augment)
     return split_object(dataset, config, make, validation, declared)

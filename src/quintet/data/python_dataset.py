@@ -1,8 +1,8 @@
-"""The base of datasets handed over in Python: a person's own data set object as training items, and its splits.
+"""Base class of Python data sets: the items of a user's data set object as training items, and their splits.
 
-Each medium adds which fields an item has and how they are preprocessed. An item is a dictionary, a tuple with declared
-names, a bare tuple, or a single value. A bare tuple is routed by type where that is unambiguous; otherwise the error
-lists what was seen and what is expected.
+Each medium adds the fields of an item and their preprocessing. An item of the user's data set is a dictionary, a tuple
+with declared names, a bare tuple, or a single value. A bare tuple is routed by type where that is unambiguous;
+otherwise an error lists the values of the item and the expected fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quintet.errors import UsageError
 
 @dataclass(frozen=True)
 class Field:
-    """A place an item's value can take: its name in batches, other names people use, and what fits in."""
+    """A field of an item: its name in batches, its other accepted names, and the values it accepts."""
 
     name: str
     aliases: tuple[str, ...]
@@ -34,7 +34,7 @@ class Field:
 
 
 def route(item: Any, fields: Sequence[Field], declared: Sequence[str] | None = None) -> dict[str, Any]:
-    """One item of any form to values by field name. `declared` names a tuple's elements."""
+    """The values of an item by field name. `declared` names the elements of a tuple."""
     if isinstance(item, Mapping):
         routed = _by_key(item, fields)
     elif declared is not None:
@@ -44,13 +44,14 @@ def route(item: Any, fields: Sequence[Field], declared: Sequence[str] | None = N
     missing = [field for field in fields if field.required and field.name not in routed]
     if missing:
         raise UsageError(
-            f"an item of the data set has no '{missing[0].name}': {_seen(item)}; expected {_expected(fields)}"
+            f"an item of the data set has no '{missing[0].name}': it is {_described(item)}; "
+            f"expected {_expected(fields)}"
         )
     return routed
 
 
 def _by_key(item: Mapping[Any, Any], fields: Sequence[Field]) -> dict[str, Any]:
-    """Of several names for one field the first counts: the field's own, then its aliases in their order."""
+    """If an item has several names of one field, the first counts: its own name, then its aliases in order."""
     found = {field.name: [key for key in (field.name, *field.aliases) if key in item] for field in fields}
     return {name: item[keys[0]] for name, keys in found.items() if keys}
 
@@ -59,11 +60,11 @@ def _by_name(item: Any, fields: Sequence[Field], declared: Sequence[str]) -> dic
     values = item if isinstance(item, (tuple, list)) else (item,)
     if len(values) != len(declared):
         raise UsageError(
-            f"{len(declared)} fields are declared ({', '.join(declared)}), an item has {len(values)} values"
+            f"{len(declared)} fields are declared ({', '.join(declared)}), but an item has {len(values)} values"
         )
     unknown = [name for name in declared if not any(field.known_as(name) for field in fields)]
     if unknown:
-        raise UsageError(f"the declared field '{unknown[0]}' is not known; expected {_expected(fields)}")
+        raise UsageError(f"the declared field '{unknown[0]}' is unknown; expected {_expected(fields)}")
     named = dict(zip(declared, values, strict=True))
     return _by_key(named, fields)
 
@@ -77,7 +78,7 @@ def _by_type(values: Sequence[Any], fields: Sequence[Field]) -> dict[str, Any]:
                 "fits several fields" if len(fitting) > 1 else "fits no field" if not fitting else "fits a field twice"
             )
             raise UsageError(
-                f"a {_kind(value)} in an item {why}: {_seen(values)}; expected {_expected(fields)}; "
+                f"a {_kind(value)} in an item {why}: the item is {_described(values)}; expected {_expected(fields)}; "
                 "return a dictionary, or declare the names with data_kwargs"
             )
         routed[fitting[0].name] = value
@@ -89,11 +90,11 @@ def _kind(value: Any) -> str:
     return type(value).__name__ + (f"{tuple(shape)} {value.dtype}" if shape is not None else "")
 
 
-def _seen(item: Any) -> str:
+def _described(item: Any) -> str:
     if isinstance(item, Mapping):
-        return "seen {" + ", ".join(f"{key}: {_kind(value)}" for key, value in item.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_kind(value)}" for key, value in item.items()) + "}"
     values = item if isinstance(item, (tuple, list)) else (item,)
-    return "seen (" + ", ".join(_kind(value) for value in values) + ")"
+    return "(" + ", ".join(_kind(value) for value in values) + ")"
 
 
 def _expected(fields: Sequence[Field]) -> str:
@@ -115,7 +116,7 @@ class Indexable(Protocol):
 
 @dataclass
 class PythonDataset(ABC):
-    """The items at some positions of a data set object. With `train` false nothing is random."""
+    """The items at some positions of a data set object. Nothing is random if `train` is false."""
 
     fields: ClassVar[Sequence[Field]]
 
@@ -123,7 +124,7 @@ class PythonDataset(ABC):
     positions: Sequence[int]
     train: bool = field(default=True, kw_only=True)
     declared: Sequence[str] | None = field(default=None, kw_only=True)
-    """Names of the values in its tuples."""
+    """Names of the elements of its tuples."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -133,10 +134,10 @@ class PythonDataset(ABC):
 
     @abstractmethod
     def load(self, item: int, rng: ItemRNG) -> Item:
-        """Preprocess one item; `UnreadableItem` with the reason if it cannot be used."""
+        """Preprocess one item; raises `UnreadableItem` with the reason if it cannot be used."""
 
     def metadata(self, item: int) -> Item:
-        """The caption alone; of most data sets the media have to be made for it all the same."""
+        """The caption only; most data sets load the media of an item for it as well."""
         return {"texts": caption_of(self.routed(item))}
 
     def routed(self, item: int) -> dict[str, Any]:
@@ -155,27 +156,27 @@ def split_object(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
 ) -> Splits:
-    """A data set object, split by fraction and seed unless a validation set comes with it.
+    """Splits of a Python data set, by fraction and seed unless `validation` is another data set.
 
-    `make` takes what every `PythonDataset` does.
+    `make` takes the arguments of `PythonDataset`.
     """
     declared = declared or getattr(dataset, "data_kwargs", None)
     everything = range(len(dataset))
     held_out = [] if validation is not None else _held_out(everything, config.validation_fraction, config.split_seed)
     chosen = set(held_out)
     train = [position for position in everything if position not in chosen]
-    looked_at: Indexable = dataset if validation is None else validation
-    positions = range(len(looked_at)) if validation is not None else held_out or train
+    validated: Indexable = dataset if validation is None else validation
+    positions = range(len(validated)) if validation is not None else held_out or train
     return Splits(
         make(dataset, train, train=True, declared=declared),
-        make(looked_at, positions, train=False, declared=declared),
+        make(validated, positions, train=False, declared=declared),
         f"python: {len(dataset)} items",
         about={"path": None, "dataset": type(dataset).__name__},
     )
 
 
 def _held_out(positions: Sequence[int], fraction: float, seed: int) -> list[int]:
-    """By hash, but neither side empty where two items can be had."""
+    """Validation positions, chosen by hash; neither side is empty if there are two items."""
     if not fraction or len(positions) < 2:
         return []
     ordered = sorted(positions, key=lambda position: _hash(seed, position))

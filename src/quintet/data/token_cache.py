@@ -1,13 +1,13 @@
-"""Owns codes kept on disk: media go through a frozen tokenizer once, and training reads codes instead of media.
-What a frozen model makes of media need not be codes: a vector of each item is kept in the same way.
+"""Token cache on disk: a frozen tokenizer encodes media once, and training reads the codes instead of the media.
+A model that returns one vector per item is cached in the same way.
 
-A cache is a folder named by what its codes depend on: the tokenizer's weights, the data's fingerprint and how items are
-cut. It is written shard by shard, each under a temporary name and then renamed, so that a killed encoding goes on where
-it was; a shard that is not what it was is made again. Augmentations are variants: variant v of an item is drawn as in
-epoch v, and training chooses one of them per epoch and item.
+A cache is a folder whose name is a hash of everything that the codes depend on: the tokenizer's weights, the
+fingerprint of the data and its preprocessing. It is written in shards, each under a temporary name and then renamed, so
+an interrupted encoding continues where it stopped; a shard that fails its hash is encoded again. Augmentations are
+variants: variant v of an item uses the random numbers of epoch v, and training chooses one variant per epoch and item.
 
-The codes of items may differ in length, their first axis. Where arrays have to be of one shape, the shorter ones end in
--1, which is no code; an item is read without it.
+The codes of items may differ in length, their first axis. Shorter ones are padded with -1, which is not a code; the
+padding is removed when an item is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from quintet.common import files
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.caches import part_writer
+from quintet.common.caches import part_lock
 from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
@@ -35,35 +35,35 @@ from quintet.errors import UnreadableItem
 
 FORMAT = 2
 SHARD = 1024
-"""Items of a file: few enough to lose little by a kill, many enough to have few files."""
+"""Items of a shard: few enough to lose little work when a run is killed, many enough to have few files."""
 BATCH = 32
-"""Items that go through the tokenizer together."""
+"""Items that the tokenizer encodes in one batch."""
 
 Encode = Callable[[Batch], Tensor]
 Collate = Callable[[Sequence[Item]], dict[str, Any]]
 Codes = npt.NDArray[Any]
-"""Whole numbers of 32 bits, or, of a vector, fractions."""
-Tell = Callable[[int, int], None]
-"""Called with the items encoded so far, and how many there are."""
+"""int32 codes, or a float32 vector."""
+Progress = Callable[[int, int], None]
+"""Called with the number of encoded items and the total."""
 
 
 @runtime_checkable
 class MediaDataset(Dataset, Protocol):
-    """A source that can tell of an item what is known without opening its file: the caption."""
+    """A dataset whose `metadata` returns the fields of an item, such as its caption, without opening the media file."""
 
     def metadata(self, item: int) -> Item: ...
 
 
 @dataclass(frozen=True)
 class CacheKey:
-    """What the codes of a source depend on; `coded.py` makes it."""
+    """Everything that the codes of a dataset depend on; built in `tokenized.py`."""
 
     tokenizer: str
     """Hash of the tokenizer's weights."""
     data: str
-    """Which items stand at which place, and what their files are."""
+    """Identity of the files and their order."""
     transform: str
-    """How items are cut and augmented."""
+    """`preprocessing_key` of the dataset."""
     variants: int
 
     @property
@@ -74,63 +74,63 @@ class CacheKey:
 
 @dataclass
 class TokenCache:
-    """The codes of one source of media: made where they are missing, then read as memory-mapped files."""
+    """The codes of one media dataset: encoded where they are missing, then read as memory-mapped files."""
 
     folder: Path
     key: CacheKey
     media: MediaDataset
     collate: Collate
     encode: Encode
-    tell: Tell = dataclasses.field(default=lambda done, total: None)
+    progress: Progress = dataclasses.field(default=lambda done, total: None)
     field: str = "codes"
-    """The field of items."""
+    """Field of an item that holds the codes."""
 
     def open(self) -> TokenDataset:
-        """The codes as a dataset. Processes that open it together share the encoding, a shard at a time."""
-        place = self.folder / f"codes-{self.key.name}"
-        place.mkdir(parents=True, exist_ok=True)
+        """The codes as a dataset. Processes that open it at the same time share the encoding, shard by shard."""
+        folder = self.folder / f"codes-{self.key.name}"
+        folder.mkdir(parents=True, exist_ok=True)
         numbers = range(-(-len(self.media) // SHARD))
         # Without a lock: each process checks the hashes of what it will read.
-        shards = {number: shard for number in numbers if (shard := _sound_shard(place, number)) is not None}
-        missing = _from_own_share([number for number in numbers if number not in shards])
+        shards = {number: shard for number in numbers if (shard := _valid_shard(folder, number)) is not None}
+        missing = _rank_order([number for number in numbers if number not in shards])
         if missing:
-            with files.open_own(place / "lock", "ab") as lock:
-                # What nobody is at first; then what the others have made since.
+            with files.open_no_follow(folder / "lock", "ab") as lock:
+                # First the shards that no other process encodes, then wait for the rest.
                 for wait in (False, True):
                     for number in [number for number in missing if number not in shards]:
-                        with part_writer(lock, number, wait) as writes:
+                        with part_lock(lock, number, wait) as writes:
                             if writes:
-                                shards[number] = _sound_shard(place, number) or self._make(place, number)
+                                shards[number] = _valid_shard(folder, number) or self._encode_shard(folder, number)
         skipped = {item: reason for number in numbers for item, reason in shards[number].skipped.items()}
         paths = [shards[number].path for number in numbers]
         return TokenDataset(self.media, paths, self.key.variants, skipped, self.field)
 
-    def _make(self, place: Path, number: int) -> _Shard:
+    def _encode_shard(self, folder: Path, number: int) -> _Shard:
         items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
-        if not items.start:  # the end of one part tells of the beginning of the next
-            self.tell(0, len(self.media))
+        if not items.start:  # later shards are announced by the end of the one before
+            self.progress(0, len(self.media))
         skipped: dict[int, str] = {}
         rows: list[list[Codes]] = []
         for start in range(items.start, items.stop, BATCH):
-            rows += self._encoded(range(start, min(start + BATCH, items.stop)), skipped)
-        shard = _write_shard(place, number, rows, skipped)
-        done = sum(1 for _ in place.glob("shard-*.json"))
-        self.tell(min(done * SHARD, len(self.media)), len(self.media))
+            rows += self._encode_items(range(start, min(start + BATCH, items.stop)), skipped)
+        shard = _write_shard(folder, number, rows, skipped)
+        done = sum(1 for _ in folder.glob("shard-*.json"))
+        self.progress(min(done * SHARD, len(self.media)), len(self.media))
         return shard
 
-    def _encoded(self, items: range, skipped: dict[int, str]) -> list[list[Codes]]:
-        """Of each readable item its variants."""
-        made: dict[int, list[Codes]] = {item: [] for item in items}
+    def _encode_items(self, items: range, skipped: dict[int, str]) -> list[list[Codes]]:
+        """The variants of each readable item."""
+        encoded: dict[int, list[Codes]] = {item: [] for item in items}
         for variant in range(self.key.variants):
             read = dict(self._read([item for item in items if item not in skipped], variant, skipped))
             if read:
                 rng = ItemRNG(0, [variant] * len(read), list(read))
                 names = tuple(self.media.name(item) for item in read)
                 codes = self.encode(Batch(self.collate(list(read.values())), names, rng))
-                kept = np.float32 if codes.is_floating_point() else np.int32
-                for item, one in zip(read, codes.cpu().numpy().astype(kept), strict=True):
-                    made[item].append(one)
-        return [made[item] for item in items if item not in skipped]
+                dtype = np.float32 if codes.is_floating_point() else np.int32
+                for item, one in zip(read, codes.cpu().numpy().astype(dtype), strict=True):
+                    encoded[item].append(one)
+        return [encoded[item] for item in items if item not in skipped]
 
     def _read(self, items: Sequence[int], variant: int, skipped: dict[int, str]) -> Iterator[tuple[int, Item]]:
         for item in items:
@@ -142,15 +142,15 @@ class TokenCache:
 
 @dataclass
 class TokenDataset:
-    """Items whose media stay on files, unread: what was made of them, and whatever else an item has but media."""
+    """Items of codes: the cached codes of an item and its metadata; the media files are not opened."""
 
     media: MediaDataset
     shards: Sequence[Path]
     variants: int
     skipped: dict[int, str]
-    """Items whose media could not be read, with the reason."""
+    """Items whose media cannot be read, with the reason."""
     field: str = "codes"
-    """The field of items."""
+    """Field of an item that holds the codes."""
     _open: dict[int, tuple[Codes, npt.NDArray[np.int64]]] = dataclasses.field(
         default_factory=dict, init=False, repr=False
     )
@@ -166,22 +166,22 @@ class TokenDataset:
             raise UnreadableItem(self.skipped[item])
         variant = int(rng.number("variant") * self.variants)
         codes = self.codes(item)[variant]
-        kept = codes.copy() if _is_vector(codes) else codes[: length(codes)].astype(np.int64)
-        return {**self.media.metadata(item), self.field: torch.from_numpy(kept)}
+        value = codes.copy() if _is_vector(codes) else codes[: length(codes)].astype(np.int64)
+        return {**self.media.metadata(item), self.field: torch.from_numpy(value)}
 
     def lengths(self) -> list[int]:
-        """The length of each item, the longest of its variants; 0 where its media could not be read."""
+        """The length of each item, that of its longest variant; 0 if its media cannot be read."""
         return [
             0 if item in self.skipped else max(length(codes) for codes in self.codes(item)) for item in range(len(self))
         ]
 
     def codes(self, item: int) -> Codes:
-        """All variants of an item, padded with -1 to the length of the longest item of its file."""
+        """All variants of an item (variants, length, ...), padded with -1 to the longest item of the shard."""
         number = item // SHARD
         if number not in self._open:
-            # The rows of readable items stand one after another.
+            # A shard has rows for readable items only.
             first = number * SHARD
-            readable = [int(first + place not in self.skipped) for place in range(min(SHARD, len(self) - first))]
+            readable = [int(first + row not in self.skipped) for row in range(min(SHARD, len(self) - first))]
             codes = np.load(self.shards[number], mmap_mode="r", allow_pickle=False)
             self._open[number] = codes, np.cumsum(readable) - 1
         codes, rows = self._open[number]
@@ -193,7 +193,7 @@ class TokenDataset:
 
 
 def length(codes: Codes) -> int:
-    """How many rows come before the padding."""
+    """Number of rows before the padding."""
     return int((codes >= 0).any(axis=tuple(range(1, codes.ndim))).sum())
 
 
@@ -201,8 +201,8 @@ def _is_vector(codes: Codes) -> bool:
     return bool(np.issubdtype(codes.dtype, np.floating))
 
 
-def _from_own_share(numbers: list[int]) -> list[int]:
-    """In an order in which the processes of a launcher begin at different shards."""
+def _rank_order(numbers: list[int]) -> list[int]:
+    """The same numbers, rotated so that each rank of a launcher starts at another shard."""
     own = RankInfo.from_environment()
     start = own.rank * len(numbers) // own.world_size
     return numbers[start:] + numbers[:start]
@@ -217,19 +217,19 @@ class _Shard:
     skipped: dict[int, str]
 
 
-def _write_shard(place: Path, number: int, rows: Sequence[Sequence[Codes]], skipped: dict[int, str]) -> _Shard:
-    path = place / f"shard-{number:05d}.npy"
-    # Threads of one process are not kept apart by the lock.
+def _write_shard(folder: Path, number: int, rows: Sequence[Sequence[Codes]], skipped: dict[int, str]) -> _Shard:
+    path = folder / f"shard-{number:05d}.npy"
+    # The lock does not exclude other threads of this process.
     with files.atomic_write(path, concurrent=True) as temporary, temporary.open("wb") as file:
         np.save(file, _stacked(rows) if rows else np.zeros((0,), np.int32), allow_pickle=False)
-    # The record comes last: a shard without one is made again.
+    # The record comes last: a shard without one is encoded again.
     record = {"sha256": checkpoint.hash_file(path), "skipped": {str(item): why for item, why in skipped.items()}}
     files.replace_bytes(path.with_suffix(".json"), json.dumps(record).encode(), concurrent=True)
     return _Shard(path, skipped)
 
 
 def _stacked(rows: Sequence[Sequence[Codes]]) -> Codes:
-    """(items, variants, *codes)"""
+    """Codes of a shard (items, variants, *codes), padded with -1."""
     longest = max(len(codes) for variants in rows for codes in variants)
     shape = (len(rows), len(rows[0]), longest, *rows[0][0].shape[1:])
     stacked = np.full(shape, -1, rows[0][0].dtype)
@@ -239,9 +239,9 @@ def _stacked(rows: Sequence[Sequence[Codes]]) -> Codes:
     return stacked
 
 
-def _sound_shard(place: Path, number: int) -> _Shard | None:
-    """The shard, if it stands and is what it was."""
-    path = place / f"shard-{number:05d}.npy"
+def _valid_shard(folder: Path, number: int) -> _Shard | None:
+    """The shard, if it exists and matches its hash."""
+    path = folder / f"shard-{number:05d}.npy"
     try:
         record = json.loads(checkpoint.read_regular(path.with_suffix(".json")))
         if record["sha256"] != checkpoint.hash_file(path):

@@ -1,7 +1,7 @@
-"""Owns codes on disk: a folder with `codes.safetensors` (one tensor, items first) and `items.jsonl` in its order.
+"""Files of `quintet encode`: `codes.safetensors` (one tensor, items first) and `items.jsonl` in the same order.
 
-Items may differ in length, their first axis; the shorter ones end in -1. Semantic tokens are codes too, one a step of
-time, (items, tokens), and beside them `codes.json` tells their vocabulary and how many there are a second.
+Items may differ in length, their first axis; shorter ones are padded with -1. Semantic tokens (items, tokens) are codes
+too, one per time step; `codes.json` beside them has the size of their vocabulary and their rate in tokens per second.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ CODES = "codes"
 
 @dataclass(frozen=True)
 class SemanticTokens:
-    """The tokens (n,) of each file, named as in its folder."""
+    """The tokens (n,) of each file, by its name in the folder."""
 
     of_file: Mapping[str, Tensor]
     num_codes: int
     rate: float
-    """Tokens a second."""
+    """Tokens per second."""
 
 
 def code_contents(codes: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) -> checkpoint.Contents:
-    """The files of a folder: codes of one item each, items first, and a line for each file."""
+    """The files of a folder: `codes` of one item each (1, length, ...), and one line per file."""
     return checkpoint.Contents(
         tensors={CODES: {CODES: _joined(codes)}},
         text={ITEMS: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)},
@@ -43,7 +43,7 @@ def code_contents(codes: Sequence[Tensor], rows: Sequence[Mapping[str, Any]]) ->
 
 
 def _joined(codes: Sequence[Tensor]) -> Tensor:
-    """One tensor of all items; of different lengths the shorter ones end in -1, which is no code."""
+    """One tensor of all items (items, longest, ...), padded with -1, which is not a code."""
     longest = max(each.shape[1] for each in codes)
     joined = codes[0].new_full((sum(map(len, codes)), longest, *codes[0].shape[2:]), -1)
     for row, each in enumerate(codes):
@@ -52,7 +52,7 @@ def _joined(codes: Sequence[Tensor]) -> Tensor:
 
 
 def read_codes(folder: Path) -> tuple[Tensor, list[tuple[str, int]]]:
-    """The codes of a folder, and of each item its file, as written, and its row."""
+    """The codes of a folder (items, length, ...), and the file name and row of each item."""
     try:
         for name in (ITEMS, f"{CODES}.safetensors"):
             if (folder / name).is_symlink():
@@ -68,19 +68,19 @@ def read_codes(folder: Path) -> tuple[Tensor, list[tuple[str, int]]]:
 
 
 def read_semantic(folder: Path) -> SemanticTokens:
-    """The semantic tokens of a folder, checked against what it says of them."""
+    """The semantic tokens of a folder, checked against its `codes.json`."""
     codes, items = read_codes(folder)
     try:
         about = checkpoint.read_json(folder, CODES)
         num_codes, rate = about["num_codes"], about["rate"]
         if type(num_codes) is not int or type(rate) not in (int, float) or not (math.isfinite(rate) and rate > 0):
-            raise ValueError("'num_codes' and 'rate' are not numbers")
+            raise ValueError("'num_codes' or 'rate' is not a valid number")
         if codes.ndim != 2:
             raise ValueError(f"codes of shape {tuple(codes.shape)}, not (items, tokens)")
         rows = {file: codes[row][codes[row] >= 0].long() for file, row in items}
         for file, row in items:
             if not len(rows[file]) or codes[row].min() < -1 or codes[row].max() >= num_codes:
-                raise ValueError(f"the tokens of {file[:80]} are not from 0 to {num_codes - 1}")
+                raise ValueError(f"the tokens of {file[:80]} are not in the range 0 to {num_codes - 1}")
             if not torch.equal(codes[row, : len(rows[file])].long(), rows[file]):
                 raise ValueError(f"there are gaps in the tokens of {file[:80]}")
         return SemanticTokens(rows, num_codes, float(rate))

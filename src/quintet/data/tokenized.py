@@ -1,7 +1,7 @@
-"""Splits of media as splits of tokens: each dataset as a frozen model encodes it, once, and kept in the token cache.
+"""Splits of tokens: each media dataset is encoded once by a frozen model and stored in the token cache.
 
-What tokens depend on is read off the dataset itself: which files stand at which position, when they were changed, and
-how they are preprocessed. A dataset that cannot tell is encoded for this training alone.
+The cache key comes from the dataset: its files in their order, their modification times and their preprocessing. A
+dataset without such a key is encoded for this training only.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from quintet.data.token_cache import CacheKey, Collate, Encode, MediaDataset, To
 
 @runtime_checkable
 class FileDataset(MediaDataset, Protocol):
-    """Media that can tell what their codes depend on."""
+    """A media dataset from files, from which a cache key can be computed."""
 
     @property
     def entries(self) -> Sequence[Entry]: ...
 
     @property
     def preprocessing_key(self) -> str:
-        """How files are read, cut and augmented."""
+        """Text of all preprocessing settings; part of the token-cache key."""
 
 
 @dataclass(frozen=True)
 class TokenEncoder:
-    """What turns media into tokens, or into a vector of each item: a frozen model, as the token cache needs it."""
+    """A frozen model that turns media into tokens, or into one vector per item."""
 
     digest: str
-    """A hash of all that the result depends on, except the media."""
+    """Hash of everything that the result depends on, except the media."""
     collate: Collate
     encode: Encode
     field: str = "codes"
-    """The field of items."""
+    """Field of an item that holds the result."""
 
 
 def tokenized_splits(
     encoder: TokenEncoder, media: Splits, done: str, *, cache: str | None = None, variants: int = 1
 ) -> Splits:
-    """The same items as a frozen model encodes them; `done` is said beside how many are done ("clips encoded").
+    """The same items, encoded by a frozen model; `done` labels the progress messages ("clips encoded").
 
-    `cache` is the folder of the token cache, none for the user's own. Of an item to train on there are so many
-    `variants`, each augmented in its own way.
+    `cache` is the folder of the token cache; None means the default folder of the user. Each training item is encoded
+    in `variants` augmented versions.
     """
     skipped = dict(media.skipped)
 
     def codes(source: Dataset, part: str, variants: int = 1) -> TokenDataset:
-        assert isinstance(source, MediaDataset), "captions are asked for by `metadata`: media are opened only once"
-        made = _made(encoder, source, part, variants, done, cache)
-        skipped.update({made.name(item): reason for item, reason in made.skipped.items()})
-        return made
+        assert isinstance(source, MediaDataset), "`metadata` returns captions without opening the media"
+        tokens = _encoded(encoder, source, part, variants, done, cache)
+        skipped.update({tokens.name(item): reason for item, reason in tokens.skipped.items()})
+        return tokens
 
     train = codes(media.train, "train", variants)
     validation = codes(media.validation, "validation")
@@ -72,29 +72,29 @@ def tokenized_splits(
     return replace(media, train=train, validation=validation, skipped=skipped, extra_splits=extra_splits)
 
 
-def _made(
+def _encoded(
     encoder: TokenEncoder, source: MediaDataset, part: str, variants: int, done: str, cache: str | None
 ) -> TokenDataset:
-    known = isinstance(source, FileDataset)
-    folder = Path(cache or default_folder()) if known else Path(mkdtemp(prefix="quintet-codes-"))
+    cacheable = isinstance(source, FileDataset)
+    folder = Path(cache or default_folder()) if cacheable else Path(mkdtemp(prefix="quintet-codes-"))
     data, transform = "", ""
     if isinstance(source, FileDataset):
         data, transform = _identity(source.entries), source.preprocessing_key
     key = CacheKey(encoder.digest, f"{part} {data}", transform, variants)
 
-    def tell(count: int, total: int) -> None:
-        # Whichever process comes first encodes for all; codes that are not kept every process makes itself.
-        say(f"{done}: {count} of {total}", any_rank=known)
+    def progress(count: int, total: int) -> None:
+        # Processes share the cached codes; codes that are not cached are encoded by every process.
+        say(f"{done}: {count} of {total}", any_rank=cacheable)
 
-    made = TokenCache(folder, key, source, encoder.collate, encoder.encode, tell, encoder.field).open()
-    if not known:
-        # Nothing tells whether two data set objects are the same.
-        finalize(made, _remove, folder, os.getpid())
-    return made
+    tokens = TokenCache(folder, key, source, encoder.collate, encoder.encode, progress, encoder.field).open()
+    if not cacheable:
+        # Two data set objects cannot be compared, so their codes are removed after the training.
+        finalize(tokens, _remove, folder, os.getpid())
+    return tokens
 
 
 def _identity(entries: Sequence[Entry]) -> str:
-    """Which files stand at which place, and when they were changed: codes are looked up by place."""
+    """Hash of the files in their order and their modification times; codes are looked up by position."""
     if isinstance(entries, ShardEntries):
         return entries.version
     rows = [[entry.file, entry.stamp] for entry in entries]
@@ -102,6 +102,6 @@ def _identity(entries: Sequence[Entry]) -> str:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """Not by a data worker, which has the source too."""
+    """Remove the folder in the process that made it; data workers hold the dataset too."""
     if os.getpid() == owner:
         rmtree(folder, ignore_errors=True)

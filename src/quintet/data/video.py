@@ -1,9 +1,9 @@
-"""Datasets of video: clips of a captioned folder, or of a data set handed over in Python, padded to batches.
+"""Video datasets: clips of the files of a captioned folder or of a Python data set, and their batches.
 
-An item holds `videos` (3, frames, height, width), bytes, and the `metadata` of its file. In training a clip begins at a
+An item holds `videos` (3, frames, height, width) uint8 and the `metadata` of its file. In training a clip starts at a
 random frame for the item and the epoch; otherwise it is the middle of the file. All frames of a clip are scaled and
-cropped alike. A file with fewer frames than asked for gives fewer: nothing is made up here, and `pad_clips` says by a
-mask which frames of a batch there are. An image is a clip of one frame.
+cropped in the same way. A short file yields a short clip; `pad_clips` pads a batch and returns a mask of the real
+frames. An image is a clip of one frame.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset
 from quintet.data.splits import FolderDataset, HeaderCache, Splits, split_folder
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media import image as images
-from quintet.media import video as films
+from quintet.media import video as videos
 from quintet.media.files import MediaFile
 from quintet.media.video_header import Clip, Fit, VideoHeader
 from quintet.media.video_writing import as_clip
 
-WHOLE = 4
-"""Files of up to so many clips may be kept, once they are read; of longer ones clips are read."""
+MAX_CACHED_CLIPS = 4
+"""A file of at most this many clips is read in full and may be cached; of a longer file only clips are read."""
 
 
 @dataclass
 class VideoFolder(FolderDataset[Clip]):
-    """Clips of a scanned folder as training items, and their captions. With `train` false nothing is random."""
+    """Clips of a scanned folder, with their captions, as items. Nothing is random if `train` is false."""
 
     height: int
     width: int
     frames: int = field(default=17, kw_only=True)
     stride: int = field(default=1, kw_only=True)
     fps: float | None = field(default=None, kw_only=True)
-    """Frames a second by time, instead of every so many."""
+    """Frames per second, sampled by time instead of by `stride`; None uses `stride`."""
     flip: bool = field(default=False, kw_only=True)
     random_crop: bool = field(default=False, kw_only=True)
     _headers: HeaderCache[VideoHeader] = field(default_factory=HeaderCache, init=False, repr=False)
@@ -51,58 +51,58 @@ class VideoFolder(FolderDataset[Clip]):
         file = self._file(item)
         header = self._header(item, file)
         start = rng.number("start") if self.train else 0.5
-        places = films.clip_frames(header, self.frames, stride=self.stride, rate=self.fps, start=start)
+        indices = videos.clip_frames(header, self.frames, stride=self.stride, rate=self.fps, start=start)
         if self.train and self.random_crop:
             fit = Fit(self.height, self.width, rng.number("crop-x"), rng.number("crop-y"))
-            clip = films.read_video(file, places, fit=fit, header=header)
+            clip = videos.read_video(file, indices, fit=fit, header=header)
         else:
-            clip = self._centred(item, file, header, places)
+            clip = self._centre_crop(item, file, header, indices)
         if self.train and self.flip and rng.number("flip") < 0.5:
             clip = clip[:, :, ::-1]
-        return {**self.metadata(item), "videos": films.clip_tensor(clip)}
+        return {**self.metadata(item), "videos": videos.clip_tensor(clip)}
 
     @property
     def preprocessing_key(self) -> str:
-        """How files become items: with the files themselves, all that the codes of items depend on."""
+        """Text of all preprocessing settings; part of the token-cache key."""
         pace = f"every {self.stride}" if self.fps is None else f"{self.fps} a second"
         text = f"{self.height} x {self.width}, {self.frames} frames, {pace}"
         return f"{text}, from anywhere, flip={self.flip} crop={self.random_crop}" if self.train else text
 
     def _header(self, item: int, file: MediaFile) -> VideoHeader:
         if item not in self._headers:
-            self._headers[item] = films.read_header(file)
+            self._headers[item] = videos.read_header(file)
         return self._headers[item]
 
-    def _centred(self, item: int, file: MediaFile, header: VideoHeader, places: Sequence[int]) -> Clip:
-        """Always the same pixels, so they may be kept: for the clips of later epochs all of a short file is read."""
+    def _centre_crop(self, item: int, file: MediaFile, header: VideoHeader, indices: Sequence[int]) -> Clip:
+        """The same pixels every time, so they may be cached; a short file is read in full, for later epochs."""
         fit = Fit(self.height, self.width)
-        if item in self._kept:
-            return self._kept[item][places]
+        if item in self._cached:
+            return self._cached[item][indices]
         size = header.frames * self.height * self.width * 3
-        short = header.frames <= WHOLE * (places[-1] - places[0] + 1)
-        if not short or not self._may_keep(item, size):
-            return films.read_video(file, places, fit=fit, header=header)
-        return self._keep(item, films.read_video(file, fit=fit, header=header), size)[places]
+        short = header.frames <= MAX_CACHED_CLIPS * (indices[-1] - indices[0] + 1)
+        if not short or not self._may_cache(item, size):
+            return videos.read_video(file, indices, fit=fit, header=header)
+        return self._cache(item, videos.read_video(file, fit=fit, header=header), size)[indices]
 
 
 def pad_clips(items: Sequence[Item], frames: int | None = None) -> dict[str, Any]:
-    """Clips of different lengths in one tensor, (items, 3, frames, height, width); without `frames` as long as the
-    longest of them.
+    """Batch of clips of different lengths: `videos` (items, 3, frames, height, width), by default of the longest.
 
-    `mask` (items, frames) is true where there is a frame. Beyond it the last one stands still, since black would be
-    an end that no clip has.
+    `mask` (items, frames) is true for real frames. Padding repeats the last frame, because no real clip ends in black.
     """
     fields = collate([{name: value for name, value in item.items() if name != "videos"} for item in items])
     lengths = torch.tensor([item["videos"].shape[1] for item in items])
     longest = int(lengths.max()) if frames is None else frames
-    places = torch.arange(longest)
-    fields["videos"] = torch.stack([item["videos"][:, places.clamp(max=item["videos"].shape[1] - 1)] for item in items])
-    fields["mask"] = places < lengths[:, None]
+    indices = torch.arange(longest)
+    fields["videos"] = torch.stack(
+        [item["videos"][:, indices.clamp(max=item["videos"].shape[1] - 1)] for item in items]
+    )
+    fields["mask"] = indices < lengths[:, None]
     return fields
 
 
 def video_folder_splits(config: VideoDataConfig, size: tuple[int, int]) -> Splits:
-    """The folders that the configuration names, split for validation."""
+    """Splits of the folders that the configuration names."""
     make = partial(
         VideoFolder,
         height=size[0],
@@ -114,7 +114,7 @@ def video_folder_splits(config: VideoDataConfig, size: tuple[int, int]) -> Split
         random_crop=config.random_crop,
         memory=config.memory_megabytes * 2**20,
     )
-    return split_folder(config, films.EXTENSIONS | films.FRAME_EXTENSIONS, make, films=True)
+    return split_folder(config, videos.EXTENSIONS | videos.FRAME_EXTENSIONS, make, image_sequences=True)
 
 
 FIELDS: tuple[Field, ...] = (
@@ -122,7 +122,7 @@ FIELDS: tuple[Field, ...] = (
         "videos",
         ("video", "clip", "frames", "images", "image"),
         lambda value: hasattr(value, "ndim") and value.ndim in (3, 4),
-        "a 3 x frames x height x width tensor, a frames x height x width x 3 uint8 array, or one picture",
+        "a 3 x frames x height x width tensor, a frames x height x width x 3 uint8 array, or one image",
     ),
     CAPTION,
 )
@@ -130,7 +130,7 @@ FIELDS: tuple[Field, ...] = (
 
 @dataclass
 class PythonVideos(PythonDataset):
-    """Videos of a person's own data set; an image is a clip of one frame."""
+    """Videos of a Python data set: `videos` (3, frames, height, width) uint8; an image is a clip of one frame."""
 
     fields = FIELDS
 
@@ -142,14 +142,14 @@ class PythonVideos(PythonDataset):
         routed = self.routed(item)
         clip = _clip(routed["videos"])
         start = rng.number("start") if self.train else 0.5
-        clip = clip[films.stride_frames(len(clip), self.config.frames, self.config.stride, start)]
-        moved = self.train and self.config.random_crop
-        x, y = (rng.number("crop-x"), rng.number("crop-y")) if moved else (0.5, 0.5)
+        clip = clip[videos.stride_frames(len(clip), self.config.frames, self.config.stride, start)]
+        random_crop = self.train and self.config.random_crop
+        x, y = (rng.number("crop-x"), rng.number("crop-y")) if random_crop else (0.5, 0.5)
         if clip.shape[1:3] != (self.height, self.width):
             clip = np.stack([images.resize_and_crop(frame, self.height, self.width, x=x, y=y) for frame in clip])
         if self.train and self.config.flip and rng.number("flip") < 0.5:
             clip = clip[:, :, ::-1]
-        return {"texts": caption_of(routed), "videos": films.clip_tensor(clip)}
+        return {"texts": caption_of(routed), "videos": videos.clip_tensor(clip)}
 
 
 def _clip(value: Any) -> Clip:
@@ -177,10 +177,10 @@ def python_video_splits(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
 ) -> Splits:
-    """A data set object, split by fraction and seed unless a validation set comes with it."""
+    """Splits of a Python data set, by fraction and seed unless `validation` is another data set."""
     if config.fps is not None:
         raise UsageError(
-            "data.fps goes by time stamps, which clips of a data set in Python do not have; use data.stride"
+            "data.fps needs time stamps, which the clips of a Python data set do not have; use data.stride"
         )
     make = partial(PythonVideos, height=size[0], width=size[1], config=config)
     return split_object(dataset, config, make, validation, declared)

@@ -1,1 +1,1 @@
-"""Reading, writing, transforming and showing media; nothing outside this package opens a media file."""
+"""Reading, writing, transforming and displaying media; no other package opens a media file."""

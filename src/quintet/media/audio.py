@@ -1,7 +1,8 @@
-"""Sound: reading any file or a window of it as numbers at a given rate, what a file holds, its loudness, and writing.
+"""Audio files: reading a file or a window of it at a sampling rate, resampling, loudness, properties, and writing.
 
-Samples are float32, channels x frames, 1 is full scale. A file that cannot be used raises `UnreadableItem` with the
-reason; silent, clipped and many-channelled files can be used. Importing this file imports neither torch nor a decoder.
+Samples are float32 (channels, frames), where 1 is full scale. A file that cannot be used raises `UnreadableItem` with
+the reason; silent, clipped and multichannel files can be used. Importing this module imports neither torch nor a
+decoder.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ EXTENSIONS = frozenset(
     }
 )
 LOBES = 64
-"""Zero crossings of the sinc on either side."""
+"""Zero crossings of the windowed sinc filter on either side."""
 CUTOFF = 0.95
-"""Of the lower Nyquist frequency, where the filter is 6 dB down."""
+"""Cutoff at -6 dB, as a fraction of the lower Nyquist frequency."""
 KAISER_BETA = 10.06
-"""For a stop band of 100 dB."""
-_LEAST_OUTPUTS = 32  # of one row of the matrix product: a few filters at a time would leave it idle
-_MOST_WEIGHTS = 2**22  # of the matrix; rates with next to nothing in common take another way
+"""Shape of the Kaiser window, for a stop band of 100 dB."""
+_LEAST_OUTPUTS = 32  # of one row of the matrix product, which is slow for a few filters at a time
+_MOST_WEIGHTS = 2**22  # of the matrix; rates with a small common divisor use `_resample_irregular`
 
 
 def resampled_length(frames: int, source: int, target: int) -> int:
-    """Output samples for so many input samples: as long in seconds, rounded up."""
+    """Number of output samples for `frames` input samples, rounded up."""
     return -(-frames * target // source)
 
 
 def input_span(start: int, count: int, source: int, target: int) -> tuple[int, int]:
-    """The input samples (from, to) that so many output samples from `start` on depend on; they may lie outside."""
+    """Range of input samples that `count` output samples from `start` on depend on; it may exceed the input."""
     up, down = _ratio(source, target)
     reach = _reach(up, down)
     return start * down // up - reach, -(-(start + count - 1) * down // up) + reach + 1
@@ -57,33 +58,33 @@ def input_span(start: int, count: int, source: int, target: int) -> tuple[int, i
 def resample(
     samples: Samples, source: int, target: int, *, offset: int = 0, start: int = 0, count: int = -1
 ) -> Samples:
-    """Samples (..., n) at another rate; what is beyond the ends counts as silence.
+    """Resample (..., n) to (..., count); samples beyond the ends count as zero.
 
-    For a window: `samples` begin at input sample `offset` of the whole, and `count` output samples from `start` on are
-    returned, the same as those of the whole if the input holds `input_span`.
+    For a window of a longer signal, `samples` start at its input sample `offset`, and `count` output samples from
+    `start` on are returned. They equal those of the full signal if the input covers `input_span`.
     """
     if count < 0:
         count = resampled_length(offset + samples.shape[-1], source, target) - start
     if source == target:
-        return _cut(samples, start - offset, count)
+        return _slice_padded(samples, start - offset, count)
     up, down = _ratio(source, target)
     reach = _reach(up, down)
     repeats = max(1, -(-_LEAST_OUTPUTS // up))
-    wide = up * repeats * (down * repeats + 2 * reach + 1)
-    if wide > _MOST_WEIGHTS:
-        return _by_gathering(samples, up, down, offset, start, count)
+    weight_count = up * repeats * (down * repeats + 2 * reach + 1)
+    if weight_count > _MOST_WEIGHTS:
+        return _resample_irregular(samples, up, down, offset, start, count)
     import torch
 
     weights = _matrix(up, down, repeats)
     outputs, step = up * repeats, down * repeats
     first_row = start // outputs
     rows = -(-(start + count) // outputs) - first_row
-    # Row r makes outputs r * outputs on, from inputs that begin `reach` before r * step.
+    # Row r computes the outputs from r * outputs on, from inputs that start `reach` before r * step.
     span = (rows - 1) * step + weights.shape[0]
-    inputs = torch.from_numpy(_cut(samples, first_row * step - reach - offset, span))
-    made = inputs.unfold(-1, weights.shape[0], step) @ weights
+    inputs = torch.from_numpy(_slice_padded(samples, first_row * step - reach - offset, span))
+    resampled = inputs.unfold(-1, weights.shape[0], step) @ weights
     skipped = start - first_row * outputs
-    result: Samples = made.flatten(-2)[..., skipped : skipped + count].contiguous().numpy()
+    result: Samples = resampled.flatten(-2)[..., skipped : skipped + count].contiguous().numpy()
     return result
 
 
@@ -93,7 +94,7 @@ def _ratio(source: int, target: int) -> tuple[int, int]:
 
 
 def _reach(up: int, down: int) -> int:
-    """Input samples on either side of an output sample's place."""
+    """Number of input samples on either side of an output sample."""
     return math.ceil(LOBES * max(1.0, down / up) / CUTOFF) + 1
 
 
@@ -104,9 +105,9 @@ def _matrix(up: int, down: int, repeats: int) -> Tensor:
 
     reach = _reach(up, down)
     outputs, step = up * repeats, down * repeats
-    places = np.arange(outputs)[None, :] * (down / up)
+    positions = np.arange(outputs)[None, :] * (down / up)
     inputs = np.arange(step + 2 * reach + 1)[:, None] - reach
-    return torch.from_numpy(_kernel(inputs - places, up, down).astype(np.float32))
+    return torch.from_numpy(_kernel(inputs - positions, up, down).astype(np.float32))
 
 
 def _kernel(distance: npt.NDArray[np.float64], up: int, down: int) -> npt.NDArray[np.float64]:
@@ -117,8 +118,8 @@ def _kernel(distance: npt.NDArray[np.float64], up: int, down: int) -> npt.NDArra
     return np.asarray(cutoff * np.sinc(cutoff * distance) * window)
 
 
-def _by_gathering(samples: Samples, up: int, down: int, offset: int, start: int, count: int) -> Samples:
-    """For rates such as 44101 and 16000: each output's own filter, looked up in a fine table."""
+def _resample_irregular(samples: Samples, up: int, down: int, offset: int, start: int, count: int) -> Samples:
+    """For rates such as 44101 and 16000: a filter per output sample, interpolated in a fine table."""
     reach = _reach(up, down)
     table = _table(up, down)
     result = np.empty((*samples.shape[:-1], count), np.float32)
@@ -127,15 +128,15 @@ def _by_gathering(samples: Samples, up: int, down: int, offset: int, start: int,
         numbers = np.arange(start + begin, start + min(begin + 4096, count))
         whole, part = numbers * down // up, (numbers * down % up) / up
         low, high = int(whole[0]) - reach, int(whole[-1]) + reach + 1
-        near = _cut(samples, low - offset, high - low)[..., (whole - low)[:, None] + taps]
-        place = np.abs(taps - part[:, None]) * _TABLE_STEPS
-        step = place.astype(np.int64)
-        weights = table[step] + (table[step + 1] - table[step]) * (place - step)
+        near = _slice_padded(samples, low - offset, high - low)[..., (whole - low)[:, None] + taps]
+        position = np.abs(taps - part[:, None]) * _TABLE_STEPS
+        step = position.astype(np.int64)
+        weights = table[step] + (table[step + 1] - table[step]) * (position - step)
         result[..., begin : begin + len(numbers)] = np.einsum("...nt,nt->...n", near, weights.astype(np.float32))
     return result
 
 
-_TABLE_STEPS = 2048  # between two input samples; linear in between is exact to 1e-7
+_TABLE_STEPS = 2048  # per input sample; linear interpolation is exact to 1e-7
 
 
 @functools.lru_cache(maxsize=4)
@@ -143,8 +144,8 @@ def _table(up: int, down: int) -> npt.NDArray[np.float64]:
     return _kernel(np.arange((_reach(up, down) + 2) * _TABLE_STEPS) / _TABLE_STEPS, up, down)
 
 
-def _cut(samples: Samples, start: int, count: int) -> Samples:
-    """A piece that may reach beyond the ends, where silence is."""
+def _slice_padded(samples: Samples, start: int, count: int) -> Samples:
+    """`count` samples from `start` on, with zeros beyond the ends."""
     inside = samples[..., max(start, 0) : max(start + count, 0)]
     if inside.shape[-1] == count:
         return inside
@@ -160,33 +161,34 @@ ABSOLUTE_GATE = -70.0
 RELATIVE_GATE = -10.0
 _OFFSET = -0.691
 
-# The analogue prototypes of the standard's filters, from which its table for 48 kHz comes: a high shelf, a high pass.
+# Analogue prototypes of the filters of ITU-R BS.1770, a high shelf and a high pass; its table for 48 kHz follows from
+# them.
 _SHELF_HERTZ, _SHELF_QUALITY, _SHELF_DECIBEL = 1681.974450955533, 0.7071752369554196, 3.999843853973347
 _PASS_HERTZ, _PASS_QUALITY = 38.13547087602444, 0.5003270373238773
 
 
 def loudness(samples: Samples, rate: int) -> float:
-    """In LUFS; minus infinity for silence. Channels count alike; what is shorter than a block is one."""
+    """Loudness in LUFS, minus infinity for silence. All channels have the same weight; a short clip is one block."""
     size = min(samples.shape[-1], round(BLOCK_SECONDS * rate))
     step = max(1, round(size * (1 - OVERLAP)))
     windows = np.lib.stride_tricks.sliding_window_view(np.atleast_2d(samples), size, axis=-1)[:, ::step]
     spectrum = np.abs(np.fft.rfft(windows, axis=-1)) ** 2
-    counted = np.full(spectrum.shape[-1], 2.0)  # each stands for its mirror image too
+    counted = np.full(spectrum.shape[-1], 2.0)  # each bin also counts for its negative frequency
     counted[0] = 1.0
     if size % 2 == 0:
         counted[-1] = 1.0
     powers = (spectrum @ (counted * _weights(size, rate))).sum(axis=0) / size**2
     levels = _OFFSET + 10 * np.log10(np.maximum(powers, 1e-20))
-    heard = powers[levels > ABSOLUTE_GATE]
-    if not len(heard):
+    audible = powers[levels > ABSOLUTE_GATE]
+    if not len(audible):
         return -math.inf
-    gate = _OFFSET + 10 * math.log10(float(heard.mean())) + RELATIVE_GATE
-    kept = powers[levels > max(gate, ABSOLUTE_GATE)]
-    return _OFFSET + 10 * math.log10(float(kept.mean()))
+    gate = _OFFSET + 10 * math.log10(float(audible.mean())) + RELATIVE_GATE
+    gated = powers[levels > max(gate, ABSOLUTE_GATE)]
+    return _OFFSET + 10 * math.log10(float(gated.mean()))
 
 
 def to_loudness(samples: Samples, rate: int, target: float) -> Samples:
-    """The same sound at a loudness in LUFS, or as near as full scale allows. Silence stays silence."""
+    """Scale samples to a loudness in LUFS, or as near as full scale allows. Silence stays silence."""
     now, peak = loudness(samples, rate), float(np.abs(samples).max(initial=0.0))
     if now == -math.inf or peak == 0.0:
         return samples
@@ -195,9 +197,9 @@ def to_loudness(samples: Samples, rate: int, target: float) -> Samples:
 
 
 def _weights(size: int, rate: int) -> npt.NDArray[np.float64]:
-    """The power that the two filters leave at each frequency of a block."""
+    """Power gain of the two filters at each frequency of a block."""
     frequencies = np.arange(size // 2 + 1) * (rate / size)
-    # Where a digital filter made from the prototype by the bilinear transform has its response.
+    # Frequency axis of the digital filter, warped by the bilinear transform.
     warped = np.tan(np.pi * np.minimum(frequencies / rate, 0.4999))
     gain = 10 ** (_SHELF_DECIBEL / 20)
     shelf, high_pass = (
@@ -211,24 +213,24 @@ def _weights(size: int, rate: int) -> npt.NDArray[np.float64]:
 
 
 SILENCE = 1e-4
-"""The loudest sample of a silent file: 80 dB below full scale."""
+"""Peak below which a file is silent: 80 dB below full scale."""
 FULL_SCALE = 0.9999
 CLIPPED_RUN = 3
-"""Samples in a row at full scale that no wave reaches by itself."""
-CLIPPED_SHARE = 1e-4
+"""Consecutive samples at full scale that count as clipping."""
+CLIPPED_FRACTION = 1e-4
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
 
 
 @dataclass(frozen=True, slots=True)
 class AudioFacts:
-    """What a file holds, once all of it was decoded."""
+    """Properties of a file, after decoding all of it."""
 
     seconds: float
     rate: int
     channels: int
     format: str
     peak: float
-    clipped_share: float
+    clipped_fraction: float
 
     @property
     def silent(self) -> bool:
@@ -236,7 +238,7 @@ class AudioFacts:
 
     @property
     def clipped(self) -> bool:
-        return self.clipped_share > CLIPPED_SHARE
+        return self.clipped_fraction > CLIPPED_FRACTION
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -251,10 +253,10 @@ def read_audio(
     mono: bool = True,
     header: AudioHeader | None = None,
 ) -> Samples:
-    """A file, or `frames` of it from frame `start` on (both at the rate asked for), without decoding the rest.
+    """A file, or `frames` of it from frame `start` on (both at `rate`), without decoding the rest.
 
-    Less comes back where the file ends first. With `mono` the channels are averaged. Whoever has the header at hand
-    may pass it, and saves reading it again.
+    Returns (channels, frames), with fewer frames if the file ends earlier. With `mono` the channels are averaged. A
+    known `header` is not read again.
     """
     header = header or read_header(path)
     rate = rate or header.rate
@@ -270,29 +272,29 @@ def read_audio(
     return resample(samples, header.rate, rate, offset=first, start=start, count=count)
 
 
-def window_starts(frames: int, window: int, stride: int, most: int) -> list[int]:
-    """Where windows of a long clip begin: every `stride`, the last one at its end, evenly fewer if beyond `most`."""
+def window_starts(frames: int, window: int, stride: int, max_windows: int) -> list[int]:
+    """Evenly spaced starts of the windows of a clip, at most `stride` apart unless `max_windows` allows fewer."""
     if frames <= window:
         return [0]
-    count = min(-(-(frames - window) // stride) + 1, most)
+    count = min(-(-(frames - window) // stride) + 1, max_windows)
     if count == 1:
         return [(frames - window) // 2]
     return [round(number * (frames - window) / (count - 1)) for number in range(count)]
 
 
 def probe_audio(path: MediaFile) -> AudioFacts:
-    """What a file holds, after decoding all of it."""
+    """Properties of a file, after decoding all of it."""
     header = read_header(path)
     peak, clipped = 0.0, 0
     for block in read_blocks(path, header):
         peak = max(peak, float(np.abs(block).max()))
         clipped += _clipped(block)
-    share = clipped / (header.frames * header.channels)
-    return AudioFacts(header.seconds, header.rate, header.channels, header.format, peak, share)
+    clipped_fraction = clipped / (header.frames * header.channels)
+    return AudioFacts(header.seconds, header.rate, header.channels, header.format, peak, clipped_fraction)
 
 
 def _clipped(block: Samples) -> int:
-    """Samples in runs of at least `CLIPPED_RUN` at full scale; runs over the end of a block are counted in part."""
+    """Number of samples in runs of at least `CLIPPED_RUN` at full scale; runs are split at the ends of blocks."""
     count = 0
     for side in (block >= FULL_SCALE, block <= -FULL_SCALE):
         if side.any():
@@ -306,9 +308,9 @@ def _clipped(block: Samples) -> int:
 
 
 def write_audio(samples: Samples | Tensor | Sequence[float], path: str | os.PathLike[str], rate: int) -> Path:
-    """Write (frames) or (channels, frames) as 16-bit WAV or FLAC by the extension; the file appears whole or not.
+    """Write (frames,) or (channels, frames) atomically as 16-bit WAV or FLAC, depending on the extension.
 
-    What is beyond full scale is clipped, what is no number is silence.
+    Values beyond full scale are clipped, and NaN becomes 0.
     """
     import soundfile
 
@@ -319,11 +321,11 @@ def write_audio(samples: Samples | Tensor | Sequence[float], path: str | os.Path
     values = samples if isinstance(samples, np.ndarray | Sequence) else samples.detach().float().cpu().numpy()
     finite = np.nan_to_num(np.asarray(values, np.float64), nan=0.0, posinf=1.0, neginf=-1.0)
     if finite.ndim not in (1, 2):
-        raise ValueError(f"sound is (frames) or (channels, frames), not {finite.shape}")
-    whole = np.clip(np.rint(finite * 32768), -32768, 32767).astype(np.int16)
+        raise ValueError(f"audio is (frames,) or (channels, frames), not {finite.shape}")
+    pcm = np.clip(np.rint(finite * 32768), -32768, 32767).astype(np.int16)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In memory first: what goes wrong in a file, such as a full disk, soundfile does not pass on.
+    # In memory first: soundfile does not report errors of a file, such as a full disk.
     encoded = io.BytesIO()
-    soundfile.write(encoded, whole.T, rate, format=file_format, subtype="PCM_16")
+    soundfile.write(encoded, pcm.T, rate, format=file_format, subtype="PCM_16")
     replace_bytes(path, encoded.getbuffer(), durable=False)
     return path

@@ -1,8 +1,8 @@
-"""Owns what audio files are: which are read by what, what their headers tell, whether they are whole, and their samples
-from one frame to another at the file's own rate.
+"""Audio decoding: headers, checks for truncated files, and the samples of a range of frames at the file's own rate.
 
-libsndfile reads what it knows, FFmpeg (through PyAV) the rest. The content decides, never the extension. Only the
-frames asked for are decoded, and a few before them. A file that cannot be used raises `UnreadableItem` with the reason.
+libsndfile reads the formats it knows, FFmpeg (through PyAV) the others. The content decides, never the extension. Only
+the requested frames and a few before them are decoded. A file that cannot be used raises `UnreadableItem` with the
+reason.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Blob, MediaFile, Place, check_file, decoding, open_file, place_of
+from quintet.media.files import Blob, MediaFile, MediaRef, check_file, decoding, media_ref, open_file
 
 Samples = npt.NDArray[np.float32]
-"""Channels x frames, 1 is full scale."""
+"""(channels, frames) float32, where 1 is full scale."""
 
 RATES = (1_000, 1_000_000)
-"""Sample rates that can be meant; any other comes from a damaged header."""
+"""Lowest and highest valid sampling rate in Hz; any other comes from a damaged header."""
 MAX_CHANNELS = 64
 LOUDEST = 64.0
-"""Of full scale. Files of numbers may go somewhat beyond it; further, they were written on another scale."""
+"""Largest valid sample, relative to full scale. Float files may exceed 1; larger values mean another scale."""
 
-_UNKNOWN_LENGTH = 2**48  # frames; what libsndfile says of a stream whose header does not tell is far beyond
-_STREAMED = (0, 0xFFFFFFFF)  # sizes in a WAV whose writer could not go back to tell
+_UNKNOWN_LENGTH = 2**48  # frames; libsndfile reports far more for a stream of unknown length
+_UNKNOWN_SIZES = (0, 0xFFFFFFFF)  # in a WAV whose writer could not seek back
 _MP3_PREROLL = 16 * 1152  # frames
-_PREROLL = Fraction(1, 5)  # seconds that FFmpeg decodes before a window, because lossy frames overlap
-_TELLING = ("mov", "matroska")  # containers of FFmpeg whose header tells how long the sound is
-# Containers of sound alone: some others are lists of files or addresses, which FFmpeg would open.
+_PREROLL = Fraction(1, 5)  # seconds that FFmpeg decodes before a window, because frames of lossy codecs overlap
+_WITH_DURATION = ("mov", "matroska")  # containers whose header has the duration
+# Containers of audio only: some others are lists of files or URLs, which FFmpeg would open.
 _CONTAINERS = "aac,aiff,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav"
-# Kilobits a second of MPEG 1 and of MPEG 2 and 2.5, layer III, by number in the header of a frame.
+# Bit rates in kbit/s of MPEG 1 and of MPEG 2 and 2.5, layer III, by their number in a frame header.
 _MP3_BITRATES = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0),
@@ -47,7 +47,7 @@ _MP3_BITRATES = (
 
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
-    """What a file holds, as far as that can be known without decoding all of it."""
+    """Properties of a file that are known without decoding it."""
 
     frames: int
     rate: int
@@ -61,13 +61,13 @@ class AudioHeader:
 
 
 def read_header(path: MediaFile) -> AudioHeader:
-    """The header of a file that is whole, as far as that can be seen at its ends."""
-    place = place_of(path)
+    """The header of a file; raises `UnreadableItem` if the file is visibly truncated."""
+    media = media_ref(path)
     with decoding(_reason):
-        check_file(place)
-        with open_file(place) as stream:
-            _check_whole(stream)
-        header = _sndfile_header(place) or _ffmpeg_header(place)
+        check_file(media)
+        with open_file(media) as stream:
+            _check_complete(stream)
+        header = _sndfile_header(media) or _ffmpeg_header(media)
     if not RATES[0] <= header.rate <= RATES[1]:
         raise UnreadableItem(f"a sample rate of {header.rate} Hz cannot be meant")
     if not 1 <= header.channels <= MAX_CHANNELS:
@@ -78,12 +78,12 @@ def read_header(path: MediaFile) -> AudioHeader:
 
 
 def read_frames(path: MediaFile, header: AudioHeader, start: int, count: int) -> Samples:
-    """`count` frames from frame `start` on, which the header must have room for."""
+    """`count` frames from frame `start` on, (channels, count); the range must be within the file."""
     if start < 0 or count < 1 or start + count > header.frames:
         raise ValueError(f"frames {start} to {start + count} of a file of {header.frames}")
     with decoding(_reason):
         read = _sndfile_frames if header.decoder == "libsndfile" else _ffmpeg_frames
-        samples = read(place_of(path), start, count)
+        samples = read(media_ref(path), start, count)
     if samples.shape != (header.channels, count):
         raise UnreadableItem("truncated: the file ends too early")
     peak = max(float(samples.max()), -float(samples.min()))
@@ -95,79 +95,81 @@ def read_frames(path: MediaFile, header: AudioHeader, start: int, count: int) ->
 
 
 def read_blocks(path: MediaFile, header: AudioHeader, count: int = 2**20) -> Iterator[Samples]:
-    """All frames, in portions."""
+    """All frames, in blocks of `count`."""
     for start in range(0, header.frames, count):
         yield read_frames(path, header, start, min(count, header.frames - start))
 
 
 # --- ends of files ----------------------------------------------------------------------------------------------
-# A decoder takes a file that was cut as a shorter one, or finds out at the first window beyond the cut.
+# A decoder reads a truncated file as a shorter one, or fails only at the first window beyond its end.
 
 
-def _check_whole(stream: IO[bytes]) -> None:
+def _check_complete(stream: IO[bytes]) -> None:
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     start = stream.read(12)
     if start[:4] == b"RIFF" and start[8:] == b"WAVE":
-        promised = _wav_end(stream, size)
+        expected = _wav_end(stream, size)
     elif start[:4] == b"FORM" and start[8:11] == b"AIF":
-        promised = 8 + int.from_bytes(start[4:8], "big")
+        expected = 8 + int.from_bytes(start[4:8], "big")
     elif start[:4] == b"OggS":
-        promised = _ogg_end(stream, size)
+        expected = _ogg_end(stream, size)
     elif start[:3] == b"ID3" or (len(start) > 1 and start[0] == 0xFF and start[1] & 0xE0 == 0xE0):
-        promised = _mp3_length(stream)[1]
+        expected = _mp3_length(stream)[1]
     else:
         return
-    if promised > size:
-        raise UnreadableItem(f"truncated: {promised} bytes promised, {size} there")
+    if expected > size:
+        raise UnreadableItem(f"truncated: {expected} bytes promised, {size} there")
 
 
 def _wav_end(stream: IO[bytes], size: int) -> int:
-    """Where the samples of a WAV should end."""
-    place = 12
-    while place + 8 <= size:
-        stream.seek(place)
+    """Expected end of the samples of a WAV file; 0 if unknown."""
+    position = 12
+    while position + 8 <= size:
+        stream.seek(position)
         name, length = struct.unpack("<4sI", stream.read(8))
         if name == b"data":
-            return 0 if length in _STREAMED else place + 8 + length
-        place += 8 + length + length % 2
+            return 0 if length in _UNKNOWN_SIZES else position + 8 + length
+        position += 8 + length + length % 2
     return 0
 
 
 def _ogg_end(stream: IO[bytes], size: int) -> int:
-    """Where the last page of an Ogg stream should end; a page is at most 65307 bytes."""
+    """Expected end of the last page of an Ogg stream; a page has at most 65307 bytes."""
     tail_start = max(0, size - 2**16)
     stream.seek(tail_start)
     tail = stream.read()
-    place = tail.rfind(b"OggS")
-    if place < 0:
+    position = tail.rfind(b"OggS")
+    if position < 0:
         return 0
-    if place + 27 > len(tail):
-        return tail_start + place + 27
-    segments = tail[place + 27 : place + 27 + tail[place + 26]]
-    missing = tail[place + 26] - len(segments)
-    return tail_start + place + 27 + len(segments) + sum(segments) + missing
+    if position + 27 > len(tail):
+        return tail_start + position + 27
+    segments = tail[position + 27 : position + 27 + tail[position + 26]]
+    missing = tail[position + 26] - len(segments)
+    return tail_start + position + 27 + len(segments) + sum(segments) + missing
 
 
 def _mp3_length(stream: IO[bytes]) -> tuple[int, int]:
-    """Frames of MPEG in an MP3, and where it should end, by its Xing or Info tag; 0 for what that does not tell."""
+    """MPEG frames of an MP3 and its expected end, from its Xing or Info tag; 0 for an unknown value."""
     stream.seek(0)
     start, begin = stream.read(10), 0
     if start[:3] == b"ID3" and len(start) == 10:
         begin = 10 + sum(part << shift for part, shift in zip(start[6:10], (21, 14, 7, 0), strict=True))
     stream.seek(begin)
     head = stream.read(4096)
-    places = [place for tag in (b"Xing", b"Info") if (place := head.find(tag, 0, 256)) >= 0]
-    if not places or len(head) < places[0] + 16:
+    positions = [position for tag in (b"Xing", b"Info") if (position := head.find(tag, 0, 256)) >= 0]
+    if not positions or len(head) < positions[0] + 16:
         return 0, 0
-    flags, first, second = struct.unpack_from(">3I", head, places[0] + 4)  # frames, then bytes, if the flags say so
+    flags, first, second = struct.unpack_from(
+        ">3I", head, positions[0] + 4
+    )  # frames, then bytes, if their flags are set
     if flags & 3 == 3:
         return first, begin + second
     return (first, 0) if flags & 1 else (0, 0)
 
 
 def _mp3_frame_end(frame: bytes) -> int:
-    """Bytes of a frame of MPEG, by its header; 0 for what is none of layer III."""
+    """Size of an MPEG frame in bytes, from its header; 0 if it is not layer III."""
     if len(frame) < 4 or frame[0] != 0xFF or frame[1] & 0xE6 != 0xE2:
         return 0
     version = frame[1] >> 3 & 3  # 3: MPEG 1, 2: MPEG 2, 0: MPEG 2.5
@@ -181,27 +183,27 @@ def _mp3_frame_end(frame: bytes) -> int:
 
 
 @contextmanager
-def _sndfile(place: Place) -> Iterator[Any]:
-    """Opened by descriptor: libsndfile would believe an extension, and complain on the terminal."""
+def _sndfile(media: MediaRef) -> Iterator[Any]:
+    """Open by file descriptor: with a path, libsndfile trusts the extension and prints to the terminal."""
     import soundfile
 
-    with open_file(place) as stream:
-        opened = stream if isinstance(place, Blob) else stream.fileno()
+    with open_file(media) as stream:
+        opened = stream if isinstance(media, Blob) else stream.fileno()
         with soundfile.SoundFile(opened, closefd=False) as file:
             yield file
 
 
-def _sndfile_header(place: Place) -> AudioHeader | None:
-    """None where libsndfile does not know the format, or would not read all of it."""
+def _sndfile_header(media: MediaRef) -> AudioHeader | None:
+    """The header; None if libsndfile does not know the format or would not read all of the file."""
     import soundfile
 
     opened = False
     try:
-        with _sndfile(place) as file:
+        with _sndfile(media) as file:
             opened = True
             if file.frames >= _UNKNOWN_LENGTH:  # it would lose the last block
                 return None
-            if file.format == "MP3" and not _tells_length(place):  # it would guess, and lose what is beyond its guess
+            if file.format == "MP3" and not _has_length(media):  # it would guess the length and lose the rest
                 return None
             if file.format == "FLAC" and file.frames:
                 file.seek(file.frames - 1)
@@ -214,14 +216,14 @@ def _sndfile_header(place: Place) -> AudioHeader | None:
         return None
 
 
-def _tells_length(place: Place) -> bool:
-    with open_file(place) as stream:
+def _has_length(media: MediaRef) -> bool:
+    with open_file(media) as stream:
         return _mp3_length(stream)[0] > 0
 
 
-def _sndfile_frames(place: Place, start: int, count: int) -> Samples:
-    with _sndfile(place) as file:
-        # After a jump an MP3 is silent for some frames, whose beginnings lie in the frames before.
+def _sndfile_frames(media: MediaRef, start: int, count: int) -> Samples:
+    with _sndfile(media) as file:
+        # After a seek, an MP3 is silent for some frames, which depend on earlier frames.
         preroll = min(start, _MP3_PREROLL) if file.format == "MP3" else 0
         if start > preroll:
             file.seek(start - preroll)
@@ -233,18 +235,18 @@ def _sndfile_frames(place: Place, start: int, count: int) -> Samples:
 
 
 @contextmanager
-def _ffmpeg(place: Place) -> Iterator[Any]:
-    """It opens nothing else than this."""
+def _ffmpeg(media: MediaRef) -> Iterator[Any]:
+    """Open with FFmpeg, without access to any other file or URL."""
     import av
 
-    with open_file(place) as stream:
+    with open_file(media) as stream:
         options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
         with av.open(stream, options=options) as container:
             yield container
 
 
-def _ffmpeg_header(place: Place) -> AudioHeader:
-    with _ffmpeg(place) as container:
+def _ffmpeg_header(media: MediaRef) -> AudioHeader:
+    with _ffmpeg(media) as container:
         if not container.streams.audio:
             raise UnreadableItem("not a sound file: no sound in it")
         stream = container.streams.audio[0]
@@ -258,36 +260,38 @@ def _ffmpeg_header(place: Place) -> AudioHeader:
         name = container.format.name.split(",")[0]
         if name == "mp3" and len(last) < _mp3_frame_end(last):
             raise UnreadableItem(f"truncated: its last frame has {len(last)} of {_mp3_frame_end(last)} bytes")
-        told = stream.duration if name.startswith(_TELLING) else None
-        if told is not None:
-            if (told - end) * base > _PREROLL:
-                raise UnreadableItem(f"truncated: {float(told * base):.1f} s promised, {float(end * base):.1f} s there")
-            end = min(end, told)
+        duration = stream.duration if name.startswith(_WITH_DURATION) else None
+        if duration is not None:
+            if (duration - end) * base > _PREROLL:
+                raise UnreadableItem(
+                    f"truncated: {float(duration * base):.1f} s promised, {float(end * base):.1f} s there"
+                )
+            end = min(end, duration)
         return AudioHeader(int(end * base * rate), rate, int(stream.channels), name.upper(), "ffmpeg")
 
 
-def _ffmpeg_frames(source: Place, start: int, count: int) -> Samples:
-    with _ffmpeg(source) as container:
+def _ffmpeg_frames(media: MediaRef, start: int, count: int) -> Samples:
+    with _ffmpeg(media) as container:
         stream = container.streams.audio[0]
         rate, base, origin = int(stream.rate), Fraction(stream.time_base or 0), stream.start_time or 0
         window = np.zeros((int(stream.channels), count), np.float32)
         if start:
             preroll = Fraction(_MP3_PREROLL, rate) if container.format.name == "mp3" else _PREROLL
             container.seek(int(max(Fraction(start, rate) - preroll, Fraction(0)) / base) + origin, stream=stream)
-        place = filled = 0
+        position = filled = 0
         for frame in container.decode(stream):
             samples = _floats(frame)
-            # Time stamps are rounded to the container's own unit, so only a gap is believed.
-            told = round((frame.pts - origin) * base * rate) if frame.pts is not None else place
-            place = told if abs(told - place) > rate * base + 1 or not filled else place
-            first, last = max(place, start), min(place + samples.shape[1], start + count)
+            # Time stamps are rounded to the unit of the container, so only larger differences count.
+            stamped = round((frame.pts - origin) * base * rate) if frame.pts is not None else position
+            position = stamped if abs(stamped - position) > rate * base + 1 or not filled else position
+            first, last = max(position, start), min(position + samples.shape[1], start + count)
             if first < last:
-                window[:, first - start : last - start] = samples[:, first - place : last - place]
+                window[:, first - start : last - start] = samples[:, first - position : last - position]
                 filled = max(filled, last - start)
-            place += samples.shape[1]
-            if place >= start + count:
+            position += samples.shape[1]
+            if position >= start + count:
                 break
-    # The last frame may be a little shorter than its packet said.
+    # The last frame may be slightly shorter than its packet declares.
     return window if count - filled <= _PREROLL * rate else window[:, :filled]
 
 

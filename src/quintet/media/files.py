@@ -1,6 +1,6 @@
-"""How a media file is got at, on the disk under its path or in memory out of an archive, and how one is named.
+"""Access to media files, on disk or in memory (from a shard), and names of written files.
 
-Readers of media take a `MediaFile` and open it here, so that what they do with its bytes is the same for both.
+Readers of media take a `MediaFile` and open it with these functions, so they treat both kinds in the same way.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from quintet.errors import UnreadableItem
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A file in memory: its name, and what is in it. A film of numbered pictures has those instead."""
+    """A file in memory: its name and content. A sequence of numbered images has `frames` instead."""
 
     name: str
     content: bytes = field(default=b"", repr=False)
-    pictures: Mapping[str, bytes] | None = field(default=None, repr=False)
+    frames: Mapping[str, bytes] | None = field(default=None, repr=False)
 
     @property
     def suffix(self) -> str:
         return PurePosixPath(self.name).suffix
 
-    def picture(self, name: str) -> Blob:
-        return Blob(name, (self.pictures or {}).get(name, b""))
+    def frame(self, name: str) -> Blob:
+        return Blob(name, (self.frames or {}).get(name, b""))
 
 
 MediaFile = str | os.PathLike[str] | Blob
-"""What readers of media take."""
-Place = Path | Blob
-"""The same, once it is looked at."""
+"""The argument of media readers: a path, or a file in memory."""
+MediaRef = Path | Blob
+"""The same, with the path as a `Path`."""
 
 
-def place_of(media: MediaFile) -> Place:
+def media_ref(media: MediaFile) -> MediaRef:
     return media if isinstance(media, Blob) else Path(media)
 
 
-def check_file(place: Place) -> int:
-    """The size of a file; `UnreadableItem` if it is none, or empty."""
-    if isinstance(place, Blob):
-        size = len(place.content)
+def check_file(media: MediaRef) -> int:
+    """The size of a file; raises `UnreadableItem` if it is not a regular file, or empty."""
+    if isinstance(media, Blob):
+        size = len(media.content)
     else:
-        facts = place.stat()
+        facts = media.stat()
         if not stat.S_ISREG(facts.st_mode):
             raise UnreadableItem("not a regular file")
         size = facts.st_size
@@ -58,16 +58,16 @@ def check_file(place: Place) -> int:
     return size
 
 
-def open_file(place: Place) -> IO[bytes]:
-    """Opened without a name: some decoders would believe its extension rather than its content."""
-    if isinstance(place, Blob):
-        return io.BytesIO(place.content)
-    return open(os.open(place, os.O_RDONLY), "rb")
+def open_file(media: MediaRef) -> IO[bytes]:
+    """Open a file without its name: some decoders would trust its extension rather than its content."""
+    if isinstance(media, Blob):
+        return io.BytesIO(media.content)
+    return open(os.open(media, os.O_RDONLY), "rb")
 
 
 @contextmanager
 def decoding(reason: Callable[[Exception], str | None]) -> Iterator[None]:
-    """Whatever goes wrong in here ends as `UnreadableItem`; `reason` says what errors of the decoder mean."""
+    """Turn every error inside into `UnreadableItem`; `reason` translates the errors of the decoder."""
     try:
         yield
     except UnreadableItem:
@@ -84,26 +84,26 @@ def _common_reason(error: Exception) -> str:
     return f"damaged: {error or type(error).__name__}"
 
 
-def read_file(place: Place) -> bytes:
-    return place.content if isinstance(place, Blob) else place.read_bytes()
+def read_file(media: MediaRef) -> bytes:
+    return media.content if isinstance(media, Blob) else media.read_bytes()
 
 
-def digest_of(place: Place) -> str:
-    """A hash of what is in a file; of a film, of its pictures one after another, whatever they are called."""
-    if isinstance(place, Blob) and place.pictures is not None:
-        hashes = [hashlib.sha256(content).digest() for content in place.pictures.values()]
+def digest_of(media: MediaRef) -> str:
+    """SHA-256 of the content of a file; for a sequence of images, of its frames in order, without their names."""
+    if isinstance(media, Blob) and media.frames is not None:
+        hashes = [hashlib.sha256(content).digest() for content in media.frames.values()]
         return hashlib.sha256(b"".join(hashes)).hexdigest()
-    with open_file(place) as stream:
+    with open_file(media) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 _LONGEST = 80
-"""Bytes of the words: with a number and an extension well below what any file system takes."""
+"""Longest caption in a name, in bytes; file systems allow 255 for the full name."""
 
 
 def caption_name(number: int, caption: str, extension: str) -> str:
-    """`007-a-red-circle.mp4`. The number keeps equal captions apart, and a name from being one that means something:
-    empty, hidden, a path, or a device."""
+    """A file name such as `007-a-red-circle.mp4`. The number makes it unique and prevents empty, hidden or special
+    names."""
     words = "".join(letter if letter.isalnum() else " " for letter in caption).split()
     text = "-".join(words).encode("utf-8", "ignore")[:_LONGEST].decode("utf-8", "ignore").strip("-")
     return f"{number:03d}-{text}{extension}" if text else f"{number:03d}{extension}"

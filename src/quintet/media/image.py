@@ -1,8 +1,8 @@
-"""Image files: reading them whatever their state, fitting them to a size, and writing images and grids.
+"""Image files: robust reading, resizing and cropping, and writing of images and grids.
 
-Layouts are one rule: an array is height x width x channels, a tensor is channels x height x width. Bytes are
-0-255, floats 0-1. A picture that cannot be used raises `UnreadableItem` with the reason; Pillow's own errors and
-warnings never leave `image_decoding.py`. Importing this file does not import torch.
+Arrays are (height, width, channels), tensors are (channels, height, width); uint8 values are 0-255, floats are 0-1. An
+image that cannot be used raises `UnreadableItem` with the reason; Pillow's errors and warnings never leave
+`image_decoding.py`. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image, features
 
 from quintet.common.files import atomic_write
 from quintet.errors import UsageError
-from quintet.media.files import MediaFile, place_of
+from quintet.media.files import MediaFile, media_ref
 from quintet.media.image_decoding import (
     CHANNELS,
     GAP,
@@ -44,7 +44,7 @@ EXTENSIONS = frozenset(
     {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
     | ({".avif"} if features.check("avif") else set())
 )
-Picture: TypeAlias = "Tensor | npt.NDArray[Any]"
+ImageLike: TypeAlias = "Tensor | npt.NDArray[Any]"
 
 
 def read_image(
@@ -56,31 +56,30 @@ def read_image(
     max_pixels: int = MAX_PIXELS,
     min_side: int = MIN_SIDE,
 ) -> Image.Image:
-    """The first frame of a file, upright, in `mode`; transparency lies on white unless `mode` keeps it.
+    """The first frame of a file, upright, in `mode`; transparency is blended with white unless `mode` has alpha.
 
-    `side` is the longer side that will be needed in the end: a larger JPEG is then decoded at a half, a quarter
-    or an eighth of its size, which costs a fraction of the time. `truncated="use"` takes what is there of a
-    file that ends too early.
+    `side` is the longer side of the final size: a larger JPEG is then decoded at a half, a quarter or an eighth of its
+    size, which is several times faster. `truncated="use"` accepts a file that ends too early.
     """
-    return read(place_of(path), Request(mode, truncated, side, max_pixels, min_side))[0]
+    return read(media_ref(path), Request(mode, truncated, side, max_pixels, min_side))[0]
 
 
 def upright(image: Image.Image, mode: Mode = "RGB") -> Image.Image:
-    """An image that somebody else opened, by the rules of `read_image`."""
+    """An already opened image, converted as by `read_image`."""
     image.load()
     method = TRANSPOSE.get(orientation_of(image))
     return convert(image if method is None else image.transpose(method), mode)
 
 
 def probe_image(path: MediaFile, *, truncated: Truncated = "skip") -> ImageFacts:
-    """What a file holds, after decoding it by the rules of `read_image`: what passes here can be trained on."""
-    return read(place_of(path), Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]
+    """The properties of a file, after decoding it as `read_image` does."""
+    return read(media_ref(path), Request("RGB", truncated, 1, MAX_PIXELS, MIN_SIDE))[1]
 
 
 def resize_and_crop(image: Image.Image | Pixels, height: int, width: int, *, x: float = 0.5, y: float = 0.5) -> Pixels:
-    """Scale until the picture just covers height x width, cut off what is beyond; x, y in [0, 1] place the window.
+    """Scale an image to cover height x width and crop the rest; x, y in [0, 1] set the position of the crop.
 
-    The window is taken from the source before scaling, so a panorama is never blown up as a whole.
+    The crop is taken before scaling, so a panorama is never enlarged in full. Returns (height, width, channels) uint8.
     """
     if not isinstance(image, Image.Image):
         image = _from_array(image)
@@ -92,12 +91,12 @@ def resize_and_crop(image: Image.Image | Pixels, height: int, width: int, *, x: 
 
 
 def to_tensor(pixels: Pixels) -> Tensor:
-    """Bytes, height x width x channels, as floats in [0, 1], channels x height x width."""
+    """uint8 array (height, width, channels) to a float tensor (channels, height, width) in [0, 1]."""
     return bytes_tensor(pixels).float().div_(255)
 
 
 def bytes_tensor(pixels: Pixels) -> Tensor:
-    """Bytes, height x width x channels, as a uint8 tensor, channels x height x width."""
+    """uint8 array (height, width, channels) to a uint8 tensor (channels, height, width)."""
     import torch
 
     if pixels.ndim == 2:
@@ -106,31 +105,31 @@ def bytes_tensor(pixels: Pixels) -> Tensor:
 
 
 def to_uint8(tensor: Tensor) -> Pixels:
-    """A tensor (..., channels, height, width) as bytes (..., height, width, channels); floats clamped to [0, 1]."""
+    """Tensor (..., channels, height, width) to uint8 (..., height, width, channels); floats are clamped to [0, 1]."""
     array: npt.NDArray[Any] = _detached(tensor).movedim(-3, -1).contiguous().numpy()
     return array if array.dtype == np.uint8 else floats_to_bytes(array)
 
 
-def write_image(picture: Picture, path: str | os.PathLike[str]) -> Path:
-    """Write a tensor (CHW) or array (HWC) in the format of the path's extension; the file appears whole or not."""
+def write_image(image: ImageLike, path: str | os.PathLike[str]) -> Path:
+    """Write a tensor (CHW) or array (HWC) atomically, in the format of the path's extension."""
     path = Path(path)
     file_format = Image.registered_extensions().get(path.suffix.lower())
     if file_format is None or file_format not in Image.SAVE:
-        raise UsageError(f"cannot write {path}: '{path.suffix}' is no image format; use .png")
-    image = _from_array(_as_pixels(picture))
+        raise UsageError(f"cannot write {path}: '{path.suffix}' is not an image format; use .png")
+    encoded = _from_array(_as_pixels(image))
     if file_format == "JPEG":
-        image = image.convert("RGB") if image.mode == "L" else flatten(image)
+        encoded = encoded.convert("RGB") if encoded.mode == "L" else flatten(encoded)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, durable=False) as temporary, temporary.open("wb") as stream:
-        image.save(stream, format=file_format)
+        encoded.save(stream, format=file_format)
     return path
 
 
-def image_grid(pictures: Sequence[Picture], columns: int, padding: int = 2) -> Pixels:
-    """The pictures row by row on white, as one RGB array; tensors are CHW, arrays HWC, sizes may differ."""
-    if not pictures or columns < 1:
-        raise ValueError("a grid needs at least one picture and one column")
-    cells = [_as_rgb(_as_pixels(picture)) for picture in pictures]
+def image_grid(images: Sequence[ImageLike], columns: int, padding: int = 2) -> Pixels:
+    """The images row by row on white, as one RGB array; tensors are CHW, arrays HWC, sizes may differ."""
+    if not images or columns < 1:
+        raise ValueError("a grid needs at least one image and one column")
+    cells = [_as_rgb(_as_pixels(image)) for image in images]
     columns = min(columns, len(cells))
     rows = -(-len(cells) // columns)
     height = max(cell.shape[0] for cell in cells) + padding
@@ -146,11 +145,11 @@ def image_grid(pictures: Sequence[Picture], columns: int, padding: int = 2) -> P
 # Arrays and tensors
 
 
-def _window(length: int, wanted: float, position: float) -> tuple[float, float]:
-    """Where a window begins and ends; on whole pixels, so that cropping without scaling does not blur."""
-    room = max(0.0, length - wanted)
+def _window(length: int, size: float, position: float) -> tuple[float, float]:
+    """Start and end of a window; the start is a whole pixel, so that cropping without scaling does not blur."""
+    room = max(0.0, length - size)
     start = min(int(room), int(room * position + 0.5))
-    return start, min(start + wanted, length)
+    return start, min(start + size, length)
 
 
 def _to_array(image: Image.Image) -> Pixels:
@@ -169,19 +168,17 @@ def _detached(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
 
-def _as_pixels(picture: Picture) -> Pixels:
-    if not isinstance(picture, np.ndarray):
-        pixels = to_uint8(picture)
-    elif picture.dtype == np.uint8:
-        pixels = picture
+def _as_pixels(image: ImageLike) -> Pixels:
+    if not isinstance(image, np.ndarray):
+        pixels = to_uint8(image)
+    elif image.dtype == np.uint8:
+        pixels = image
     else:
-        pixels = floats_to_bytes(picture)
+        pixels = floats_to_bytes(image)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or pixels.shape[-1] not in CHANNELS.values():
-        raise ValueError(
-            f"a picture is a CHW tensor or an HWC array with 1, 3 or 4 channels, not {tuple(picture.shape)}"
-        )
+        raise ValueError(f"an image is a CHW tensor or an HWC array with 1, 3 or 4 channels, not {tuple(image.shape)}")
     return pixels
 
 

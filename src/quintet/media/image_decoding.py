@@ -1,6 +1,6 @@
-"""Decoding of image files with Pillow, whatever state they are in: formats, sizes, orientation, transparency, damage.
+"""Image decoding with Pillow: formats, size limits, orientation, transparency, and damaged files.
 
-What cannot be used raises `UnreadableItem` with the reason; Pillow's own errors and warnings never leave this file.
+A file that cannot be used raises `UnreadableItem` with the reason; Pillow's errors and warnings stay in this module.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import threading
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError, features
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Place, check_file, decoding, open_file
-
-if TYPE_CHECKING:
-    pass
+from quintet.media.files import MediaRef, check_file, decoding, open_file
 
 Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
 Truncated: TypeAlias = Literal["skip", "use"]
@@ -29,16 +26,16 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 CHANNELS: dict[Mode, int] = {"L": 1, "RGB": 3, "RGBA": 4}
 MAX_PIXELS = 100_000_000
-"""Decoded pixels: about 400 MB of memory and a second or two of one core."""
+"""Largest number of decoded pixels: about 400 MB of memory and a second or two of one core."""
 MAX_JPEG_PIXELS = 2**29
-"""Pixels of a JPEG that is decoded at an eighth of its size: what bounds its time, not its memory."""
+"""Largest number of pixels of a JPEG that is decoded at an eighth of its size; limits time, not memory."""
 MIN_SIDE = 4
 MAX_JPEG_SCANS = 100
-"""Passes over a progressive JPEG: usual are ten, and each may cost the time of the whole picture in ten bytes."""
+"""Largest number of scans of a progressive JPEG. Ten are usual, and ten bytes can add one that costs a full decode."""
 
-# Only these are tried, whatever a file is called: Pillow's other readers include some that start programs (EPS).
+# Only these are tried, whatever the extension: some other readers of Pillow start programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF") + (("AVIF",) if features.check("avif") else ())
-_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # the many pictures of a TIFF or of a phone's JPEG (MPO) are no animation
+_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # several images in a TIFF or a JPEG (MPO) are not an animation
 _JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
 _WHITE = (255, 255, 255, 255)
 TRANSPOSE = {
@@ -51,16 +48,16 @@ TRANSPOSE = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
-# What Pillow logs about damaged files comes back as an error anyway; without a handler Python would print it.
+# Pillow also raises an error for damaged files that it logs; without a handler Python would print the log.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
-# Decoding at twice the wanted size leaves nothing for the final, antialiased resize to miss.
+# Decoding at twice the final size loses nothing in the antialiased resize.
 GAP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What a file holds: its size as shown (rotation applied), its format by content, and Pillow's name of its mode."""
+    """Properties of a file: its size after rotation, its format by content, and its mode in Pillow."""
 
     width: int
     height: int
@@ -78,17 +75,17 @@ class Request:
     min_side: int
 
 
-def read(place: Place, request: Request) -> tuple[Image.Image, ImageFacts]:
+def read(media: MediaRef, request: Request) -> tuple[Image.Image, ImageFacts]:
     with decoding(_reason):
-        check_file(place)
-        with pillow_silent, open_file(place) as stream:
+        check_file(media)
+        with pillow_silent, open_file(media) as stream:
             try:
                 return _decode(stream, request)
             except (OSError, SyntaxError):
                 if request.truncated == "skip" or not _is_jpeg(stream):
                     raise
-                # libjpeg shows what it has of a file, progressive ones included, once it meets an end marker.
-                return _decode(io.BytesIO(_whole(stream) + _JPEG_END), request)
+                # With an end marker, libjpeg decodes what the file holds, also of a progressive one.
+                return _decode(io.BytesIO(_content(stream) + _JPEG_END), request)
 
 
 def _decode(stream: IO[bytes], request: Request) -> tuple[Image.Image, ImageFacts]:
@@ -101,7 +98,7 @@ def _decode(stream: IO[bytes], request: Request) -> tuple[Image.Image, ImageFact
     if image.width * image.height > request.max_pixels:
         limit = f"{request.max_pixels / 1e6:g} million"
         raise UnreadableItem(f"{full[0]}x{full[1]} pixels, more than {limit}; make the picture smaller")
-    if _is_progressive(image) and _whole(stream).count(_JPEG_SCAN) > MAX_JPEG_SCANS:
+    if _is_progressive(image) and _content(stream).count(_JPEG_SCAN) > MAX_JPEG_SCANS:
         raise UnreadableItem(f"a progressive JPEG of more than {MAX_JPEG_SCANS} scans; save it anew")
     animated = _is_animated(image)
     _load(image, request.truncated)
@@ -119,13 +116,13 @@ def _open(stream: IO[bytes]) -> Image.Image:
     except Image.DecompressionBombError:
         if not _is_jpeg(stream):
             raise
-    # Image.open refuses by size alone, but a JPEG can be decoded small without ever being held whole.
+    # Image.open rejects by size alone, but a JPEG can be decoded at a fraction of its size.
     stream.seek(0)
     return JpegImagePlugin.JpegImageFile(stream)
 
 
 def _reduce(image: Image.Image, request: Request) -> None:
-    """Have a large JPEG decoded at a fraction of its size. A progressive one would be held whole in any case."""
+    """Decode a large JPEG at a fraction of its size. A progressive one is always decoded in full."""
     if not isinstance(image, JpegImagePlugin.JpegImageFile) or _is_progressive(image):
         return
     pixels = image.width * image.height
@@ -144,11 +141,11 @@ def _is_progressive(image: Image.Image) -> bool:
 
 
 def _is_animated(image: Image.Image) -> bool:
-    """More than one frame; asked before decoding, because asking moves some readers to the second frame."""
+    """Whether there is more than one frame; checked before decoding, as it moves some readers to the second frame."""
     if image.format not in _ANIMATED:
         return False
     animated = False
-    with suppress(Exception):  # damage in a later frame, which nobody needs
+    with suppress(Exception):  # damage in a later frame does not matter
         animated = bool(getattr(image, "is_animated", False))
     image.seek(0)
     return animated
@@ -165,9 +162,9 @@ def _load(image: Image.Image, truncated: Truncated) -> None:
 
 
 def _keep_decoded(image: Any) -> None:
-    """Take the rows decoded before the end of a cut file. An empty tile list tells Pillow that nothing is left.
+    """Use the rows decoded before the end of a truncated file. An empty tile list means that nothing is left to decode.
 
-    Pillow's own switch for this is a variable of the process, which other threads would see.
+    Pillow's own switch for this is a global variable, which would affect other threads.
     """
     image.tile = []
     if image.getbbox() is None:
@@ -177,7 +174,7 @@ def _keep_decoded(image: Any) -> None:
 def orientation_of(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # A picture with damaged EXIF is still a picture.
+    except Exception:  # damaged EXIF does not make an image unusable
         return 1
 
 
@@ -192,7 +189,7 @@ def convert(image: Image.Image, mode: Mode) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Pixels:
-    """Samples of 16 bits and more, scaled. 32-bit modes do not tell their range: the smallest usual one is taken."""
+    """Scale samples of 16 bits or more to 8. 32-bit modes have no range: the smallest usual one that fits is used."""
     if image.mode.startswith("I;16"):
         pixels: Pixels = floats_to_bytes(np.arange(65536) / 65535)[np.asarray(image)]
         return pixels
@@ -206,9 +203,9 @@ def _eight_bit(image: Image.Image) -> Pixels:
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """Lay a picture on white."""
-    picture = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", picture.size, _WHITE), picture).convert("RGB")
+    """Blend an image with white."""
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, _WHITE), layer).convert("RGB")
 
 
 def _is_jpeg(stream: IO[bytes]) -> bool:
@@ -216,7 +213,7 @@ def _is_jpeg(stream: IO[bytes]) -> bool:
     return stream.read(len(_JPEG_START)) == _JPEG_START
 
 
-def _whole(stream: IO[bytes]) -> bytes:
+def _content(stream: IO[bytes]) -> bytes:
     stream.seek(0)
     return stream.read()
 
@@ -226,16 +223,15 @@ def _reason(error: Exception) -> str | None:
         return "not a picture: the content is of no known image format"
     if isinstance(error, Image.DecompressionBombError):
         return "far too many pixels; make the picture smaller"
-    if "truncated" in str(error) and not getattr(error, "strerror", None):  # which would be said of a file's name
+    if "truncated" in str(error) and not getattr(error, "strerror", None):  # not an error about a file name
         return "truncated: the file ends too early (data.truncated=use takes what is there)"
     return None
 
 
 class _Silence:
-    """Around whatever has Pillow read a file: what it warns of comes back as an error or does not matter.
+    """Context that suppresses Pillow's warnings, which also come as an error or do not matter.
 
-    The filters of warnings belong to the process, so the first reader of several threads sets them and the last one
-    puts them back.
+    Warning filters are global, so the first of several concurrent readers sets them and the last one restores them.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
-"""Owns meshes: reading any file as a clean mesh in the unit box, their canonical order, their bins, their neighbours,
-and writing them.
+"""Meshes: reading a file as a clean mesh in the unit box, canonical order, quantisation, face adjacency, and writing.
 
-Vertices are float64 (n, 3) in (-1, 1), faces int64 (m, 3), or (m, 4) where quads are asked for, counter-clockwise from
-outside. Axes are never turned: what is up in a file is up here, and y is up by glTF's rule. A mesh that cannot be used
-raises `UnreadableItem` with the reason. Importing this file imports neither torch nor trimesh.
+Vertices are float64 (n, 3) in (-1, 1); faces are int64 (m, 3), or (m, 4) for quads, counter-clockwise from outside.
+Axes are never rotated, and y is up by convention of glTF. A mesh that cannot be used raises `UnreadableItem` with the
+reason. Importing this module imports neither torch nor trimesh.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ import numpy as np
 
 from quintet.common.files import replace_bytes
 from quintet.errors import UnreadableItem, UsageError
-from quintet.media.files import MediaFile, place_of
+from quintet.media.files import MediaFile, media_ref
 from quintet.media.mesh_formats import Faces, Soup, Vertices, read_soup
 
 EXTENSIONS = frozenset({".obj", ".ply", ".stl", ".off", ".glb", ".gltf"})
 BINS = 128
 LIMIT = 0.98
-"""Half the longest side of a mesh as read: no vertex in the outermost bin, which clamping would make a heap."""
+"""Half the longest side of a mesh as read; below 1, so that no vertex is in an outermost bin."""
 MAX_FACES_AN_EDGE = 16
-"""Faces on one edge that are made neighbours of each other; a thousand on one edge would give a million pairs."""
+"""Most faces of one edge that count as adjacent; a thousand faces on one edge would be a million pairs."""
 WRITABLE = (".glb", ".obj", ".ply")
 
-# Of a bin. Halves, quarters and zero lie exactly between two bins, where rounding errors of different files would part
-# what belongs together.
+# In bins. Halves, quarters and zero lie exactly between two bins, where rounding errors would separate equal vertices
+# of different files.
 _NUDGE = 1e-6
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mesh:
-    """Vertices (n, 3) and triangles (m, 3) or quads (m, 4) of vertex numbers."""
+    """Vertices (n, 3), and triangles (m, 3) or quads (m, 4) of vertex indices."""
 
     vertices: Vertices
     faces: Faces
@@ -43,7 +42,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class MeshFacts:
-    """What a file holds once cleaned. Edges with one face are open, those with more than two non-manifold."""
+    """Properties of a cleaned mesh. Edges with one face are open, edges with more than two are non-manifold."""
 
     vertices: int
     faces: int
@@ -67,17 +66,17 @@ def read_mesh(
     decimate: bool = False,
     corners: int = 3,
 ) -> Mesh:
-    """The mesh of a file, in the unit box, clean at the size of a bin and in canonical order.
+    """The mesh of a file, in the unit box, cleaned at the resolution of the bins, in canonical order.
 
-    A mesh of more than `max_faces` is reduced to that many if `decimate`, and refused otherwise. With four `corners`
-    a file of quads stays one, and any other is refused.
+    A mesh with more than `max_faces` faces is decimated with `decimate`, and an error otherwise. With `corners=4` the
+    file must have quads only, which are kept.
     """
-    return _mesh_of(read_soup(place_of(path), corners), bins, max_faces, decimate)
+    return _mesh_of(read_soup(media_ref(path), corners), bins, max_faces, decimate)
 
 
 def probe_mesh(path: MediaFile, *, bins: int = BINS) -> MeshFacts:
-    """What a file holds, after reading it as training does."""
-    soup = read_soup(place_of(path))
+    """Properties of a file, after reading it as training does."""
+    soup = read_soup(media_ref(path))
     mesh = _mesh_of(soup, bins, None, decimate=False)
     counts = edge_counts(mesh.faces)
     return MeshFacts(
@@ -102,7 +101,7 @@ def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Me
 
 
 def normalise(mesh: Mesh) -> Mesh:
-    """The same mesh with the centre of its box at 0 and its longest side from -LIMIT to LIMIT."""
+    """The mesh with its bounding box centred at 0 and its longest side from -LIMIT to LIMIT."""
     used = mesh.vertices[np.unique(mesh.faces)]
     low, high = used.min(axis=0), used.max(axis=0)
     with np.errstate(over="ignore"):
@@ -111,8 +110,8 @@ def normalise(mesh: Mesh) -> Mesh:
         raise UnreadableItem("its coordinates are too far apart")
     if extent == 0.0:
         raise UnreadableItem("all of its vertices lie in one point")
-    with np.errstate(all="ignore"):  # of vertices that no face uses
-        # In this order: half the sum of two large numbers may not be one.
+    with np.errstate(all="ignore"):  # vertices without a face may overflow
+        # In this order, because the sum of two large numbers may overflow.
         centred = mesh.vertices - (low + (high - low) / 2)
         return Mesh(centred / extent * (2 * LIMIT), mesh.faces)
 
@@ -122,56 +121,56 @@ def _decimated(mesh: Mesh, bins: int, max_faces: int) -> Mesh:
         import fast_simplification
     except ImportError:
         raise UsageError("decimation needs fast-simplification: pip install 'quintet[mesh]'") from None
-    before, wanted = len(mesh.faces), max_faces
-    # Cleaning takes faces away, and the simplifier stops where it would have to break the form: a few goes at most.
+    before, target = len(mesh.faces), max_faces
+    # Cleaning removes faces, and the simplifier stops where it would break the shape, so try a few times.
     for _ in range(4):
         vertices, faces = fast_simplification.simplify(
-            mesh.vertices.astype(np.float32), mesh.faces.astype(np.int32), target_count=wanted, agg=9.0
+            mesh.vertices.astype(np.float32), mesh.faces.astype(np.int32), target_count=target, agg=9.0
         )
         mesh = clean(Mesh(vertices.astype(np.float64), faces.astype(np.int64)), bins)
         if len(mesh.faces) <= max_faces:
             return mesh
-        wanted = int(wanted * 0.9)
+        target = int(target * 0.9)
     raise UnreadableItem(f"{before} faces, and no fewer than {len(mesh.faces)} by decimation; {max_faces} are allowed")
 
 
-# --- form -------------------------------------------------------------------------------------------------------
+# --- shape ------------------------------------------------------------------------------------------------------
 
 
 def quantise(vertices: Vertices, bins: int = BINS) -> Faces:
-    """The bin (0 to bins - 1) of each coordinate in (-1, 1)."""
-    places = np.floor((np.asarray(vertices, np.float64) + 1.0) * (bins / 2) + _NUDGE)
-    return np.clip(places, 0, bins - 1).astype(np.int64)
+    """The bin (0 to bins - 1) of each coordinate in (-1, 1), in the shape of `vertices`."""
+    bin_indices = np.floor((np.asarray(vertices, np.float64) + 1.0) * (bins / 2) + _NUDGE)
+    return np.clip(bin_indices, 0, bins - 1).astype(np.int64)
 
 
-def dequantise(places: Faces, bins: int = BINS) -> Vertices:
-    """The centres of bins."""
-    return (np.asarray(places, np.float64) + 0.5) * (2.0 / bins) - 1.0
+def dequantise(bin_indices: Faces, bins: int = BINS) -> Vertices:
+    """The coordinates of the centres of bins."""
+    return (np.asarray(bin_indices, np.float64) + 0.5) * (2.0 / bins) - 1.0
 
 
 def clean(mesh: Mesh, bins: int = BINS) -> Mesh:
-    """One vertex a bin, at the mean of those in it; no face without area in bins, none twice, no vertex without face.
+    """Merge the vertices of each bin at their mean; remove degenerate and duplicate faces, and unused vertices.
 
-    Vertices stay where they are, not at the centres of bins, so that a mesh can be scaled and cleaned again.
+    Vertices are not moved to the centres of bins, so that a mesh can be scaled and cleaned again.
     """
-    mesh = _used_only(mesh.vertices, mesh.faces)  # before what no face needs moves a mean
-    places = quantise(mesh.vertices, bins)
-    keys = (places[:, 2] * bins + places[:, 1]) * bins + places[:, 0]
+    mesh = _used_only(mesh.vertices, mesh.faces)  # unused vertices must not change a mean
+    bin_indices = quantise(mesh.vertices, bins)
+    keys = (bin_indices[:, 2] * bins + bin_indices[:, 1]) * bins + bin_indices[:, 0]
     _, first, merged = np.unique(keys, return_index=True, return_inverse=True)
     faces = merged.reshape(-1)[mesh.faces]
-    faces = faces[_has_area(places[first][faces])]
+    faces = faces[_has_area(bin_indices[first][faces])]
     faces = faces[np.sort(_first_of_each(np.sort(faces, axis=1)))]
     return _used_only(_means(mesh.vertices, merged.reshape(-1), len(first)), faces)
 
 
 def canonical(mesh: Mesh, bins: int | None = BINS) -> Mesh:
-    """Vertices by z, then y, then x; each face from its lowest vertex, its winding kept; faces in order of vertices.
+    """Sort vertices by z, then y, then x; start each face at its lowest vertex, with the same winding; sort the faces.
 
-    Order is by bins, as a model sees it; with `bins=None` by the numbers themselves.
+    Coordinates are compared in bins, as a model sees them, or with `bins=None` as they are.
     """
-    places = mesh.vertices if bins is None else quantise(mesh.vertices, bins)
-    # Within a bin, which a clean mesh has one vertex of, the numbers decide.
-    order = np.lexsort((*mesh.vertices.T, *places.T))
+    bin_indices = mesh.vertices if bins is None else quantise(mesh.vertices, bins)
+    # Ties within a bin, which a clean mesh does not have, are broken by the coordinates.
+    order = np.lexsort((*mesh.vertices.T, *bin_indices.T))
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
     faces = ranks[mesh.faces]
@@ -182,8 +181,8 @@ def canonical(mesh: Mesh, bins: int | None = BINS) -> Mesh:
 
 
 def _has_area(corners: Faces) -> Any:
-    """In whole numbers, so exactly: corners in one line have none. A quad needs one on both sides of its diagonal, and
-    is not folded onto itself."""
+    """Mask of faces with an area, exact because it is computed in integer bins. Both triangles of a quad need an area,
+    and it must not be folded onto itself."""
     edges = corners[:, 1:] - corners[:, :1]
     with_area = np.any(np.cross(edges[:, :-1], edges[:, 1:]), axis=2)
     folded = (corners[:, 1] == corners[:, -1]).all(axis=1)
@@ -202,15 +201,15 @@ def _means(vertices: Vertices, groups: Faces, count: int) -> Vertices:
 
 
 def _used_only(vertices: Vertices, faces: Faces) -> Mesh:
-    used, places = np.unique(faces, return_inverse=True)
-    return Mesh(vertices[used], places.reshape(faces.shape).astype(np.int64))
+    used, bin_indices = np.unique(faces, return_inverse=True)
+    return Mesh(vertices[used], bin_indices.reshape(faces.shape).astype(np.int64))
 
 
 # --- neighbours -------------------------------------------------------------------------------------------------
 
 
 def face_adjacency(faces: Faces) -> Faces:
-    """Pairs of faces that share an edge, (2, pairs): each pair once, the lower number first, no face with itself."""
+    """Pairs of faces that share an edge, (2, pairs): each pair once, the lower index first, no face with itself."""
     edges, owners = _sorted_edges(faces)
     found = []
     for distance in range(1, MAX_FACES_AN_EDGE):
@@ -221,21 +220,21 @@ def face_adjacency(faces: Faces) -> Faces:
     if not found:
         return np.empty((2, 0), np.int64)
     pairs = np.sort(np.concatenate(found, axis=1), axis=0)
-    # Two faces on the same three vertices share three edges; one pair is enough, and none of a face with itself.
+    # Two faces on the same three vertices share three edges: keep one pair, and no pair of a face with itself.
     span = max(len(faces), 1)
     keys = np.unique((pairs[0] * span + pairs[1])[pairs[0] != pairs[1]])
     return np.stack([keys // span, keys % span])
 
 
 def edge_counts(faces: Faces) -> Faces:
-    """How many faces each edge has, edge by edge."""
+    """The number of faces of each edge, (edges,)."""
     edges, _ = _sorted_edges(faces)
     _, counts = np.unique(edges, return_counts=True)
     return np.asarray(counts, np.int64)
 
 
 def _sorted_edges(faces: Faces) -> tuple[Faces, Faces]:
-    """A number for each side of each face, equal for equal edges and sorted; and the face of each."""
+    """A sorted key for each side of each face, equal for equal edges, and the face of each."""
     faces = np.asarray(faces, np.int64)
     sides = np.sort(np.stack([faces, np.roll(faces, -1, axis=1)], axis=-1), axis=-1).reshape(-1, 2)
     keys = sides[:, 0] * (int(faces.max(initial=0)) + 1) + sides[:, 1]
@@ -248,7 +247,7 @@ def _sorted_edges(faces: Faces) -> tuple[Faces, Faces]:
 
 
 def write_mesh(mesh: Mesh, path: str | os.PathLike[str]) -> Path:
-    """Write GLB, OBJ or PLY by the path's extension, vertices shared between faces; the file appears whole or not."""
+    """Write GLB, OBJ or PLY atomically, depending on the path's extension, with vertices shared between faces."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in WRITABLE:

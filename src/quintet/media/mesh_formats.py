@@ -1,9 +1,9 @@
-"""Owns the bytes of mesh files: telling formats apart by their content, and getting faces out of each.
+"""Mesh file formats: detection of the format by content, and parsers that return vertices and faces.
 
-The text formats, PLY and STL are read here: common readers guess where a file is damaged, misread indices counted from
-the end, or fail at triangles mixed with larger faces. glTF, with its scenes and transforms, is read by trimesh, behind
-checks of the sizes it declares. Nothing here opens another file than the one asked for, but for the buffers of a
-glTF file in its own folder. Whatever is wrong ends as `UnreadableItem`.
+The text formats, PLY and STL are parsed here: common readers guess in damaged files, misread indices counted from the
+end, or fail on triangles mixed with larger faces. trimesh reads glTF, with its scenes and transforms, after checks of
+the declared sizes. No other file is opened, except the buffers of a glTF file in its own folder. Every problem is an
+`UnreadableItem`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Blob, Place, check_file, decoding, read_file
+from quintet.media.files import Blob, MediaRef, check_file, decoding, read_file
 
 Vertices = npt.NDArray[np.float64]
 Faces = npt.NDArray[np.int64]
 Polygons = Iterable[npt.ArrayLike]
-"""Faces as a file has them: arrays (count, corners), one for each number of corners."""
+"""Faces of a file: arrays (count, corners), one for each number of corners."""
 
 MAX_BYTES = 2**29
-"""About five million faces in the most wordy format; more takes minutes and gigabytes to read."""
+"""Largest file: about five million faces as text; more takes minutes and gigabytes to read."""
 MAX_FACES = 5_000_000
 MAX_NODES = 10_000
-"""Of a glTF scene: each may show the same mesh again."""
+"""Most nodes of a glTF scene; each may be another instance of the same mesh."""
 
 _STL_HEADER = 84
 _STL_FACE = np.dtype([("normal", "<f4", 3), ("vertices", "<f4", (3, 3)), ("attributes", "<u2")])
@@ -49,43 +49,43 @@ _PLY_TYPES = {
     **{"float": "f4", "float32": "f4", "double": "f8", "float64": "f8"},
 }
 _FACE_LISTS = ("vertex_indices", "vertex_index")
-# trimesh logs what it then raises; without a handler Python would print it.
+# trimesh logs errors that it also raises; without a handler Python would print them.
 logging.getLogger("trimesh").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True)
 class Soup:
-    """What a file holds, nothing merged or checked: vertices (n, 3) and faces (m, 3) or (m, 4)."""
+    """Raw content of a file, nothing merged: vertices (n, 3) and faces (m, 3) or (m, 4)."""
 
     format: str
     vertices: Vertices
     faces: Faces
 
 
-def read_soup(place: Place, corners: int = 3) -> Soup:
-    """Everything with faces in a file, in one coordinate system; `UnreadableItem` with the reason otherwise.
+def read_soup(media: MediaRef, corners: int = 3) -> Soup:
+    """All faces of a file, in one coordinate system.
 
-    Larger faces are cut into triangles, unless four `corners` are wanted: then the file must have quads alone.
+    Larger faces are split into triangles. With `corners=4` the file must have quads only.
     """
     with decoding(_reason):
-        data = _content(place)
-        name = _format_of(data, place.suffix.lower())
+        data = _content(media)
+        name = _format_of(data, media.suffix.lower())
         with np.errstate(all="ignore"):
-            vertices, polygons = _READERS[name](data, place)
-            faces = _triangles(polygons) if corners == 3 else _alike(polygons, corners)
+            vertices, polygons = _READERS[name](data, media)
+            faces = _triangles(polygons) if corners == 3 else _uniform_faces(polygons, corners)
         return Soup(name, *_checked(vertices, faces))
 
 
-def _content(place: Place) -> bytes:
-    size = check_file(place)
+def _content(media: MediaRef) -> bytes:
+    size = check_file(media)
     if size > MAX_BYTES:
         raise UnreadableItem(f"{size / 2**20:.0f} MiB, more than {MAX_BYTES // 2**20}; reduce the mesh first")
-    return read_file(place)
+    return read_file(media)
 
 
 def _format_of(data: bytes, suffix: str) -> str:
-    """By content: names lie. Only what the content leaves open is decided by the extension."""
-    # Binary files hold zeros, texts do not; a UTF-8 mark may stand before a text.
+    """The format by content; the extension decides only what the content leaves open."""
+    # Binary files contain zeros, texts do not; a text may start with a byte order mark.
     text = b"" if b"\0" in data[:1024] else data[:65536].removeprefix(b"\xef\xbb\xbf").lstrip()
     signs = {
         "GLB": data.startswith(_GLB_MAGIC),
@@ -122,13 +122,15 @@ def _reason(error: Exception) -> str | None:
         return "not enough memory to read it"
     if isinstance(error, OSError) and error.strerror:
         return None
-    said = " ".join(str(error).split())[:120]
-    return f"damaged: {said or type(error).__name__}"
+    message = " ".join(str(error).split())[:120]
+    return f"damaged: {message or type(error).__name__}"
 
 
-def _alike(polygons: Polygons, corners: int) -> Faces:
-    """The polygons of a file in which all have the same number of corners."""
-    groups = [each for group in polygons if (each := np.asarray(group, np.int64)).shape[1] > 2]  # no points, no lines
+def _uniform_faces(polygons: Polygons, corners: int) -> Faces:
+    """The faces of a file in which all have `corners` vertices."""
+    groups = [
+        each for group in polygons if (each := np.asarray(group, np.int64)).shape[1] > 2
+    ]  # without points and lines
     found = sorted({each.shape[1] for each in groups})
     if found not in ([], [corners]):
         numbers = " and ".join(map(str, found))
@@ -137,13 +139,13 @@ def _alike(polygons: Polygons, corners: int) -> Faces:
 
 
 def _triangles(polygons: Polygons) -> Faces:
-    """Polygons as fans of triangles."""
+    """Polygons as triangle fans."""
     fans = [_fan(np.asarray(group, np.int64)) for group in polygons]
     return np.concatenate(fans) if fans else np.empty((0, 3), np.int64)
 
 
 def _fan(polygons: Faces) -> Faces:
-    if polygons.shape[1] < 3:  # a point or a line that calls itself a face
+    if polygons.shape[1] < 3:  # a point or a line
         return np.empty((0, 3), np.int64)
     first = np.broadcast_to(polygons[:, :1], polygons[:, 2:].shape)
     return np.stack([first, polygons[:, 1:-1], polygons[:, 2:]], axis=-1).reshape(-1, 3)
@@ -152,7 +154,7 @@ def _fan(polygons: Faces) -> Faces:
 # --- OBJ and OFF ------------------------------------------------------------------------------------------------
 
 
-def _read_obj(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_obj(data: bytes, media: MediaRef) -> tuple[Vertices, Polygons]:
     rows: list[list[bytes]] = []
     polygons: dict[int, list[list[int]]] = defaultdict(list)
     for line in data.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ").splitlines():
@@ -163,7 +165,7 @@ def _read_obj(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
             rows.append(words[1:4])
         elif words[0] == b"f":
             corners = [int(word.partition(b"/")[0]) for word in words[1:]]
-            # From 1, or, negative, backwards from the vertex read last.
+            # Indices count from 1, or, if negative, backwards from the last vertex.
             polygons[len(corners)].append([each - 1 if each > 0 else len(rows) + each for each in corners])
     return _table(rows), polygons.values()
 
@@ -172,7 +174,7 @@ def _table(rows: Sequence[Sequence[bytes]]) -> Vertices:
     return np.array(rows, np.float64).reshape(-1, 3) if rows else np.empty((0, 3))
 
 
-def _read_off(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_off(data: bytes, media: MediaRef) -> tuple[Vertices, Polygons]:
     lines = [words for line in data.splitlines() if (words := line.partition(b"#")[0].split())]
     header = lines[0][1:] or lines[1]
     body = lines[1 if lines[0][1:] else 2 :]
@@ -199,7 +201,7 @@ def _is_binary_stl(data: bytes) -> bool:
     return len(data) >= _STL_HEADER and len(data) == _STL_HEADER + _STL_FACE.itemsize * _stl_count(data)
 
 
-def _read_stl(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_stl(data: bytes, media: MediaRef) -> tuple[Vertices, Polygons]:
     if _is_binary_stl(data):
         corners = np.frombuffer(data, _STL_FACE, offset=_STL_HEADER)["vertices"].reshape(-1, 3).astype(np.float64)
     else:
@@ -217,7 +219,7 @@ class _Property:
     name: str
     type: str
     count_type: str | None = None
-    """The type of the number before a list."""
+    """Type of the length before a list; None for a scalar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class _Element:
         return all(each.count_type is None for each in self.properties)
 
 
-def _read_ply(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_ply(data: bytes, media: MediaRef) -> tuple[Vertices, Polygons]:
     end = re.search(rb"^end_header[^\n]*\n", data[:65536], re.MULTILINE)
     if end is None:
         raise UnreadableItem("truncated: its header has no end")
@@ -247,7 +249,7 @@ def _read_ply(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
 
 
 def _ply_header(text: str) -> tuple[str, list[_Element]]:
-    """`ascii`, or the byte order of a binary file; and the tables that follow."""
+    """`ascii` or the byte order of a binary file, and the elements that follow."""
     layout, elements = "", list[_Element]()
     for line in text.splitlines()[1:]:
         match line.split():
@@ -272,19 +274,19 @@ def _ply_text(body: bytes, elements: Sequence[_Element]) -> dict[tuple[str, str]
         if len(rows) < element.count:
             raise UnreadableItem(f"truncated: {element.count} of {element.name} promised, {len(rows)} there")
         if element.is_plain:
-            for place, each in enumerate(element.properties):
-                columns[element.name, each.name] = [float(words[place]) for words in rows]
+            for position, each in enumerate(element.properties):
+                columns[element.name, each.name] = [float(words[position]) for words in rows]
             continue
         for each in element.properties:
             columns[element.name, each.name] = []
         for words in rows:
-            place = 0
+            position = 0
             for each in element.properties:
-                count = 1 if each.count_type is None else int(words[place])
-                place += each.count_type is not None
-                numbers = [int(float(word)) for word in words[place : place + count]]
+                count = 1 if each.count_type is None else int(words[position])
+                position += each.count_type is not None
+                numbers = [int(float(word)) for word in words[position : position + count]]
                 columns[element.name, each.name].append(numbers)
-                place += count
+                position += count
     return columns
 
 
@@ -293,7 +295,7 @@ def _ply_binary(body: bytes, elements: Sequence[_Element], order: str) -> dict[t
     start = 0
     for element in elements:
         if element.is_plain:
-            row = np.dtype([(f"{place}", order + each.type) for place, each in enumerate(element.properties)])
+            row = np.dtype([(f"{position}", order + each.type) for position, each in enumerate(element.properties)])
             end = start + row.itemsize * element.count
             if end > len(body):
                 raise UnreadableItem(f"truncated: {element.count} of {element.name} promised, the file ends before")
@@ -306,16 +308,16 @@ def _ply_binary(body: bytes, elements: Sequence[_Element], order: str) -> dict[t
 
 
 def _ply_lists(body: bytes, start: int, element: _Element, order: str, columns: dict[tuple[str, str], Any]) -> int:
-    """Read an element whose rows differ in length; return where it ends."""
-    if element.count > len(body) - start:  # each row has at least the byte of its length
+    """Read an element whose rows differ in length; returns its end."""
+    if element.count > len(body) - start:  # each row has at least one byte for its length
         raise UnreadableItem(f"truncated: {element.count} of {element.name} promised, the file ends before")
-    kept = [columns.setdefault((element.name, each.name), []) for each in element.properties]
+    lists = [columns.setdefault((element.name, each.name), []) for each in element.properties]
     kinds = [np.dtype(order + each.type) for each in element.properties]
     counters = [
         each.count_type and struct.Struct(order + np.dtype(each.count_type).char) for each in element.properties
     ]
     for _ in range(element.count):
-        for kind, counter, rows in zip(kinds, counters, kept, strict=True):
+        for kind, counter, rows in zip(kinds, counters, lists, strict=True):
             count = 1
             if counter:
                 (count,) = counter.unpack_from(body, start)
@@ -328,7 +330,7 @@ def _ply_lists(body: bytes, start: int, element: _Element, order: str, columns: 
 # --- glTF -------------------------------------------------------------------------------------------------------
 
 
-def _read_gltf(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
+def _read_gltf(data: bytes, media: MediaRef) -> tuple[Vertices, Polygons]:
     import trimesh
 
     binary = data.startswith(_GLB_MAGIC)
@@ -336,28 +338,28 @@ def _read_gltf(data: bytes, place: Place) -> tuple[Vertices, Polygons]:
     scene = trimesh.load_scene(
         io.BytesIO(data),
         file_type="glb" if binary else "gltf",
-        resolver=_folder_only(None if isinstance(place, Blob) else place.parent),
+        resolver=_folder_only(None if isinstance(media, Blob) else media.parent),
         skip_materials=True,
         process=False,
     )
     parts = [
         (np.asarray(geometry.vertices, np.float64), np.asarray(geometry.faces, np.int64), transform)
-        for transform, geometry in _placed(scene)
+        for transform, geometry in _scene_parts(scene)
         if isinstance(geometry, trimesh.Trimesh) and len(geometry.faces)
     ]
     if sum(len(faces) for _, faces, _ in parts) > MAX_FACES:
         raise UnreadableItem(f"a scene of more than {MAX_FACES} faces; reduce it first")
     starts = np.cumsum([0, *(len(vertices) for vertices, _, _ in parts)])
     for vertices, faces, _ in parts:
-        _checked(vertices, faces)  # before an index that is too large lands among the vertices of the next part
+        _checked(vertices, faces)  # an index that is too large must not reach the vertices of the next part
     return (
         np.concatenate([vertices @ at[:3, :3].T + at[:3, 3] for vertices, _, at in parts] or [np.empty((0, 3))]),
         [_outwards(faces, at) + start for (_, faces, at), start in zip(parts, starts, strict=False)],
     )
 
 
-def _placed(scene: Any) -> list[tuple[Vertices, Any]]:
-    """Every part of a scene with where it stands; a file without a scene is a collection of parts."""
+def _scene_parts(scene: Any) -> list[tuple[Vertices, Any]]:
+    """Every part of a scene with its transform; a file without a scene is a list of parts."""
     nodes = scene.graph.nodes_geometry
     if not nodes:
         return [(np.eye(4), geometry) for geometry in scene.geometry.values()]
@@ -366,7 +368,7 @@ def _placed(scene: Any) -> list[tuple[Vertices, Any]]:
 
 
 def _outwards(faces: Faces, transform: Vertices) -> Faces:
-    """A mirrored part keeps its outside outside."""
+    """Reverse the winding of a mirrored part, so that its outside stays outside."""
     return faces[:, ::-1] if np.linalg.det(transform[:3, :3]) < 0 else faces
 
 
@@ -377,7 +379,7 @@ def _glb_header(data: bytes) -> bytes:
 
 
 def _check_gltf(header: Any) -> None:
-    """Sizes that a few bytes can declare and gigabytes would hold."""
+    """Check the declared sizes: a few bytes can declare gigabytes."""
     if not isinstance(header, dict) or "asset" not in header:
         raise UnreadableItem("not a mesh: JSON, but no glTF")
     for name in _UNREADABLE_EXTENSIONS:
@@ -393,20 +395,20 @@ def _check_gltf(header: Any) -> None:
 
 
 def _folder_only(folder: Path | None) -> Any:
-    """What trimesh asks for a buffer that a glTF file names: files in the folder, nothing else on this machine."""
+    """Resolver of trimesh for the buffers of a glTF file: it reads files in the folder only."""
     from trimesh.resolvers import Resolver
 
     class FolderOnly(Resolver):
         def __init__(self) -> None:
-            """Nothing to hold."""
+            """No state."""
 
         def get(self, key: str) -> bytes:
-            return _read_beside(folder, key)
+            return _read_buffer(folder, key)
 
         def keys(self) -> Iterable[str]:
             return ()
 
-        # The class asks for these two as well; reading calls neither.
+        # Abstract methods of the class, which reading does not call.
         def write(self, name: str, data: Any) -> None:
             raise UnreadableItem(f"asks to write {name[:80]!r}; nothing is written")
 
@@ -416,7 +418,7 @@ def _folder_only(folder: Path | None) -> Any:
     return FolderOnly()
 
 
-def _read_beside(folder: Path | None, name: str) -> bytes:
+def _read_buffer(folder: Path | None, name: str) -> bytes:
     if folder is None:
         raise UnreadableItem(f"its buffer {name[:80]!r} is another file, which a shard does not hold; save it as GLB")
     root = os.path.realpath(folder)
@@ -428,7 +430,7 @@ def _read_beside(folder: Path | None, name: str) -> bytes:
     return _content(Path(target))
 
 
-_READERS: dict[str, Callable[[bytes, Place], tuple[Vertices, Polygons]]] = {
+_READERS: dict[str, Callable[[bytes, MediaRef], tuple[Vertices, Polygons]]] = {
     "OBJ": _read_obj,
     "OFF": _read_off,
     "STL": _read_stl,

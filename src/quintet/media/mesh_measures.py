@@ -1,9 +1,8 @@
-"""Owns how meshes are judged: whether they are valid and watertight, how far two surfaces are from each other, and how
-one set of meshes compares with another.
+"""Metrics of meshes: validity, watertightness, the distance between two surfaces, and the comparison of two sets.
 
-Distances go from points on one surface to the other surface itself, not to points on it, so two samples of the same
-surface have the distance 0 and few points are enough. Between sets there are too many pairs for that: there they go
-from points to points.
+Distances between two meshes go from points on one surface to the other surface itself, not to points on it, so equal
+surfaces have the distance 0 and few points are enough. Sets have too many pairs for that: their distances go from
+points to points.
 """
 
 from __future__ import annotations
@@ -19,46 +18,46 @@ from quintet.media.mesh_formats import Faces, Vertices
 FloatArray = npt.NDArray[np.floating]
 
 POINTS = 1024
-"""On each surface."""
+"""Sampled points on each surface."""
 CLOUD = 256
-"""On each mesh of a set: all are compared with all."""
+"""Sampled points on each mesh of a set, where all pairs are compared."""
 _PAIRS_AT_ONCE = 2**19
 _DISTANCES_AT_ONCE = 2**21
 
 
-class Closeness(NamedTuple):
-    """`chamfer`: the mean distance of either surface from the other, and of both these numbers the mean (1812.03828
-    calls it Chamfer-L1), where the longest side of the first mesh is 1. `normals`: the mean cosine, without its sign,
-    between the normals at a point and at the nearest point of the other surface."""
+class SurfaceMetrics(NamedTuple):
+    """`chamfer`: mean of the mean distances in both directions (Chamfer-L1 in arXiv 1812.03828), where the longest side
+    of the first mesh is 1. `normals`: mean absolute cosine between the normals at a point and at the nearest point of
+    the other surface."""
 
     chamfer: float
     normals: float
 
 
-def compare(original: Mesh, other: Mesh, points: int = POINTS, seed: int = 0) -> Closeness:
-    """How close a mesh is to the original. The same seed takes the same points."""
+def compare(original: Mesh, other: Mesh, points: int = POINTS, seed: int = 0) -> SurfaceMetrics:
+    """Compare a mesh with the original. The same seed samples the same points."""
     box = np.ptp(original.vertices[np.unique(original.faces)], axis=0)
     scale = 1 / max(float(box.max()), 1e-12)
     ours, theirs = (corners_of(mesh) * scale for mesh in (original, other))
-    ways = [_one_way(ours, theirs, points, seed), _one_way(theirs, ours, points, seed)]
-    return Closeness(*np.mean(ways, axis=0).tolist())
+    directions = [_one_way(ours, theirs, points, seed), _one_way(theirs, ours, points, seed)]
+    return SurfaceMetrics(*np.mean(directions, axis=0).tolist())
 
 
 def _one_way(source: Vertices, target: Vertices, points: int, seed: int) -> tuple[float, float]:
-    places, owners = surface_points(source, points, seed)
-    distances, nearest = distances_to(places, target)
+    positions, owners = surface_points(source, points, seed)
+    distances, nearest = distances_to(positions, target)
     cosines = np.abs((_normals(source)[owners] * _normals(target)[nearest]).sum(-1))
     return float(distances.mean()), float(cosines.mean())
 
 
 def surface_points(triangles: Vertices, count: int, seed: int) -> tuple[Vertices, Faces]:
-    """Points `(count, 3)` evenly over `(triangles, 3, 3)` by area, and the triangle of each."""
+    """Points `(count, 3)` on `(triangles, 3, 3)`, uniform by area, and the triangle of each point."""
     generator = np.random.Generator(np.random.PCG64(seed))
-    areas = np.linalg.norm(_crossed(triangles), axis=-1)
-    shares = areas if areas.sum() > 0 else np.ones(len(triangles))
-    # One point in each of `count` equal parts of the area: evener than independent draws.
+    areas = np.linalg.norm(_cross_products(triangles), axis=-1)
+    masses = areas if areas.sum() > 0 else np.ones(len(triangles))
+    # Stratified: one point in each of `count` equal parts of the area.
     parts = (np.arange(count) + generator.random(count)) / count
-    owners = np.minimum(np.searchsorted(np.cumsum(shares) / shares.sum(), parts, side="right"), len(triangles) - 1)
+    owners = np.minimum(np.searchsorted(np.cumsum(masses) / masses.sum(), parts, side="right"), len(triangles) - 1)
     along, across = generator.random((2, count))
     root = np.sqrt(along)
     weights = np.stack([1 - root, root * (1 - across), root * across], axis=-1)
@@ -66,7 +65,7 @@ def surface_points(triangles: Vertices, count: int, seed: int) -> tuple[Vertices
 
 
 def distances_to(points: Vertices, triangles: Vertices) -> tuple[Vertices, Faces]:
-    """The distance of each point from the nearest triangle, and which that is."""
+    """The distance of each point from the nearest triangle, and the index of that triangle."""
     size = max(1, _PAIRS_AT_ONCE // len(triangles))
     squares = [_squared_distances(points[start : start + size], triangles) for start in range(0, len(points), size)]
     nearest = np.concatenate([part.argmin(axis=1) for part in squares])
@@ -74,7 +73,7 @@ def distances_to(points: Vertices, triangles: Vertices) -> tuple[Vertices, Faces
 
 
 def _squared_distances(points: Vertices, triangles: Vertices) -> Vertices:
-    """`(points, triangles)`: to the plane where the foot is inside, else to the nearest of three sides."""
+    """`(points, triangles)`: to the plane if the projection is inside the triangle, else to the nearest side."""
     first, one, two = triangles[:, 0], triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]
     one_one, one_two, two_two = (one * one).sum(-1), (one * two).sum(-1), (two * two).sum(-1)
     along_one = points @ one.T - (first * one).sum(-1)
@@ -89,45 +88,45 @@ def _squared_distances(points: Vertices, triangles: Vertices) -> Vertices:
     size = one_one * two_two - one_two**2
     flat = size <= 1e-18
     scale = 1 / np.where(flat, 1, size)
-    share_one = (two_two * along_one - one_two * along_two) * scale
-    share_two = (one_one * along_two - one_two * along_one) * scale
-    inside = (share_one >= 0) & (share_two >= 0) & (share_one + share_two <= 1) & ~flat
-    to_plane = to_first - share_one * along_one - share_two * along_two
+    weight_one = (two_two * along_one - one_two * along_two) * scale
+    weight_two = (one_one * along_two - one_two * along_one) * scale
+    inside = (weight_one >= 0) & (weight_two >= 0) & (weight_one + weight_two <= 1) & ~flat
+    to_plane = to_first - weight_one * along_one - weight_two * along_two
     return np.maximum(np.where(inside, to_plane, best), 0)
 
 
 def _to_side(to_start: Vertices, along: Vertices, length: Vertices) -> Vertices:
-    share = np.clip(along / np.maximum(length, 1e-18), 0, 1)
-    return to_start - 2 * share * along + share**2 * length
+    fraction = np.clip(along / np.maximum(length, 1e-18), 0, 1)
+    return to_start - 2 * fraction * along + fraction**2 * length
 
 
-# --- what is wrong with a mesh ----------------------------------------------------------------------------------
+# --- validity ----------------------------------------------------------------------------------
 
 
-def merged(corners: Vertices, bins: int) -> Mesh:
-    """The mesh of faces that each bring their own corners `(faces, corners, 3)`: equal bins are one vertex, in the
-    middle of it. Nothing is left out, whatever is wrong with it."""
-    places, faces = np.unique(quantise(corners, bins).reshape(-1, 3), axis=0, return_inverse=True)
-    return Mesh(dequantise(places, bins), faces.reshape(corners.shape[:2]).astype(np.int64))
+def merge_vertices(corners: Vertices, bins: int) -> Mesh:
+    """Mesh of faces with separate corners `(faces, corners, 3)`: corners of one bin become one vertex at its centre.
+    Invalid faces are kept."""
+    cells, faces = np.unique(quantise(corners, bins).reshape(-1, 3), axis=0, return_inverse=True)
+    return Mesh(dequantise(cells, bins), faces.reshape(corners.shape[:2]).astype(np.int64))
 
 
 def is_valid(mesh: Mesh) -> bool:
-    """Whether every face has distinct vertices and an area, and none is there twice."""
+    """Whether every face has distinct vertices and an area, and no face is a duplicate."""
     if not len(mesh.faces):
         return False
     ordered = np.sort(mesh.faces, axis=1)
     distinct = (ordered[:, 1:] != ordered[:, :-1]).all()
     once = len(np.unique(ordered, axis=0)) == len(ordered)
-    return bool(distinct and once and (np.linalg.norm(_crossed(corners_of(mesh)), axis=-1) > 1e-9).all())
+    return bool(distinct and once and (np.linalg.norm(_cross_products(corners_of(mesh)), axis=-1) > 1e-9).all())
 
 
 def is_watertight(mesh: Mesh) -> bool:
-    """Whether every edge has two faces."""
+    """Whether every edge has exactly two faces."""
     return len(mesh.faces) > 0 and bool((edge_counts(mesh.faces) == 2).all())
 
 
 def as_triangles(faces: Faces) -> Faces:
-    """Faces of any number of corners as fans of triangles."""
+    """Faces (m, corners) as triangle fans (triangles, 3)."""
     fans = [faces[:, [0, corner, corner + 1]] for corner in range(1, faces.shape[1] - 1)]
     return np.stack(fans, axis=1).reshape(-1, 3)
 
@@ -138,25 +137,26 @@ def corners_of(mesh: Mesh) -> Vertices:
     return corners
 
 
-def _crossed(triangles: Vertices) -> Vertices:
+def _cross_products(triangles: Vertices) -> Vertices:
     return np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
 
 
 def _normals(triangles: Vertices) -> Vertices:
-    crossed = _crossed(triangles)
-    normals: Vertices = crossed / np.maximum(np.linalg.norm(crossed, axis=-1, keepdims=True), 1e-12)
+    products = _cross_products(triangles)
+    normals: Vertices = products / np.maximum(np.linalg.norm(products, axis=-1, keepdims=True), 1e-12)
     return normals
 
 
-# --- sets of meshes -----------------------------------------------------------------------------------------------
+# --- sets of meshes ----------------------------------------------------------------------------
 
 
-class SetCloseness(NamedTuple):
-    """How a set of made meshes compares with a set of real ones, by Chamfer distance (1707.02392, 1906.12320).
+class SetMetrics(NamedTuple):
+    """Comparison of a set of generated meshes with real ones, by Chamfer distance (arXiv 1707.02392, 1906.12320).
 
-    `coverage`: the share of real ones that are the nearest of some made one. `mmd`: the mean distance of the real ones
-    from their nearest made one. `one_nna`: the share of all whose nearest other is of their own set; 0.5 where the sets
-    cannot be told apart, 1 where they are apart, 0 where one is a copy of the other.
+    `coverage`: fraction of real meshes that are the nearest neighbour of a generated one. `mmd` (minimum matching
+    distance): mean distance of the real meshes from their nearest generated one. `one_nna` (1-nearest-neighbour
+    accuracy): fraction of all meshes whose nearest neighbour is of their own set; 0.5 if the sets cannot be
+    distinguished, 1 if they are separate, 0 if one is a copy of the other.
     """
 
     coverage: float
@@ -164,24 +164,24 @@ class SetCloseness(NamedTuple):
     one_nna: float
 
 
-def compare_sets(made: FloatArray, real: FloatArray) -> SetCloseness:
-    """Of the points (meshes, points, 3) of each set."""
-    count = len(made)
-    distances = chamfer_distances(np.concatenate([made, real]))
+def compare_sets(generated: FloatArray, real: FloatArray) -> SetMetrics:
+    """Compare two sets of point clouds (meshes, points, 3)."""
+    count = len(generated)
+    distances = chamfer_distances(np.concatenate([generated, real]))
     across = distances[:count, count:]
-    # Nobody is its own neighbour.
+    # A mesh is not its own neighbour.
     nearest = np.where(np.eye(len(distances), dtype=bool), np.inf, distances)
     own = np.concatenate([nearest[:count, :count].min(axis=1), nearest[count:, count:].min(axis=1)])
     other = np.concatenate([across.min(axis=1), across.min(axis=0)])
-    return SetCloseness(
+    return SetMetrics(
         coverage=len(np.unique(across.argmin(axis=1))) / len(real),
         mmd=float(across.min(axis=0).mean()),
         one_nna=float((own < other).mean()),
     )
 
 
-def cloud(mesh: Mesh, points: int = CLOUD, seed: int = 0) -> Vertices:
-    """Points on a mesh whose box is centred and has a longest side of 1. A mesh that is one point is one in all."""
+def point_cloud(mesh: Mesh, points: int = CLOUD, seed: int = 0) -> Vertices:
+    """Points (points, 3) on a mesh whose bounding box is centred and has a longest side of 1."""
     corners = corners_of(mesh)
     low, high = corners.min(axis=(0, 1)), corners.max(axis=(0, 1))
     size = max(float((high - low).max()), 1e-12)
@@ -189,8 +189,8 @@ def cloud(mesh: Mesh, points: int = CLOUD, seed: int = 0) -> Vertices:
 
 
 def chamfer_distances(clouds: FloatArray) -> FloatArray:
-    """Of each from each, (clouds, clouds): the mean squared distance of a point from the nearest of the other, both
-    ways added."""
+    """Pairwise Chamfer distances (clouds, clouds): the sum of the mean squared nearest-neighbour distances in both
+    directions."""
     distances = np.zeros((len(clouds), len(clouds)))
     size = max(1, _DISTANCES_AT_ONCE // clouds.shape[1] ** 2)
     for row, points in enumerate(clouds):

@@ -1,6 +1,6 @@
-"""Frames of films, decoded by FFmpeg (through PyAV) as a player shows them.
+"""Video decoding with FFmpeg (through PyAV): frames as a player displays them.
 
-A frame is turned as the phone was held, as wide as its pixels say, and its transparency lies over a colour.
+A frame is rotated upright, has square pixels, and its transparency is blended with a colour.
 """
 
 from __future__ import annotations
@@ -14,66 +14,76 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
-from quintet.media.files import Place, open_file
-from quintet.media.video_header import FOLDER_RATE, Colour, Fit, Frames, VideoHeader, check_pixels, timed
+from quintet.media.files import MediaRef, open_file
+from quintet.media.video_header import (
+    FOLDER_RATE,
+    Colour,
+    Fit,
+    Frames,
+    VideoHeader,
+    check_pixels,
+    header_from_durations,
+)
 
-_CONTAINERS = "avi,matroska,mov"  # some others are lists of files or addresses, which FFmpeg would open
-_TELLING = ("mov", "matroska")  # those whose header and index tell all; of others frames are decoded to find out
-_SKIPPING = ("h264", "hevc")  # decoders that can leave out single frames from which no other is made
-_WORTH_A_SEEK = 8  # frames between two wanted ones that are sooner decoded than sought over
-_HIGH_DEFINITION = 720  # lines, from which on a file that does not say has the colours of television in HD
+_CONTAINERS = "avi,matroska,mov"  # some others are lists of files or URLs, which FFmpeg would open
+_WITH_INDEX = ("mov", "matroska")  # their header and index are enough; other files are partly decoded when opened
+_CAN_SKIP = ("h264", "hevc")  # decoders that can skip frames that no other frame refers to
+_WORTH_A_SEEK = 8  # from this many frames between two requested ones on, seeking is faster than decoding
+_HIGH_DEFINITION = 720  # lines; a larger file without a colour space is assumed to be BT.709
 _UNSPECIFIED = 2
 
 
 @contextmanager
-def _ffmpeg(file: Place, kind: str) -> Iterator[tuple[Any, Any, Any]]:
-    """The file, its film and a decoder. FFmpeg opens nothing else."""
+def _ffmpeg(file: MediaRef, kind: str) -> Iterator[tuple[Any, Any, Any]]:
+    """The container, its video stream and a decoder. FFmpeg opens no other file or URL."""
     import av
     from av.stream import Disposition
 
-    with open_file(file) as stream:
+    with open_file(file) as opened:
         options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
-        if kind.startswith(_TELLING):
-            options["codec_whitelist"] = "none"  # of who opens it; the decoder of the film is another
-        with av.open(stream, container_options=options) as container:
-            # A sound file may have a picture on its cover.
-            films = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
-            if not films:
+        if kind.startswith(_WITH_INDEX):
+            options["codec_whitelist"] = "none"  # for the container only; the video has its own decoder
+        with av.open(opened, container_options=options) as container:
+            # An audio file may have a cover image.
+            video_streams = [
+                each for each in container.streams.video if not each.disposition & Disposition.attached_pic
+            ]
+            if not video_streams:
                 raise UnreadableItem("not a video: there is no moving picture in it")
-            film = films[0]
-            check_pixels(film.codec_context.width, film.codec_context.height)
-            decoder = _decoder(film)
+            stream = video_streams[0]
+            check_pixels(stream.codec_context.width, stream.codec_context.height)
+            decoder = _decoder(stream)
             decoder.thread_count = 1  # data workers share the cores already
-            yield container, film, decoder
+            yield container, stream, decoder
 
 
-def _decoder(film: Any) -> Any:
-    """FFmpeg's own decoders of VP8 and VP9 leave transparency out."""
+def _decoder(stream: Any) -> Any:
+    """The decoder of a stream; FFmpeg's own VP8 and VP9 decoders ignore transparency."""
     import av
 
-    name = film.codec_context.name
-    if name in ("vp8", "vp9") and film.metadata.get("alpha_mode") == "1":
+    name = stream.codec_context.name
+    if name in ("vp8", "vp9") and stream.metadata.get("alpha_mode") == "1":
         return av.CodecContext.create("libvpx" if name == "vp8" else "libvpx-vp9", "r")
-    return film.codec_context
+    return stream.codec_context
 
 
-def ffmpeg_header(file: Place, kind: str) -> VideoHeader:
-    with _ffmpeg(file, kind) as (container, film, decoder):
-        name, base, promised = container.format.name.split(",")[0], Fraction(film.time_base or 0), film.frames
-        hidden = _hidden_vp8 if film.codec_context.name == "vp8" else _never
-        # An AVI does not tell when frames are shown that are stored in another order.
-        untold = name == "avi" and decoder.has_b_frames
+def ffmpeg_header(file: MediaRef, kind: str) -> VideoHeader:
+    with _ffmpeg(file, kind) as (container, stream, decoder):
+        name, base, expected = container.format.name.split(",")[0], Fraction(stream.time_base or 0), stream.frames
+        hidden = _is_hidden_vp8 if stream.codec_context.name == "vp8" else _never
+        # AVI has no display times for frames that are stored in another order.
+        unordered = name == "avi" and decoder.has_b_frames
         packets = [
             (packet.pts, packet.duration or 0, packet.is_keyframe)
-            for packet in container.demux(film)
+            for packet in container.demux(stream)
             if packet.size and not packet.is_discard and not hidden(packet)
         ]
-        kind = f"{name} {film.codec_context.name}"
+        kind = f"{name} {stream.codec_context.name}"
     if not packets:
         raise UnreadableItem("holds no frame")
-    if len(packets) < promised and name == "mov":
-        raise UnreadableItem(f"truncated: {promised} frames promised, {len(packets)} there")
-    if untold or base <= 0 or any(packet[0] is None for packet in packets):
+    if len(packets) < expected and name == "mov":
+        raise UnreadableItem(f"truncated: {expected} frames promised, {len(packets)} there")
+    if unordered or base <= 0 or any(packet[0] is None for packet in packets):
         return _counted_header(file, kind)
     packets = list({packet[0]: packet for packet in sorted(packets, key=lambda packet: int(packet[0] or 0))}.values())
     stamps = np.array([packet[0] for packet in packets], np.int64)
@@ -88,55 +98,57 @@ def _never(packet: Any) -> bool:
     return False
 
 
-def _hidden_vp8(packet: Any) -> bool:
-    """Whether this is a frame that is never shown, and only there for others to be made from."""
+def _is_hidden_vp8(packet: Any) -> bool:
+    """Whether this is a frame that is never displayed and only serves as a reference."""
     return not memoryview(packet)[0] & 0x10
 
 
-def _counted_header(file: Place, kind: str) -> VideoHeader:
-    """Of a file without times: all of it is decoded to count its frames."""
-    with _ffmpeg(file, kind) as (container, film, decoder):
-        rate = float(film.average_rate or FOLDER_RATE)
-        return timed([1 / rate] * sum(len(decoder.decode(packet)) for packet in container.demux(film)), kind)
+def _counted_header(file: MediaRef, kind: str) -> VideoHeader:
+    """The header of a file without time stamps: all of it is decoded to count its frames."""
+    with _ffmpeg(file, kind) as (container, stream, decoder):
+        rate = float(stream.average_rate or FOLDER_RATE)
+        return header_from_durations(
+            [1 / rate] * sum(len(decoder.decode(packet)) for packet in container.demux(stream)), kind
+        )
 
 
 def ffmpeg_frames(
-    file: Place, header: VideoHeader, wanted: Sequence[int], fit: Fit | None, background: Colour
+    file: MediaRef, header: VideoHeader, indices: Sequence[int], fit: Fit | None, background: Colour
 ) -> Frames:
-    with _ffmpeg(file, header.format) as (container, film, decoder):
-        show = _Shown(background, lambda: _aspect(film, decoder))
-        for place, frame in _decoded(container, film, decoder, header, wanted):
+    with _ffmpeg(file, header.format) as (container, stream, decoder):
+        show = _DisplayConverter(background, lambda: _aspect(stream, decoder))
+        for index, frame in _decoded(container, stream, decoder, header, indices):
             if frame.is_corrupt:
-                raise UnreadableItem(f"damaged: its frame at {header.times[place]:.2f} s is broken")
-            picture = show(frame, fit)
-            fit = fit or Fit(*picture.shape[:2])
-            yield place, picture
+                raise UnreadableItem(f"damaged: its frame at {header.times[index]:.2f} s is broken")
+            image = show(frame, fit)
+            fit = fit or Fit(*image.shape[:2])
+            yield index, image
 
 
 def _decoded(
-    container: Any, film: Any, decoder: Any, header: VideoHeader, wanted: Sequence[int]
+    container: Any, stream: Any, decoder: Any, header: VideoHeader, indices: Sequence[int]
 ) -> Iterator[tuple[int, Any]]:
-    """The wanted frames, in any order; of the others only what they are made from is decoded."""
+    """The frames at these indices, in any order; of the others only their references are decoded."""
     if header.stamps is None or header.starts is None:
-        frames = (frame for packet in container.demux(film) for frame in decoder.decode(packet))
-        chosen = set(wanted)
-        yield from ((place, frame) for place, frame in enumerate(frames) if place in chosen)
+        frames = (frame for packet in container.demux(stream) for frame in decoder.decode(packet))
+        chosen = set(indices)
+        yield from ((index, frame) for index, frame in enumerate(frames) if index in chosen)
         return
-    for run in _runs(wanted, header.starts):
-        due = {int(header.stamps[place]): place for place in run}
+    for run in _runs(indices, header.starts):
+        due = {int(header.stamps[index]): index for index in run}
         start = header.starts[run[0]]
-        if start or run[0] != wanted[0]:
-            container.seek(int(header.stamps[start]), stream=film)
+        if start or run[0] != indices[0]:
+            container.seek(int(header.stamps[start]), stream=stream)
             decoder.flush_buffers()
-        for frame in _decoded_run(container, film, decoder, set(due)):
+        for frame in _decoded_run(container, stream, decoder, set(due)):
             if frame.pts in due:
                 yield due.pop(frame.pts), frame
 
 
-def _decoded_run(container: Any, film: Any, decoder: Any, unsent: set[int]) -> Iterator[Any]:
-    """All frames that come out until those with these stamps have gone in, and nothing more need go in."""
-    skips = decoder.name in _SKIPPING
-    for packet in container.demux(film):
+def _decoded_run(container: Any, stream: Any, decoder: Any, unsent: set[int]) -> Iterator[Any]:
+    """Decoded frames, until the packets with these time stamps have been sent to the decoder."""
+    skips = decoder.name in _CAN_SKIP
+    for packet in container.demux(stream):
         if skips:
             decoder.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in unsent else "NONREF"
         unsent.discard(packet.pts)
@@ -146,18 +158,18 @@ def _decoded_run(container: Any, film: Any, decoder: Any, unsent: set[int]) -> I
             return
 
 
-def _runs(wanted: Sequence[int], starts: npt.NDArray[np.int64]) -> list[list[int]]:
-    """Wanted frames that are best decoded in one go."""
-    runs = [[wanted[0]]]
-    for place in wanted[1:]:
-        if starts[place] - runs[-1][-1] > _WORTH_A_SEEK:
+def _runs(indices: Sequence[int], starts: npt.NDArray[np.int64]) -> list[list[int]]:
+    """The indices in runs that are best decoded without a seek."""
+    runs = [[indices[0]]]
+    for index in indices[1:]:
+        if starts[index] - runs[-1][-1] > _WORTH_A_SEEK:
             runs.append([])
-        runs[-1].append(place)
+        runs[-1].append(index)
     return runs
 
 
-class _Shown:
-    """Turns decoded frames into what a player shows, RGB."""
+class _DisplayConverter:
+    """Converts decoded frames to RGB (height, width, 3), as a player displays them."""
 
     def __init__(self, background: Colour, aspect: Callable[[], float]) -> None:
         from av.video.reformatter import Interpolation, VideoReformatter
@@ -166,7 +178,7 @@ class _Shown:
         self.aspect = aspect
         self.convert = VideoReformatter().reformat
         self.exact = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.BITEXACT
-        # Averages over what falls into a pixel; enlarged, that would show as squares.
+        # Area averaging for smaller sizes; enlarging with it would show squares.
         self.smaller, self.larger = Interpolation.AREA, Interpolation.BICUBIC
 
     def __call__(self, frame: Any, fit: Fit | None) -> npt.NDArray[np.uint8]:
@@ -179,19 +191,19 @@ class _Shown:
             scale = max(fit.width / width, fit.height / height)
             width, height = max(fit.width, round(width * scale)), max(fit.height, round(height * scale))
         stored = (height, width) if turns % 2 else (width, height)
-        picture = np.rot90(self._rgb(frame, *stored), turns)
+        image = np.rot90(self._rgb(frame, *stored), turns)
         if mirrored:
-            picture = picture[:, ::-1]
+            image = image[:, ::-1]
         if fit is not None:
             left, top = round((width - fit.width) * fit.x), round((height - fit.height) * fit.y)
-            picture = picture[top : top + fit.height, left : left + fit.width]
-        return picture
+            image = image[top : top + fit.height, left : left + fit.width]
+        return image
 
     def _rgb(self, frame: Any, width: int, height: int) -> npt.NDArray[np.uint8]:
         from av.video.reformatter import Colorspace
 
         if any(component.is_alpha for component in frame.format.components) or frame.format.name == "pal8":
-            frame = self._laid_on_background(frame)
+            frame = self._blended(frame)
         guessed = frame.colorspace == _UNSPECIFIED and min(frame.width, frame.height) >= _HIGH_DEFINITION
         enlarged = width > frame.width or height > frame.height
         shown = self.convert(
@@ -205,24 +217,24 @@ class _Shown:
         )
         return np.asarray(shown.to_ndarray())
 
-    def _laid_on_background(self, frame: Any) -> Any:
-        """At its own size: scaled first, the colours of what is not seen would shine through at the edges."""
+    def _blended(self, frame: Any) -> Any:
+        """Blend with the background before scaling: otherwise hidden colours would bleed at the edges."""
         import av
 
         pixels = self.convert(frame, format="rgba", threads=1).to_ndarray()
         opacity = pixels[..., 3:].astype(np.float32) / 255
-        laid = np.asarray(pixels[..., :3] * opacity + np.asarray(self.background, np.float32) * (1 - opacity))
-        return av.VideoFrame.from_ndarray(np.rint(laid).astype(np.uint8), "rgb24")
+        blended = np.asarray(pixels[..., :3] * opacity + np.asarray(self.background, np.float32) * (1 - opacity))
+        return av.VideoFrame.from_ndarray(np.rint(blended).astype(np.uint8), "rgb24")
 
 
-def _aspect(film: Any, decoder: Any) -> float:
-    """How much wider than high its pixels are: the file says it, or else its first decoded frame."""
-    aspect = film.sample_aspect_ratio or decoder.sample_aspect_ratio
+def _aspect(stream: Any, decoder: Any) -> float:
+    """Pixel aspect ratio, of the file or else of its first decoded frame."""
+    aspect = stream.sample_aspect_ratio or decoder.sample_aspect_ratio
     return float(aspect) if aspect and 0.1 < aspect < 10 else 1.0
 
 
 def _orientation(frame: Any) -> tuple[int, bool]:
-    """Quarter turns against the clock to put a frame upright, and whether to mirror it then, by its matrix."""
+    """Counter-clockwise quarter turns that make a frame upright, and whether to mirror it, from its display matrix."""
     from av.sidedata.sidedata import Type
 
     try:

@@ -1,4 +1,4 @@
-"""Owns what a person sees while something takes long: a progress bar on a terminal, plain lines elsewhere."""
+"""`Display`: training progress on the console, a live progress bar on a terminal and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress, TaskID
 
-SHOWN = 5
-"""Loss parts shown in the bar; the rest is in metrics.jsonl."""
+MAX_SHOWN = 5
+"""Number of metrics in the progress display; all of them are in metrics.jsonl."""
 
 
 class Display:
-    """Step, rate, time left, memory, loss parts, and the last validation. A silent one (other ranks, tests) prints
-    nothing.
+    """Shows step, steps per second, time left, memory, losses and the last validation. A silent display (other ranks,
+    tests) prints nothing.
 
-    On a terminal it is three lines that stay in place; elsewhere a plain line at each logging step. A console that
-    cannot be written (a file on a full disk, a terminal that is gone) is an observation lost.
+    On a terminal the display is three lines that are updated in place; elsewhere it is one line per logging step.
+    Errors of the console (a redirect to a full disk, a closed terminal) are ignored.
     """
 
     def __init__(self, title: str, silent: bool = False) -> None:
@@ -58,27 +58,27 @@ class Display:
         from rich.text import Text
 
         assert self._bar is not None
-        words = [Text(text, no_wrap=True, overflow="ellipsis") for text in (self._losses, self._validation) if text]
-        return Group(self._bar, *words)
+        texts = [Text(text, no_wrap=True, overflow="ellipsis") for text in (self._losses, self._validation) if text]
+        return Group(self._bar, *texts)
 
-    def update(self, step: int, figures: Mapping[str, float] | None = None, memory: int = 0) -> None:
-        """Move to a step; figures and memory are given at logging steps."""
+    def update(self, step: int, metrics: Mapping[str, float] | None = None, memory: int = 0) -> None:
+        """Show a step; `metrics` and `memory` (bytes) are passed at logging steps."""
         if self._bar is not None and self._task is not None:
-            if figures is None:
+            if metrics is None:
                 self._bar.update(self._task, completed=step)
             else:
-                self._losses = summary(figures)
+                self._losses = summary(metrics)
                 self._bar.update(self._task, completed=step, pace=f"{self.pace(step)}  {gigabytes(memory)}")
-        elif figures is not None and not self.silent:
-            self.note(f"step {step}/{self._total}  {self.pace(step)}  {gigabytes(memory)}  {summary(figures)}")
+        elif metrics is not None and not self.silent:
+            self.note(f"step {step}/{self._total}  {self.pace(step)}  {gigabytes(memory)}  {summary(metrics)}")
 
-    def validated(self, step: int, figures: Mapping[str, float]) -> None:
-        """Keep the last validation in sight, the use of codebooks first; elsewhere than on a terminal say all of it."""
-        usage = {name: value for name, value in figures.items() if name == "codebook_usage"}
-        ordered = {**usage, **figures}
+    def show_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show validation metrics, codebook usage first: a summary on a terminal, all metrics elsewhere."""
+        usage = {name: value for name, value in metrics.items() if name == "codebook_usage"}
+        ordered = {**usage, **metrics}
         self._validation = f"validation at {step}: {summary(ordered)}"
         if self._live is None:
-            self.note(f"validation at {step}: {spelled(ordered)}")
+            self.note(f"validation at {step}: {format_metrics(ordered)}")
 
     def pace(self, step: int) -> str:
         first, began = self._started
@@ -104,15 +104,15 @@ class Display:
             self._live = self._bar = None
 
 
-def summary(figures: Mapping[str, float]) -> str:
-    """The few figures that say most: whole losses before their parts, sizes of gradients last; no times."""
-    kept = [name for name in figures if not name.startswith(("train/time", "train/rate"))]
-    kept.sort(key=lambda name: 2 if name.endswith("gradient_norm") else 0 if name.endswith("/loss") else 1)
-    return spelled({name: figures[name] for name in kept[:SHOWN]})
+def summary(metrics: Mapping[str, float]) -> str:
+    """The most important metrics: total losses, then loss parts, then gradient norms; no timings."""
+    shown = [name for name in metrics if not name.startswith(("train/time", "train/rate"))]
+    shown.sort(key=lambda name: 2 if name.endswith("gradient_norm") else 0 if name.endswith("/loss") else 1)
+    return format_metrics({name: metrics[name] for name in shown[:MAX_SHOWN]})
 
 
-def spelled(figures: Mapping[str, float]) -> str:
-    return "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in figures.items())
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in metrics.items())
 
 
 def gigabytes(memory: int) -> str:

@@ -1,7 +1,7 @@
-"""Owns a process's place in the world: rank, device, precision, wrapping of modules, start and end.
+"""`Engine`: rank, device and precision of a process, wrapping of modules (compile, DDP, FSDP), process group.
 
-Started by `torchrun`, `accelerate launch`, Slurm or Ray Train alike: it reads the environment they set, or joins
-the process group they made. This file, `collectives.py` and `sharding.py` alone import `torch.distributed`.
+Works under `torchrun`, `accelerate launch`, Slurm and Ray Train: it reads the environment that they set, or uses the
+process group that they created. Only this file, `collectives.py` and `sharding.py` import `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous as _rendezvous
+from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -30,11 +30,12 @@ from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError
 from quintet.training.distributed import sharding
-from quintet.training.distributed.rendezvous import meet
+from quintet.training.distributed.rendezvous import rendezvous
 from quintet.training.distributed.watchdog import HangWatchdog
 
 
 def check_world(config: EngineConfig, world_size: int) -> None:
+    """Raise `UsageError` if `engine.world_size` is set and differs from the number of processes."""
     if config.world_size is not None and config.world_size != world_size:
         raise UsageError(
             f"engine.world_size={config.world_size}, but the launcher started {world_size} "
@@ -43,24 +44,24 @@ def check_world(config: EngineConfig, world_size: int) -> None:
 
 
 def may_be_restarted(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the launcher was asked to run the same command again after a failure (`torchrun --max-restarts`)."""
+    """Whether the launcher restarts the command after a failure (`torchrun --max-restarts`)."""
     return int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
 class Engine(Device):
-    """Devices, precision and the other processes, as one run sees them."""
+    """Device, precision and process group of one run."""
 
     def __init__(self, config: EngineConfig, seed: int = 0) -> None:
         self.seed = seed
-        place = RankInfo.from_environment()
-        self._owns_group = place.world_size > 1 and not dist.is_initialized()
+        rank_info = RankInfo.from_environment()
+        self._owns_group = rank_info.world_size > 1 and not dist.is_initialized()
         super().__init__(config)
-        self.watch: HangWatchdog | None = None
-        """Only where the processes met by this engine: a launcher that made the group watches over it."""
+        self.watchdog: HangWatchdog | None = None
+        """None if the launcher created the process group: it then detects hangs itself."""
         if self._owns_group:
-            self._join(place)
+            self._join(rank_info)
         self.rank = collectives.rank()
-        self.local_rank = place.local_rank
+        self.local_rank = rank_info.local_rank
         self.world_size = collectives.world_size()
         check_world(config, self.world_size)
 
@@ -78,42 +79,48 @@ class Engine(Device):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process holds a part of the trained modules. Alone, a process holds all of them."""
+        """Whether the trained modules are sharded over processes (FSDP). A single process always holds all weights."""
         return self.config.fsdp and self.is_distributed
 
     @property
     def device_name(self) -> str:
-        """What computes, and how many of it."""
+        """The kind of device, with the number of processes."""
         kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         return kind if self.world_size == 1 else f"{self.world_size} x {kind}"
 
     def memory_in_use(self) -> int:
-        """Bytes: the most that the device has held, or, on the CPU, that the process has."""
+        """Peak memory in bytes: of the CUDA device, or of the process on other devices."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
-    def _join(self, place: RankInfo) -> None:
+    def _join(self, rank_info: RankInfo) -> None:
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.config.timeout_seconds)
         try:
-            # By hand, because `timeout` is for processes that work: these need not have begun at one pace.
-            store, _, _ = next(_rendezvous("env://", place.rank, place.world_size, timeout=max(timeout, MEETING)))
-            meeting = meet(store, place.rank, place.world_size, max(timeout, MEETING))
-            own = dist.PrefixStore(f"quintet/{meeting}", store)  # type: ignore[attr-defined]
-            dist.init_process_group(backend, store=own, rank=place.rank, world_size=place.world_size, timeout=timeout)
-            self.watch = _watch(place, meeting)
+            # An explicit rendezvous: `timeout` is for running processes, and processes may start at different times.
+            patience = max(timeout, RENDEZVOUS_TIMEOUT)
+            store, _, _ = next(torch_rendezvous("env://", rank_info.rank, rank_info.world_size, timeout=patience))
+            attempt = rendezvous(store, rank_info.rank, rank_info.world_size, patience)
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(f"quintet/{attempt}", store),  # type: ignore[attr-defined]
+                rank=rank_info.rank,
+                world_size=rank_info.world_size,
+                timeout=timeout,
+            )
+            self.watchdog = _start_watchdog(rank_info, attempt)
         except (RuntimeError, TimeoutError) as error:
             raise LostContactError(
-                f"the {place.world_size} processes of this run did not meet at MASTER_ADDR and MASTER_PORT "
-                f"({str(error).splitlines()[0]})"
+                f"the {rank_info.world_size} processes of this run did not find each other at MASTER_ADDR and "
+                f"MASTER_PORT ({str(error).splitlines()[0]})"
             ) from None
 
     # --- modules ------------------------------------------------------------------------------------------
 
-    def place(self, modules: Mapping[str, nn.Module]) -> None:
-        super().place(modules)
+    def to_device(self, modules: Mapping[str, nn.Module]) -> None:
+        super().to_device(modules)
         if self.config.activation_checkpointing:
             for module in modules.values():
                 _recompute_activations(module)
@@ -121,7 +128,7 @@ class Engine(Device):
     def wrap(
         self, modules: Mapping[str, nn.Module], find_unused_parameters: bool, uncompiled: Collection[str] = ()
     ) -> dict[str, nn.Module]:
-        """The modules as training must call them: alike on every rank, compiled and synchronised, one by one."""
+        """Prepare modules for training: broadcast the weights of rank 0, compile, and wrap in DDP."""
         for module in modules.values():
             for tensor in (*module.parameters(), *module.buffers()):
                 collectives.broadcast(tensor.data)
@@ -139,14 +146,14 @@ class Engine(Device):
         return DistributedDataParallel(
             module,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
-            # State that is not trained changes in `after_step` alone, alike on every rank.
+            # Buffers change only in `after_step`, in the same way on every rank.
             forward_sync_buffers=False,
             find_unused_parameters=find_unused_parameters,
             bucket_cap_mb=self.config.bucket_megabytes,
         )
 
     def shard(self, modules: Mapping[str, nn.Module]) -> None:
-        """Keep this process's part of the modules alone, in place, if the run is to be sharded."""
+        """Shard modules in place if the run uses FSDP and has several processes."""
         if self.is_sharded:
             sharding.shard_modules(modules, self.device)
 
@@ -156,31 +163,31 @@ class Engine(Device):
     def micro_batch(
         self, modules: Mapping[str, nn.Module], step: int, number: int, synchronise: bool
     ) -> Iterator[None]:
-        """Encloses forward and backward of one micro-batch: its dropout stream, and no exchange but in the last."""
+        """Context of one micro-batch: seeds dropout, and disables gradient synchronisation unless `synchronise`."""
         torch.manual_seed(seed_from(self.seed, step, number, self.rank))
         with ExitStack() as stack:
-            for net in modules.values():
-                sharding.synchronise(net, synchronise)
+            for module in modules.values():
+                sharding.set_gradient_sync(module, synchronise)
             if not synchronise:
-                for net in modules.values():
-                    if isinstance(net, DistributedDataParallel):
-                        stack.enter_context(net.no_sync())
+                for module in modules.values():
+                    if isinstance(module, DistributedDataParallel):
+                        stack.enter_context(module.no_sync())
             yield
 
     def any_rank(self, *flags: bool | Tensor) -> list[bool]:
-        """Which flags are raised on any rank: one message and one read from the device for all of them."""
+        """For each flag, whether it is set on any rank. One all-reduce and one device read for all flags."""
         raised = torch.stack([torch.as_tensor(flag, device=self.device, dtype=torch.float32) for flag in flags])
         return [value > 0 for value in collectives.maximum_over_ranks(raised).tolist()]
 
     def from_main(self, value: int) -> int:
-        """The main process's number, on every rank."""
+        """Broadcast a number from rank 0."""
         return int(collectives.broadcast(torch.tensor([value], device=self.device)).item())
 
-    def explain(self, error: BaseException, accumulate: int, micro_batch: int) -> RunError | None:
-        """One sentence for a failure that is not of the code; the processes that it leaves waiting are told."""
-        failure = explain_failure(error, accumulate, micro_batch)
-        if isinstance(failure, LostContactError) and self.watch is not None:
-            self.watch.fail(str(failure))
+    def explain(self, error: BaseException, grad_accum_steps: int, micro_batch_size: int) -> RunError | None:
+        """See `explain_failure`. If contact with another process was lost, also end the processes that still wait."""
+        failure = explain_failure(error, grad_accum_steps, micro_batch_size)
+        if isinstance(failure, LostContactError) and self.watchdog is not None:
+            self.watchdog.fail(str(failure))
         return failure
 
     def barrier(self) -> None:
@@ -188,21 +195,21 @@ class Engine(Device):
             dist.barrier()
 
     def close(self) -> None:
-        """Leave the process group in good order; the last thing after all work succeeded."""
+        """Leave the process group. Call this last, after all work succeeded."""
         if self._owns_group and dist.is_initialized():
-            if self.watch is not None:
-                self.watch.stop()
+            if self.watchdog is not None:
+                self.watchdog.stop()
             dist.barrier()
             dist.destroy_process_group()
             self._owns_group = False
 
 
-MEETING = timedelta(minutes=10)
-"""How long processes wait for each other to begin, at least: they need not start, nor list the data, at one pace."""
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+"""Minimum timeout of the rendezvous: processes may start and list the data at different speeds."""
 
 
-def _watch(place: RankInfo, meeting: str) -> HangWatchdog:
-    """At the store through which the processes met, by a connection of its own."""
+def _start_watchdog(rank_info: RankInfo, attempt: str) -> HangWatchdog:
+    """A watchdog with its own connection to the rendezvous store."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
     def alive() -> bool:
@@ -213,34 +220,35 @@ def _watch(place: RankInfo, meeting: str) -> HangWatchdog:
         return True
 
     store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
-    return HangWatchdog(store, alive, meeting, place.rank, place.world_size)
+    return HangWatchdog(store, alive, attempt, rank_info.rank, rank_info.world_size)
 
 
 def _recompute_activations(module: nn.Module) -> None:
-    """Blocks whose class says `recomputable = True` forget their activations until the backward pass."""
+    """Activation checkpointing for blocks whose class sets `recomputable = True`."""
     for block in module.modules():
         if getattr(type(block), "recomputable", False) and "forward" not in vars(block):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> RunError | None:
-    """One sentence for the failures of machines rather than of code; None when it is not one."""
+def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_size: int) -> RunError | None:
+    """A one-sentence error for out-of-memory and lost connections; None for any other exception."""
     text = str(error)
-    # oneDNN and the C++ library have words of their own for memory they did not get.
+    # oneDNN and the C++ library have their own messages for failed allocations.
     signs = ("can't allocate memory", "could not create a primitive", "bad_alloc")
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in signs):
-        if micro_batch <= 1:
+        if micro_batch_size <= 1:
             return RunError("out of memory with micro-batches of one item; use a smaller model or smaller items")
-        factor = next(number for number in range(2, micro_batch + 1) if micro_batch % number == 0)
+        factor = next(number for number in range(2, micro_batch_size + 1) if micro_batch_size % number == 0)
         return RunError(
-            f"out of memory; use a larger train.grad_accum_steps (now {accumulate}, try {accumulate * factor}): "
-            "micro-batches shrink and the batch stays what it is"
+            f"out of memory; use a larger train.grad_accum_steps (now {grad_accum_steps}, try "
+            f"{grad_accum_steps * factor}): "
+            "micro-batches become smaller and the batch size stays the same"
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):
         if "imed out" in text:
             return LostContactError(
-                "another process of this run did not answer within engine.timeout_seconds; the run's log.txt has the "
-                "stack of each"
+                "another process of this run did not answer within engine.timeout_seconds; log.txt of the run has the "
+                "stack of each process"
             )
         reason = text.splitlines()[0].partition(". ")[0]
         return LostContactError(f"lost contact with another process of this run ({reason}); see that process's log")
@@ -248,8 +256,8 @@ def explain_failure(error: BaseException, accumulate: int, micro_batch: int) -> 
 
 
 def exit_process(code: int) -> NoReturn:
-    """End a process that took part in a group. gloo's threads may abort an ordinary interpreter exit after all
-    work is done, which would turn a green run red."""
+    """Exit a process that was part of a process group, without interpreter shutdown: gloo's threads may abort during
+    that shutdown, and a successful run would then exit with an error code."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

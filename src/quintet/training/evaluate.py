@@ -1,4 +1,4 @@
-"""Owns how a model is looked at without being changed: figures over the validation items, and artifacts."""
+"""Evaluation: metrics over the validation items, and sample artifacts."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ def evaluate(
     generated: int = 0,
     extra_splits: Mapping[str, Loader] | None = None,
 ) -> dict[str, float]:
-    """The recipe's figures over the validation items, with fixed choices, on all ranks.
+    """The metrics of a task over the validation items, with fixed random numbers, on all ranks.
 
-    From the first `generated` items of them, in whole batches, and of each of the `others`, a generator makes something
-    to be judged.
+    If `generated` is not 0, media are generated from the first `generated` items (rounded up to full batches) of the
+    validation split and of each of the `extra_splits`, and judged.
     """
     total = Statistics()
     with inference_mode(modules), unsharded(modules.values()):
-        # Autocast is for the models alone: readers of media compute too.
-        for loaded, counts in loader.validation(batch_size, batches):
+        # Autocast covers the models only, not the decoding of media in the loader.
+        for loaded, is_counted in loader.validation(batch_size, batches):
             with engine.autocast():
                 measured = task.measure(modules, loaded.batch.to(engine.device, engine.dtype))
-            total = total + (measured if counts else measured.zeros_like())
+            total = total + (measured if is_counted else measured.zeros_like())
         for split, items in {"validation": loader, **(extra_splits or {})}.items():
-            for loaded, counts in items.validation(batch_size, -(-generated // batch_size)):
+            for loaded, is_counted in items.validation(batch_size, -(-generated // batch_size)):
                 with engine.autocast():
                     measured = task.measure_generated(modules, loaded.batch.to(engine.device, engine.dtype), split)
-                total = total + (measured if counts else measured.zeros_like())
+                total = total + (measured if is_counted else measured.zeros_like())
         return task.summarise(total.over_ranks())
 
 
 def make_artifacts(task: Task[Any], modules: Modules, batch: Batch, engine: Engine) -> list[Artifact]:
+    """Sample artifacts of a batch."""
     with inference_mode(modules), unsharded(modules.values()), engine.autocast():
         return task.sample(modules, batch)

@@ -1,7 +1,7 @@
-"""`TokenizerTask`: how a tokenizer is trained, whatever it encodes, and metrics of how much of its codebook is used.
+"""Training tasks of tokenizers, and codebook metrics.
 
-`GanTokenizerTask` trains it against a discriminator: two phases on one forward pass. `PatchGanTask` is the same for
-images and frames, with their losses.
+`TokenizerTask` trains any tokenizer. `GanTokenizerTask` adds a discriminator: two phases on one forward pass.
+`PatchGanTask` is a `GanTokenizerTask` for images and video frames, with a `PatchDiscriminator` and pixel losses.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 
 class TokenizerTask(Task[ConfigT]):
-    """A tokenizer with a `quantizer`: its codebook starts from data, and its dead codes are revived."""
+    """Trains a tokenizer with a `quantizer`: initialises its codebook from data and revives dead codes."""
 
     revive_every: ClassVar[int] = 50
-    """Steps between two revivals of dead codes: candidates are gathered only then."""
+    """Steps between two revivals of dead codes. Candidate vectors are gathered only at these steps."""
 
     model: Any
-    """The tokenizer that is trained."""
+    """The trained tokenizer."""
 
     def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
@@ -50,33 +50,33 @@ class TokenizerTask(Task[ConfigT]):
 
     @property
     def trainable(self) -> bool:
-        """Whether there is anything to train."""
+        """Whether the tokenizer has trainable weights."""
         return True
 
     def splits(self) -> Splits:
-        return self._own.splits()
+        return self._tokenizer.splits()
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return self._own.collate(items)
+        return self._tokenizer.collate(items)
 
     @property
-    def _own(self) -> Tokenizer[ConfigT]:
+    def _tokenizer(self) -> Tokenizer[ConfigT]:
         return as_tokenizer(self.pipeline(self.modules))
 
     @abstractmethod
     def make_phases(self) -> list[Phase]:
-        """Those of the tokenizer, and of what else is trained, which is added to the modules."""
+        """The phase of the tokenizer, and phases of other trained modules, which are added to `modules`."""
 
     @abstractmethod
     def latents(self, batch: Batch) -> Tensor:
-        """What the quantizer sees of a batch, (vectors, dim) or with more axes before; padding left out."""
+        """The input vectors of the quantizer, (..., dim), without padding."""
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        """Start a vector codebook from the latents of the first batches."""
+        """Initialise a vector codebook from the latents of the first batches."""
         with torch.no_grad():
             reports = [Statistics(rows={"latents": self.latents(batch)}) for batch in batches]
         latents = sum(reports, Statistics()).over_ranks().rows["latents"]
-        self.model.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
+        self.model.quantizer.init_from_data(latents, seed_from(self.config.train.seed, "codebook"))
 
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.model.quantizer.update(
@@ -85,7 +85,7 @@ class TokenizerTask(Task[ConfigT]):
 
 
 class GanTokenizerTask(TokenizerTask[ConfigT]):
-    """A tokenizer, and a discriminator where `loss.discriminator` asks for one."""
+    """Trains a tokenizer, with a discriminator if `loss.discriminator` is set."""
 
     loss: AdversarialLossConfig
 
@@ -106,25 +106,25 @@ class GanTokenizerTask(TokenizerTask[ConfigT]):
 
     @abstractmethod
     def make_discriminator(self) -> nn.Module:
-        """A new one, which says of media whether they are real."""
+        """Build the discriminator, which classifies media as real or reconstructed."""
 
     @abstractmethod
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        """Of the tokenizer; where it needs the discriminator, the raw module, frozen."""
+        """Loss of the tokenizer. Uses the unwrapped discriminator with frozen parameters."""
 
     @abstractmethod
     def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        """Of the discriminator, on media and detached reconstructions."""
+        """Loss of the discriminator, on real media and detached reconstructions."""
 
 
 class PatchGanTask(GanTokenizerTask[ConfigT]):
-    """Images or frames against a `PatchDiscriminator`.
+    """Trains a tokenizer of images or video frames against a `PatchDiscriminator`.
 
-    The output of `forward` holds the images that the discriminator looks at, `real` and `fake` (batch, channels,
-    height, width), and as `result` the tokenizer's own, which has the `loss` of the quantizer.
+    The output of `forward` contains the inputs of the discriminator, `real` and `fake` (batch, channels, height,
+    width), and `result`, the output of the tokenizer, which has the `loss` of the quantizer.
     """
 
-    # The gradient penalty of the discriminator is a gradient of a gradient.
+    # The gradient penalty of the discriminator needs second derivatives.
     traits = Traits(best=("psnr", "max"), uncompiled=frozenset({"discriminator"}))
     loss: ImageLossConfig
 
@@ -139,10 +139,10 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
 
     @abstractmethod
     def reconstruction_loss(self, batch: Batch, output: Output) -> tuple[Tensor, dict[str, Tensor]]:
-        """The distance of reconstructions, and its parts."""
+        """The reconstruction loss and its parts."""
 
     def add_perceptual(self, loss: Tensor, parts: dict[str, Tensor], fake: Tensor, real: Tensor) -> Tensor:
-        """The loss with the perceptual distance of images, where there is one; then it is among the parts too."""
+        """Add the perceptual loss of images (batch, channels, height, width) to `loss` and `parts`, if enabled."""
         if self.perceptual is None:
             return loss
         parts["perceptual"] = self.perceptual.to(real.device, real.dtype)(fake.to(real.dtype), real)
@@ -157,7 +157,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
         return Loss(reconstruction + parts["quantizer"], parts)
 
     def adversarial_loss(self, reconstruction: Tensor, output: Output, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The whole loss of the tokenizer, and the parts that the discriminator adds to it."""
+        """The total loss of the tokenizer, and the adversarial parts of it."""
         adversarial = self.hinge_loss(output["fake"])
         weight = self.loss.adversarial * self.loss.adversarial_ramp(step)
         return reconstruction + output["result"].loss + weight * adversarial, {"adversarial": adversarial}
@@ -167,7 +167,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
             return hinge_generator_loss(discriminator(fake))
 
     def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        penalised = self.loss.is_penalised(step)
+        penalised = self.loss.has_gradient_penalty(step)
         loss, parts, logits = patch_loss(modules["discriminator"], output["real"], output["fake"], penalised)
         loss, statistics = self.regularise(loss, parts, *logits)
         return Loss(loss + self.loss.gradient_penalty * parts["penalty"] if penalised else loss, parts, statistics)
@@ -175,24 +175,26 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
     def regularise(
         self, loss: Tensor, parts: dict[str, Tensor], real_logits: Tensor, fake_logits: Tensor
     ) -> tuple[Tensor, Statistics]:
-        """The discriminator's loss with what a family adds to it and to its parts, and statistics for `after_step`."""
+        """Hook for regularisers: returns the discriminator loss with extra terms, and statistics for `after_step`."""
         return loss, Statistics()
 
 
 def mean_metrics(sums: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, float]:
-    """Means over the items of a validation set, of sums that `measure` returned with their `count`."""
+    """Means over the validation items, from the sums and the `count` that `measure` returned."""
     return {name: float(sums[name] / sums["count"]) for name in names}
 
 
-def count_codes(codes: Tensor, num_codes: int, levels: int) -> Tensor:
-    """How often each code occurs at each level, (levels, num_codes); padding, which is negative, does not count."""
-    each = codes.reshape(-1, levels).T
-    return torch.stack([torch.bincount(level[level >= 0], minlength=num_codes) for level in each])
+def count_codes(codes: Tensor, num_codes: int, num_quantizers: int) -> Tensor:
+    """Count how often each quantizer uses each code, (num_quantizers, num_codes).
+
+    `codes` is (..., num_quantizers); negative codes are padding and are not counted."""
+    by_quantizer = codes.reshape(-1, num_quantizers).T
+    return torch.stack([torch.bincount(column[column >= 0], minlength=num_codes) for column in by_quantizer])
 
 
 def codebook_metrics(counts: Tensor) -> dict[str, float]:
-    """Usage and perplexity of counts (levels, num_codes), of a residual quantizer the means over its levels."""
+    """Codebook usage and perplexity, from counts (num_quantizers, num_codes); means over the quantizers."""
     return {
-        "codebook_usage": float(torch.stack([usage(level) for level in counts]).mean()),
-        "codebook_perplexity": float(torch.stack([perplexity(level) for level in counts]).mean()),
+        "codebook_usage": float(torch.stack([usage(row) for row in counts]).mean()),
+        "codebook_perplexity": float(torch.stack([perplexity(row) for row in counts]).mean()),
     }

@@ -1,7 +1,7 @@
-"""What keeps every checkpoint of a run one that can be gone on from: `Saver` writes them, `NonFiniteGuard` skips steps
-with NaN or Inf.
+"""`Saver` writes checkpoints; `NonFiniteGuard` skips steps with NaN or infinite values and rolls back.
 
-A step whose losses, gradients or moments are not finite is never taken, and a state that is not finite is never saved.
+A step whose losses, gradients or optimizer moments are not finite is never applied, and a state that is not finite is
+never saved, so a run can be resumed from each of its checkpoints.
 """
 
 from __future__ import annotations
@@ -25,37 +25,36 @@ from quintet.training.state import TrainingState, newest_good
 
 
 class Saver:
-    """Saves one state to one run. A failure is said, and leaves the last checkpoint as it was."""
+    """Saves the training state of a run. A failed save is reported and leaves earlier checkpoints intact."""
 
-    def __init__(self, run: Run, engine: Engine, state: TrainingState, fingerprint: str, say: Callable[[str], None]):
+    def __init__(self, run: Run, engine: Engine, state: TrainingState, fingerprint: str, notify: Callable[[str], None]):
         self.run = run
         self.engine = engine
         self.state = state
         self.fingerprint = fingerprint
-        self.say = say
+        self.notify = notify
         self.saved_step: int | None = None
 
     def save(self, final: bool = False) -> None:
-        """A checkpoint of this step, if there is none yet. A failure is an error only where no later step can make up
-        for it."""
+        """Save a checkpoint of this step, unless it exists. A failure raises RunError only for the `final` step."""
         step = self.state.progress.step
         if self.saved_step == step:
             return
         writes = self.engine.is_main or self.engine.is_sharded
-        problem = self._write(step) if writes else "see the first process"
+        problem = self._write(step) if writes else "see the log of rank 0"
         self.engine.barrier()
         saved = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
         self.saved_step = saved if saved >= 0 else None
         if final and self.saved_step != step:
-            raise RunError(f"could not save the last step in {self.run.checkpoints}: {problem}")
+            raise RunError(f"could not save the final checkpoint in {self.run.checkpoints}: {problem}")
 
     def _write(self, step: int) -> str:
-        """What was in the way, or nothing."""
+        """Write the checkpoint; returns the error message, or an empty text."""
         problem = ""
         try:
             contents = self.state.contents(self.engine.world_size, self.fingerprint)
-            if broken := broken_tensors(self.state.tensors(), self.engine):
-                raise OSError(f"{broken[0]} is not finite")
+            if nonfinite := nonfinite_tensors(self.state.tensors(), self.engine):
+                raise OSError(f"{nonfinite[0]} is not finite")
             if self.engine.is_sharded:
                 sharding.write(self.run.checkpoints, step, contents, self.engine.device)
             else:
@@ -63,7 +62,7 @@ class Saver:
             self.saved_step = step
         except OSError as error:
             problem = str(error)
-            self.say(f"warning: could not save step {step} ({problem}); the last checkpoint is unharmed")
+            self.notify(f"warning: could not save step {step} ({problem}); the previous checkpoint is intact")
         if self.engine.is_main:
             self._prune()
         return problem
@@ -72,66 +71,69 @@ class Saver:
         try:
             checkpoint.prune(self.run.checkpoints, self.state.task.config.checkpoint.keep)
         except OSError as error:
-            self.say(f"warning: could not delete an old checkpoint ({error})")
+            self.notify(f"warning: could not delete an old checkpoint ({error})")
 
-    def point(self, name: str, step: int | None) -> None:
-        """Let `latest` or `best` name a checkpoint that exists; nothing depends on it, so that it may be lost."""
+    def write_pointer(self, name: str, step: int | None) -> None:
+        """Point `latest` or `best` to a checkpoint, if it exists. Errors are ignored: resuming needs no pointer."""
         folder = checkpoint.folder_of(self.run.checkpoints, step or 0)
         if folder.is_dir():
-            self.run.observe(f"checkpoints/{name}", partial(checkpoint.point, self.run.checkpoints, name, folder))
+            self.run.best_effort_write(
+                f"checkpoints/{name}", partial(checkpoint.write_pointer, self.run.checkpoints, name, folder)
+            )
 
-    def set_newer_aside(self, why: str) -> None:
-        """Take checkpoints that the run no longer follows out of the row."""
+    def set_newer_aside(self, reason: str) -> None:
+        """Set aside all checkpoints of later steps, which the run no longer follows."""
         for newer in checkpoint.steps(self.run.checkpoints):
             if checkpoint.step_of(newer) > self.state.progress.step:
-                checkpoint.set_aside(newer, why)
+                checkpoint.set_aside(newer, reason)
 
 
 class NonFiniteGuard:
-    """Non-finite steps are skipped, counted and named; too many in a row end the run. All ranks must call its methods
-    together."""
+    """Counts and reports skipped non-finite steps; after too many in a row, rolls back or ends the run.
 
-    def __init__(self, run: Run, engine: Engine, state: TrainingState, saver: Saver, say: Callable[[str], None]):
+    All ranks must call its methods together."""
+
+    def __init__(self, run: Run, engine: Engine, state: TrainingState, saver: Saver, notify: Callable[[str], None]):
         self.run = run
         self.engine = engine
         self.state = state
         self.saver = saver
-        self.say = say
+        self.notify = notify
 
-    def note_bad_step(self, batches: Sequence[Batch]) -> None:
-        """A step was skipped: name what is to blame, and roll back or stop where there were too many."""
+    def note_nonfinite_step(self, batches: Sequence[Batch]) -> None:
+        """Report a skipped step and its likely cause; roll back or stop after too many in a row."""
         progress, limit = self.state.progress, self.state.task.config.train.max_nonfinite_steps
         progress.bad_steps += 1
         progress.bad_steps_in_a_row += 1
-        kind, names = self._culprits(batches)
+        kind, names = self._causes(batches)
         where = "loss or gradient" if kind == "items" else "weights or optimizer state"
-        self.say(f"step {progress.step}: non-finite {where}, step skipped; {kind}: {', '.join(names)}")
+        self.notify(f"step {progress.step}: non-finite {where}, step skipped; {kind}: {', '.join(names)}")
         if self.engine.is_main:
             self.run.write_metrics({"step": progress.step, "train/bad_steps": progress.bad_steps, kind: names})
         if progress.bad_steps_in_a_row >= limit and not self._roll_back():
             self._give_up()
 
     def check(self, may_roll_back: bool) -> None:
-        """Find a broken tensor that no loss has met yet, such as a code that nobody uses."""
-        if self._broken() and not (may_roll_back and self._roll_back()):
+        """Find non-finite tensors that no loss depends on yet, such as an unused codebook entry."""
+        if self._nonfinite() and not (may_roll_back and self._roll_back()):
             self._give_up()
 
-    def _culprits(self, batches: Sequence[Batch]) -> tuple[str, list[str]]:
-        """What to name for a bad step: broken tensors of the run itself, else items."""
-        broken = self._broken()
-        if broken:
-            more = [f"and {len(broken) - 3} more"] if len(broken) > 3 else []
-            return "tensors", [*broken[:3], *more]
+    def _causes(self, batches: Sequence[Batch]) -> tuple[str, list[str]]:
+        """The likely causes of a non-finite step: non-finite tensors of the training state, else items of the batch."""
+        nonfinite = self._nonfinite()
+        if nonfinite:
+            more = [f"and {len(nonfinite) - 3} more"] if len(nonfinite) > 3 else []
+            return "tensors", [*nonfinite[:3], *more]
         gather, device = collectives.gather_names, self.engine.device
         names = gather([name for batch in batches for name in batch.nonfinite_items()], device)
-        # Where no item holds a non-finite number itself, any of them may have caused one.
+        # If no item contains non-finite values, any of them may be the cause.
         return "items", names or gather([name for batch in batches for name in batch.names], device)
 
-    def _broken(self) -> list[str]:
-        return broken_tensors(self.state.tensors(), self.engine)
+    def _nonfinite(self) -> list[str]:
+        return nonfinite_tensors(self.state.tensors(), self.engine)
 
     def _roll_back(self) -> bool:
-        """Go back to the last good checkpoint, and on with the items that come next; False if it may not be."""
+        """Restore the newest good checkpoint and continue with the next items. Returns False if it cannot."""
         progress, limit = self.state.progress, self.state.task.config.train.max_rollbacks
         if progress.rollbacks >= limit:
             return False
@@ -140,33 +142,33 @@ class NonFiniteGuard:
             return False
         self.state.restore(checkpoint.folder_of(self.run.checkpoints, step))
         self.state.progress = replace(progress, bad_steps_in_a_row=0, rollbacks=progress.rollbacks + 1)
-        self.say(
-            f"rolled back to the weights of step {step}, on with other items "
-            f"({self.state.progress.rollbacks} of {limit} roll-backs)"
+        self.notify(
+            f"rolled back to the weights of step {step}, continuing with the next items "
+            f"(rollback {self.state.progress.rollbacks} of {limit})"
         )
         return True
 
     def _give_up(self) -> None:
         progress, saved = self.state.progress, self.saver.saved_step
-        broken = self._broken()
-        if broken:
-            last = f"step {saved} is the newest saved and is finite" if saved else "none was saved"
+        nonfinite = self._nonfinite()
+        if nonfinite:
+            last = f"the newest checkpoint, step {saved}, is finite" if saved else "there is no checkpoint"
             raise RunError(
-                f"step {progress.step}: the run's own tensors are not finite any more ({broken[0]}) and were not "
-                f"saved; {last}; lower optim.lr, or let the run go back by itself with train.max_rollbacks"
+                f"step {progress.step}: the training state is not finite ({nonfinite[0]}) and was not saved; {last}; "
+                "lower optim.lr, or set train.max_rollbacks to roll back automatically"
             )
         self.saver.save()
         raise RunError(
-            f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_nonfinite_steps); weights are finite and "
-            f"saved at step {progress.step}; look at the items named in {self.run.log_file}, or lower optim.lr"
+            f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_nonfinite_steps); weights are finite "
+            f"and saved at step {progress.step}; check the items listed in {self.run.log_file}, or lower optim.lr"
         )
 
 
 def largest_moment(optimizer: Optimizer) -> Tensor | None:
-    """The largest magnitude in an optimizer's moments in this process, non-finite if any element is; None before the
-    first step.
+    """The largest magnitude of an optimizer's moments on this rank, non-finite if any element is; None before the first
+    step.
 
-    The largest element rather than the norm: squares of squared gradients overflow long before the moments do.
+    The maximum rather than the L2 norm: squares of second moments overflow long before the moments do.
     """
     moments = [
         sharding.local_tensor(value)
@@ -177,12 +179,12 @@ def largest_moment(optimizer: Optimizer) -> Tensor | None:
     return nn.utils.get_total_norm(moments, norm_type=torch.inf, foreach=True) if moments else None
 
 
-def broken_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine) -> list[str]:
-    """The names of the tensors that hold a non-finite number, as `group: tensor`; of a sharded state on any rank."""
-    broken = [
+def nonfinite_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine) -> list[str]:
+    """The names of tensors with NaN or infinite values, as `group: tensor`; for a sharded state, on any rank."""
+    nonfinite = [
         f"{group}: {name}"
         for group, tensors in groups.items()
         for name, tensor in tensors.items()
         if tensor.is_floating_point() and not bool(sharding.local_tensor(tensor).isfinite().all())
     ]
-    return list(dict.fromkeys(collectives.gather_names(broken, engine.device))) if engine.is_sharded else broken
+    return list(dict.fromkeys(collectives.gather_names(nonfinite, engine.device))) if engine.is_sharded else nonfinite

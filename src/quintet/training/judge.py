@@ -1,6 +1,6 @@
-"""Judging what a generator makes in an evaluation: the judge of a batch's data set, and the mean of its scores.
+"""Judging generated media during evaluation: the judge of a synthetic data set, and the mean of its scores.
 
-Only items of a synthetic data set can be judged; of a person's own data there is no judge, and no such metric.
+Only synthetic data sets have a judge; other data sets have no such metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def judge_of(batch: Batch, split: str) -> Judge[Any] | None:
-    """The judge of the data set that the items of a batch are of, if it can judge all of them on this split."""
+    """The judge of the data set of a batch, or None if there is none or it does not cover all items on this split."""
     datasets = {*batch.fields.get("dataset", ())}
     judge = find_judge(datasets.pop()) if len(datasets) == 1 else None
     if judge is None or split not in judge.splits or not all(map(judge.knows, batch["metadata"])):
@@ -29,7 +29,7 @@ def judge_of(batch: Batch, split: str) -> Judge[Any] | None:
 def judged_rows(
     judge: Judge[Any], batch: Batch, split: str, generated: Iterable[Any], reconstructed: Iterable[Any]
 ) -> dict[str, Tensor]:
-    """Scores of media generated from the captions of a batch and, as `…_reconstruction`, of the tokenizer's."""
+    """Scores (items,) of media generated from the captions of a batch, and `…_reconstruction` of reconstructions."""
     return {
         f"{name}{suffix}": values
         for suffix, media in (("", generated), ("_reconstruction", reconstructed))
@@ -38,6 +38,6 @@ def judged_rows(
 
 
 def mean_scores(rows: Mapping[str, Tensor]) -> dict[str, float]:
-    """By metric of a judge the mean over all that captions promise; none where they promise nothing."""
+    """Mean of each score of a judge, ignoring NaN. A score that is NaN for all items is left out."""
     scores = {name: values for name, values in rows.items() if name.startswith("match_")}
     return {name: float(values.nanmean()) for name, values in scores.items() if not values.isnan().all()}

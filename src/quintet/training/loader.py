@@ -1,4 +1,4 @@
-"""Owns how items become batches: worker processes, replacement of unreadable items, the ranks' shares."""
+"""`Loader`: batches from a data set, with worker processes, replacement of unreadable items and sharding by rank."""
 
 from __future__ import annotations
 
@@ -23,200 +23,209 @@ from quintet.training.order import Order, SampleIndex, replacement
 from quintet.training.signals import SIGNALS
 
 VALIDATION_EPOCH = 2**31
-"""The epoch whose choices validation uses: fixed, and one no training reaches."""
+"""The epoch number that validation uses for random numbers: fixed, and never reached by training."""
 
-DEATHS = 3
-"""Times in a row that workers may die without having delivered a batch."""
+MAX_DEATHS = 3
+"""Number of times in a row that workers may die before they deliver a batch."""
 
-ATTEMPTS = 100
-"""Replacements tried for one item before the data set is called broken."""
+MAX_ATTEMPTS = 100
+"""Number of replacements tried for one unreadable item before training stops."""
 
 Collate = Callable[[Sequence[Item]], dict[str, Any]]
 
 
 @dataclass
 class LoadedBatch:
-    """One batch as the workers hand it over, with the items that turned out unreadable on the way."""
+    """A batch from a worker, and the unreadable items found while loading it, each with the reason."""
 
     batch: Batch
     skipped: dict[str, str]
 
     def pin_memory(self) -> LoadedBatch:
-        """Called by DataLoader where the device is a GPU."""
+        """Called by DataLoader if the device is a GPU."""
         return LoadedBatch(self.batch.pin_memory(), self.skipped)
 
 
 @dataclass
 class _Reader(TorchDataset[LoadedBatch | QuintetError]):
-    """Lives in the workers. Indexed by the slots of a whole batch: the epoch travels in the index, because a
-    persistent worker would never see a changed attribute."""
+    """Runs in the workers. Indexed by the sample indices of a full batch: the epoch is part of the index, because
+    persistent workers would not see a changed attribute."""
 
-    source: Dataset
+    dataset: Dataset
     seed: int
     collate: Collate
 
-    def __getitem__(self, slots: tuple[SampleIndex, ...]) -> LoadedBatch | QuintetError:
-        """An error is handed over, not raised: raised in a worker, its one sentence would drown in a traceback."""
+    def __getitem__(self, indices: tuple[SampleIndex, ...]) -> LoadedBatch | QuintetError:
+        """Errors are returned, not raised: DataLoader would bury the message in a worker traceback."""
         skipped: dict[str, str] = {}
         try:
-            read = [self._read(slot, skipped) for slot in slots]
+            read = [self._read(index, skipped) for index in indices]
             used = [item for item, _ in read]
-            names = tuple(self.source.name(item) for item in used)
-            rng = ItemRNG(self.seed, [epoch for epoch, _ in slots], used)
+            names = tuple(self.dataset.name(item) for item in used)
+            rng = ItemRNG(self.seed, [epoch for epoch, _ in indices], used)
             return LoadedBatch(Batch(self.collate([fields for _, fields in read]), names, rng), skipped)
         except QuintetError as error:
             return error
 
-    def _read(self, slot: SampleIndex, skipped: dict[str, str]) -> tuple[int, Item]:
-        epoch, item = slot
-        for attempt in range(ATTEMPTS):
+    def _read(self, index: SampleIndex, skipped: dict[str, str]) -> tuple[int, Item]:
+        epoch, item = index
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                return item, self.source.load(item, ItemRNG(self.seed, [epoch], [item]))
+                return item, self.dataset.load(item, ItemRNG(self.seed, [epoch], [item]))
             except UnreadableItem as problem:
-                last = f"{self.source.name(item)} ({problem})"
-                skipped[self.source.name(item)] = str(problem)
-                item = replacement(self.seed, slot, attempt, len(self.source))
+                last = f"{self.dataset.name(item)} ({problem})"
+                skipped[self.dataset.name(item)] = str(problem)
+                item = replacement(self.seed, index, attempt, len(self.dataset))
         raise RunError(
-            f"{ATTEMPTS} items in a row could not be read, the last one {last}; run `quintet data check` on the folder"
+            f"{MAX_ATTEMPTS} items in a row could not be read, the last of them {last}; "
+            "run `quintet data check` on the folder"
         )
 
 
-def _only(loaded: Sequence[LoadedBatch | QuintetError]) -> LoadedBatch | QuintetError:
+def _single(loaded: Sequence[LoadedBatch | QuintetError]) -> LoadedBatch | QuintetError:
     return loaded[0]
 
 
 def _ignore_signals(worker: int) -> None:
-    """A stop request to the whole process group is for the trainer, which still needs its workers to save."""
+    """Only the trainer handles stop signals to the process group: it needs its workers until it has saved."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass
 class Loader:
-    """Batches of one source for one rank."""
+    """Batches of one data set for one rank."""
 
-    source: Dataset
+    dataset: Dataset
     seed: int
     collate: Collate
     engine: Engine
     workers: int
     skipped: dict[str, str] = field(default_factory=dict)
-    """Items that turned out unreadable, with the reason."""
-    notice: Callable[[str], None] = lambda text: None
-    """Where to say what happened."""
+    """Unreadable items found so far, each with the reason."""
+    notify: Callable[[str], None] = lambda text: None
+    """Receives messages for the user."""
 
-    def training(self, order: Order, first_step: int, last_step: int, accumulate: int) -> Iterator[LoadedBatch]:
-        """The micro-batches of all steps in turn, `accumulate` of each."""
-        return self._stream(self._shares(order, range(first_step, last_step), accumulate), self.workers)
+    def training(self, order: Order, first_step: int, last_step: int, grad_accum_steps: int) -> Iterator[LoadedBatch]:
+        """The micro-batches of all steps in order, `grad_accum_steps` per step."""
+        return self._stream(self._local_batches(order, range(first_step, last_step), grad_accum_steps), self.workers)
 
     def validation(self, batch_size: int, batches: int | None) -> Iterator[tuple[LoadedBatch, bool]]:
-        """The items in order, at most `batches` batches, each shared out over the ranks.
+        """The items in order, at most `batches` batches, each split over the ranks.
 
-        Every rank gets the same number of batches, because a forward pass may be a joint effort; where a rank
-        has no items left it repeats one, marked False, and its figures are not to be counted.
+        Every rank gets the same number of batches, because a forward pass may contain collectives. A rank without items
+        repeats one, marked False: its metrics must not be counted.
         """
-        count = len(self.source) if batches is None else min(len(self.source), batches * batch_size)
-        shares: list[tuple[tuple[SampleIndex, ...], bool]] = []
+        count = len(self.dataset) if batches is None else min(len(self.dataset), batches * batch_size)
+        local_batches: list[tuple[tuple[SampleIndex, ...], bool]] = []
         for start in range(0, count, batch_size):
             items = range(start, min(start + batch_size, count))
             size = -(-len(items) // self.engine.world_size)
-            mine = items[self.engine.rank * size : (self.engine.rank + 1) * size]
-            shares.append((tuple((VALIDATION_EPOCH, item) for item in mine or items[:1]), bool(mine)))
-        # Reading in this process: it is short, and workers would cost more to start than they save.
-        stream = self._stream(iter([slots for slots, _ in shares]), workers=0)
-        for loaded, (_, counts) in zip(stream, shares, strict=True):
-            yield loaded, counts
+            local = items[self.engine.rank * size : (self.engine.rank + 1) * size]
+            local_batches.append((tuple((VALIDATION_EPOCH, item) for item in local or items[:1]), bool(local)))
+        # Read in this process: starting workers would take longer than they save.
+        stream = self._stream(iter([indices for indices, _ in local_batches]), workers=0)
+        for loaded, (_, is_counted) in zip(stream, local_batches, strict=True):
+            yield loaded, is_counted
 
     def single(self, item: int) -> Batch:
-        """One item as a batch of its own; `UnreadableItem` where it cannot be read."""
+        """One item as a batch of size 1; raises `UnreadableItem` if it cannot be read."""
         rng = ItemRNG(self.seed, [VALIDATION_EPOCH], [item])
-        return Batch(self.collate([self.source.load(item, rng)]), (self.source.name(item),), rng)
+        return Batch(self.collate([self.dataset.load(item, rng)]), (self.dataset.name(item),), rng)
 
-    def opening(self, order: Order, accumulate: int, steps: int = 1) -> Iterator[LoadedBatch]:
-        """The micro-batches of the first steps, read in this process and consumed by nobody."""
-        return self._stream(self._shares(order, range(steps), accumulate), workers=0)
+    def init_batches(self, order: Order, grad_accum_steps: int, steps: int = 1) -> Iterator[LoadedBatch]:
+        """The micro-batches of the first steps, read in this process; training reads them again."""
+        return self._stream(self._local_batches(order, range(steps), grad_accum_steps), workers=0)
 
-    def _shares(self, order: Order, steps: range, accumulate: int) -> Iterator[tuple[SampleIndex, ...]]:
-        place = (self.engine.rank, self.engine.world_size)
-        return (tuple(order.share(step, micro, accumulate, *place)) for step in steps for micro in range(accumulate))
+    def _local_batches(self, order: Order, steps: range, grad_accum_steps: int) -> Iterator[tuple[SampleIndex, ...]]:
+        rank, world_size = self.engine.rank, self.engine.world_size
+        return (
+            tuple(order.local_batch(step, micro, grad_accum_steps, rank, world_size))
+            for step in steps
+            for micro in range(grad_accum_steps)
+        )
 
     def first(self, count: int) -> LoadedBatch:
-        """The first items as one batch, the same on every rank."""
-        slots = tuple((VALIDATION_EPOCH, item) for item in range(min(count, len(self.source))))
-        return next(self._stream(iter([slots]), workers=0))
+        """The first `count` items as one batch, the same on every rank."""
+        indices = tuple((VALIDATION_EPOCH, item) for item in range(min(count, len(self.dataset))))
+        return next(self._stream(iter([indices]), workers=0))
 
     def check_readable(self) -> None:
-        """An error before any training when no item at all can be read."""
+        """Raise UsageError if none of the items can be read."""
         reasons: dict[str, str] = {}
-        for item in range(len(self.source)):
+        for item in range(len(self.dataset)):
             try:
-                self.source.load(item, ItemRNG(self.seed, [0], [item]))
+                self.dataset.load(item, ItemRNG(self.seed, [0], [item]))
                 return
             except UnreadableItem as problem:
-                reasons.setdefault(str(problem), self.source.name(item))
+                reasons.setdefault(str(problem), self.dataset.name(item))
         listed = "; ".join(f"{name}: {reason}" for reason, name in list(reasons.items())[:3])
-        raise UsageError(f"none of the {len(self.source)} items can be read ({listed})")
+        raise UsageError(f"none of the {len(self.dataset)} items can be read ({listed})")
 
-    def _stream(self, shares: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch]:
-        """The batches in turn. Workers that die are started again: what they read is a function of the slots."""
+    def _stream(self, batches_of_indices: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch]:
+        """The batches in order. Dead workers are restarted; their batches are a pure function of the indices."""
         deaths = 0
-        handed_out: deque[tuple[SampleIndex, ...]] = deque()
+        pending: deque[tuple[SampleIndex, ...]] = deque()
         while True:
-            batches = self._batches(_remembered(shares, handed_out), workers)
+            batches = self._batches(_recorded(batches_of_indices, pending), workers)
             try:
                 for loaded in batches:
                     if isinstance(loaded, QuintetError):
                         raise loaded
-                    handed_out.popleft()
+                    pending.popleft()
                     self.skipped.update(loaded.skipped)
                     deaths = 0
                     yield loaded
                 return
             except (RuntimeError, ConnectionError, EOFError) as error:
-                # A batch that a dead worker had ready is fetched from it all the same, and the line to it is cut.
-                is_cut_off = workers > 0 and not isinstance(error, RuntimeError)
-                if not is_cut_off and "DataLoader worker" not in str(error):
+                # Fetching a finished batch from a dead worker fails with a connection error.
+                is_disconnected = workers > 0 and not isinstance(error, RuntimeError)
+                if not is_disconnected and "DataLoader worker" not in str(error):
                     raise
                 deaths += 1
-                if deaths == DEATHS:
+                if deaths == MAX_DEATHS:
                     raise RunError(
-                        f"data workers died {DEATHS} times in a row ({error}); if memory ran out, use fewer "
-                        f"data.num_workers (now {workers}), or 0 to read in the training process"
+                        f"data workers died {MAX_DEATHS} times in a row ({error}); if memory ran out, reduce "
+                        f"data.num_workers (now {workers}), or set it to 0 to read in the training process"
                     ) from None
-                self.notice(f"a data worker died ({error}); the workers are started again")
+                self.notify(f"a data worker died ({error}); restarting the workers")
                 del batches
-                shares = chain([*handed_out], shares)
-                handed_out.clear()
+                batches_of_indices = chain([*pending], batches_of_indices)
+                pending.clear()
 
-    def _batches(self, shares: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch | QuintetError]:
-        generator = torch.Generator()  # so that starting workers does not touch the process's own stream
+    def _batches(
+        self, batches_of_indices: Iterator[tuple[SampleIndex, ...]], workers: int
+    ) -> Iterator[LoadedBatch | QuintetError]:
+        generator = torch.Generator()  # so that starting workers does not advance the global RNG
         loader: DataLoader[LoadedBatch | QuintetError] = DataLoader(
-            _Reader(self.source, self.seed, self.collate),
-            batch_sampler=_Batches(shares),
-            collate_fn=_only,
+            _Reader(self.dataset, self.seed, self.collate),
+            batch_sampler=_Batches(batches_of_indices),
+            collate_fn=_single,
             num_workers=workers,
             pin_memory=self.engine.device.type == "cuda",
             generator=generator,
             prefetch_factor=4 if workers else None,
             worker_init_fn=_ignore_signals,
         )
-        with _child_handler_kept():
+        with _keep_child_handler():
             return iter(loader)
 
 
-def _remembered(
-    shares: Iterator[tuple[SampleIndex, ...]], memory: deque[tuple[SampleIndex, ...]]
+def _recorded(
+    batches_of_indices: Iterator[tuple[SampleIndex, ...]], memory: deque[tuple[SampleIndex, ...]]
 ) -> Iterator[tuple[SampleIndex, ...]]:
-    """The shares, each noted as it is handed out: batches come back in the same order."""
-    for share in shares:
-        memory.append(share)
-        yield share
+    """Record the indices of each batch as it is requested: batches are returned in the same order."""
+    for indices in batches_of_indices:
+        memory.append(indices)
+        yield indices
 
 
 @contextmanager
-def _child_handler_kept() -> Iterator[None]:
-    """DataLoader raises the death of a worker from a signal handler, at whatever line the training is, be it
-    between two halves of an optimizer step. Without that handler it raises where the next batch is asked for."""
+def _keep_child_handler() -> Iterator[None]:
+    """Restore the SIGCHLD handler that DataLoader replaces.
+
+    DataLoader's handler raises when a worker dies, at any line of the training, even inside an optimizer step. Without
+    that handler, the error is raised when the next batch is requested."""
     before = signal.getsignal(signal.SIGCHLD)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -225,9 +234,9 @@ def _child_handler_kept() -> Iterator[None]:
 
 @dataclass
 class _Batches:
-    """What DataLoader calls a batch sampler: each 'batch' is one index, the slots of a whole batch."""
+    """Batch sampler for DataLoader: each 'batch' is one element, the indices of a full batch."""
 
-    shares: Iterator[tuple[SampleIndex, ...]]
+    batches_of_indices: Iterator[tuple[SampleIndex, ...]]
 
     def __iter__(self) -> Iterator[list[tuple[SampleIndex, ...]]]:
-        return ([slots] for slots in self.shares)
+        return ([indices] for indices in self.batches_of_indices)

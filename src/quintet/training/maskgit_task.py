@@ -1,7 +1,7 @@
-"""Owns how a `MaskGit` and its critic are trained on a tokenizer's codes and measured, whatever the codes stand for.
+"""`MaskGitTask`: training and validation of a `MaskGit` and its critic on the codes of any tokenizer.
 
-A family says by `rows` what a batch is to the model: the codes, which of them are there, and what is told of them.
-Padding is never masked, guessed or scored.
+A family implements `model_inputs`, which returns the codes of a batch, their conditioning and their masks. Padding is
+never masked, predicted or scored.
 """
 
 from __future__ import annotations
@@ -31,50 +31,48 @@ from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
 
-SELF_CONDITIONED = 0.9
-"""Share of rows that see the model's own prediction, where it is trained to."""
+SELF_COND_PROB = 0.9
+"""Fraction of rows that get the model's own prediction as input, with `model.self_conditioning`."""
 
-RATIOS = (0.25, 0.5, 0.75, 1.0)
-"""Shares of masked tokens at which validation looks."""
+MASK_RATIOS = (0.25, 0.5, 0.75, 1.0)
+"""Fractions of masked tokens at which validation measures loss and accuracy."""
 
 ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A batch as the model sees it."""
+class MaskGitInputs:
+    """The codes of a batch, with conditioning and masks."""
 
     codes: Tensor
-    """(batch, places), with any code where there is none."""
+    """(batch, positions); padding positions contain arbitrary codes."""
     conditioning: dict[str, Tensor]
-    valid: Tensor | None = None
-    """(batch, places): where there is a code; none: everywhere."""
-    given: Tensor | None = None
-    """(batch, places): what is never masked; none: nothing."""
+    valid_mask: Tensor | None = None
+    """(batch, positions): False at padding; None: no padding."""
+    known_mask: Tensor | None = None
+    """(batch, positions): codes that are never masked, such as the prompt of a continuation; None: no such codes."""
 
     @property
-    def there(self) -> Tensor:
-        """On the CPU, where choices are made, if nothing is missing; else where the codes are."""
-        return torch.ones(self.codes.shape, dtype=torch.bool) if self.valid is None else self.valid
-
-    @property
-    def open(self) -> Tensor:
-        """What may be masked."""
-        return self.there if self.given is None else self.there.to(self.given.device) & ~self.given
+    def maskable(self) -> Tensor:
+        """(batch, positions): codes that may be masked. On the CPU, where masks are sampled, if both masks are None."""
+        valid = torch.ones(self.codes.shape, dtype=torch.bool) if self.valid_mask is None else self.valid_mask
+        return valid if self.known_mask is None else valid.to(self.known_mask.device) & ~self.known_mask
 
 
 class MaskGitTask(Task[ConfigT]):
+    """Trains a masked generator, its critic, or both."""
+
     traits = Traits(best=("loss", "min"), shardable=True)
 
     maskgit: MaskGit
     is_new: bool
-    """Whether the model was made here, rather than handed over."""
+    """Whether the model was built by this task, not passed in."""
 
-    def make_modules(self, tokenizer: Pipeline[Any] | None, given: Mapping[str, nn.Module] | None) -> None:
-        """Generator and critic, as far as they are not given, and their phases."""
-        given, config = given or {}, self.config
-        self.is_new = "maskgit" not in given
-        maskgit = given["maskgit"] if "maskgit" in given else MaskGit(config.model)
+    def make_modules(self, tokenizer: Pipeline[Any] | None, modules: Mapping[str, nn.Module] | None) -> None:
+        """Build the generator and the critic, unless they are in `modules`, and the phases."""
+        modules, config = modules or {}, self.config
+        self.is_new = "maskgit" not in modules
+        maskgit = modules["maskgit"] if "maskgit" in modules else MaskGit(config.model)
         assert isinstance(maskgit, MaskGit)
         if self.is_new and tokenizer is not None:
             start_from_codebook(maskgit, tokenizer)
@@ -83,35 +81,35 @@ class MaskGitTask(Task[ConfigT]):
         self.maskgit = maskgit
         self.modules = {"maskgit": maskgit}
         if config.loss.critic:
-            self.modules["critic"] = given["critic"] if "critic" in given else TokenCritic(config.model)
+            self.modules["critic"] = modules["critic"] if "critic" in modules else TokenCritic(config.model)
         self.phases = self.make_phases()
 
     @cached_property
     def codebook_smoothing(self) -> CodebookSmoothing | None:
-        """Which codes share a target, found once training asks; a tokenizer that has none was refused before."""
+        """Soft targets over similar codes, computed on first use."""
         spread = self.config.loss.codebook_smoothing
         return codebook_smoothing(self.frozen["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
 
     @abstractmethod
-    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
-        """What the model sees of a batch; the text is dropped where `keep` is False."""
+    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
+        """The codes, conditioning and masks of a batch; the text is dropped in rows where `keep` (batch,) is False."""
 
     def make_phases(self) -> list[Phase]:
-        """Those of generator and critic, once `modules` holds both; what is not trained is taken out of the graph."""
+        """The phases of generator and critic. Modules that are not trained get `requires_grad=False`."""
         config, critic = self.config, "critic" if self.config.loss.critic else "maskgit"
         generator = Phase("generator", ("maskgit",), self.generator_loss, config.optim.for_phase())
-        judge = Phase("critic", (critic,), self.critic_loss, config.optim.for_phase(config.optim.critic))
+        critic_phase = Phase("critic", (critic,), self.critic_loss, config.optim.for_phase(config.optim.critic))
         if config.loss.train_only == "critic":
             self.maskgit.requires_grad_(False)
             if self.maskgit.to_score is not None:
                 self.maskgit.to_score.requires_grad_(True)
-            return [judge]
+            return [critic_phase]
         if config.loss.train_only == "generator":
             for module in (self.modules.get("critic"), self.maskgit.to_score):
                 if module is not None:
                     module.requires_grad_(False)
         elif config.loss.critic:
-            return [generator, judge]
+            return [generator, critic_phase]
         return [generator]
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
@@ -126,37 +124,37 @@ class MaskGitTask(Task[ConfigT]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         keep = batch.rng.uniform("keep text") >= self.config.loss.cond_drop_prob
-        rows = self.rows(batch, keep, train=True)
-        hidden = masked.training_mask(batch.rng, rows.open, masked.SCHEDULES[self.config.loss.mask_schedule])
-        hidden = hidden.to(rows.codes.device)
-        tokens = rows.codes.masked_fill(hidden, self.maskgit.mask_id)
+        inputs = self.model_inputs(batch, keep, train=True)
+        hidden = masked.training_mask(batch.rng, inputs.maskable, masked.MASK_SCHEDULES[self.config.loss.mask_schedule])
+        hidden = hidden.to(inputs.codes.device)
+        tokens = inputs.codes.masked_fill(hidden, self.maskgit.mask_id)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
-            previous = self._own_prediction(batch, tokens, rows.conditioning)
-            logits = modules["maskgit"](tokens, rows.conditioning, where=hidden, previous=previous)
-        return Output({"codes": rows.codes, "hidden": hidden, "logits": logits, "conditioning": rows.conditioning})
+            previous = self._own_prediction(batch, tokens, inputs.conditioning)
+            logits = modules["maskgit"](tokens, inputs.conditioning, where=hidden, previous=previous)
+        return Output({"codes": inputs.codes, "hidden": hidden, "logits": logits, "conditioning": inputs.conditioning})
 
     def _own_prediction(self, batch: Batch, tokens: Tensor, conditioning: dict[str, Tensor]) -> Tensor | None:
-        """What the model would say without help, for most rows; the others learn to do without."""
+        """Logits (batch, positions, codes) of a first pass, 0 in rows that train without self-conditioning."""
         if not self.config.model.self_conditioning:
             return None
         with torch.no_grad():
             logits: Tensor = self.maskgit(tokens, conditioning)
-        helped = batch.rng.uniform("self-conditioning").to(logits.device) < SELF_CONDITIONED
-        return logits * helped[:, None, None]
+        enabled = batch.rng.uniform("self-conditioning").to(logits.device) < SELF_COND_PROB
+        return logits * enabled[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         target = output["codes"][output["hidden"]]
         loss = token_loss(output["logits"], target, self.config.loss.label_smoothing, self.codebook_smoothing)
         if self.config.model.self_critic and self.config.loss.train_only is None:
-            opinion = self.critic_loss(modules, batch, output, step).value
-            return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
+            critic_loss = self.critic_loss(modules, batch, output, step).value
+            return Loss(loss.value + critic_loss, {**loss.parts, "self_critic": critic_loss})
         return loss
 
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        """Is a token the original one, where the generator has made it?"""
+        """Binary classification of predicted tokens: does a token differ from the original code?"""
         codes, hidden = output["codes"], output["hidden"]
-        chances = batch.rng.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
-        tokens = codes.masked_scatter(hidden, filters.guesses(output["logits"].detach(), chances))
+        uniform = batch.rng.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
+        tokens = codes.masked_scatter(hidden, filters.sample_on_device(output["logits"].detach(), uniform))
         if "critic" in modules:
             scores = modules["critic"](tokens, output["conditioning"])
         else:
@@ -166,14 +164,14 @@ class MaskGitTask(Task[ConfigT]):
     # --- validation -------------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
-        """Loss and accuracy at fixed shares of masked tokens, the same ones every time."""
-        rows = self.rows(batch)
+        """Loss and accuracy at fixed mask ratios, with the same masks every time."""
+        inputs = self.model_inputs(batch)
         sums: dict[str, Tensor] = {}
-        for ratio in RATIOS:
-            hidden = masked.training_mask(batch.rng, rows.open, partial(_always, ratio), f"at {ratio}")
-            hidden = hidden.to(rows.codes.device)
-            tokens, target = rows.codes.masked_fill(hidden, self.maskgit.mask_id), rows.codes[hidden]
-            logits = at_least_fp32(modules["maskgit"](tokens, rows.conditioning, where=hidden))
+        for ratio in MASK_RATIOS:
+            hidden = masked.training_mask(batch.rng, inputs.maskable, partial(_constant, ratio), f"at {ratio}")
+            hidden = hidden.to(inputs.codes.device)
+            tokens, target = inputs.codes.masked_fill(hidden, self.maskgit.mask_id), inputs.codes[hidden]
+            logits = at_least_fp32(modules["maskgit"](tokens, inputs.conditioning, where=hidden))
             sums[f"loss/{ratio}"] = F.cross_entropy(logits, target, reduction="sum")
             sums[f"right/{ratio}"] = (logits.argmax(-1) == target).sum().to(logits.dtype)
             sums[f"count/{ratio}"] = hidden.sum().to(logits.dtype)
@@ -181,52 +179,57 @@ class MaskGitTask(Task[ConfigT]):
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = statistics.sums
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, kind in (("loss", "loss"), ("accuracy", "right")):
-            at = {ratio: float(sums[f"{kind}/{ratio}"] / sums[f"count/{ratio}"]) for ratio in RATIOS}
-            figures[name] = sum(at.values()) / len(at)
-            figures.update({f"{name}_{ratio:.0%}".replace("%", ""): value for ratio, value in at.items()})
-        figures.update({name: float(values.double().mean()) for name, values in statistics.rows.items()})
-        return figures
+            at = {ratio: float(sums[f"{kind}/{ratio}"] / sums[f"count/{ratio}"]) for ratio in MASK_RATIOS}
+            metrics[name] = sum(at.values()) / len(at)
+            metrics.update({f"{name}_{ratio:.0%}".replace("%", ""): value for ratio, value in at.items()})
+        metrics.update({name: float(values.double().mean()) for name, values in statistics.rows.items()})
+        return metrics
 
 
 def refuse_untrained(untrained: bool) -> None:
-    """Before a critic alone is trained."""
+    """Raise UsageError if a critic would be trained on an untrained generator."""
     if untrained:
         raise UsageError(
-            "loss.train_only=critic needs a trained generator to judge: --init RUN; in Python, hand over the trained model"
+            "loss.train_only=critic needs a trained generator: use --init RUN or, in Python, pass the trained model"
         )
 
 
 def token_loss(
     logits: Tensor, target: Tensor, label_smoothing: float, codebook_smoothing: CodebookSmoothing | None = None
 ) -> Loss:
-    """Of the codes that were masked, over all processes; with the share that is guessed right."""
-    # Also for the comparison: the likeliest of bf16 numbers takes a CPU four times as long to find.
+    """Cross-entropy and accuracy over the masked codes of all ranks.
+
+    `logits` (tokens, codes), `target` (tokens,)."""
+    # Also for argmax, which is four times slower in bf16 on a CPU.
     logits = at_least_fp32(logits)
     if codebook_smoothing is None:
         each = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
     else:
         each = codebook_smoothing.loss(logits.log_softmax(-1), target)
-    everything = torch.ones_like(each, dtype=torch.bool)
+    all_tokens = torch.ones_like(each, dtype=torch.bool)
     right = (logits.argmax(-1) == target).to(each.dtype)
-    loss = collectives.mean_over_ranks(each, everything)
-    return Loss(loss, {"accuracy": collectives.mean_over_ranks(right, everything)})
+    loss = collectives.mean_over_ranks(each, all_tokens)
+    return Loss(loss, {"accuracy": collectives.mean_over_ranks(right, all_tokens)})
 
 
 def score_loss(scores: Tensor, wrong: Tensor, where: Tensor | None = None) -> Tensor:
-    """Of a critic's scores of tokens, against which of them are not the original ones; over all processes."""
+    """Binary cross-entropy of critic scores over all ranks.
+
+    `scores` and `wrong` (tokens that differ from the originals) have the same shape; `where` selects positions."""
     scores = at_least_fp32(scores)
     each = F.binary_cross_entropy_with_logits(scores, wrong.to(scores), reduction="none")
     return collectives.mean_over_ranks(each, torch.ones_like(each, dtype=torch.bool) if where is None else where)
 
 
 def start_from_codebook(maskgit: MaskGit, tokenizer: Pipeline[Any]) -> None:
-    """Codes that look alike start alike, where they have vectors: the model need not learn that from the data."""
+    """Initialise token embeddings from the codebook of a tokenizer with one quantizer, so that similar codes start with
+    similar embeddings."""
     quantizer = tokenizer.model.quantizer
     if quantizer.levels == 1:
-        maskgit.start_from(quantizer.all_vectors())
+        maskgit.init_from_codebook(quantizer.all_vectors())
 
 
-def _always(share: float, progress: Tensor) -> Tensor:
-    return torch.full_like(progress, share)
+def _constant(ratio: float, progress: Tensor) -> Tensor:
+    return torch.full_like(progress, ratio)

@@ -1,4 +1,4 @@
-"""Owns the figures of a run on their way to disk and trackers. They stay on the device until a logging step."""
+"""Training metrics and trackers (TensorBoard, W&B, trackio). Values stay on the device until a logging step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quintet.errors import UsageError
 
 
 class Meter:
-    """Means of named values since the last reading."""
+    """Running means of named values."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -31,7 +31,7 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def read(self) -> dict[str, float]:
-        """The means over steps and ranks, in one message; starts anew. All ranks call it with the same names."""
+        """The means over steps and ranks, with one all-reduce; resets the meter. All ranks must have the same names."""
         if not self._sums:
             return {}
         names = sorted(self._sums)
@@ -42,7 +42,7 @@ class Meter:
 
 
 class Stopwatch:
-    """Where the wall time goes between two logging steps. Validation, samples and saves are not on it."""
+    """Wall time between two logging steps, without validation, samples and saves."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -61,19 +61,19 @@ class Stopwatch:
         self._began += time.perf_counter() - began
 
     def read(self, batch_size: int) -> dict[str, float]:
-        """The pace, and the shares of the time that were not spent computing; starts anew."""
+        """Items per second, and the fractions of time spent waiting for data and on overhead; resets the stopwatch."""
         elapsed = max(time.perf_counter() - self._began, 1e-9)
-        figures = {
+        values = {
             "rate/items_per_second": self._steps * batch_size / elapsed,
             "time/waiting_for_data": self._waiting / elapsed,
             "time/overhead": 1 - self._computing / elapsed,
         }
         self.__init__()  # type: ignore[misc]
-        return figures
+        return values
 
 
 class Tracker(Protocol):
-    """Somewhere else that wants the figures."""
+    """A destination for metrics besides metrics.jsonl."""
 
     def log(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -81,14 +81,14 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files, written here and now: a background thread could fail unseen, on a full disk for one."""
+    """TensorBoard event files, written synchronously: a background thread could fail unnoticed on a full disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorboard"
         self._writer: Any = None
 
     def _open(self) -> None:
-        """A new file, also where the clock was set back to the moment of another."""
+        """Open a new event file. Its timestamp is made unique, in case the clock was set back."""
         from tensorboardX.record_writer import RecordWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class TensorBoard:
                 self._open()
             self._write(step=step, summary=Summary(value=rows))
         except OSError:
-            # Readers give up a file at half a record, which a full disk may have left: the next one begins a new file.
+            # Readers stop at a partial record, which a full disk may have left: continue in a new file.
             with suppress(OSError):
                 self.close()
             self._writer = None
@@ -149,13 +149,14 @@ class HostedTracker:
 
 
 def check_trackers(kinds: Iterable[str]) -> None:
+    """Raise UsageError if the package of a tracker is not installed."""
     for kind in kinds:
         if kind != "tensorboard" and find_spec(kind) is None:
             raise _missing(kind)
 
 
 def _missing(kind: str) -> UsageError:
-    return UsageError(f"log.trackers names {kind}, which is not installed: pip install 'quintet[{kind}]'")
+    return UsageError(f"log.trackers contains {kind}, which is not installed: pip install 'quintet[{kind}]'")
 
 
 def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:

@@ -1,7 +1,7 @@
-"""Owns optimizers, learning-rate schedules and clipping, and how optimizer state gets to disk and back.
+"""Optimizers (AdamW, Lion, Muon), learning-rate schedules, gradient clipping, and saving of optimizer state.
 
-A schedule is a pure function of the step, whatever the number of processes. State is kept by parameter name, never
-by position, so that no restart can lay moments on another tensor.
+A schedule is a pure function of the step and does not depend on the number of processes. State is saved by parameter
+name, never by position, so that a resumed run cannot assign moments to another parameter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quintet.training.distributed.sharding import copy_into, full_tensor
 
 Parameters = dict[str, nn.Parameter]
 Schedule = Callable[[int], float]
-"""Step to learning rate."""
+"""Maps a step to a learning rate."""
 
 
 class Lion(Optimizer):
@@ -47,10 +47,11 @@ class Lion(Optimizer):
 
 
 class Muon(torch.optim.AdamW):
-    """Orthogonal steps for the matrices inside of blocks, AdamW for all else (Jordan et al. 2024).
+    """Muon for the matrices inside of blocks, AdamW for all other parameters (Jordan et al. 2024).
 
-    The momentum of a matrix is brought to the nearest matrix whose singular values are about one, so that every
-    direction is learned at the same pace. Groups with `orthogonal` are moved so, at `rate` times the others' rate.
+    The momentum of a matrix is replaced by the nearest semi-orthogonal matrix (all singular values about 1), so that
+    every direction is learned at the same speed. Parameter groups with `orthogonal` use this update, with `rate` times
+    the learning rate of the others.
     """
 
     MOMENTUM = 0.95
@@ -69,16 +70,16 @@ class Muon(torch.optim.AdamW):
         for group, parameter in matrices:
             by_shape[parameter.shape].append((group, parameter))
         for members in by_shape.values():
-            self._turn(members)
-        # AdamW passes over what has no gradient.
+            self._muon_step(members)
+        # AdamW skips parameters without a gradient.
         for _, parameter in matrices:
             parameter.grad = None
         super().step()
         for (_, parameter), gradient in zip(matrices, gradients, strict=True):
             parameter.grad = gradient
 
-    def _turn(self, matrices: list[tuple[dict[str, Any], nn.Parameter]]) -> None:
-        """One step of matrices of one shape, together."""
+    def _muon_step(self, matrices: list[tuple[dict[str, Any], nn.Parameter]]) -> None:
+        """One batched update of matrices of equal shape."""
         gradients = torch.stack([parameter.grad for _, parameter in matrices])  # type: ignore[misc]
         moments = [_moment(self, parameter) for _, parameter in matrices]
         torch._foreach_lerp_(moments, list(gradients), 1 - self.MOMENTUM)
@@ -90,7 +91,7 @@ class Muon(torch.optim.AdamW):
 
 
 def _moment(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
-    """The momentum of a parameter, which begins at nothing."""
+    """The momentum of a parameter, initially zero."""
     state = optimizer.state[parameter]
     if "exp_avg" not in state:
         state["exp_avg"] = torch.zeros_like(parameter)
@@ -99,19 +100,19 @@ def _moment(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
 
 
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
-"""An odd polynomial that lifts all of (0, 1] towards one, taken ITERATIONS times."""
+"""Coefficients of the odd Newton-Schulz polynomial, which maps (0, 1] towards 1; applied ITERATIONS times."""
 ITERATIONS = 5
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """(batch, rows, columns) with singular values of about one and the same singular vectors."""
+    """Orthogonalise matrices (batch, rows, columns): same singular vectors, singular values of about 1."""
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    lifted = _lift_by_gram(wide) if wide.shape[2] >= 2 * wide.shape[1] else _lift(wide)
-    return lifted if matrices.shape[1] <= matrices.shape[2] else lifted.mT
+    result = _newton_schulz_gram(wide) if wide.shape[2] >= 2 * wide.shape[1] else _newton_schulz(wide)
+    return result if matrices.shape[1] <= matrices.shape[2] else result.mT
 
 
-def _lift(wide: Tensor) -> Tensor:
+def _newton_schulz(wide: Tensor) -> Tensor:
     for _ in range(ITERATIONS):
         gram = wide @ wide.mT
         factor = torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
@@ -119,8 +120,9 @@ def _lift(wide: Tensor) -> Tensor:
     return wide
 
 
-def _lift_by_gram(wide: Tensor) -> Tensor:
-    """The same: every factor is a polynomial in one small square matrix, so that they can be multiplied first."""
+def _newton_schulz_gram(wide: Tensor) -> Tensor:
+    """The same result for wide matrices: every factor is a polynomial of the small Gram matrix, so that the factors are
+    multiplied first."""
     gram = wide @ wide.mT
     product = factor = _factor(gram)
     for _ in range(ITERATIONS - 1):
@@ -137,7 +139,7 @@ def _factor(gram: Tensor) -> Tensor:
 
 
 def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> Parameters:
-    """The trainable parameters of some modules, as `module.path`."""
+    """The trainable parameters of the named modules, as `module.path`."""
     return {
         f"{name}.{path}": parameter
         for name in names
@@ -147,7 +149,7 @@ def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> 
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer:
-    """Matrices and kernels are decayed; vectors (biases, norms, scales) never are."""
+    """Weight decay applies to matrices and kernels, not to vectors (biases, norms, scales)."""
     if config.name == "muon":
         return _make_muon(config, parameters)
     matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
@@ -165,28 +167,28 @@ def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer
 
 
 def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
-    """Embeddings and last layers are matrices too, but not of the kind whose directions should be learned alike."""
+    """Muon updates the matrices of blocks only: embeddings and output layers are matrices too, but AdamW suits them."""
     kinds: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in parameters.items():
         kinds[".blocks." in name and parameter.ndim == 2, parameter.ndim >= 2].append(parameter)
     groups = [
         {
             "params": members,
-            "orthogonal": turned,
-            "rate": config.muon_lr / config.lr if turned else 1.0,
+            "orthogonal": is_orthogonal,
+            "rate": config.muon_lr / config.lr if is_orthogonal else 1.0,
             "weight_decay": config.weight_decay if decays else 0.0,
         }
-        for (turned, decays), members in kinds.items()
+        for (is_orthogonal, decays), members in kinds.items()
     ]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
     return Muon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def learning_rate(config: OptimConfig, step: int) -> float:
-    """Linear from `initial_lr` to `lr`, reached at step `warmup_steps`; then the schedule, to `final_lr`."""
+    """Linear warm-up from `initial_lr` to `lr` over `warmup_steps`, then the schedule from `lr` to `final_lr`."""
     if step < config.warmup_steps:
-        share = (step + 1) / (config.warmup_steps + 1)
-        return config.initial_lr + (config.lr - config.initial_lr) * share
+        fraction = (step + 1) / (config.warmup_steps + 1)
+        return config.initial_lr + (config.lr - config.initial_lr) * fraction
     if config.schedule == "constant" or config.decay_steps is None:
         return config.lr
     progress = min(1.0, (step - config.warmup_steps) / max(1, config.decay_steps - config.warmup_steps))
@@ -201,7 +203,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def gradient_norm(parameters: Parameters) -> Tensor:
-    """The norm of the whole gradient: non-finite if any element is."""
+    """L2 norm over all gradients: non-finite if any element is."""
     gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
     return full_tensor(nn.utils.get_total_norm(gradients, foreach=True))
 
@@ -211,7 +213,7 @@ def clip_gradients(parameters: Parameters, norm: Tensor, limit: float) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str, Tensor]:
-    """The whole state, as `exp_avg/module.path`."""
+    """The state of an optimizer, named `exp_avg/module.path`."""
     return {
         f"{kind}/{name}": value
         for name, parameter in parameters.items()
@@ -219,21 +221,21 @@ def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str,
     }
 
 
-def room_for_state(parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Tensors to read saved state into, by the names it was saved by, cut as the parameters are."""
+def allocate_state(parameters: Parameters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Empty tensors to read saved state into, by name, sharded like the parameters."""
 
-    def room(key: str, shape: tuple[int, ...]) -> Tensor:
+    def allocate(key: str, shape: tuple[int, ...]) -> Tensor:
         kind, _, name = key.partition("/")
         fits = kind != "step" and name in parameters and parameters[name].shape == shape
         return torch.empty_like(parameters[name], requires_grad=False) if fits else torch.zeros(shape)
 
-    return {key: room(key, shape) for key, shape in shapes.items()}
+    return {key: allocate(key, shape) for key, shape in shapes.items()}
 
 
 def load_optimizer_tensors(
     optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor], origin: str = "the saved state"
 ) -> None:
-    """Put saved state back under the names it was saved by. A phase that has not been active yet has none."""
+    """Load saved state by parameter name. A phase that has not been active yet has no state."""
     _check_optimizer_tensors(optimizer, parameters, tensors, origin)
     optimizer.state.clear()
     for key, saved in tensors.items():
@@ -242,7 +244,7 @@ def load_optimizer_tensors(
         if kind == "step":
             value = saved.clone().to(parameter.device if optimizer.defaults.get("fused") else "cpu")
         else:
-            # In the parameter's own memory format: the fused kernels walk both as flat memory.
+            # In the memory format of the parameter: the fused kernels treat both as flat memory.
             value = torch.empty_like(parameter, requires_grad=False)
             copy_into(value, saved)
         optimizer.state[parameter][kind] = value
@@ -251,7 +253,7 @@ def load_optimizer_tensors(
 def _check_optimizer_tensors(
     optimizer: Optimizer, parameters: Parameters, tensors: Mapping[str, Tensor], origin: str
 ) -> None:
-    """Each parameter has the whole state of this optimizer, or none."""
+    """Each parameter must have the complete state of this optimizer, or none."""
     kinds: dict[str, set[str]] = defaultdict(set)
     for key, saved in tensors.items():
         kind, _, name = key.partition("/")
@@ -260,15 +262,15 @@ def _check_optimizer_tensors(
         kinds[name].add(kind)
         shape = () if kind == "step" else parameters[name].shape
         if saved.shape != shape or not saved.is_floating_point():
-            raise CheckpointError(f"{origin}: {key[:100]!r} is not of the shape and type of its parameter")
-    turned = {
+            raise CheckpointError(f"{origin}: {key[:100]!r} does not have the shape and type of its parameter")
+    orthogonal_ids = {
         id(parameter) for group in optimizer.param_groups if group.get("orthogonal") for parameter in group["params"]
     }
     for name, found in kinds.items():
-        alone = isinstance(optimizer, Lion) or id(parameters[name]) in turned
-        expected = {"exp_avg"} if alone else {"step", "exp_avg", "exp_avg_sq"}
+        momentum_only = isinstance(optimizer, Lion) or id(parameters[name]) in orthogonal_ids
+        expected = {"exp_avg"} if momentum_only else {"step", "exp_avg", "exp_avg_sq"}
         if found != expected:
             raise CheckpointError(
-                f"{origin} holds {', '.join(sorted(found))[:100]} of '{name}', this optimizer needs "
+                f"{origin} has {', '.join(sorted(found))[:100]} for '{name}', but this optimizer needs "
                 f"{', '.join(sorted(expected))}"
             )

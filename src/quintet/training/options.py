@@ -1,4 +1,4 @@
-"""`TrainerOptions`: the keyword arguments that every trainer of Python takes, and how their values become keys."""
+"""`TrainerOptions`: the keyword arguments of every Python trainer, and their translation to configuration keys."""
 
 # Without `from __future__ import annotations`, which would hide `Required` from the TypedDict.
 
@@ -17,20 +17,20 @@ from quintet.errors import UsageError
 
 
 class MapDataset(Protocol):
-    """A map-style data set: items by number, and a length."""
+    """A map-style data set with `__getitem__` and `__len__`."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 class TrainerOptions(TypedDict, total=False):
-    """What every trainer takes by keyword. None stands for an option that is not given."""
+    """Keyword arguments of every trainer. None means that an option is not set."""
 
     data: Required[str | Path | MapDataset]
     """A folder of files, or a data set object."""
     validation: str | Path | MapDataset | None
     """A folder or data set object to validate on, instead of a split of `data`."""
     declared: Sequence[str] | None
-    """The names of the values in the tuples of a data set object."""
+    """Names of the tuple elements that a data set object returns."""
     out: str | Path | None
     """The run folder; `runs/<recipe>-<n>` by default."""
     resume: bool | None
@@ -38,21 +38,21 @@ class TrainerOptions(TypedDict, total=False):
     preset: str | None
     """`debug`, `small` or `base`."""
     lr_schedule: Callable[[int], float] | None
-    """The learning rate as a function of the step, instead of the one that `optim.*` describes."""
+    """The learning rate as a function of the step; replaces the schedule of `optim.*`."""
     steps: int | None
-    """Optimizer steps of the run (`train.steps`)."""
+    """Number of optimizer steps (`train.steps`)."""
     batch_size: int | None
-    """Items of one optimizer step, over all processes and micro-batches (`train.batch_size`)."""
+    """Items per optimizer step, over all processes and micro-batches (`train.batch_size`)."""
     grad_accum_steps: int | None
-    """Micro-batches of one step (`train.grad_accum_steps`)."""
+    """Micro-batches per optimizer step (`train.grad_accum_steps`)."""
     lr: float | None
     """Peak learning rate (`optim.lr`)."""
     seed: int | None
-    """Seed of weights, order and every random choice (`train.seed`)."""
+    """Seed of the weights, the order of items and all random choices (`train.seed`)."""
     num_workers: int | None
-    """Processes that read data (`data.num_workers`)."""
+    """Number of data loading processes (`data.num_workers`)."""
     config: Mapping[str, Any] | None
-    """Any other keys of the recipe, dotted or nested: `{"ema.decay": 0.999}`."""
+    """Other keys of the recipe, dotted or nested: `{"ema.decay": 0.999}`."""
 
 
 # --- possible values ----------------------------------------------------------------------------------------
@@ -60,26 +60,30 @@ class TrainerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Kind:
-    """The possible values of a keyword. `accept` returns the value in plain form, or raises TypeError or ValueError."""
+    """The valid values of an option. `accept` returns a plain Python value, or raises TypeError or ValueError."""
 
     phrase: str
     example: str
     accept: Callable[[Any], Any]
 
 
-def whole(minimum: int, example: int, why: str = "") -> Kind:
+def integer(minimum: int, example: int, reason: str = "") -> Kind:
+    """Integers of at least `minimum`; floats with an integer value are accepted."""
+
     def accept(value: Any) -> int:
-        # People write 1e5 for a number of steps, and numpy's integers are integers too.
+        # Accept 1e5 as a number of steps, and numpy integers.
         if isinstance(value, bool) or not isinstance(value, Integral | float):
             raise TypeError
         if not isfinite(value) or value != int(value) or value < minimum:
             raise ValueError
         return int(value)
 
-    return Kind(f"a whole number of at least {minimum}{why}", str(example), accept)
+    return Kind(f"an integer of at least {minimum}{reason}", str(example), accept)
 
 
-def number(phrase: str, example: str, test: Callable[[float], bool]) -> Kind:
+def real(phrase: str, example: str, test: Callable[[float], bool]) -> Kind:
+    """Finite numbers for which `test` is True; `phrase` describes them."""
+
     def accept(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
@@ -90,7 +94,9 @@ def number(phrase: str, example: str, test: Callable[[float], bool]) -> Kind:
     return Kind(phrase, example, accept)
 
 
-def such(phrase: str, example: str, test: Callable[[Any], bool]) -> Kind:
+def predicate(phrase: str, example: str, test: Callable[[Any], bool]) -> Kind:
+    """Any values for which `test` is True; `phrase` describes them."""
+
     def accept(value: Any) -> Any:
         if not test(value):
             raise TypeError
@@ -99,39 +105,41 @@ def such(phrase: str, example: str, test: Callable[[Any], bool]) -> Kind:
     return Kind(phrase, example, accept)
 
 
-STEPS = whole(1, 10_000)
-FEW = whole(1, 4)
-CONTRASTIVE = whole(2, 64, " (a contrastive loss compares items with each other)")
-SEED = whole(0, 42)
-WORKERS = whole(0, 2)
-RATE = number("a number above 0", "3e-4", lambda value: value > 0)
-FLAG = such("True or False", "True", lambda value: isinstance(value, bool))
-FUNCTION = such("a function", "lambda step: 3e-4", callable)
+STEPS = integer(1, 10_000)
+POSITIVE = integer(1, 4)
+CONTRASTIVE_BATCH = integer(2, 64, " (a contrastive loss compares items with each other)")
+SEED = integer(0, 42)
+WORKERS = integer(0, 2)
+RATE = real("a number above 0", "3e-4", lambda value: value > 0)
+FLAG = predicate("True or False", "True", lambda value: isinstance(value, bool))
+FUNCTION = predicate("a function", "lambda step: 3e-4", callable)
 
 KEYS: Mapping[str, tuple[str, Kind]] = {
     "steps": ("train.steps", STEPS),
-    "batch_size": ("train.batch_size", FEW),
-    "grad_accum_steps": ("train.grad_accum_steps", FEW),
+    "batch_size": ("train.batch_size", POSITIVE),
+    "grad_accum_steps": ("train.grad_accum_steps", POSITIVE),
     "lr": ("optim.lr", RATE),
     "seed": ("train.seed", SEED),
     "num_workers": ("data.num_workers", WORKERS),
 }
-"""The options that set one key, and what it takes."""
+"""Options that set a single key: the key and its valid values."""
 
 
-def check_value(trainer: str, written: str, value: Any, kind: Kind, target: str) -> Any:
-    """The value in plain form; UsageError where it is impossible. `written` is how the person named it."""
+def check_value(trainer: str, name: str, value: Any, kind: Kind, target: str) -> Any:
+    """The value as a plain Python type; UsageError if it is invalid. `name` is the name of the option."""
     try:
         return kind.accept(value)
     except (TypeError, ValueError):
         raise UsageError(
-            f"{trainer}: {written}={reprlib.repr(value)} is impossible; it sets {target}, which takes "
-            f"{kind.phrase}, for example {written}={kind.example}"
+            f"{trainer}: {name}={reprlib.repr(value)} is invalid; it sets {target}, which takes "
+            f"{kind.phrase}, for example {name}={kind.example}"
         ) from None
 
 
 def known_options(trainer: str, options: Mapping[str, Any], others: Iterable[str] = ()) -> TrainerOptions:
-    """The options, if each is one; else TypeError, as Python's own. `others` are names that this trainer knows too."""
+    """Check the names of options; TypeError for an unknown name, as for any Python function.
+
+    `others` are further names that this trainer accepts."""
     known = get_type_hints(TrainerOptions)
     for name in options:
         if name not in known:
@@ -141,10 +149,10 @@ def known_options(trainer: str, options: Mapping[str, Any], others: Iterable[str
     return cast("TrainerOptions", options)
 
 
-def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = FEW) -> dict[str, Any]:
-    """The dotted keys that options set; UsageError where a value is impossible, or a key is set to two values.
+def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = POSITIVE) -> dict[str, Any]:
+    """The dotted keys that options set; UsageError if a value is invalid or a key is set to two values.
 
-    `batch_size` says which batch sizes are possible."""
+    `batch_size` describes the valid batch sizes."""
     for name, kind in (("resume", FLAG), ("lr_schedule", FUNCTION)):
         if options.get(name) is not None:
             check_value(trainer, name, options.get(name), kind, f"the argument {name}")
@@ -154,17 +162,17 @@ def keys_from(trainer: str, options: TrainerOptions, batch_size: Kind = FEW) -> 
             keys[key] = check_value(trainer, name, options.get(name), kind, key)
     config = options.get("config")
     if config is not None and not isinstance(config, Mapping):
-        raise UsageError(f"{trainer}: config={reprlib.repr(config)} is impossible; it takes a dictionary")
+        raise UsageError(f"{trainer}: config={reprlib.repr(config)} is invalid; it takes a dictionary")
     for key, value in flatten(expand(config or {})).items():
         if key in keys and keys[key] != value:
-            (name,) = (name for name, (named, _) in KEYS.items() if named == key)
-            raise UsageError(f"{trainer}: {name} and config both set {key}; give one of them")
+            (option,) = (option for option, (target, _) in KEYS.items() if target == key)
+            raise UsageError(f"{trainer}: {option} and config both set {key}; use one of them")
         keys[key] = value
     return keys
 
 
-def written_out(constructor: Callable[..., None]) -> inspect.Signature:
-    """The signature of a trainer, with each of its `**options` by name."""
+def expanded_signature(constructor: Callable[..., None]) -> inspect.Signature:
+    """The signature of a trainer with `**options` expanded to the fields of `TrainerOptions`."""
 
     def default(name: str) -> Any:
         return inspect.Parameter.empty if name in TrainerOptions.__required_keys__ else None

@@ -1,7 +1,7 @@
-"""Owns which items a step sees: a pure function of (seed, step), the same for any number of processes.
+"""`Order`: the items of each training step, a pure function of (seed, step) for any number of processes.
 
-The items of all epochs form one endless stream, each epoch a permutation of its own. Step `s` takes the `s`-th
-group of `batch_size` from it, so batches wrap over the end of an epoch and no item is lost.
+The items of all epochs form one endless stream; each epoch is a permutation. Step `s` takes the `s`-th group of
+`batch_size` items, so batches wrap around the end of an epoch and no item is dropped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ SampleIndex = tuple[int, int]
 """(epoch, item)"""
 
 BUCKET_BATCHES = 64
-"""How many batches are sorted by length together: enough to make them even, few enough to stay random."""
+"""Number of batches that are sorted by length together: enough for even lengths, few enough to stay random."""
 
 
 class Order:
-    """The training order. Where `lengths` are given, batches hold items of similar length; with `portions`, an epoch
-    goes through so many files at a time, drawn anew in each, and shuffles the items of those."""
+    """The training order.
+
+    With `lengths`, batches contain items of similar length. With `shard_shuffle`, an epoch reads a few shard files at a
+    time, in a new random order, and shuffles the items within that group."""
 
     def __init__(
         self,
@@ -32,12 +34,12 @@ class Order:
         batch_size: int,
         seed: int,
         lengths: Sequence[int] | None = None,
-        portions: ShardShuffle | None = None,
+        shard_shuffle: ShardShuffle | None = None,
     ) -> None:
         self.num_items = num_items
         self.batch_size = batch_size
         self.seed = seed
-        self.portions = portions
+        self.shard_shuffle = shard_shuffle
         self.lengths = None if lengths is None else np.asarray(lengths)
         self._permutation = lru_cache(maxsize=2)(self._make_permutation)
         self._window = lru_cache(maxsize=2)(self._make_window)
@@ -48,31 +50,33 @@ class Order:
             return self._stream(step * self.batch_size, self.batch_size)
         return self._window(step // BUCKET_BATCHES)[step % BUCKET_BATCHES]
 
-    def share(self, step: int, micro: int, accumulate: int, rank: int, world_size: int) -> list[SampleIndex]:
-        """One rank's part of one micro-batch: contiguous, so that the ranks' parts in order are the whole."""
+    def local_batch(
+        self, step: int, micro: int, grad_accum_steps: int, rank: int, world_size: int
+    ) -> list[SampleIndex]:
+        """The items of one rank in one micro-batch: a contiguous slice, in rank order, of the micro-batch."""
         batch = self.batch(step)
-        size = self.batch_size // (accumulate * world_size)
+        size = self.batch_size // (grad_accum_steps * world_size)
         start = (micro * world_size + rank) * size
         return batch[start : start + size]
 
     def _stream(self, start: int, count: int) -> list[SampleIndex]:
-        slots: list[SampleIndex] = []
-        while len(slots) < count:
-            epoch, offset = divmod(start + len(slots), self.num_items)
-            part = self._permutation(epoch)[offset : offset + count - len(slots)]
-            slots.extend((epoch, int(item)) for item in part)
-        return slots
+        indices: list[SampleIndex] = []
+        while len(indices) < count:
+            epoch, offset = divmod(start + len(indices), self.num_items)
+            part = self._permutation(epoch)[offset : offset + count - len(indices)]
+            indices.extend((epoch, int(item)) for item in part)
+        return indices
 
     def _make_permutation(self, epoch: int) -> npt.NDArray[np.int64]:
         # Sorting hashed keys, rather than numpy's shuffle, keeps old runs resumable whatever numpy changes.
         keys = self._keys(self.num_items, epoch, "order")
-        if self.portions is None:
+        if self.shard_shuffle is None:
             return np.argsort(keys, kind="stable")
-        files = int(self.portions.file_of.max()) + 1
-        place_of_file = np.empty(files, np.int64)
-        place_of_file[np.argsort(self._keys(files, epoch, "files"), kind="stable")] = np.arange(files)
-        portion = place_of_file[self.portions.file_of] // self.portions.together
-        return np.lexsort((keys, portion))
+        files = int(self.shard_shuffle.file_of.max()) + 1
+        file_position = np.empty(files, np.int64)
+        file_position[np.argsort(self._keys(files, epoch, "files"), kind="stable")] = np.arange(files)
+        group = file_position[self.shard_shuffle.file_of] // self.shard_shuffle.shards_per_group
+        return np.lexsort((keys, group))
 
     def _keys(self, count: int, epoch: int, name: str) -> npt.NDArray[np.uint64]:
         start = mix(np.full(count, seed_from(self.seed, epoch, name), np.uint64))
@@ -81,12 +85,12 @@ class Order:
     def _make_window(self, window: int) -> list[list[SampleIndex]]:
         assert self.lengths is not None
         size = self.batch_size * BUCKET_BATCHES
-        slots = self._stream(window * size, size)
-        # Epoch by epoch: the copies of an item in a small data set must not stand side by side.
+        indices = self._stream(window * size, size)
+        # Sort by epoch first: repetitions of an item of a small data set must not end up in one batch.
         lengths = self.lengths
-        ranked = sorted(range(size), key=lambda place: (slots[place][0], lengths[slots[place][1]]))
+        ranked = sorted(range(size), key=lambda position: (indices[position][0], lengths[indices[position][1]]))
         batches = [
-            [slots[place] for place in ranked[start : start + self.batch_size]]
+            [indices[position] for position in ranked[start : start + self.batch_size]]
             for start in range(0, size, self.batch_size)
         ]
         keys = absorb(
@@ -96,6 +100,6 @@ class Order:
         return [batches[number] for number in np.argsort(keys, kind="stable")]
 
 
-def replacement(seed: int, slot: SampleIndex, attempt: int, num_items: int) -> int:
-    """The item that stands in for an unreadable one."""
-    return seed_from(seed, slot[0], slot[1], attempt, "replacement") % num_items
+def replacement(seed: int, index: SampleIndex, attempt: int, num_items: int) -> int:
+    """The item that replaces an unreadable one."""
+    return seed_from(seed, index[0], index[1], attempt, "replacement") % num_items

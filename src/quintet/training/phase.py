@@ -1,4 +1,4 @@
-"""`Phase`: one optimizer's part of a training step, and what passes between a forward pass and the losses of phases."""
+"""`Phase`: the part of a training step that belongs to one optimizer; `Output` and `Loss` of its passes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from quintet.common.statistics import Statistics
 from quintet.config import OptimizerConfig
 
 Modules = Mapping[str, nn.Module]
-"""A task's modules by name, ready to be called: wrapped for training, or the averaged ones for validation."""
+"""Modules of a task by name: wrapped (DDP, compiled) in training, the EMA modules in validation."""
 
 
 @dataclass
 class Output:
-    """What a forward pass hands to the phases, and what it would like to change once the step is accepted."""
+    """The output of a forward pass: values for the losses, and statistics for `after_step`."""
 
     values: dict[str, Any]
     statistics: Statistics = field(default_factory=Statistics)
@@ -30,7 +30,7 @@ class Output:
 
 @dataclass
 class Loss:
-    """What a phase minimises, the parts worth a curve (the loop detaches them), and statistics of its own."""
+    """The loss of a phase, its logged parts (the loop detaches them), and statistics for `after_step`."""
 
     value: Tensor
     parts: dict[str, Tensor] = field(default_factory=dict)
@@ -43,10 +43,10 @@ def always(step: int) -> bool:
 
 @dataclass(frozen=True)
 class Phase:
-    """One optimizer's part of a step: the modules it trains, its loss, and the steps at which it is active.
+    """The modules that one optimizer trains, their loss, and the steps at which the phase is active.
 
-    Phases of one step see the same forward pass and the same batch. Their losses must not share a graph: detach
-    what another phase trains. All backward passes come before all optimizer steps.
+    All phases of a step use the same batch and the same forward pass. Their losses must not share a graph: detach
+    tensors that another phase trains. All backward passes come before all optimizer steps.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Phase:
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[nn.Module]:
-    """The module with its parameters out of the graph: gradients pass through it, none arrive in it.
+    """Freeze the parameters of a module temporarily: gradients pass through it but do not accumulate in it.
 
-    For a phase that needs another phase's module. Pass the raw module of `task.modules`, not the wrapped one.
+    For a phase that uses a module of another phase. Pass the raw module of `task.modules`, not the wrapped one.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Owns what is checked and fixed before the first step, so that nothing is written for a run that cannot work."""
+"""Checks and settings before the first step, so that nothing is written for a run that cannot work."""
 
 from __future__ import annotations
 
@@ -22,162 +22,170 @@ from quintet.training.task import Task
 
 
 def open_splits(task: Task[Any]) -> Splits:
-    """The data that the configuration names. Where it has to be encoded, that is done on the device."""
-    place_frozen(task)
+    """The data splits of the configuration. If the data is encoded by a frozen tokenizer, that runs on the device."""
+    frozen_to_device(task)
     return task.splits()
 
 
-def place_frozen(task: Task[Any]) -> None:
-    """The frozen models of a task, to the device of this process."""
+def frozen_to_device(task: Task[Any]) -> None:
+    """Move the frozen models of a task to the device of this process."""
     device = own_device(task.config.engine)
     for pipeline in task.frozen.values():
         pipeline.to(device)
 
 
 def check_sharding(task: Task[Any]) -> None:
-    """Refuse what parts of a model cannot do, also where one process has all of it: the run may go on in several."""
+    """Raise UsageError for options that FSDP does not support, also if there is only one process now."""
     if not task.config.engine.fsdp:
         return
     if not task.traits.shardable:
         raise UsageError(
-            f"engine.fsdp=true is for generators, whose only large part is a transformer; recipe {task.name} needs "
-            "engine.fsdp=false"
+            f"recipe {task.name} does not support engine.fsdp=true, which is for generators based on a transformer; "
+            "set engine.fsdp=false"
         )
     if task.config.engine.compile:
-        raise UsageError("engine.compile=true and engine.fsdp=true do not go together; choose one")
+        raise UsageError("engine.compile=true and engine.fsdp=true cannot be combined; choose one")
     if any(phase.optim.name == "muon" for phase in task.phases):
         raise UsageError(
-            "optim.name=muon turns whole matrices, and engine.fsdp=true leaves each process some of their rows; use "
+            "optim.name=muon needs full matrices, and engine.fsdp=true shards them over processes; use "
             "optim.name=adamw or lion"
         )
 
 
 def check_task(task: Task[Any]) -> None:
-    """Refuse a family whose parts do not fit each other, which would be found only when the run is used."""
+    """Raise UsageError if the task, pipeline and phases of a family are inconsistent."""
     family, known = type(task).__name__, ", ".join(task.modules)
     if task.config.recipe != task.name:
-        raise UsageError(f"{family} is of recipe '{task.config.recipe}', but its pipeline of '{task.name}'")
+        raise UsageError(
+            f"the recipe of {family} is '{task.config.recipe}', but the recipe of its pipeline is '{task.name}'"
+        )
     if task.traits.best[1] not in ("max", "min"):
-        raise UsageError(f"{family}: the second value of Traits.best is 'max' or 'min', not {task.traits.best[1]!r}")
+        raise UsageError(
+            f"{family}: the second value of Traits.best must be 'max' or 'min', not {task.traits.best[1]!r}"
+        )
     named = {"the pipeline exports": [task.pipeline_class.exported]}
     named |= {f"phase '{phase.name}' trains": list(phase.modules) for phase in task.phases}
     for who, modules in named.items():
         for name in modules:
             if name not in task.modules:
-                raise UsageError(f"{family}: {who} '{name}', and the task has the modules {known}")
+                raise UsageError(f"{family}: {who} '{name}', but the modules of the task are {known}")
 
 
 def check_processes(task: Task[Any], world_size: int) -> None:
-    """Refuse, before any data is read, a batch that the processes or the task do not fit."""
+    """Raise UsageError, before any data is read, if the batch size does not suit the processes or the task."""
     train, batch = task.config.train, task.config.train.batch_size
     check_world(task.config.engine, world_size)
     if batch % (world_size * train.grad_accum_steps):
         raise UsageError(
-            f"train.batch_size={batch} is not divisible by {world_size} processes x train.grad_accum_steps={train.grad_accum_steps}"
+            f"train.batch_size={batch} is not divisible by {world_size} processes x "
+            f"train.grad_accum_steps={train.grad_accum_steps}"
         )
     if batch < task.traits.minimum_batch:
         raise UsageError(
-            f"recipe {task.name} needs train.batch_size of at least {task.traits.minimum_batch} (got {batch}): it "
-            "compares the items of a batch with each other"
+            f"recipe {task.name} needs train.batch_size of at least {task.traits.minimum_batch} (got {batch}), because "
+            "it compares the items of a batch with each other"
         )
     if train.grad_accum_steps > 1 and task.traits.minimum_batch > 1 and type(task).backward is Task.backward:
         raise UsageError(
             f"recipe {task.name} compares the items of a batch with each other, and train.grad_accum_steps="
-            f"{train.grad_accum_steps} would leave only {batch // train.grad_accum_steps} at a time to compare with: it needs a "
-            "backward pass over the whole batch (training/whole_batch.py), or train.grad_accum_steps=1"
+            f"{train.grad_accum_steps} reduces that to {batch // train.grad_accum_steps} items at a time: implement "
+            "`backward` over the full batch (training/grad_cache.py), or set train.grad_accum_steps=1"
         )
 
 
 def check_data(task: Task[Any], splits: Splits) -> None:
-    """Refuse, before anything is written, a batch that the data does not fit."""
+    """Raise UsageError, before anything is written, if there are fewer items than a batch needs."""
     batch = task.config.train.batch_size
     if batch > len(splits.train):
         raise UsageError(
             f"train.batch_size={batch} is larger than the training data of {len(splits.train)} items; "
-            f"use train.batch_size={max(1, len(splits.train))} or fewer, or add data"
+            f"use train.batch_size={max(1, len(splits.train))} or less, or add data"
         )
-    wanted = task.config.eval.batch_size or 1
-    if wanted > len(splits.validation):
+    eval_batch = task.config.eval.batch_size or 1
+    if eval_batch > len(splits.validation):
         raise UsageError(
-            f"eval.batch_size={wanted} is larger than the validation set of {len(splits.validation)} items; lower it, "
-            "raise data.validation_fraction, or set data.validation_fraction=0 to validate on the training items"
+            f"eval.batch_size={eval_batch} is larger than the validation set of {len(splits.validation)} items; "
+            "lower it, raise data.validation_fraction, or set data.validation_fraction=0 to validate on the training "
+            "items"
         )
 
 
 def resolve(config: RunConfig, num_items: int) -> RunConfig:
-    """Fix what follows from the data and the length once and for all, so that a resumed run cannot move it."""
-    fixed: dict[str, Any] = {}
+    """Set `train.steps` and `optim.decay_steps` from data and epochs, so that resuming cannot change them."""
+    resolved: dict[str, Any] = {}
     steps = config.train.steps
     if config.train.epochs is not None:
         steps = max(1, math.ceil(config.train.epochs * num_items / config.train.batch_size))
-        fixed["train.steps"] = steps
+        resolved["train.steps"] = steps
     if config.optim.decay_steps is None:
-        fixed["optim.decay_steps"] = steps
-    return config.changed(fixed) if fixed else config
+        resolved["optim.decay_steps"] = steps
+    return config.changed(resolved) if resolved else config
 
 
-def stands_still(config: RunConfig, step: int) -> bool:
-    """Whether a run is to go on where its schedule has come down to nothing."""
-    horizon, steps = config.optim.decay_steps, config.train.steps
-    return horizon is not None and step < steps > horizon and not learning_rate(config.optim, steps - 1)
+def ends_with_zero_lr(config: RunConfig, step: int) -> bool:
+    """Whether the run continues past the end of a schedule that decays to a learning rate of 0."""
+    decay_steps, steps = config.optim.decay_steps, config.train.steps
+    return decay_steps is not None and step < steps > decay_steps and not learning_rate(config.optim, steps - 1)
 
 
 def data_record(splits: Splits) -> dict[str, Any]:
-    """What `data.json` holds: the items, frozen, by name or by an index and their number; and what was passed over."""
-    sides: dict[str, Dataset] = {"train": splits.train, "validation": splits.validation}
+    """The contents of `data.json`: fingerprint, skipped items, and the names or number of items of both splits."""
+    datasets: dict[str, Dataset] = {"train": splits.train, "validation": splits.validation}
     return {
         "fingerprint": splits.fingerprint,
         **splits.about,
         "skipped": splits.skipped,
-        **{name: names_of(source) if splits.listed else len(source) for name, source in sides.items()},
+        **{name: names_of(dataset) if splits.listed else len(dataset) for name, dataset in datasets.items()},
     }
 
 
 def changed_data(run: Run, splits: Splits) -> str:
-    """How the data differs from what the run began with; nothing where it does not."""
-    known = read_data_record(run)
-    if known["fingerprint"] == splits.fingerprint:
-        splits.skipped.update(known["skipped"])
+    """A description of how the data differs from `data.json`; empty if it does not."""
+    recorded = read_data_record(run)
+    if recorded["fingerprint"] == splits.fingerprint:
+        splits.skipped.update(recorded["skipped"])
         return ""
-    sides = (splits.train, splits.validation)
-    recorded = [known["train"], known["validation"]]
-    if not splits.listed or not all(isinstance(names, list) for names in recorded):
-        count = sum(len(names) if isinstance(names, list) else names for names in recorded)
-        return f"{count} items then, {sum(map(len, sides))} now, by another index"
-    before = {name for names in recorded for name in names}
-    after = {name for source in sides for name in names_of(source)}
+    datasets = (splits.train, splits.validation)
+    recorded_names = [recorded["train"], recorded["validation"]]
+    if not splits.listed or not all(isinstance(names, list) for names in recorded_names):
+        count = sum(len(names) if isinstance(names, list) else names for names in recorded_names)
+        return f"{count} items before, {sum(map(len, datasets))} now, and another index"
+    before = {name for names in recorded_names for name in names}
+    after = {name for dataset in datasets for name in names_of(dataset)}
     added, removed = sorted(after - before), sorted(before - after)
     return f"{len(added)} items added{_first(added)}, {len(removed)} removed{_first(removed)}, others may have changed"
 
 
 def refuse_other_version(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Another version may compute something else from the same checkpoint, and nobody would know."""
+    """Raise UsageError if another version wrote the checkpoint: it may compute different results."""
     was, now = meta.get("quintet"), quintet.__version__
     if was != now:
         raise UsageError(
-            f"{folder} was written by quintet {was} and this is {now}: the curve may bend here; install quintet {was} "
-            "again, or go on all the same with --force"
+            f"{folder} was written by quintet {was}, and this is quintet {now}, which may compute different results; "
+            f"install quintet {was}, or continue with --force"
         )
 
 
 def read_data_record(run: Run) -> dict[str, Any]:
+    """Read and validate `data.json`."""
     try:
         known = json.loads(checkpoint.read_regular(run.data_file))
         for name, kind in (("fingerprint", str), ("skipped", dict), ("train", list), ("validation", list)):
             counted = kind is list and type(known[name]) is int
             named = isinstance(known[name], kind) and all(isinstance(each, str) for each in known[name])
             if not counted and not named:
-                raise ValueError(f"'{name}' is not what quintet writes")
+                raise ValueError(f"'{name}' has an unexpected type")
         return dict(known)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
-            f"{run.data_file} is missing or damaged ({error}), so nobody can tell whether the data is what it was; "
-            f"put it back, or start a new run with --init {run.folder}"
+            f"{run.data_file} is missing or damaged ({error}), so the data cannot be checked for changes; "
+            f"restore the file, or start a new run with --init {run.folder}"
         ) from None
 
 
-def names_of(source: Dataset) -> list[str]:
-    return [source.name(item) for item in range(len(source))]
+def names_of(dataset: Dataset) -> list[str]:
+    """The names of all items."""
+    return [dataset.name(item) for item in range(len(dataset))]
 
 
 def _first(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""`PythonTrainer`: the loop bound to a recipe, for use in Python. The public `…Trainer` classes are built on it."""
+"""`PythonTrainer`: base class of the public `…Trainer` classes, which train a recipe from Python."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_pipeline
-from quintet.training.options import FEW, Kind, keys_from, known_options, written_out
-from quintet.training.prepare import place_frozen
+from quintet.training.options import POSITIVE, Kind, expanded_signature, keys_from, known_options
+from quintet.training.prepare import frozen_to_device
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.task import Task
 from quintet.training.trainer import Trainer
@@ -24,79 +24,82 @@ from quintet.training.trainer import Trainer
 class PythonTrainer(Trainer):
     """`…Trainer(model, data=…, out=…, steps=…).train()`.
 
-    A family names its three classes. Its constructor says which model and frozen models it takes, so that editors and
-    type checkers know.
+    A family sets its three classes. Its constructor declares the model and the frozen models that it takes, for editors
+    and type checkers.
     """
 
     config_class: ClassVar[type[RunConfig]]
     task_class: ClassVar[type[Task[Any]]]
     model_class: ClassVar[type[nn.Module]]
     needs: ClassVar[tuple[str, ...]] = ("model",)
-    """Of the model and the links, those that must be given."""
-    batch_sizes: ClassVar[Kind] = FEW
-    """The possible values of `batch_size`."""
+    """Required arguments: `model` and the names of frozen models."""
+    batch_sizes: ClassVar[Kind] = POSITIVE
+    """The valid values of `batch_size`."""
 
     def __init_subclass__(cls) -> None:
-        # For help() and notebooks; editors and type checkers read Unpack themselves.
-        cls.__signature__ = written_out(cls.__init__)  # type: ignore[attr-defined]
+        # For help() and notebooks; editors and type checkers understand Unpack.
+        cls.__signature__ = expanded_signature(cls.__init__)  # type: ignore[attr-defined]
 
     def __init__(self, model: Any = None, **options: Any) -> None:
-        """`options` are those of `TrainerOptions`, and frozen models under their names in `FROZEN_KEYS`."""
+        """`options` are those of `TrainerOptions`, and the frozen models by their names in `FROZEN_KEYS`."""
         trainer = type(self).__name__
-        links = {name: options.pop(name) for name in self.config_class.FROZEN_KEYS if name in options}
+        frozen = {name: options.pop(name) for name in self.config_class.FROZEN_KEYS if name in options}
         known = known_options(trainer, options, self.config_class.FROZEN_KEYS)
-        asked = keys_from(trainer, known, self.batch_sizes)
-        handed = model
-        model, inside, beside = self.split_model(handed)
-        opened = {name: open_pipeline(link) if _is_folder(link) else link for name, link in links.items()}
-        links = {**inside, **{name: link for name, link in opened.items() if link is not None}}
-        self._check_given(model, links)
-        links = {name: link.freeze() for name, link in links.items()}
+        option_keys = keys_from(trainer, known, self.batch_sizes)
+        argument = model
+        model, contained, modules = self.split_model(argument)
+        opened = {name: open_pipeline(each) if _is_path(each) else each for name, each in frozen.items()}
+        frozen = {**contained, **{name: pipeline for name, pipeline in opened.items() if pipeline is not None}}
+        self._check_arguments(model, frozen)
+        frozen = {name: pipeline.freeze() for name, pipeline in frozen.items()}
         resume = bool(known.get("resume"))
         out = Path(known.get("out") or next_folder(self.task_class.pipeline_class.recipe))
         data, validation = known.get("data"), known.get("validation")
-        keys = {**self.keys_of(handed), **asked, **self._paths(data, validation)}
+        keys = {**self.keys_of(argument), **option_keys, **self._paths(data, validation)}
         if "init" in keys:
-            raise UsageError("in Python, load the weights into the model that you hand over, instead of the key `init`")
+            raise UsageError("the key `init` is for the command line; in Python, pass a model with loaded weights")
         if model is not None:
             keys = {"model": model.config.model_dump(mode="json"), **keys}
         preset = known.get("preset")
         if resume:
             run = Run.open(out)
-            config = _continued(self.config_class, run, {**keys, **({"preset": preset} if preset else {})})
+            config = _resumed_config(self.config_class, run, {**keys, **({"preset": preset} if preset else {})})
         else:
-            references = {name: link.reference for name, link in links.items()}
+            references = {name: pipeline.reference for name, pipeline in frozen.items()}
             config = build(self.config_class, preset=preset, overrides={**references, **keys})
             run = Run.new(out, config.FROZEN_KEYS)
         if model is not None and config.model != model.config:
-            raise UsageError(f"{trainer}: the keys of model.* are those of the model; build it with them")
-        torch.manual_seed(config.train.seed)  # what the recipe makes beside the model
-        given = {**({} if model is None else {self.exported(): model}), **beside}
-        task = self.task_class(config, links, given)
+            raise UsageError(
+                f"{trainer}: keys of model.* differ from those of the model; set them when you build the model"
+            )
+        torch.manual_seed(config.train.seed)  # for the modules that the task builds
+        if model is not None:
+            modules = {self.exported(): model, **modules}
+        task = self.task_class(config, frozen, modules)
         splits = None
-        if not _is_folder(data):
-            place_frozen(task)
+        if not _is_path(data):
+            frozen_to_device(task)
             splits = self.splits_of(task, data, validation, known.get("declared"))
         super().__init__(task, run, splits=splits, resume=resume, lr_schedule=known.get("lr_schedule"))
 
     @classmethod
     def split_model(cls, model: Any) -> tuple[Any, dict[str, Pipeline[Any]], dict[str, nn.Module]]:
-        """Of what was handed over as the model: what is trained, the links in it, and what else the recipe takes."""
+        """Split the `model` argument into the trained model, its frozen pipelines, and further modules by name."""
         return model, {}, {}
 
     @classmethod
     def exported(cls) -> str:
-        """The module that is the model."""
+        """The name of the module that is the model."""
         return cls.task_class.pipeline_class.exported
 
     @classmethod
     def keys_of(cls, model: Any) -> dict[str, Any]:
-        """The keys that follow from what was handed over as the model."""
+        """The keys that follow from the `model` argument."""
         return {}
 
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
-        """A data set object, and perhaps one to validate on; `declared` names the values of its tuples."""
+        """Splits from a data set object and an optional validation set; `declared` names the elements of its tuples."""
         raise UsageError(f"{cls.__name__} takes a folder of files as data, not a {type(data).__name__}")
 
     @property
@@ -105,45 +108,45 @@ class PythonTrainer(Trainer):
 
     @property
     def ema_model(self) -> nn.Module:
-        """The averaged model; the live one where averaging is off."""
+        """The EMA model; the live model if EMA is off."""
         return self.state.averaged_modules()[self.exported()]
 
     @classmethod
-    def _check_given(cls, model: Any, links: Mapping[str, Any]) -> None:
-        wanted = cls.model_class.__name__
+    def _check_arguments(cls, model: Any, frozen: Mapping[str, Any]) -> None:
+        expected = cls.model_class.__name__
         if model is None and "model" in cls.needs:
-            raise UsageError(f"{cls.__name__} needs a model to train, a quintet.{wanted}")
+            raise UsageError(f"{cls.__name__} needs a model to train, a quintet.{expected}")
         if model is not None and not isinstance(model, cls.model_class):
-            raise UsageError(f"{cls.__name__} trains a quintet.{wanted}, not a {type(model).__name__}")
+            raise UsageError(f"{cls.__name__} trains a quintet.{expected}, not a {type(model).__name__}")
         for name in cls.config_class.FROZEN_KEYS:
-            if name in cls.needs and name not in links:
-                raise UsageError(f"{cls.__name__} needs a {name}: {name}=RUN, an exported folder, or a pipeline")
-            if name in links and not isinstance(links[name], Pipeline):
+            if name in cls.needs and name not in frozen:
+                raise UsageError(f"{cls.__name__} needs a {name}: pass {name}= a run, an exported folder or a pipeline")
+            if name in frozen and not isinstance(frozen[name], Pipeline):
                 raise UsageError(
                     f"{cls.__name__} takes a run, an exported folder or a pipeline as {name}, not a "
-                    f"{type(links[name]).__name__}"
+                    f"{type(frozen[name]).__name__}"
                 )
 
     @classmethod
     def _paths(cls, data: Any, validation: Any) -> dict[str, Any]:
         if data is None:
             raise UsageError(f"{cls.__name__} needs data, such as a folder of files")
-        if validation is not None and _is_folder(validation) != _is_folder(data):
-            raise UsageError("a validation set comes beside a data set object; beside a folder comes a folder")
-        if not _is_folder(data):
+        if validation is not None and _is_path(validation) != _is_path(data):
+            raise UsageError("data and validation must both be folders or both be data set objects")
+        if not _is_path(data):
             return {"data.path": None}
-        beside = {} if validation is None else {"data.validation_path": data_path(validation)}
-        return {"data.path": data_path(data), **beside}
+        validation_keys = {} if validation is None else {"data.validation_path": data_path(validation)}
+        return {"data.path": data_path(data), **validation_keys}
 
 
-def _is_folder(data: Any) -> bool:
+def _is_path(data: Any) -> bool:
     return isinstance(data, (str, Path))
 
 
-def _continued(schema: type[RunConfig], run: Run, keys: Mapping[str, Any]) -> RunConfig:
-    """The run's own configuration, changed by what was asked for where a resumed run may change.
+def _resumed_config(schema: type[RunConfig], run: Run, keys: Mapping[str, Any]) -> RunConfig:
+    """The saved configuration of a run, with the keys that a resumed run may change.
 
-    Where the links lay then stays as it was: their hashes say whether they are the same."""
+    The references to frozen models stay as saved; their hashes show whether they are the same models."""
     saved = build(schema, file=run.config_file)
     changed = saved.changed(keys)
     refuse_changes(saved, changed)

@@ -1,7 +1,7 @@
-"""Owns a run's folder: what lies where, who may write, and the files a person reads.
+"""`Run`: the folder of a run, its files and its lock.
 
-Everything about one training run is in the folder and readable without quintet. One process writes at a time, held
-to it by a lock that a dead process does not keep. Nothing here deletes what it did not write.
+Everything about a training run is in its folder and can be read without quintet. A lock, which is released when the
+process dies, ensures that only one process writes. Files that quintet did not write are never deleted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from quintet.errors import RunError, UsageError
 Status = Literal["running", "finished", "stopped", "failed"]
 
 
-_BEGINNINGS = frozenset({"lock", "data.json", ".data.json.writing", ".config.yaml.writing"})
-"""What a folder may hold before it is a run, beside the copies of what the run stands on: see `write_first`."""
+_STARTUP_FILES = frozenset({"lock", "data.json", ".data.json.writing", ".config.yaml.writing"})
+"""Files that a folder may contain before it is a run, besides copies of frozen models: see `write_initial_files`."""
 
 
 class Run:
-    """A run folder. Got by `new` or `open`; the folder of a new one appears when it is locked."""
+    """A run folder, from `new` or `open`. The folder of a new run is created by `lock`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,24 +48,24 @@ class Run:
         self.eval_file = folder / "eval.json"
         self._lock: IO[bytes] | None = None
         self.lost_writes: dict[str, str] = {}
-        """File name to error, for observations that could not be written; training goes on without them."""
-        self.tell: Callable[[str], object] = lambda text: None
-        """Where a person is told that an observation is lost, and that it can be written again."""
+        """File name to error, for best-effort files that could not be written; training continues without them."""
+        self.notify: Callable[[str], object] = lambda text: None
+        """Receives a message when a best-effort write fails, and when it works again."""
 
     @classmethod
-    def new(cls, folder: Path, links: Collection[str] = ()) -> Run:
-        """A run that does not exist yet; an existing folder is refused, unless it is empty.
+    def new(cls, folder: Path, frozen: Collection[str] = ()) -> Run:
+        """A run that does not exist yet. Raises UsageError if the folder exists and is not empty.
 
-        `links` are the names of what the run will stand on (`FROZEN_KEYS` of its configuration)."""
+        `frozen` are the keys of the frozen models of the run (`FROZEN_KEYS` of its configuration)."""
         run = cls(folder)
-        run.refuse_used(links)
+        run.refuse_used(frozen)
         return run
 
-    def refuse_used(self, links: Collection[str]) -> None:
-        """Refuse a folder that holds anything. What a process left that died before its first line is nothing."""
+    def refuse_used(self, frozen: Collection[str]) -> None:
+        """Raise UsageError if the folder is not empty. Files of a process that died during start-up do not count."""
         folder = self.folder
-        nothing = _BEGINNINGS.union(links, (f".writing-{name}" for name in links))
-        used = folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - nothing)
+        ignored = _STARTUP_FILES.union(frozen, (f".writing-{name}" for name in frozen))
+        used = folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - ignored)
         if used:
             hint = f"continue it with `quintet resume {folder}` or choose" if self.config_file.exists() else "choose"
             raise UsageError(f"{folder} exists already; {hint} another folder with --out")
@@ -79,10 +79,10 @@ class Run:
     # --- one writer ---------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Become the only writer, until `close` or the end of the process, however it ends."""
+        """Lock the folder for this process, until `close` or the end of the process."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = files.open_own(self.folder / "lock", "a+b")
+            lock = files.open_no_follow(self.folder / "lock", "a+b")
         except OSError as error:
             raise UsageError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
         try:
@@ -96,33 +96,33 @@ class Run:
             raise UsageError(f"cannot lock the run folder {self.folder}: {error.strerror}") from None
         _close_in_children(lock)
         self._lock = lock
-        self.observe("lock", lambda: _sign(lock))
+        self.best_effort_write("lock", lambda: _write_owner(lock))
 
     def close(self) -> None:
         if self._lock is not None:
-            # Whoever is refused next must not read the name of a process that has let go.
+            # Later error messages must not name a process that has released the lock.
             with suppress(OSError):
                 self._lock.truncate(0)
             self._lock.close()
         self._lock = None
 
-    def begin(self, config: RunConfig, data: Mapping[str, Any], links: Mapping[str, Contents]) -> None:
-        """Make the folder a run, unless another process has done so since it was looked at."""
+    def begin(self, config: RunConfig, data: Mapping[str, Any], frozen: Mapping[str, Contents]) -> None:
+        """Create the run, unless another process has created one in this folder since the first check."""
         self.lock()
         try:
             self.refuse_used(config.FROZEN_KEYS)
-            self.write_first(config, data, links)
+            self.write_initial_files(config, data, frozen)
         except BaseException:
             self.close()
             raise
 
-    # --- what must be written ------------------------------------------------------------------------------
+    # --- required files ----------------------------------------------------------------------------------
 
-    def write_first(self, config: RunConfig, data: Mapping[str, Any], links: Mapping[str, Contents]) -> None:
-        """What a run is made of, before anything happens in it. The configuration last: a folder is a run, and can
-        be resumed, once it has one."""
+    def write_initial_files(self, config: RunConfig, data: Mapping[str, Any], frozen: Mapping[str, Contents]) -> None:
+        """Write frozen models, data.json and config.yaml. The configuration is last: a folder is a run, and can be
+        resumed, once it has one."""
         try:
-            for name, contents in links.items():
+            for name, contents in frozen.items():
                 if not (self.folder / name).exists():
                     checkpoint.write_folder(self.folder / name, contents)
             self.write_json(self.data_file, data)
@@ -133,63 +133,65 @@ class Run:
     def write_json(self, path: Path, value: Any, durable: bool = True) -> None:
         files.replace_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable)
 
-    # --- what may be lost: observations never stop a training -----------------------------------------------
+    # --- best-effort files: a failed write never stops training ---------------------------------------------
 
     def write_state(self, status: Status, **values: Any) -> None:
         state = {"status": status, "heartbeat": time.time(), "pid": os.getpid(), "host": socket.gethostname(), **values}
-        # A heartbeat is old news after a power cut; waiting for the disk at every logging step would cost more.
-        self.observe("state.json", lambda: self.write_json(self.state_file, state, durable=False))
+        # Not durable: a heartbeat is worthless after a power failure, and fsync at every logging step is slow.
+        self.best_effort_write("state.json", lambda: self.write_json(self.state_file, state, durable=False))
 
     def update_data(self, record: Mapping[str, Any]) -> None:
-        """Name items in data.json that turned out unreadable on the way."""
-        self.observe("data.json", lambda: self.write_json(self.data_file, record))
+        """Rewrite data.json with the unreadable items found during training."""
+        self.best_effort_write("data.json", lambda: self.write_json(self.data_file, record))
 
     def write_metrics(self, row: Mapping[str, Any]) -> None:
-        # JSON knows no NaN, and readers in other languages stumble over it.
+        # JSON has no NaN; readers in other languages reject it.
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
         line = json.dumps(finite, ensure_ascii=False)
-        self.observe("metrics.jsonl", lambda: append_line(self.metrics_file, line))
+        self.best_effort_write("metrics.jsonl", lambda: append_line(self.metrics_file, line))
 
     def write_log(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self.observe("log.txt", lambda: append_line(self.log_file, f"{stamp} {text}"))
+        self.best_effort_write("log.txt", lambda: append_line(self.log_file, f"{stamp} {text}"))
 
-    def write_log_once_begun(self, text: str) -> None:
-        """A folder that is no run yet is left as it is: with a log in it, it could not become one."""
+    def write_log_if_run(self, text: str) -> None:
+        """Write to log.txt, but only if the folder is already a run: a log would prevent a new run in it."""
         if self.config_file.exists():
             self.write_log(text)
 
     def write_sample(
-        self, step: int, prefix: str, file: str, write: Callable[[Path], object], about: Mapping[str, Any]
+        self, step: int, prefix: str, file: str, write: Callable[[Path], object], metadata: Mapping[str, Any]
     ) -> None:
-        """One thing to look at, under samples/step-…/, with a line about it in samples.jsonl."""
+        """Write a sample under samples/step-…/, with its metadata in samples.jsonl."""
         folder = self.folder / "samples" / f"step-{step:08d}"
-        self.observe("samples", lambda: self._add_sample(folder, prefix + file, write, about))
+        self.best_effort_write("samples", lambda: self._add_sample(folder, prefix + file, write, metadata))
 
-    def _add_sample(self, folder: Path, file: str, write: Callable[[Path], object], about: Mapping[str, Any]) -> None:
+    def _add_sample(
+        self, folder: Path, file: str, write: Callable[[Path], object], metadata: Mapping[str, Any]
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / file)
-        append_line(folder / "samples.jsonl", json.dumps({"file": file, **about}, ensure_ascii=False))
+        append_line(folder / "samples.jsonl", json.dumps({"file": file, **metadata}, ensure_ascii=False))
 
-    def observe(self, name: str, write: Callable[[], object]) -> None:
-        """Write something that may be lost. The first loss is said, and that it works again; not each one between."""
+    def best_effort_write(self, name: str, write: Callable[[], object]) -> None:
+        """Write a file that may be lost. Reports the first failure and the recovery, not the failures between them."""
         try:
             write()
-        except Exception as error:  # also what a tracker or an encoder of samples may think of
+        except Exception as error:  # trackers and media encoders may raise anything
             if name not in self.lost_writes:
                 reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-                self.tell(f"warning: cannot write {name} ({reason}); the run goes on without it")
+                self.notify(f"warning: cannot write {name} ({reason}); training continues without it")
             self.lost_writes[name] = str(error)
         else:
             if self.lost_writes.pop(name, None) is not None:
-                self.tell(f"{name} can be written again")
+                self.notify(f"{name} can be written again")
 
     # --- reading back ---------------------------------------------------------------------------------------
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows so far. A half-written last line, left by a killed process, is passed over."""
+        """All rows of metrics.jsonl. A partial last line of a killed process is skipped."""
         try:
             text = checkpoint.read_regular(self.metrics_file).decode("utf-8", errors="replace")
         except OSError:
@@ -197,15 +199,15 @@ class Run:
         return [row for row in map(_row, text.split("\n")) if row is not None]
 
     def drop_metrics_after(self, step: int) -> None:
-        """Forget rows of steps that a resumed run will take again."""
+        """Remove rows of steps that a resumed run repeats."""
         if self.metrics_file.exists():
             rows = [row for row in self.read_metrics() if row["step"] <= step]
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            self.observe("metrics.jsonl", lambda: files.replace_text(self.metrics_file, text))
+            self.best_effort_write("metrics.jsonl", lambda: files.replace_text(self.metrics_file, text))
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """A row of figures, if the line is one."""
+    """Parse a line of metrics.jsonl; None if it is not a valid row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -214,9 +216,9 @@ def _row(line: str) -> dict[str, Any] | None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a whole line or, where the disk is full, nothing of it."""
+    """Append a complete line or, if the disk is full, nothing."""
     rest = memoryview(f"{line}\n".encode())
-    with files.open_own(path, "ab") as file:
+    with files.open_no_follow(path, "ab") as file:
         before = file.seek(0, os.SEEK_END)
         try:
             while rest:
@@ -227,26 +229,26 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def _sign(lock: IO[bytes]) -> None:
+def _write_owner(lock: IO[bytes]) -> None:
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
-def _owner(lock: IO[bytes], within: float = 1.0) -> str:
-    """Who holds the lock. A dead process's name stands in the file until its successor, a moment later, has signed."""
-    deadline = time.monotonic() + within
+def _owner(lock: IO[bytes], timeout: float = 1.0) -> str:
+    """The process that holds the lock. Waits briefly for the new owner if the file still names a dead process."""
+    deadline = time.monotonic() + timeout
     while True:
         lock.seek(0)
-        signed = re.fullmatch(rb"process ([0-9]{1,9}) on ([\x21-\x7e]{1,255})\n", lock.read(300) or b"")
-        if signed and (signed[2].decode() != socket.gethostname() or is_alive(int(signed[1]))):
-            return signed[0].decode().strip()
+        match = re.fullmatch(rb"process ([0-9]{1,9}) on ([\x21-\x7e]{1,255})\n", lock.read(300) or b"")
+        if match and (match[2].decode() != socket.gethostname() or is_alive(int(match[1]))):
+            return match[0].decode().strip()
         if time.monotonic() > deadline:
             return "another process"
         time.sleep(0.01)
 
 
 def _close_in_children(lock: IO[bytes]) -> None:
-    """Data workers are forked and may outlive a killed trainer for seconds; they must not keep its lock."""
+    """Close the lock file in forked data workers: they may outlive a killed trainer and must not hold its lock."""
     reference = weakref.ref(lock)
 
     def close() -> None:
@@ -258,7 +260,7 @@ def _close_in_children(lock: IO[bytes]) -> None:
 
 
 def next_folder(recipe: str, root: Path = Path("runs")) -> Path:
-    """The default of `--out`: runs/<recipe>-<n>, the first n that is free."""
+    """The default of `--out`: runs/<recipe>-<n> with the first unused n."""
     number = 1
     while (root / f"{recipe}-{number}").exists():
         number += 1

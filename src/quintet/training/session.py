@@ -1,4 +1,4 @@
-"""`TrainingSession`: everything that exists before the first step of a new or resumed run."""
+"""`TrainingSession`: sets up a new or resumed run, up to the first step."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from quintet.training.state import TrainingState, environment
 from quintet.training.task import Task
 
 Weights = Mapping[str, Mapping[str, Tensor]]
-"""Module name to its tensors."""
+"""Module name to state dict."""
 
 
 class TrainingSession:
-    """A task in a run folder, ready to train: data, processes, modules and state of a new or a resumed run."""
+    """A task in a run folder, ready to train: data, process group, modules and training state."""
 
     def __init__(
         self,
@@ -54,23 +54,23 @@ class TrainingSession:
         config: RunConfig = task.config
         self.task = task
         self.run = run
-        # Before the processes join: what all of them refuse must not look like the death of one of them. And before the
-        # data: encoding it can take hours.
+        # Before the process group: an error that all processes raise must not look like the death of one of them. And
+        # before the data: encoding it can take hours.
         check_trackers(config.log.trackers)
         prepare.check_task(task)
         prepare.check_sharding(task)
         prepare.check_processes(task, max(RankInfo.from_environment().world_size, collectives.world_size()))
-        prepare.place_frozen(task)  # also where the splits are handed over: samples are decoded by the tokenizer
+        prepare.frozen_to_device(task)  # also if splits are passed in: the tokenizer decodes samples
         self.splits = splits or task.splits()
         prepare.check_data(task, self.splits)
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
-        run.tell = self.display.note
-        if self.engine.watch is not None:
-            self.engine.watch.tell = run.write_log_once_begun
+        run.notify = self.display.note
+        if self.engine.watchdog is not None:
+            self.engine.watchdog.log = run.write_log_if_run
         self.config = task.config = config if resume else prepare.resolve(config, len(self.splits.train))
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
-        self.engine.place(task.modules)
+        self.engine.to_device(task.modules)
         self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
         self.meter = Meter()
         self.trackers: list[Tracker] = []
@@ -80,20 +80,20 @@ class TrainingSession:
         self._save_postponed = False
         self.stopwatch = Stopwatch()
         try:
-            self._resume(init, force) if resume else self._begin(init)
+            self._resume(init, force) if resume else self._start(init)
         except (RuntimeError, MemoryError) as error:
-            raise self._explained(error) or error from None
+            raise self._explain(error) or error from None
 
-    # --- beginning ------------------------------------------------------------------------------------------
+    # --- start ----------------------------------------------------------------------------------------------
 
-    def _begin(self, init: Weights | None) -> None:
-        self._set_out(init)
-        # The folder appears only now: whatever does not fit has been found out by the line above.
+    def _start(self, init: Weights | None) -> None:
+        self._init_state(init)
+        # The folder is created only now: the line above has checked everything.
         if self.engine.is_main:
             self.run.begin(self.config, prepare.data_record(self.splits), self._frozen_contents())
 
-    def _set_out(self, init: Weights | None) -> None:
-        """The state before the first step."""
+    def _init_state(self, init: Weights | None) -> None:
+        """Initialise the state before the first step."""
         loader = self._loader(self.splits.train)
         loader.check_readable()
         self._loader(self.splits.validation).check_readable()
@@ -102,8 +102,8 @@ class TrainingSession:
                 tensors = init[name]
                 copy_tensors(self.task.modules[name], tensors, f"--init {self.config.init}")
         else:
-            first = loader.opening(self._order(), self.config.train.grad_accum_steps, self.task.num_init_batches)
-            self.task.init_from_data(self.modules, (self._moved(loaded) for loaded in first), self.engine)
+            first = loader.init_batches(self._order(), self.config.train.grad_accum_steps, self.task.num_init_batches)
+            self.task.init_from_data(self.modules, (self._to_device(loaded) for loaded in first), self.engine)
         self._make_state()
 
     def _make_state(self) -> None:
@@ -122,49 +122,49 @@ class TrainingSession:
                 step = checkpoint.step_of(folder)
             step = self.engine.from_main(step)
             if step < 0:
-                self._begin_again(init, force)
+                self._restart(init, force)
             else:
                 self._restore(checkpoint.folder_of(self.run.checkpoints, step), problems, force)
         except BaseException:
             self.run.close()
             raise
 
-    def _begin_again(self, init: Weights | None, force: bool) -> None:
-        """The process ended before its first checkpoint: the same run, from the same start."""
+    def _restart(self, init: Weights | None, force: bool) -> None:
+        """Start the same run again, because it ended before its first checkpoint."""
         if self.run.data_file.exists():
-            self._keep_to_data(force)
-        self._set_out(init)
+            self._check_data(force)
+        self._init_state(init)
         if self.engine.is_main:
-            self.run.write_first(self.config, prepare.data_record(self.splits), self._frozen_contents())
+            self.run.write_initial_files(self.config, prepare.data_record(self.splits), self._frozen_contents())
             self.run.drop_metrics_after(0)
-        self.print("there is no checkpoint yet: the run begins again")
+        self.print("there is no checkpoint yet: the run starts again from step 0")
 
     def _restore(self, folder: Path, problems: list[str], force: bool) -> None:
-        self._keep_to_data(force)
+        self._check_data(force)
         self._make_state()
         meta = self.state.restore(folder)
         if not force:
             prepare.refuse_other_version(folder, meta)
         self.saver.saved_step = self.step
         for problem in problems:
-            self.print(f"damaged checkpoint passed over: {problem}")
+            self.print(f"damaged checkpoint skipped: {problem}")
         if self.engine.is_main:
             self.saver.set_newer_aside("damaged")
-            self.run.write_first(self.config, prepare.data_record(self.splits), self._frozen_contents())
+            self.run.write_initial_files(self.config, prepare.data_record(self.splits), self._frozen_contents())
             self.run.drop_metrics_after(self.step)
-            self.saver.point("latest", self.step)
-            # The file may be damaged or behind; without it the best checkpoint would be deleted as an old one.
-            self.saver.point("best", self.state.progress.best_step)
+            self.saver.write_pointer("latest", self.step)
+            # The pointer may be damaged or outdated; without it the best checkpoint would be pruned.
+            self.saver.write_pointer("best", self.state.progress.best_step)
         self.print(f"resumed from {folder}")
         for name, now in environment().items():
             if meta.get(name) != now:
-                self.print(f"warning: {name} was {meta.get(name)} and is {now}: results agree, but not to the last bit")
+                self.print(f"warning: {name} was {meta.get(name)} and is now {now}: results will not be bit-identical")
 
-    def _keep_to_data(self, force: bool) -> None:
+    def _check_data(self, force: bool) -> None:
         difference = prepare.changed_data(self.run, self.splits)
         if difference and not force:
             raise UsageError(
-                f"the data changed since the run started ({difference}); put it back, go on with what is there "
+                f"the data changed since the run started ({difference}); restore it, continue with the changed data "
                 f"(`quintet resume {self.run.folder} --force`), or start a new run with --init {self.run.folder}"
             )
         if difference:
@@ -173,38 +173,38 @@ class TrainingSession:
     def _frozen_contents(self) -> dict[str, checkpoint.Contents]:
         return {name: pipeline.contents() for name, pipeline in self.task.frozen.items()}
 
-    def _loader(self, source: Any) -> Loader:
+    def _loader(self, dataset: Any) -> Loader:
         seed, workers = self.config.train.seed, self.config.data.num_workers
-        return Loader(source, seed, self.task.collate, self.engine, workers, self._skipped, self.print)
+        return Loader(dataset, seed, self.task.collate, self.engine, workers, self._skipped, self.print)
 
     def _order(self) -> Order:
         train = self.splits.train
         size, seed = self.config.train.batch_size, self.config.train.seed
-        return Order(len(train), size, seed, self.task.lengths(train), self.splits.portions)
+        return Order(len(train), size, seed, self.task.lengths(train), self.splits.shard_shuffle)
 
-    def _moved(self, loaded: LoadedBatch) -> Batch:
+    def _to_device(self, loaded: LoadedBatch) -> Batch:
         return loaded.batch.to(self.engine.device, self.engine.dtype)
 
     @property
     def step(self) -> int:
-        """Steps taken so far."""
+        """Number of completed steps."""
         return self.state.progress.step
 
-    def _explained(self, error: BaseException) -> RunError | None:
+    def _explain(self, error: BaseException) -> RunError | None:
         size = self.config.train.batch_size // (self.config.train.grad_accum_steps * self.engine.world_size)
         return self.engine.explain(error, self.config.train.grad_accum_steps, size)
 
-    # --- telling ------------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------------------
 
-    def log(self, **figures: float) -> None:
-        """One row in metrics.jsonl and in every tracker."""
+    def log(self, **metrics: float) -> None:
+        """Write one row to metrics.jsonl and to every tracker."""
         if self.engine.is_main:
-            self.run.write_metrics({"step": self.step, "time": time.time(), **figures})
+            self.run.write_metrics({"step": self.step, "time": time.time(), **metrics})
             for tracker in self.trackers:
-                self.run.observe(type(tracker).__name__, partial(tracker.log, figures, self.step))
+                self.run.best_effort_write(type(tracker).__name__, partial(tracker.log, metrics, self.step))
 
     def print(self, text: str) -> None:
-        """Say something once, on the console and in log.txt."""
+        """Print a message on rank 0, to the console and to log.txt."""
         if self.engine.is_main:
             self.run.write_log(text)
             self.display.note(text)

@@ -1,4 +1,4 @@
-"""Owns how a run is asked to stop: signals and the time limit, noticed at the next step boundary."""
+"""`StopRequest`: stops a run at the next step, after a signal or at the time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """While entered, the first signal is remembered and the second one ends the process at once."""
+    """Context manager: the first signal is recorded, a second one ends the process immediately."""
 
     def __init__(self, minutes: float | None = None) -> None:
         self.received: signal.Signals | None = None
@@ -19,7 +19,8 @@ class StopRequest:
         self._previous: dict[signal.Signals, Any] = {}
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
+        """Whether a signal was received or the time limit is reached."""
         return self.received is not None or self.out_of_time
 
     @property
@@ -30,7 +31,7 @@ class StopRequest:
         try:
             self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
         except ValueError:
-            # Only the main thread may install handlers; in a notebook's worker thread the time limit still holds.
+            # Only the main thread may install handlers; in other threads the time limit still works.
             self._previous = {}
         return self
 
@@ -38,7 +39,7 @@ class StopRequest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._previous.items():
-            # Python does not know a handler that was installed by other code, and cannot put it back.
+            # None means a handler that was not installed from Python, which cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

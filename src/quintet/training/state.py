@@ -1,6 +1,6 @@
-"""Owns what a training consists of between two steps, and its way into a checkpoint and back.
+"""`TrainingState`: modules, EMA, optimizers and progress between two steps; saving and restoring them.
 
-There is no random state here: every random number is a function of (seed, step) or (seed, epoch, item).
+There is no RNG state: every random number is a function of (seed, step) or (seed, epoch, item).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class PhaseState:
-    """A phase with the parameters it moves and the optimizer that moves them."""
+    """A phase with its parameters and their optimizer."""
 
     phase: Phase
     parameters: optim.Parameters
@@ -42,7 +42,7 @@ class PhaseState:
 
 @dataclass
 class Progress:
-    """The numbers of a training, as `meta.json` holds them."""
+    """Counters of a training, stored in `meta.json`."""
 
     step: int = 0
     items_seen: int = 0
@@ -53,8 +53,8 @@ class Progress:
     best_step: int | None = None
 
 
-class Average:
-    """The moving average of the weights: copies of some modules, always in eval mode and without gradients.
+class EMA:
+    """Exponential moving average of weights: copies of modules in eval mode, without gradients.
 
     Parameters are averaged; buffers are copied, because they are counts or averages already.
     """
@@ -65,7 +65,7 @@ class Average:
         self.modules = {name: copy.deepcopy(module).eval().requires_grad_(False) for name, module in self.live.items()}
 
     def decay(self, step: int) -> float:
-        """Ramped, so that the average of a short run does not consist of its first weights."""
+        """The decay at a step, ramped up so that the EMA of a short run is not dominated by its first weights."""
         if step < self.config.start:
             return 0.0
         updates = (step - self.config.start) // self.config.every
@@ -77,25 +77,25 @@ class Average:
             return
         weight = 1 - self.decay(step)
         for name, live in self.live.items():
-            average = self.modules[name]
-            torch._foreach_lerp_(list(average.parameters()), list(live.parameters()), weight)
-            buffers = list(average.buffers())
+            ema = self.modules[name]
+            torch._foreach_lerp_(list(ema.parameters()), list(live.parameters()), weight)
+            buffers = list(ema.buffers())
             if buffers:
                 torch._foreach_copy_(buffers, list(live.buffers()))
 
 
 class TrainingState:
-    """Modules, their average, optimizers and progress of one run."""
+    """Modules, EMA, optimizers and progress of one run."""
 
     def __init__(self, task: Task[Any], engine: Engine | None = None) -> None:
         self.task = task
         self.progress = Progress()
         config: RunConfig = task.config
-        self.average = Average(config.ema, task.modules, task.averaged) if config.ema.enabled else None
+        self.ema = EMA(config.ema, task.modules, task.averaged) if config.ema.enabled else None
         if engine is not None:
-            # Copied whole first: what was cut cannot be copied. The optimizers are for the parts.
+            # The EMA was copied before: sharded modules cannot be copied. Optimizers are created after sharding.
             engine.shard(task.modules)
-            engine.shard(self.average.modules if self.average else {})
+            engine.shard(self.ema.modules if self.ema else {})
         self.phases = [self._phase_state(phase) for phase in task.phases]
 
     def _phase_state(self, phase: Phase) -> PhaseState:
@@ -103,19 +103,20 @@ class TrainingState:
         return PhaseState(phase, parameters, optim.make_optimizer(phase.optim, parameters))
 
     def averaged_modules(self) -> dict[str, nn.Module]:
-        """The modules to look at: the averaged ones where there are any."""
-        return {**self.task.modules, **(self.average.modules if self.average else {})}
+        """The modules for evaluation: the EMA copies, and the live modules that have none."""
+        return {**self.task.modules, **(self.ema.modules if self.ema else {})}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that is trained or averaged, by the name of its file; not copied."""
+        """All tensors of the state, by file name; not copied."""
         tensors = {name: dict(module.state_dict()) for name, module in self.task.modules.items()}
-        for name, module in self.average.modules.items() if self.average else ():
+        for name, module in self.ema.modules.items() if self.ema else ():
             tensors[f"ema/{name}"] = dict(module.state_dict())
         for state in self.phases:
             tensors[f"optim/{state.phase.name}"] = optim.optimizer_tensors(state.optimizer, state.parameters)
         return tensors
 
     def contents(self, world_size: int, fingerprint: str) -> Contents:
+        """The contents of a checkpoint."""
         contents = Contents(self.tensors())
         for state in self.phases:
             contents.json[f"optim/{state.phase.name}"] = {
@@ -135,13 +136,13 @@ class TrainingState:
         return contents
 
     def restore(self, folder: Path, optimizers: bool = True) -> dict[str, Any]:
-        """Take everything over from a sound checkpoint; returns its `meta.json`."""
+        """Restore everything from a verified checkpoint; returns its `meta.json`."""
         meta = read_meta(folder, self.task.name)
         progress = read_progress(folder, meta)
         for name, module in self.task.modules.items():
             load_sharded(module, folder, name)
-        if self.average:
-            for name, module in self.average.modules.items():
+        if self.ema:
+            for name, module in self.ema.modules.items():
                 load_sharded(module, folder, f"ema/{name}")
         if optimizers:
             for state in self.phases:
@@ -151,8 +152,8 @@ class TrainingState:
 
     def _restore_optimizer(self, state: PhaseState, folder: Path) -> None:
         origin = f"optim/{state.phase.name}"
-        if _can_be_read_in_parts(state.parameters, folder, origin):
-            tensors = optim.room_for_state(state.parameters, checkpoint.shapes_of_parts(folder, origin))
+        if _can_read_shards(state.parameters, folder, origin):
+            tensors = optim.allocate_state(state.parameters, checkpoint.sharded_shapes(folder, origin))
             sharding.read(folder, origin, tensors)
         else:
             tensors = checkpoint.read_tensors(folder, origin)
@@ -160,13 +161,13 @@ class TrainingState:
 
 
 def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
-    """A number that an older version did not know yet has its default."""
+    """The counters of `meta.json`. Counters that an older version did not write have their default."""
     known = {name: meta[name] for name in asdict(Progress()) if name in meta}
     for name in ("step", "items_seen", "bad_steps", "bad_steps_in_a_row", "rollbacks"):
         if type(known.get(name, 0)) is not int or known.get(name, 0) < 0:
             raise CheckpointError(f"{folder / 'meta.json'}: '{name}' is not a count")
-    if "step" not in known or (checkpoint.is_named(folder) and known["step"] != checkpoint.step_of(folder)):
-        raise CheckpointError(f"{folder / 'meta.json'} is not of the step that the folder's name says")
+    if "step" not in known or (checkpoint.is_checkpoint_name(folder) and known["step"] != checkpoint.step_of(folder)):
+        raise CheckpointError(f"{folder / 'meta.json'} has another step than the name of the folder")
     value, step = known.get("best_value"), known.get("best_step")
     if not (value is None or isinstance(value, float)) or not (step is None or isinstance(step, int)):
         raise CheckpointError(f"{folder / 'meta.json'}: 'best_value' and 'best_step' are not numbers")
@@ -174,7 +175,7 @@ def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
 
 
 def newest_good(root: Path) -> int:
-    """The step of the newest sound checkpoint that was not taken amid bad steps; -1 if there is none."""
+    """The step of the newest valid checkpoint that was not saved during non-finite steps; -1 if there is none."""
     for folder in reversed(checkpoint.steps(root)):
         try:
             checkpoint.verify(folder)
@@ -186,7 +187,7 @@ def newest_good(root: Path) -> int:
 
 
 def environment() -> dict[str, Any]:
-    """What the last bits of a result depend on besides the configuration."""
+    """Environment on which bit-identical results depend, besides the configuration."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -195,6 +196,7 @@ def environment() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
+    """The model name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -204,15 +206,15 @@ def cpu_name() -> str:
 
 
 def load_sharded(module: nn.Module, folder: Path, name: str) -> None:
-    """As `load_module`, into a module that may be sharded: each process then reads its own part alone."""
-    own = module.state_dict()
-    if _can_be_read_in_parts(own, folder, name):
-        check_shapes(own, checkpoint.shapes_of_parts(folder, name), str(folder / name))
-        sharding.read(folder, name, own)
+    """Like `load_module`, for a module that may be sharded: each process then reads only its own shard."""
+    state = module.state_dict()
+    if _can_read_shards(state, folder, name):
+        check_shapes(state, checkpoint.sharded_shapes(folder, name), str(folder / name))
+        sharding.read(folder, name, state)
     else:
         copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors", sharding.copy_into)
 
 
-def _can_be_read_in_parts(tensors: Mapping[str, Tensor], folder: Path, name: str) -> bool:
-    """Whether each process may read its own part alone."""
-    return any(map(sharding.is_sharded, tensors.values())) and checkpoint.is_in_parts(folder, name)
+def _can_read_shards(tensors: Mapping[str, Tensor], folder: Path, name: str) -> bool:
+    """Whether both tensors and checkpoint are sharded, so that each process can read only its own shard."""
+    return any(map(sharding.is_sharded, tensors.values())) and checkpoint.is_sharded(folder, name)

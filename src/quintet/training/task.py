@@ -1,7 +1,7 @@
-"""`Task`: what a family supplies for training and validation. The loop supplies everything else.
+"""`Task`: the interface of a family for training and validation. The training loop does everything else.
 
-Reading this file and `families/vqgan/task.py` is enough to write a new one. What a trained model is used for is not
-here: see `pipelines/base.py`.
+Reading this file and `families/vqgan/task.py` is enough to write a new one. Inference with a trained model is in
+`pipelines/base.py`.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 @dataclass(frozen=True)
 class Traits:
-    """What the loop has to know about a task before it can be trained."""
+    """Properties of a task that the training loop needs."""
 
     best: tuple[str, Literal["max", "min"]]
-    """The metric that chooses the best checkpoint, and which way is better."""
+    """The metric that selects the best checkpoint, and whether it is maximised or minimised."""
     find_unused_parameters: bool = False
-    """Whether a step may leave parameters without gradient (heads of levels that were not drawn)."""
+    """Whether a step may leave parameters without gradient, such as heads of quantizers that were not sampled."""
     uncompiled: frozenset[str] = frozenset()
-    """Modules that `engine.compile` must leave alone, because a loss differentiates twice through them."""
+    """Modules that `engine.compile` must skip, because a loss needs second derivatives of them."""
     shardable: bool = False
-    """Whether its modules can be sharded (`engine.fsdp`): training calls nothing of them but `forward`, no loss looks
-    at single weights, and no weight is a single number."""
+    """Whether the modules can be sharded (`engine.fsdp`): training only calls `forward`, no loss reads single weights,
+    and no weight is a scalar."""
     minimum_batch: int = 1
-    """The smallest global batch that makes sense (a contrastive loss needs two items)."""
+    """The smallest valid global batch size (a contrastive loss needs two items)."""
 
 
 @dataclass
 class Report:
-    """What the backward passes of one step tell the loop."""
+    """Metrics and statistics of the backward passes of one step."""
 
     metrics: dict[str, Tensor]
     statistics: Statistics
 
 
 class Task(ABC, Generic[ConfigT]):
-    """How one family is trained and validated. Holds modules and configuration; all else passes through arguments.
+    """Training and validation of one family. Holds modules and configuration; everything else is passed as arguments.
 
-    `modules` may hold modules that exist already, such as a model that a person built; the others are made.
+    The argument `modules` may contain existing modules, such as a model that the user built; the others are created.
     """
 
     traits: ClassVar[Traits]
     pipeline_class: ClassVar[type[Pipeline[Any]]]
-    """What the trained modules are used with."""
+    """The pipeline for inference with the trained modules."""
 
     modules: dict[str, nn.Module]
-    """Everything that is trained or saved, by name. Frozen models do not belong here."""
+    """All modules that are trained or saved, by name, without frozen models."""
     phases: Sequence[Phase]
 
     def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         self.frozen: Frozen = dict(frozen or {})
-        """The pretrained models that this one builds on, by their key, such as `tokenizer`."""
+        """The frozen pretrained models, by key, such as `tokenizer`."""
         self.config: ConfigT = self.pipeline_class.fit(config, self.frozen)
 
     @property
@@ -79,34 +79,35 @@ class Task(ABC, Generic[ConfigT]):
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """The modules that get a moving average: those of the first phase, unless the family says otherwise."""
+        """The modules with an EMA: by default, those of the first phase."""
         return self.phases[0].modules if self.phases else ()
 
     def pipeline(self, modules: Modules) -> Any:
-        """The modules as they are used once trained; for samples and for judging what is generated."""
+        """An inference pipeline of these modules, for samples and generated media."""
         return self.pipeline_class(self.config, modules, self.frozen)
 
     # --- data ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def splits(self) -> Splits:
-        """The items to train and validate on, as the configuration names them."""
+        """The training and validation data of the configuration."""
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        """Combine items into the fields of a batch."""
         return collate_equal(items)
 
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
-        """The items' lengths, where batches should hold items of similar length."""
+        """The lengths of all items, if batches should contain items of similar length."""
         return None
 
     # --- training -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        """The one forward pass of a micro-batch. Changes no state; calls trained modules through `modules`."""
+        """The forward pass of a micro-batch. Changes no state, and calls trained modules through `modules`."""
 
     def backward(self, micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
-        """Gradients of one step. Contrastive tasks override this for exact large batches; few others should."""
+        """Compute the gradients of one step. Contrastive tasks override this for exact full-batch gradients."""
         active = [phase for phase in self.phases if phase.active(step)]
         metrics: dict[str, Tensor] = {}
         statistics = Statistics()
@@ -118,8 +119,8 @@ class Task(ABC, Generic[ConfigT]):
                 for phase in active:
                     with engine.autocast():
                         loss = phase.loss(modules, batch, output, step)
-                    share = loss.value / len(micro_batches)
-                    share.backward()  # type: ignore[no-untyped-call]
+                    scaled = loss.value / len(micro_batches)
+                    scaled.backward()  # type: ignore[no-untyped-call]
                     for part, value in {"loss": loss.value, **loss.parts}.items():
                         path = f"{phase.name}/{part}"
                         metrics[path] = metrics.get(path, 0) + value.detach() / len(micro_batches)
@@ -133,32 +134,32 @@ class Task(ABC, Generic[ConfigT]):
         return 1
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        """Once, before the first step of a new run: what needs to have seen data, such as a k-means codebook.
+        """Data-dependent initialisation, such as a k-means codebook. Called once, before the first step of a new run.
 
-        `batches` are the micro-batches of the first `num_init_batches` of the training order on this rank; taking them
-        consumes nothing.
+        `batches` are the micro-batches of the first `num_init_batches` batches of the training order on this rank;
+        training uses them again.
         """
 
     def after_step(self, statistics: Statistics, step: int) -> None:
-        """After an accepted step: apply the statistics of the whole global batch, the same on every rank."""
+        """Called after an accepted step, with the statistics of the global batch, which are the same on every rank."""
 
     # --- validation ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
-        """What one validation batch adds to the metrics; sums and rows, so that batches and ranks can be added."""
+        """The statistics of one validation batch: sums and rows, which are added over batches and ranks."""
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What generating from a batch adds to the metrics: one of the split `validation`, or of `extra_splits`.
+        """The statistics of media that are generated from a batch of the split `validation` or of `extra_splits`.
 
-        Too slow for validation while training: only `quintet eval` asks for it. Its names must differ from those
-        of `measure`."""
+        Too slow for validation during training: only `quintet eval` calls it. Its names must differ from those of
+        `measure`."""
         return Statistics()
 
     @abstractmethod
     def summarise(self, statistics: Statistics) -> dict[str, float]:
-        """The metrics, by their names in `eval.json`, from the statistics of the whole validation."""
+        """The metrics, by their names in `eval.json`, from the statistics of all validation batches."""
 
     @abstractmethod
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """Things to look at: what the model makes of (or from the captions of) a validation batch."""
+        """Sample artifacts: reconstructions of a validation batch, or media generated from its captions."""

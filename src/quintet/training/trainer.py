@@ -1,20 +1,20 @@
-"""`Trainer`: the only training loop.
+"""`Trainer`: the training loop of all recipes.
 
 One step:
 
-    micro-batches of step s                        a pure function of (seed, s): training/order.py
-    task.backward(micro_batches)                   per micro-batch one forward, then each phase's loss and backward
-    flags = all ranks' [non-finite, stop asked]    the only read from the device in a step
+    micro-batches of step s                           a pure function of (seed, s): training/order.py
+    task.backward(micro_batches)                      per micro-batch one forward, then each phase's loss and backward
+    flags = any rank's [non-finite, stop requested]   the only device read in a step
     if finite:
-        per phase: clip, learning rate of s, optimizer step
-        task.after_step(statistics)                codebooks and the like, from the whole global batch
-        average of the weights
+        per phase: clip gradients, set learning rate, optimizer step
+        task.after_step(statistics)                   codebook updates and the like, from the global batch
+        update the EMA
     else:
-        nothing changes but the count; what is to blame is named
-        too many in a row: back to the last good checkpoint, if `train.max_rollbacks` allows, or stop
-    every n steps: log; evaluate; sample; save     all ranks enter, rank 0 writes (each its part, where sharded)
+        skip the step, count it and report the likely cause
+        after too many in a row: restore the last good checkpoint, if `train.max_rollbacks` allows, or stop
+    every n steps: log; evaluate; sample; save        on all ranks; rank 0 writes (with FSDP each rank its shard)
 
-The public `…Trainer` classes are this loop bound to a task.
+The public `…Trainer` classes bind this loop to a task.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from quintet.training.guard import largest_moment
 from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.phase import Modules
-from quintet.training.prepare import data_record, stands_still
+from quintet.training.prepare import data_record, ends_with_zero_lr
 from quintet.training.session import TrainingSession
 from quintet.training.signals import StopRequest
 
@@ -49,12 +49,12 @@ LogFunction = Callable[[Logs], None]
 
 
 class Trainer(TrainingSession):
-    """Trains a task in a run folder. Everything a run is lives in `task.config` and in that folder."""
+    """Trains a task in a run folder. A run is fully described by `task.config` and that folder."""
 
     # --- the loop -------------------------------------------------------------------------------------------
 
     def train(self, log_fn: LogFunction | None = None) -> None:
-        """Train to the last step, the time limit or a signal; always leaves a checkpoint of where it stopped."""
+        """Train until the last step, the time limit or a signal; saves a checkpoint when it stops."""
         with StopRequest(self.config.train.minutes) as self._stop:
             self._train(log_fn)
         if self._stop.received is not None:
@@ -67,10 +67,10 @@ class Trainer(TrainingSession):
         if self.engine.is_main and not self.trackers:
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
-        if stands_still(self.config, self.step):
+        if ends_with_zero_lr(self.config, self.step):
             self.print(
-                f"warning: the learning rate is 0 from step {self.config.optim.decay_steps} on, where the schedule ends; "
-                f"resume with optim.decay_steps={self.config.train.steps} and --force to stretch it"
+                f"warning: the schedule ends at step {self.config.optim.decay_steps}, and the learning rate is 0 from "
+                f"there on; resume with optim.decay_steps={self.config.train.steps} and --force to extend it"
             )
         self.stopwatch = Stopwatch()
         stopped = False
@@ -78,14 +78,14 @@ class Trainer(TrainingSession):
             self._write_state("running")
             while self.step < self.config.train.steps and not stopped:
                 logs = self.train_step()
-                stopped = bool(logs.pop("stop_asked"))
-                logs.update(self._due_work(final=stopped or self.step == self.config.train.steps))
+                stopped = bool(logs.pop("stop_requested"))
+                logs.update(self._run_callbacks(final=stopped or self.step == self.config.train.steps))
                 if log_fn is not None:
                     log_fn(logs)
             self._write_state("stopped" if stopped else "finished")
         except BaseException as error:
             self.run.write_log(f"process {self.engine.rank} failed at step {self.step}:\n{traceback.format_exc()}")
-            failure = self._explained(error)
+            failure = self._explain(error)
             self._write_state("failed", error=str(failure or error))
             if failure is None:
                 raise
@@ -94,22 +94,22 @@ class Trainer(TrainingSession):
             self._stream = None
             self.display.stop()
             for tracker in self.trackers:
-                self.run.observe(type(tracker).__name__, tracker.close)
+                self.run.best_effort_write(type(tracker).__name__, tracker.close)
             self.trackers = []
         if stopped:
-            why = self._stop.received.name if self._stop.received else "another process or the time limit"
-            self.print(f"stopped at step {self.step} by {why}; continue with `quintet resume {self.run.folder}`")
+            cause = self._stop.received.name if self._stop.received else "another process or the time limit"
+            self.print(f"stopped at step {self.step} by {cause}; continue with `quintet resume {self.run.folder}`")
 
     def train_step(self) -> Logs:
-        """One optimizer step. Returns its loss parts as tensors, still on the device."""
+        """One optimizer step. Returns the loss parts as tensors on the device."""
         began = time.perf_counter()
         config = self.config.train
         if self.step >= config.steps:
-            raise RunError(f"all {config.steps} steps are taken; raise train.steps to go on")
+            raise RunError(f"all {config.steps} steps are done; raise train.steps to continue")
         if self._stream is None:
             loader = self._loader(self.splits.train)
             self._stream = loader.training(self._order(), self.step, config.steps, config.grad_accum_steps)
-        batches = [self._moved(next(self._stream)) for _ in range(config.grad_accum_steps)]
+        batches = [self._to_device(next(self._stream)) for _ in range(config.grad_accum_steps)]
         ready = time.perf_counter()
         step = self.step
         report = self.task.backward(batches, self.modules, self.engine, step)
@@ -118,24 +118,24 @@ class Trainer(TrainingSession):
         moments = [moment for state in active if (moment := largest_moment(state.optimizer)) is not None]
         values = [*report.metrics.values(), *norms.values(), *moments]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
-        bad, stop_asked = self.engine.any_rank(~finite, self._stop.asked)
-        if not bad:
+        nonfinite, stop_requested = self.engine.any_rank(~finite, self._stop.requested)
+        if not nonfinite:
             self._apply(norms, report.statistics, step)
         computed = time.perf_counter()
         for state in self.state.phases:
             state.optimizer.zero_grad(set_to_none=True)
         self.state.progress.step += 1
         self.state.progress.items_seen += config.batch_size
-        if bad:
-            self.guard.note_bad_step(batches)
+        if nonfinite:
+            self.guard.note_nonfinite_step(batches)
         else:
             self.state.progress.bad_steps_in_a_row = 0
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
-        return {**report.metrics, "step": self.step, "stop_asked": stop_asked}
+        return {**report.metrics, "step": self.step, "stop_requested": stop_requested}
 
     def _apply(self, norms: Mapping[str, Tensor], statistics: Statistics, step: int) -> None:
-        """The step is accepted: move weights, then what depends on them."""
+        """Apply an accepted step: optimizers, then `after_step`, then the EMA."""
         factor = self.lr_schedule(step) / self.config.optim.lr
         for state in self.state.phases:
             if state.phase.name not in norms:
@@ -145,12 +145,13 @@ class Trainer(TrainingSession):
             set_learning_rate(state.optimizer, state.phase.optim.lr * factor)
             state.optimizer.step()
         self.task.after_step(statistics.over_ranks(), step)
-        if self.state.average is not None:
-            self.state.average.update(step)
+        if self.state.ema is not None:
+            self.state.ema.update(step)
 
-    # --- what happens every n steps ---------------------------------------------------------------------------
+    # --- periodic work ----------------------------------------------------------------------------------------
 
-    def _due_work(self, final: bool) -> Logs:
+    def _run_callbacks(self, final: bool) -> Logs:
+        """Log, validate, sample and save, if they are due at this step."""
         config, step = self.config, self.step
         logs: Logs = {}
         self.display.update(step)
@@ -159,12 +160,12 @@ class Trainer(TrainingSession):
         validates, samples = (
             step % section.every == 0 or step == config.train.steps for section in (config.eval, config.sample)
         )
-        # Not amid bad steps: the newest checkpoint is what a roll-back returns to.
+        # Not during non-finite steps: a rollback restores the newest checkpoint.
         due = step % config.checkpoint.every == 0 or self._save_postponed
         self._save_postponed = due and self.state.progress.bad_steps_in_a_row > 0
         saves = final or (due and not self._save_postponed)
         with self.stopwatch.paused():
-            # A broken tensor that no loss has met yet, a code that nobody uses for one.
+            # Find non-finite tensors that no loss depends on yet, such as an unused codebook entry.
             if validates or samples or saves:
                 self.guard.check(may_roll_back=not final)
             if validates:
@@ -176,19 +177,19 @@ class Trainer(TrainingSession):
         return logs
 
     def _log(self) -> dict[str, float]:
-        figures = {f"train/{name}": value for name, value in self.meter.read().items()}
-        figures["train/lr"] = self.lr_schedule(self.step - 1)
-        figures.update(
+        metrics = {f"train/{name}": value for name, value in self.meter.read().items()}
+        metrics["train/lr"] = self.lr_schedule(self.step - 1)
+        metrics.update(
             {f"train/{name}": value for name, value in self.stopwatch.read(self.config.train.batch_size).items()}
         )
-        self._share_skipped()
-        self.log(**figures)
-        self.display.update(self.step, figures, self.engine.memory_in_use())
+        self._gather_skipped()
+        self.log(**metrics)
+        self.display.update(self.step, metrics, self.engine.memory_in_use())
         self._write_state("running")
-        return figures
+        return metrics
 
-    def _share_skipped(self) -> None:
-        """Let `data.json` name the items that any rank found unreadable."""
+    def _gather_skipped(self) -> None:
+        """Add the unreadable items of all ranks to `data.json`."""
         gathered = collectives.gather_texts(json.dumps(self._skipped), self.engine.device)
         skipped = {name: reason for text in gathered for name, reason in json.loads(text).items()}
         new = skipped.keys() - self.splits.skipped.keys()
@@ -199,31 +200,33 @@ class Trainer(TrainingSession):
             self.run.update_data(data_record(self.splits))
 
     def evaluate(self, modules: Modules | None = None, batches: int | None = None) -> dict[str, float]:
-        """The recipe's figures over the validation items; of the averaged weights unless told otherwise."""
+        """The metrics over the validation items, by default of the EMA weights."""
         size = self.config.eval.batch_size or self.config.train.batch_size // self.config.train.grad_accum_steps
         loader = self._loader(self.splits.validation)
         return evaluate(self.task, modules or self.state.averaged_modules(), loader, self.engine, size, batches)
 
     def _validate(self) -> dict[str, float]:
         averaged = self.evaluate(self.state.averaged_modules(), self.config.eval.batches)
-        figures = {f"validation/{name}": value for name, value in averaged.items()}
-        if self.state.average is not None and self.config.eval.live:
+        metrics = {f"validation/{name}": value for name, value in averaged.items()}
+        if self.state.ema is not None and self.config.eval.live:
             live = self.evaluate(self.task.modules, self.config.eval.batches)
-            figures.update({f"validation/live/{name}": value for name, value in live.items()})
-        self._share_skipped()
-        self.log(**figures)
-        said = "  ".join(f"{name} {value:.4g}" for name, value in figures.items() if "/live/" not in name)
+            metrics.update({f"validation/live/{name}": value for name, value in live.items()})
+        self._gather_skipped()
+        self.log(**metrics)
+        summary = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/live/" not in name)
         if self.engine.is_main:
-            self.run.write_log(f"step {self.step}: {said}")
-        self.display.validated(self.step, averaged)
-        self._keep_best(averaged)
-        return figures
+            self.run.write_log(f"step {self.step}: {summary}")
+        self.display.show_validation(self.step, averaged)
+        self._save_best(averaged)
+        return metrics
 
-    def _keep_best(self, figures: Mapping[str, float]) -> None:
+    def _save_best(self, metrics: Mapping[str, float]) -> None:
         metric, direction = self.task.traits.best
-        if metric not in figures:
-            raise UsageError(f"Traits.best names the metric '{metric}', and the task has {', '.join(figures)}")
-        value, progress = figures[metric], self.state.progress
+        if metric not in metrics:
+            raise UsageError(
+                f"Traits.best is the metric '{metric}', but the metrics of the task are {', '.join(metrics)}"
+            )
+        value, progress = metrics[metric], self.state.progress
         if not math.isfinite(value):
             return
         sign = 1 if direction == "max" else -1
@@ -231,13 +234,13 @@ class Trainer(TrainingSession):
             progress.best_value, progress.best_step = value, self.step
             self.saver.save()
             if self.engine.is_main and self.saved_step == self.step:
-                self.saver.point("best", self.step)
+                self.saver.write_pointer("best", self.step)
 
     def _sample(self) -> Logs:
-        """Things to look at, from the averaged and the live weights. Every rank makes them, rank 0 writes them."""
-        batch = self._moved(self._loader(self.splits.validation).first(self.config.sample.num))
+        """Sample artifacts of the EMA and the live weights. Every rank generates them; rank 0 writes them."""
+        batch = self._to_device(self._loader(self.splits.validation).first(self.config.sample.num))
         kinds: dict[str, Modules] = {"": self.state.averaged_modules()}
-        if self.state.average is not None:
+        if self.state.ema is not None:
             kinds["live-"] = self.task.modules
         logs: Logs = {}
         for prefix, modules in kinds.items():
@@ -245,20 +248,20 @@ class Trainer(TrainingSession):
                 if artifact.tensor is not None and not prefix:
                     logs[Path(artifact.file).stem] = artifact.tensor
                 if self.engine.is_main:
-                    self.run.write_sample(self.step, prefix, artifact.file, artifact.write, artifact.about)
+                    self.run.write_sample(self.step, prefix, artifact.file, artifact.write, artifact.metadata)
         return logs
 
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
         """Continue from another checkpoint folder of the same task."""
         folder = Path(path)
         if not folder.is_dir():
-            raise UsageError(f"{folder} is not the folder of a checkpoint{pickle_hint(folder)}")
+            raise UsageError(f"{folder} is not a checkpoint folder{pickle_hint(folder)}")
         checkpoint.verify(folder)
         self.state.restore(folder, restore_optimizer)
         self._stream = None
         self.saver.saved_step = None
         if self.engine.is_main:
-            # Otherwise a crash would be followed by a resume from what was just given up.
+            # Otherwise a resume after a crash would use the abandoned checkpoints.
             self.saver.set_newer_aside("abandoned")
             self.run.drop_metrics_after(self.step)
 

@@ -33,7 +33,7 @@ class Worker:
         with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
             for artifact in artifacts:
                 artifact.write(out / artifact.file)
-                lines.write(json.dumps({"file": artifact.file, **artifact.about}, ensure_ascii=False) + "\n")
+                lines.write(json.dumps({"file": artifact.file, **artifact.metadata}, ensure_ascii=False) + "\n")
 
     def _open(self, run: str) -> Any:
         from quintet.pipelines.base import Pipeline

@@ -1,4 +1,4 @@
-"""What `quintet data check` tells about a folder."""
+"""The report of `quintet data check`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from quintet.errors import UnreadableItem, UsageError
 def folder(tmp_path: Path) -> Path:
     generator = np.random.default_rng(0)
 
-    def picture(width: int, height: int) -> Image.Image:
+    def noise(width: int, height: int) -> Image.Image:
         return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
-    picture(16, 8).save(tmp_path / "a.png")
-    picture(32, 24).convert("L").save(tmp_path / "b.JPG", format="JPEG")
-    picture(64, 48).save(tmp_path / "c.png")
+    noise(16, 8).save(tmp_path / "a.png")
+    noise(32, 24).convert("L").save(tmp_path / "b.JPG", format="JPEG")
+    noise(64, 48).save(tmp_path / "c.png")
     (tmp_path / "copy.png").write_bytes((tmp_path / "a.png").read_bytes())
     (tmp_path / "copy2.png").write_bytes((tmp_path / "a.png").read_bytes())
-    picture(16, 16).save(tmp_path / "moving.gif", save_all=True, append_images=[picture(16, 16)])
+    noise(16, 16).save(tmp_path / "moving.gif", save_all=True, append_images=[noise(16, 16)])
     Image.new("RGB", (1, 1)).save(tmp_path / "dot.png")
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("hello")
@@ -64,10 +64,10 @@ def test_the_report(folder: Path) -> None:
 
 def test_the_report_as_json_and_as_text(folder: Path) -> None:
     report = check_folder(folder)
-    told = json.loads(json.dumps(report.to_json()))
-    assert told["usable"] == 6
-    assert told["numbers"]["width"] == {"min": 16, "median": 16, "max": 64}
-    assert {"file": "empty.png", "reason": "empty file"} in told["skipped"]
+    parsed = json.loads(json.dumps(report.to_json()))
+    assert parsed["usable"] == 6
+    assert parsed["numbers"]["width"] == {"min": 16, "median": 16, "max": 64}
+    assert {"file": "empty.png", "reason": "empty file"} in parsed["skipped"]
     text = "\n".join(report.lines())
     assert "9 image files found, 6 usable" in text
     assert "16 / 16 / 64 (smallest / median / largest)" in text
@@ -77,7 +77,7 @@ def test_the_report_as_json_and_as_text(folder: Path) -> None:
     assert max(map(len, report.lines()[1:])) < 120
 
 
-def test_nothing_usable_is_a_report_and_no_folder_an_error(tmp_path: Path) -> None:
+def test_no_usable_file_is_a_report_and_no_folder_an_error(tmp_path: Path) -> None:
     assert check_folder(tmp_path).usable == 0
     (tmp_path / "a.png").write_text("hello")
     report = check_folder(tmp_path)
@@ -87,9 +87,9 @@ def test_nothing_usable_is_a_report_and_no_folder_an_error(tmp_path: Path) -> No
         check_folder(tmp_path / "missing")
 
 
-def test_long_lists_are_cut_in_the_text_only(tmp_path: Path) -> None:
+def test_long_lists_are_truncated_in_the_text_only(tmp_path: Path) -> None:
     for number in range(30):
-        (tmp_path / f"{number:02}.png").write_text(f"no picture {number}")
+        (tmp_path / f"{number:02}.png").write_text(f"not an image {number}")
     for number in range(10):
         Image.new("RGB", (8, 8)).save(tmp_path / f"same{number}.png")
     report = check_folder(tmp_path)
@@ -97,20 +97,20 @@ def test_long_lists_are_cut_in_the_text_only(tmp_path: Path) -> None:
     assert len(report.duplicates[0]) == 10
     text = "\n".join(report.lines())
     assert "… and 10 more (--json lists all)" in text
-    assert "9 files repeat another one" in text
+    assert "9 files are exact copies of another file" in text
     assert "same0.png = same1.png = same2.png = 7 more" in text
 
 
-def test_progress_is_told(folder: Path) -> None:
+def test_progress_is_reported(folder: Path) -> None:
     steps: list[tuple[int, int]] = []
     check_folder(folder, progress=lambda done, total: steps.append((done, total)))
     assert steps[-1] == (8, 8)
 
 
-def test_another_medium_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_medium_is_one_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(path: str) -> check.Facts:
         if path.endswith("bad.wav"):
-            raise UnreadableItem("no sound")
+            raise UnreadableItem("not audio")
         return {"seconds": 1.5, "format": "WAV"}
 
     monkeypatch.setitem(check.MEDIA, "audio", check.Medium(frozenset({".wav"}), probe, "mulan"))
@@ -119,7 +119,7 @@ def test_another_medium_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert check_folder(folder).medium == "image"
     report = check_folder(folder, medium="audio")
     assert (report.found, report.usable, report.numbers["seconds"].median) == (2, 1, 1.5)
-    assert ("bad.wav", "no sound") in report.skipped
+    assert ("bad.wav", "not audio") in report.skipped
     for number in range(12):
         (folder / f"{number}.wav").write_text("x")
     assert check_folder(folder).medium == "audio"

@@ -1,4 +1,4 @@
-"""Values of a person's own data set find their fields by key, by declared name or by type."""
+"""Values of a Python data set are routed to fields by key, by declared name or by type."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from quintet.data.python_dataset import Field, route
 from quintet.errors import UsageError
 
 FIELDS = (
-    Field("images", ("image", "picture"), lambda value: hasattr(value, "ndim") and value.ndim == 3, "a picture"),
+    Field("images", ("image", "picture"), lambda value: hasattr(value, "ndim") and value.ndim == 3, "an image"),
     Field("texts", ("text", "caption", "label"), lambda value: isinstance(value, str), "a caption", required=False),
 )
-PICTURE = torch.zeros(3, 4, 4)
+IMAGE = torch.zeros(3, 4, 4)
 
 
 @pytest.mark.parametrize(
     "item",
     [
-        {"images": PICTURE, "texts": "a cat"},
-        {"image": PICTURE, "caption": "a cat"},
-        {"text": "a cat", "picture": PICTURE, "id": 7},
-        (PICTURE, "a cat"),
-        ("a cat", PICTURE),
-        [PICTURE, "a cat"],
+        {"images": IMAGE, "texts": "a cat"},
+        {"image": IMAGE, "caption": "a cat"},
+        {"text": "a cat", "picture": IMAGE, "id": 7},
+        (IMAGE, "a cat"),
+        ("a cat", IMAGE),
+        [IMAGE, "a cat"],
     ],
     ids=["names", "aliases", "more keys", "tuple", "other order", "list"],
 )
 def test_items_of_any_form(item: Any) -> None:
     routed = route(item, FIELDS)
     assert routed.keys() == {"images", "texts"}
-    assert routed["images"] is PICTURE
+    assert routed["images"] is IMAGE
     assert routed["texts"] == "a cat"
 
 
 def test_a_single_value_and_a_missing_option() -> None:
-    assert route(PICTURE, FIELDS) == {"images": PICTURE}
-    assert route({"image": PICTURE}, FIELDS) == {"images": PICTURE}
+    assert route(IMAGE, FIELDS) == {"images": IMAGE}
+    assert route({"image": IMAGE}, FIELDS) == {"images": IMAGE}
 
 
 def test_declared_names_decide() -> None:
-    assert route(("a cat", PICTURE), FIELDS, ["caption", "image"]) == {"images": PICTURE, "texts": "a cat"}
-    assert route(PICTURE, FIELDS, ["image"]) == {"images": PICTURE}
-    # What the type would not have told.
-    assert route((PICTURE, 5), FIELDS, ["image", "label"]) == {"images": PICTURE, "texts": 5}
+    assert route(("a cat", IMAGE), FIELDS, ["caption", "image"]) == {"images": IMAGE, "texts": "a cat"}
+    assert route(IMAGE, FIELDS, ["image"]) == {"images": IMAGE}
+    # The type alone would not decide.
+    assert route((IMAGE, 5), FIELDS, ["image", "label"]) == {"images": IMAGE, "texts": 5}
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_several_names_for_one_field_the_plainest_wins(order: int) -> None:
+def test_of_several_names_for_one_field_the_first_counts(order: int) -> None:
     """As in data sets with both a caption and the number of a class."""
-    item = dict([("image", PICTURE), ("text", "a cat"), ("label", 3)][::order])
+    item = dict([("image", IMAGE), ("text", "a cat"), ("label", 3)][::order])
     assert route(item, FIELDS)["texts"] == "a cat"
-    both = dict([("images", PICTURE), ("image", torch.ones(3, 4, 4))][::order])
-    assert route(both, FIELDS)["images"] is PICTURE
+    both = dict([("images", IMAGE), ("image", torch.ones(3, 4, 4))][::order])
+    assert route(both, FIELDS)["images"] is IMAGE
 
 
-def complaint(item: Any, declared: list[str] | None = None) -> str:
+def error_of(item: Any, declared: list[str] | None = None) -> str:
     with pytest.raises(UsageError) as caught:
         route(item, FIELDS, declared)
     message = str(caught.value)
@@ -65,24 +65,24 @@ def complaint(item: Any, declared: list[str] | None = None) -> str:
     return message
 
 
-def test_a_missing_field_lists_what_was_seen_and_what_is_expected() -> None:
-    message = complaint({"photo": PICTURE, "text": "a cat"})
+def test_a_missing_field_lists_the_values_and_the_expected_fields() -> None:
+    message = error_of({"photo": IMAGE, "text": "a cat"})
     assert "no 'images'" in message
     assert "photo: Tensor(3, 4, 4) torch.float32, text: str" in message
-    assert "images (a picture), texts (a caption, optional)" in message
-    assert "no 'images'" in complaint("only text")
+    assert "images (an image), texts (a caption, optional)" in message
+    assert "no 'images'" in error_of("only text")
 
 
 @pytest.mark.parametrize(
     ("item", "reason"),
     [
-        ((PICTURE, 3), "a int in an item fits no field"),
-        ((PICTURE, PICTURE), "fits a field twice"),
-        ((PICTURE, None), "a NoneType in an item fits no field"),
+        ((IMAGE, 3), "a int in an item fits no field"),
+        ((IMAGE, IMAGE), "fits a field twice"),
+        ((IMAGE, None), "a NoneType in an item fits no field"),
     ],
 )
 def test_a_bare_tuple_that_is_ambiguous_is_refused(item: Any, reason: str) -> None:
-    message = complaint(item)
+    message = error_of(item)
     assert reason in message
     assert "return a dictionary" in message
 
@@ -90,9 +90,9 @@ def test_a_bare_tuple_that_is_ambiguous_is_refused(item: Any, reason: str) -> No
 def test_a_value_that_fits_several_fields_is_refused() -> None:
     twins = (FIELDS[0], Field("masks", (), lambda value: hasattr(value, "ndim"), "a mask", required=False))
     with pytest.raises(UsageError, match=r"Tensor\(3, 4, 4\) torch\.float32 in an item fits several fields"):
-        route((PICTURE,), twins)
+        route((IMAGE,), twins)
 
 
 def test_declared_names_must_fit() -> None:
-    assert "2 fields are declared (image, text), an item has 1 values" in complaint((PICTURE,), ["image", "text"])
-    assert "the declared field 'photo' is not known" in complaint((PICTURE,), ["photo"])
+    assert "2 fields are declared (image, text), but an item has 1 values" in error_of((IMAGE,), ["image", "text"])
+    assert "the declared field 'photo' is unknown" in error_of((IMAGE,), ["photo"])

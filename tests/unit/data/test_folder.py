@@ -1,4 +1,4 @@
-"""Folders as people have them: names, links, captions, splits, and the items read from them."""
+"""Scans of folders: names, links, captions, splits, and the items read from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def jsonl(path: Path, *rows: object) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def look(root: Path) -> Scan:
+def scanned(root: Path) -> Scan:
     return scan(root, EXTENSIONS)
 
 
@@ -49,21 +49,21 @@ def captions(found: Scan) -> dict[str, str | None]:
 
 def test_files_are_listed_in_a_stable_order_whatever_the_case(tmp_path: Path) -> None:
     touch(tmp_path, "b.PNG", "a.JpEg", "sub/c.webp", "notes.md", "sub/deep/d.gif")
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert [entry.file for entry in found.entries] == ["a.JpEg", "b.PNG", "sub/c.webp", "sub/deep/d.gif"]
     assert (found.found, found.skipped) == (4, [])
 
 
-def test_hidden_names_are_passed_over(tmp_path: Path) -> None:
+def test_hidden_names_are_ignored(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", ".b.png", ".cache/c.png", "sub/.d/e.png", "__MACOSX/._a.png")
-    assert list(captions(look(tmp_path))) == ["a.png"]
+    assert list(captions(scanned(tmp_path))) == ["a.png"]
 
 
 def test_empty_files_are_skipped_without_opening_any(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
     (tmp_path / "b.png").touch()
     os.mkfifo(tmp_path / "pipe.png")
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert list(captions(found)) == ["a.png"]
     assert found.skipped == [("b.png", "empty file"), ("pipe.png", "not a regular file")]
     assert found.found == 3
@@ -81,7 +81,7 @@ def test_links_are_followed_inside_the_root_only(tmp_path: Path) -> None:
     (root / "self.png").symlink_to("self.png")
     (root / "sub" / "loop").symlink_to(root)
     (root / "folder").symlink_to(outside)
-    found = look(root)
+    found = scanned(root)
     assert captions(found) == {"a.png": None, "inside.png": None, "sub/b.png": "sub"}
     assert dict(found.skipped) == {
         "a.txt": "a link that leads out of the folder; not followed",
@@ -98,14 +98,14 @@ def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
     touch(tmp_path / "real", "a.png", "b.png")
     (tmp_path / "real" / "c.png").symlink_to("a.png")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert list(captions(look(tmp_path / "link"))) == ["a.png", "b.png", "c.png"]
+    assert list(captions(scanned(tmp_path / "link"))) == ["a.png", "b.png", "c.png"]
 
 
 def test_a_name_that_is_not_utf8_is_skipped(tmp_path: Path) -> None:
     touch(tmp_path, "ä.png")
     with open(os.fsencode(tmp_path) + b"/b\xff.png", "wb") as stream:
         stream.write(b"x")
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert list(captions(found)) == ["ä.png"]
     assert found.skipped == [("b\\udcff.png", "its name is not UTF-8 or holds control characters; rename it")]
 
@@ -120,7 +120,7 @@ def test_a_folder_that_cannot_be_listed_is_skipped(tmp_path: Path, monkeypatch: 
         return listing(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert look(tmp_path).skipped == [("closed", "cannot be listed: Permission denied")]
+    assert scanned(tmp_path).skipped == [("closed", "cannot be listed: Permission denied")]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_listed_is_skipped(tmp_path: Path, monkeypatch: 
     [
         (lambda root: root / "missing", ["missing", "does not exist"]),
         (lambda root: touch(root, "file") or root / "file", ["file", "is a file", "folder that contains"]),
-        (lambda root: root, [".png", "nothing at all"]),
+        (lambda root: root, [".png", "found no files"]),
         (lambda root: touch(root, "a.mp4", "b.MP4", "c.wav") or root, [".jpg", "2 .mp4", "1 .wav"]),
         (lambda root: (root / "a.png").touch() or root, ["1 skipped", "a.png (empty file)"]),
     ],
@@ -136,12 +136,12 @@ def test_a_folder_that_cannot_be_listed_is_skipped(tmp_path: Path, monkeypatch: 
 def test_folders_that_cannot_be_used(tmp_path: Path, prepare: object, words: list[str]) -> None:
     root = prepare(tmp_path)  # type: ignore[operator]
     with pytest.raises(UsageError) as problem:
-        look(root)
+        scanned(root)
     assert all(word in str(problem.value) for word in words), problem.value
     assert "\n" not in str(problem.value)
 
 
-def test_an_empty_folder_may_be_asked_for(tmp_path: Path) -> None:
+def test_an_empty_folder_may_be_allowed(tmp_path: Path) -> None:
     assert scan(tmp_path, EXTENSIONS, allow_empty=True).entries == []
 
 
@@ -158,7 +158,7 @@ def test_metadata_at_the_root(tmp_path: Path) -> None:
         {"file_name": "missing.png", "text": "x"},
         {"file_name": "d.mp4", "text": "x"},
     )
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert captions(found) == {"a.png": "one", "c.png": None, "sub/b.png": "two"}
     assert found.entries[0] == Entry("a.png", "one", "train", {"objects": [1]})
     assert found.entries[2].extra == {"texts": ["two", "deux"]}
@@ -178,21 +178,21 @@ def test_metadata_at_the_root(tmp_path: Path) -> None:
     "escape",
     ["../secret.png", "/etc/passwd", "sub/../../secret.png", "..", "C:\\secret.png", "..\\secret.png", "//host/x.png"],
 )
-def test_rows_that_lead_out_of_the_folder_are_refused(tmp_path: Path, escape: str) -> None:
+def test_rows_that_lead_out_of_the_folder_are_skipped(tmp_path: Path, escape: str) -> None:
     touch(tmp_path, "secret.png", "root/a.png")
     jsonl(tmp_path / "root" / "metadata.jsonl", {"file_name": escape, "text": "x"}, {"file_name": "a.png", "text": "a"})
-    found = look(tmp_path / "root")
+    found = scanned(tmp_path / "root")
     assert captions(found) == {"a.png": "a"}
     assert found.skipped == [("metadata.jsonl", f"line 1: {escape} leads out of the folder; not read")]
 
 
-def test_metadata_in_subfolders_speaks_of_its_own_folder(tmp_path: Path) -> None:
+def test_metadata_in_subfolders_applies_to_its_own_folder(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", "sub/a.png", "sub/b.png")
     jsonl(
         tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": "root"}, {"file_name": "sub/a.png", "text": "far"}
     )
     jsonl(tmp_path / "sub" / "metadata.jsonl", {"file_name": "a.png", "text": "near"}, {"file_name": "../a.png"})
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert captions(found) == {"a.png": None, "sub/a.png": "near", "sub/b.png": None}
 
 
@@ -200,18 +200,18 @@ def test_jsonl_wins_over_csv(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
     jsonl(tmp_path / "metadata.jsonl", {"file_name": "a.png", "text": "from jsonl"})
     (tmp_path / "metadata.csv").write_text("file_name,text\na.png,from csv\n")
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert captions(found) == {"a.png": "from jsonl"}
     assert found.notes == ["metadata.csv is not read, because metadata.jsonl is beside it"]
     (tmp_path / "metadata.jsonl").unlink()
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert (captions(found), found.captions_from) == ({"a.png": "from csv"}, "metadata.csv")
 
 
-def test_metadata_without_a_usable_row_is_as_good_as_none(tmp_path: Path) -> None:
+def test_metadata_without_a_usable_row_is_ignored(tmp_path: Path) -> None:
     touch(tmp_path, "red_ball/a.png")
     (tmp_path / "metadata.csv").write_text("image,caption\na.png,x\n")
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert (captions(found), found.captions_from) == ({"red_ball/a.png": "red ball"}, "class folders")
     assert found.skipped == [("metadata.csv", "line 1: no column file_name: the first line names image, caption")]
 
@@ -221,7 +221,7 @@ def test_text_files_beside_the_media(tmp_path: Path) -> None:
     (tmp_path / "a.TXT").write_text("a cat\n")
     (tmp_path / "x" / "b.v2.txt").write_text("one\ntwo\n")
     (tmp_path / "README.txt").write_text("not a caption")
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert captions(found) == {"a.png": "a cat", "c.png": None, "x/b.v2.png": "one"}
     assert found.entries[2].extra == {"texts": ["one", "two"]}
     assert (found.captions_from, found.notes) == ("text files", ["1 of 3 files have no caption in the text files"])
@@ -230,19 +230,19 @@ def test_text_files_beside_the_media(tmp_path: Path) -> None:
 def test_class_folders(tmp_path: Path) -> None:
     touch(tmp_path, "red_ball/a.png", "animals/big-cat/b.png", "c.png")
     (tmp_path / "README.txt").write_text("not a caption")
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert captions(found) == {"red_ball/a.png": "red ball", "animals/big-cat/b.png": "big cat", "c.png": None}
     assert found.captions_from == "class folders"
 
 
 def test_no_captions(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
-    assert look(tmp_path).captions_from == "none"
+    assert scanned(tmp_path).captions_from == "none"
 
 
 def test_names_never_split_the_data(tmp_path: Path) -> None:
     touch(tmp_path, "test-tube.png", "train.png", "validation/a.png", "test/b.png", "x-train-0001.png")
-    found = look(tmp_path)
+    found = scanned(tmp_path)
     assert [entry.split for entry in found.entries] == [None] * 5
     assert "use a `split` column" in found.notes[0]
 
@@ -253,7 +253,7 @@ def test_random_metadata_never_crashes_a_scan(tmp_path: Path, data: bytes, name:
     shutil.rmtree(tmp_path / "root", ignore_errors=True)
     touch(tmp_path / "root", "a.png")
     (tmp_path / "root" / name).write_bytes(b"file_name,text\n" + data if name.endswith("csv") else data)
-    found = look(tmp_path / "root")
+    found = scanned(tmp_path / "root")
     assert [entry.file for entry in found.entries] == ["a.png"]
     json.dumps([found.skipped, found.notes, found.columns], ensure_ascii=False).encode()
 
@@ -271,14 +271,14 @@ def test_a_split_column_decides() -> None:
     assert split_entries(entries, 0.0, 0, None) == ([0, 6, 7], [1, 2, 3])
 
 
-def test_without_validation_rows_a_part_of_the_training_rows_is_split_off() -> None:
+def test_without_validation_rows_a_fraction_of_the_training_rows_validates() -> None:
     train, validation = split_entries(entries_of(*["train"] * 40, *["withheld"] * 10), 0.25, 0, None)
     assert sorted(train + validation) == list(range(40))
     assert 3 <= len(validation) <= 20
 
 
 def test_a_split_column_without_training_rows_is_refused() -> None:
-    with pytest.raises(UsageError, match="test, validation, and never 'train'"):
+    with pytest.raises(UsageError, match="test, validation, but never 'train'"):
         split_entries(entries_of("test", "validation"), 0.1, 0, None)
 
 
@@ -300,7 +300,9 @@ def test_adding_files_does_not_move_the_others(names: set[str], seed: int) -> No
         return {file: index in validation for index, file in enumerate(files)}
 
     some, every = sides(ordered[::2] + ordered[1::4]), sides(ordered)
-    if len(set(some.values())) == 2 and sum(some.values()) > 1:  # a side of one may be there for being needed
+    if (
+        len(set(some.values())) == 2 and sum(some.values()) > 1
+    ):  # a side of one item may only be there so that it is not empty
         assert all(every[file] == side for file, side in some.items())
 
 
@@ -316,8 +318,8 @@ def test_groups_stay_together() -> None:
 def test_group_keys() -> None:
     files = ["a1x.png", "a2y.png", "b.png"]
     entries = [Entry(file) for file in files]
-    assert len(split_entries(entries, 0.5, 0, "^[ab]")[0]) in (1, 2)  # the whole match
-    assert split_entries(entries[:2], 0.5, 0, "^(a)(z)?") == ([0, 1], [])  # one group stays whole
+    assert len(split_entries(entries, 0.5, 0, "^[ab]")[0]) in (1, 2)  # the full match
+    assert split_entries(entries[:2], 0.5, 0, "^(a)(z)?") == ([0, 1], [])  # one group is not split
     assert split_entries(entries[:2], 0.5, 0, "(z)?a") == ([0, 1], [])  # a group that took no part
     train, validation = split_entries(entries[:2], 0.5, 0, "zzz")  # no match: each file by itself
     assert len(train) == len(validation) == 1
@@ -344,23 +346,23 @@ def test_impossible_fractions(fraction: float) -> None:
 # Fingerprint
 
 
-def test_the_fingerprint_is_that_of_a_copy_and_sees_changes(tmp_path: Path) -> None:
+def test_the_fingerprint_equals_that_of_a_copy_and_sees_changes(tmp_path: Path) -> None:
     touch(tmp_path / "one", "a.png", "sub/b.png")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     os.utime(tmp_path / "two" / "a.png", (1, 1))
-    entries = look(tmp_path / "one").entries
+    entries = scanned(tmp_path / "one").entries
     original = fingerprint(tmp_path / "one", entries)
-    assert fingerprint(tmp_path / "two", look(tmp_path / "two").entries) == original
+    assert fingerprint(tmp_path / "two", scanned(tmp_path / "two").entries) == original
     assert fingerprint(tmp_path / "one", [Entry("a.png", "other"), *entries[1:]]) != original
     assert fingerprint(tmp_path / "one", [Entry("a.png", None, "train"), *entries[1:]]) != original
     assert fingerprint(tmp_path / "one", entries[:1]) != original
     (tmp_path / "two" / "a.png").write_bytes(b"xx")
-    assert fingerprint(tmp_path / "two", look(tmp_path / "two").entries) != original
+    assert fingerprint(tmp_path / "two", scanned(tmp_path / "two").entries) != original
 
 
 def test_a_file_that_changed_after_the_scan_is_not_read(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", "b.png", "c.png")
-    same, rewritten, grown = look(tmp_path).entries
+    same, rewritten, grown = scanned(tmp_path).entries
     os.utime(tmp_path / "b.png", (1, 1))
     (tmp_path / "c.png").write_bytes(b"longer than before")
     assert same.media(tmp_path) == str(tmp_path / "a.png")
@@ -373,31 +375,31 @@ def test_a_file_that_changed_after_the_scan_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> list[Entry]:
+def images(tmp_path: Path) -> list[Entry]:
     generator = np.random.default_rng(0)
     for name in ("a.png", "b.png", "c.png"):
         Image.fromarray(generator.integers(0, 256, (16, 40, 3), dtype=np.uint8)).save(tmp_path / name)
-    (tmp_path / "d.png").write_bytes(b"not a picture")
+    (tmp_path / "d.png").write_bytes(b"not an image")
     return [Entry("a.png", "first"), Entry("b.png"), Entry("c.png"), Entry("d.png")]
 
 
-def test_items_are_bytes_and_a_text(tmp_path: Path, pictures: list[Entry]) -> None:
-    source = ImageFolder(tmp_path, pictures, 16, 16, train=False)
+def test_items_are_uint8_and_a_text(tmp_path: Path, images: list[Entry]) -> None:
+    source = ImageFolder(tmp_path, images, 16, 16, train=False)
     assert (len(source), source.name(1)) == (4, "b.png")
     item = source.load(0, ItemRNG(0, [0], [0]))
-    whole = np.array(Image.open(tmp_path / "a.png").convert("RGB"))
+    full = np.array(Image.open(tmp_path / "a.png").convert("RGB"))
     assert item["images"].dtype == torch.uint8
-    assert torch.equal(item["images"], torch.from_numpy(whole[:, 12:28]).permute(2, 0, 1))
+    assert torch.equal(item["images"], torch.from_numpy(full[:, 12:28]).permute(2, 0, 1))
     assert (item["texts"], source.load(1, ItemRNG(0, [0], [1]))["texts"]) == ("first", "")
     with pytest.raises(UnreadableItem, match="no known image format"):
         source.load(3, ItemRNG(0, [0], [3]))
-    assert ImageFolder(tmp_path, pictures, 8, 24, mode="L").load(0, ItemRNG(0, [0], [0]))["images"].shape == (1, 8, 24)
+    assert ImageFolder(tmp_path, images, 8, 24, mode="L").load(0, ItemRNG(0, [0], [0]))["images"].shape == (1, 8, 24)
 
 
-def test_flips_and_crops_are_drawn_per_item_and_epoch(tmp_path: Path, pictures: list[Entry]) -> None:
-    plain = ImageFolder(tmp_path, pictures, 16, 16)
-    flipping = ImageFolder(tmp_path, pictures, 16, 16, flip=True)
-    moving = ImageFolder(tmp_path, pictures, 16, 16, random_crop=True)
+def test_flips_and_crops_are_random_per_item_and_epoch(tmp_path: Path, images: list[Entry]) -> None:
+    plain = ImageFolder(tmp_path, images, 16, 16)
+    flipping = ImageFolder(tmp_path, images, 16, 16, flip=True)
+    moving = ImageFolder(tmp_path, images, 16, 16, random_crop=True)
     centre = plain.load(0, ItemRNG(0, [0], [0]))["images"]
     flipped = []
     crops = set()
@@ -415,13 +417,13 @@ def test_flips_and_crops_are_drawn_per_item_and_epoch(tmp_path: Path, pictures: 
     assert len(crops) > 3
 
 
-def test_validation_draws_nothing(tmp_path: Path, pictures: list[Entry]) -> None:
-    source = ImageFolder(tmp_path, pictures, 16, 16, flip=True, random_crop=True, train=False)
+def test_validation_is_not_random(tmp_path: Path, images: list[Entry]) -> None:
+    source = ImageFolder(tmp_path, images, 16, 16, flip=True, random_crop=True, train=False)
     taken = [source.load(0, ItemRNG(0, [epoch], [0]))["images"] for epoch in range(8)]
-    assert all(torch.equal(picture, taken[0]) for picture in taken)
+    assert all(torch.equal(image, taken[0]) for image in taken)
 
 
-def test_truncated_files_are_used_when_asked(tmp_path: Path) -> None:
+def test_truncated_files_are_used_if_requested(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     path = tmp_path / "a.jpg"
     Image.fromarray(generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
@@ -444,16 +446,16 @@ class Items(Dataset[torch.Tensor]):
         return image
 
 
-def test_workers_read_what_this_process_reads(tmp_path: Path, pictures: list[Entry]) -> None:
-    source = ImageFolder(tmp_path, pictures, 16, 16, flip=True, random_crop=True)
+def test_workers_read_what_this_process_reads(tmp_path: Path, images: list[Entry]) -> None:
+    source = ImageFolder(tmp_path, images, 16, 16, flip=True, random_crop=True)
     assert pickle.loads(pickle.dumps(source)) == source
     here = torch.stack([Items(source)[item] for item in range(3)])
     context = multiprocessing.get_context("fork")
-    (there,) = DataLoader(Items(source), batch_size=3, num_workers=1, multiprocessing_context=context)
-    assert torch.equal(here, there)
+    (from_worker,) = DataLoader(Items(source), batch_size=3, num_workers=1, multiprocessing_context=context)
+    assert torch.equal(here, from_worker)
 
 
-def test_pictures_in_memory_are_the_same_pictures_and_the_budget_holds(tmp_path: Path) -> None:
+def test_cached_images_are_equal_and_the_memory_limit_holds(tmp_path: Path) -> None:
     for number in range(3):
         Image.fromarray(np.full((8, 8, 3), 40 * number, np.uint8)).save(tmp_path / f"{number}.png")
     entries = scan(tmp_path, EXTENSIONS).entries

@@ -1,4 +1,4 @@
-"""Splits of pictures: folders as the configuration names them, and data set objects."""
+"""Splits of images: folders that a configuration names, and Python data sets."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ def splits(folder: Path, **keys: Any) -> Splits:
 
 
 def test_a_folder_is_split_and_no_item_is_on_both_sides(tmp_path: Path) -> None:
-    made = splits(make_folder(tmp_path / "data", 40), validation_fraction=0.25)
-    train, validation = names(made.train), names(made.validation)
+    result = splits(make_folder(tmp_path / "data", 40), validation_fraction=0.25)
+    train, validation = names(result.train), names(result.validation)
     assert not train & validation
     assert len(train | validation) == 40
     assert 2 <= len(validation) <= 20
-    assert made.about["path"] == str(tmp_path / "data")
+    assert result.about["path"] == str(tmp_path / "data")
     other = splits(tmp_path / "data", validation_fraction=0.25, split_seed=1)
     assert names(other.validation) != validation
 
 
-def test_without_a_validation_share_the_training_items_are_looked_at_unaugmented(tmp_path: Path) -> None:
-    made = splits(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=True)
-    assert names(made.train) == names(made.validation)
-    trained = [made.train.load(item, rng(item))["images"] for item in range(20)]
-    looked_at = [made.validation.load(item, rng(item))["images"] for item in range(20)]
-    flipped = sum(not torch.equal(one, two) for one, two in zip(trained, looked_at, strict=True))
+def test_without_a_validation_fraction_the_training_items_validate_unaugmented(tmp_path: Path) -> None:
+    result = splits(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=True)
+    assert names(result.train) == names(result.validation)
+    trained = [result.train.load(item, rng(item))["images"] for item in range(20)]
+    validated = [result.validation.load(item, rng(item))["images"] for item in range(20)]
+    flipped = sum(not torch.equal(one, two) for one, two in zip(trained, validated, strict=True))
     assert 3 <= flipped <= 17
-    assert all(image[0, 0, 0] == 200 for image in looked_at)
+    assert all(image[0, 0, 0] == 200 for image in validated)
 
 
 def test_flips_can_be_off(tmp_path: Path) -> None:
-    made = splits(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=False)
-    assert all(made.train.load(item, rng(item))["images"][0, 0, 0] == 200 for item in range(20))
+    result = splits(make_folder(tmp_path / "data", 20), validation_fraction=0, flip=False)
+    assert all(result.train.load(item, rng(item))["images"][0, 0, 0] == 200 for item in range(20))
 
 
-def test_a_validation_folder_of_its_own_leaves_all_items_for_training(tmp_path: Path) -> None:
+def test_a_separate_validation_folder_leaves_all_items_for_training(tmp_path: Path) -> None:
     own = make_folder(tmp_path / "other", 5, "v")
-    made = splits(make_folder(tmp_path / "data", 40), validation_path=str(own), validation_fraction=0.25)
-    assert names(made.train) == {f"{number:03d}.png" for number in range(40)}
-    assert names(made.validation) == {f"v{number:03d}.png" for number in range(5)}
+    result = splits(make_folder(tmp_path / "data", 40), validation_path=str(own), validation_fraction=0.25)
+    assert names(result.train) == {f"{number:03d}.png" for number in range(40)}
+    assert names(result.validation) == {f"v{number:03d}.png" for number in range(5)}
 
 
 def test_the_fingerprint_notices_other_items_on_either_side(tmp_path: Path) -> None:
@@ -88,37 +88,37 @@ def test_the_fingerprint_notices_other_items_on_either_side(tmp_path: Path) -> N
     assert splits(data, validation_path=str(own)).fingerprint not in (before, after)
 
 
-def test_everything_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
-    """Two lines of one metadata file are two things left out."""
+def test_all_skipped_files_are_named_with_the_reason(tmp_path: Path) -> None:
+    """Two lines of one metadata file are two reasons."""
     data = make_folder(tmp_path / "data", 5)
     (data / "empty.png").touch()
     rows = [{"file_name": "000.png", "text": "a"}, {"file_name": "gone.png"}, {"file_name": "lost.png"}]
     (data / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     skipped = splits(data).skipped
     assert skipped["empty.png"] == "empty file"
-    told = " ".join(skipped.values())
-    assert "gone.png" in told
-    assert "lost.png" in told
+    reasons = " ".join(skipped.values())
+    assert "gone.png" in reasons
+    assert "lost.png" in reasons
 
 
-def test_what_a_validation_folder_leaves_out_is_named_too(tmp_path: Path) -> None:
+def test_skipped_files_of_a_validation_folder_are_named_too(tmp_path: Path) -> None:
     own = make_folder(tmp_path / "other", 5)
     (own / "empty.png").touch()
-    made = splits(make_folder(tmp_path / "data", 5), validation_path=str(own))
-    assert made.skipped == {"validation: empty.png": "empty file"}
+    result = splits(make_folder(tmp_path / "data", 5), validation_path=str(own))
+    assert result.skipped == {"validation: empty.png": "empty file"}
 
 
 def test_captions_and_shape(tmp_path: Path) -> None:
     data = make_folder(tmp_path / "data", 3)
     (data / "001.txt").write_text("a caption", encoding="utf-8")
-    made = folder_splits(ImageDataConfig(path=str(data), validation_fraction=0), (4, 12), 1)
-    items = [made.train.load(item, rng(item)) for item in range(3)]
+    result = folder_splits(ImageDataConfig(path=str(data), validation_fraction=0), (4, 12), 1)
+    items = [result.train.load(item, rng(item)) for item in range(3)]
     assert {item["images"].shape for item in items} == {(1, 4, 12)}
     assert items[0]["images"].dtype == torch.uint8
     assert [item["texts"] for item in items] == ["", "a caption", ""]
 
 
-def test_a_run_of_python_objects_cannot_be_resumed_from_its_folder() -> None:
+def test_a_run_on_a_python_data_set_is_not_resumed_from_its_folder() -> None:
     with pytest.raises(UsageError, match="can only be resumed from Python"):
         folder_splits(ImageDataConfig(), SIZE, 3)
 
@@ -126,12 +126,12 @@ def test_a_run_of_python_objects_cannot_be_resumed_from_its_folder() -> None:
 # --- data set objects ---------------------------------------------------------------------------------------------
 
 
-def pictures(dataset: Any, channels: int = 3, flip: bool = False, **options: Any) -> PythonImages:
+def python_images(dataset: Any, channels: int = 3, flip: bool = False, **options: Any) -> PythonImages:
     return PythonImages(dataset, range(len(dataset)), *SIZE, channels, flip, **options)
 
 
 def loaded(value: Any, **options: Any) -> torch.Tensor:
-    image: torch.Tensor = pictures([value], **options).load(0, rng())["images"]
+    image: torch.Tensor = python_images([value], **options).load(0, rng())["images"]
     return image
 
 
@@ -143,8 +143,8 @@ def test_pillow_images_of_any_mode_and_size(mode: str, channels: int) -> None:
     assert image.dtype == torch.uint8
 
 
-def odd_pictures() -> dict[str, Image.Image]:
-    """Pictures whose plain conversion to RGB would be wrong."""
+def unusual_images() -> dict[str, Image.Image]:
+    """Images whose plain conversion to RGB would be wrong."""
     gradient = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
     clear.paste((200, 0, 0, 255), (0, 0, 4, 4))
@@ -154,9 +154,9 @@ def odd_pictures() -> dict[str, Image.Image]:
 
 
 @pytest.mark.parametrize("kind", ["transparent", "palette", "16 bit", "turned"])
-def test_a_picture_in_memory_is_treated_as_in_a_folder(tmp_path: Path, kind: str) -> None:
-    """Transparency on white, 16 bits scaled, turned as the camera says: Hugging Face hands over such images."""
-    original = odd_pictures()[kind]
+def test_an_image_in_memory_is_treated_as_in_a_folder(tmp_path: Path, kind: str) -> None:
+    """Transparency on white, 16 bits scaled, EXIF rotation applied: Hugging Face returns such images."""
+    original = unusual_images()[kind]
     file = make_folder(tmp_path / "data", 0) / "odd.png"
     original.save(file, exif=original.getexif())
     in_folder = splits(file.parent, validation_fraction=0, flip=False).train.load(0, rng())["images"]
@@ -191,21 +191,21 @@ def test_a_wrong_number_of_channels_is_an_unreadable_item() -> None:
         loaded(torch.zeros(1, 8, 8))
 
 
-def test_captions_come_along_and_a_missing_one_is_empty() -> None:
-    picture = Image.new("RGB", (8, 8))
+def test_a_missing_caption_is_empty() -> None:
+    image = Image.new("RGB", (8, 8))
     items = [
-        (picture, "a cat"),
-        {"image": picture, "text": "a dog"},
-        {"image": picture},
-        {"image": picture, "text": None},
+        (image, "a cat"),
+        {"image": image, "text": "a dog"},
+        {"image": image},
+        {"image": image, "text": None},
     ]
-    source = pictures(items)
+    source = python_images(items)
     assert [source.load(item, rng(item))["texts"] for item in range(4)] == ["a cat", "a dog", "", ""]
 
 
-def test_flips_follow_the_draw_of_the_item() -> None:
+def test_flips_follow_the_random_numbers_of_the_item() -> None:
     tensor = torch.arange(3 * 64, dtype=torch.uint8).view(3, 8, 8)
-    source = pictures([tensor] * 40, flip=True)
+    source = python_images([tensor] * 40, flip=True)
     images = [source.load(item, rng(item))["images"] for item in range(40)]
     again = [source.load(item, rng(item))["images"] for item in range(40)]
     assert all(torch.equal(one, two) for one, two in zip(images, again, strict=True))
@@ -215,7 +215,7 @@ def test_flips_follow_the_draw_of_the_item() -> None:
 
 
 class Captioned(list[Any]):
-    """Knows the names of its own fields."""
+    """Declares the names of its own fields."""
 
     data_kwargs = ("text", "image")
 
@@ -226,34 +226,34 @@ def split(dataset: Any, **options: Any) -> Splits:
 
 def test_a_data_set_is_split_by_fraction_and_seed() -> None:
     dataset = [torch.full((3, 8, 8), number, dtype=torch.uint8) for number in range(100)]
-    made = split(dataset)
-    train, validation = names(made.train), names(made.validation)
+    result = split(dataset)
+    train, validation = names(result.train), names(result.validation)
     assert not train & validation
     assert len(train | validation) == 100
     assert 10 <= len(validation) <= 30
-    place = int(made.validation.name(3).removeprefix("item "))
-    assert made.validation.load(3, rng())["images"].unique().tolist() == [place]
+    position = int(result.validation.name(3).removeprefix("item "))
+    assert result.validation.load(3, rng())["images"].unique().tolist() == [position]
     assert names(split(dataset).validation) == validation
 
 
-def test_a_validation_set_handed_over_leaves_the_other_whole() -> None:
-    made = split([torch.zeros(3, 8, 8)] * 30, validation=[torch.ones(3, 8, 8)] * 4)
-    assert len(made.train) == 30
-    assert len(made.validation) == 4
-    assert made.validation.load(0, rng())["images"].min() == 1
+def test_a_separate_validation_set_leaves_all_items_for_training() -> None:
+    result = split([torch.zeros(3, 8, 8)] * 30, validation=[torch.ones(3, 8, 8)] * 4)
+    assert len(result.train) == 30
+    assert len(result.validation) == 4
+    assert result.validation.load(0, rng())["images"].min() == 1
 
 
 def test_a_small_data_set_has_items_on_both_sides() -> None:
-    """As a folder has: neither side empty where two items can be had."""
+    """As for a folder, neither side is empty if there are two items."""
     config = ImageDataConfig(validation_fraction=0.05)
     for count in range(2, 12):
-        made = python_splits([torch.zeros(3, 8, 8)] * count, config, SIZE, 3)
-        assert len(made.train) + len(made.validation) == count, count
-        assert not names(made.train) & names(made.validation)
+        result = python_splits([torch.zeros(3, 8, 8)] * count, config, SIZE, 3)
+        assert len(result.train) + len(result.validation) == count, count
+        assert not names(result.train) & names(result.validation)
 
 
 def test_a_data_sets_own_field_names_are_used() -> None:
-    made = split(Captioned([("a cat", torch.zeros(3, 8, 8))] * 10))
-    assert made.train.load(0, rng())["texts"] == "a cat"
+    result = split(Captioned([("a cat", torch.zeros(3, 8, 8))] * 10))
+    assert result.train.load(0, rng())["texts"] == "a cat"
     declared = split([(5, torch.zeros(3, 8, 8))] * 10, declared=["label", "image"])
     assert declared.train.load(0, rng())["texts"] == "5"

@@ -1,4 +1,4 @@
-"""Only a marker makes data synthetic: its name and metadata travel with items, whatever columns are called."""
+"""Only a marker makes data synthetic: items then carry its name and their metadata, whatever the columns are called."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def splits(folder: Path | str, **keys: Any) -> Splits:
     return folder_splits(ImageDataConfig(path=str(folder), **keys), (16, 16), 3)
 
 
-def items(made: Splits) -> list[dict[str, Any]]:
-    sources = (made.train, made.validation, *made.extra_splits.values())
+def items(result: Splits) -> list[dict[str, Any]]:
+    sources = (result.train, result.validation, *result.extra_splits.values())
     return [source.load(item, ItemRNG(0, [0], [item])) for source in sources for item in range(len(source))]
 
 
 def test_items_of_a_marked_folder_carry_its_name_and_their_columns(folder: Path) -> None:
-    made = splits(folder)
-    assert made.dataset == "shapes"
+    result = splits(folder)
+    assert result.dataset == "shapes"
     rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
-    loaded = items(made)
+    loaded = items(result)
     assert sorted(item["texts"] for item in loaded) == sorted(row["text"] for row in rows)
     columns = {row["text"]: {"objects": row["objects"]} for row in rows}
     assert all(item["metadata"] == columns[item["texts"]] for item in loaded)
@@ -48,20 +48,20 @@ def test_items_of_a_marked_folder_carry_its_name_and_their_columns(folder: Path)
     assert batch["metadata"] == [item["metadata"] for item in loaded]
 
 
-def test_without_a_marker_columns_decide_nothing(folder: Path) -> None:
+def test_without_a_marker_columns_are_ignored(folder: Path) -> None:
     (folder / MARKER).unlink()
-    made = splits(folder)
-    assert made.dataset is None
-    assert all(item.keys() == {"texts", "images"} for item in items(made))
+    result = splits(folder)
+    assert result.dataset is None
+    assert all(item.keys() == {"texts", "images"} for item in items(result))
 
 
-def test_a_validation_folder_has_a_marker_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_a_validation_folder_has_its_own_marker(folder: Path, tmp_path: Path) -> None:
     make_shapes(tmp_path / "other", 4, 32, 1)
     (folder / MARKER).unlink()
-    made = splits(folder, validation_path=str(tmp_path / "other"))
-    assert made.dataset is None
-    assert "metadata" not in made.train.load(0, ItemRNG(0, [0], [0]))
-    assert "metadata" in made.validation.load(0, ItemRNG(0, [0], [0]))
+    result = splits(folder, validation_path=str(tmp_path / "other"))
+    assert result.dataset is None
+    assert "metadata" not in result.train.load(0, ItemRNG(0, [0], [0]))
+    assert "metadata" in result.validation.load(0, ItemRNG(0, [0], [0]))
 
 
 @pytest.mark.parametrize("index", [True, False])
@@ -70,14 +70,14 @@ def test_shards_keep_the_marker(index: bool, folder: Path, tmp_path: Path) -> No
     assert (tmp_path / "shards" / MARKER).read_bytes() == (folder / MARKER).read_bytes()
     if not index:
         (tmp_path / "shards" / "index.safetensors").unlink()
-    there = {"cache_dir": str(tmp_path / "cache")}
-    for place in (tmp_path / "shards", tmp_path / "shards" / "shard-00000.tar", f"file://{tmp_path}/shards"):
-        made = splits(place, **there)
-        assert made.dataset == "shapes", place
-        assert [item["metadata"] for item in items(made)] == [item["metadata"] for item in items(splits(folder))]
+    cache = {"cache_dir": str(tmp_path / "cache")}
+    for path in (tmp_path / "shards", tmp_path / "shards" / "shard-00000.tar", f"file://{tmp_path}/shards"):
+        result = splits(path, **cache)
+        assert result.dataset == "shapes", path
+        assert [item["metadata"] for item in items(result)] == [item["metadata"] for item in items(splits(folder))]
     (folder / MARKER).unlink()
     write_shards(folder, scan_medium(folder, "image")[1], tmp_path / "unmarked")
-    assert splits(tmp_path / "unmarked", **there).dataset is None
+    assert splits(tmp_path / "unmarked", **cache).dataset is None
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,19 @@ def test_shards_keep_the_marker(index: bool, folder: Path, tmp_path: Path) -> No
         b'{"name": "shapes", "version": 1, "more": "' + b"x" * 2**16 + b'"}',
     ],
 )
-def test_a_broken_or_foreign_marker_is_none(content: bytes, folder: Path) -> None:
+def test_a_damaged_or_foreign_marker_is_ignored(content: bytes, folder: Path) -> None:
     (folder / MARKER).write_bytes(content)
-    made = splits(folder)
-    assert made.dataset is None
-    assert all("metadata" not in item for item in items(made))
+    result = splits(folder)
+    assert result.dataset is None
+    assert all("metadata" not in item for item in items(result))
 
 
-def test_what_is_no_file_is_no_marker(tmp_path: Path) -> None:
+def test_only_a_regular_file_is_a_marker(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     assert [read_marker(tmp_path / name) for name in ("folder", "pipe", "nothing")] == [None] * 3
     assert read_marker(None) is None
 
 
-def test_a_marker_says_how_its_set_was_made(folder: Path) -> None:
+def test_a_marker_holds_the_settings_of_its_data_set(folder: Path) -> None:
     assert read_marker(folder / MARKER) == {"name": "shapes", "version": 1, "num": 12, "size": 32, "seed": 0}

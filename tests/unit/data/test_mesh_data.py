@@ -50,7 +50,7 @@ def test_an_item(folder: Path) -> None:
     assert item["vertices"].abs().max() == pytest.approx(LIMIT)
 
 
-def test_augmentation_is_drawn_per_item_and_epoch(folder: Path) -> None:
+def test_augmentation_is_random_per_item_and_epoch(folder: Path) -> None:
     items, plain = source(folder), source(folder, augment=False)
     first = items.load(2, rng(0, 2))
     assert torch.equal(items.load(2, rng(0, 2))["vertices"], first["vertices"])
@@ -69,8 +69,8 @@ def test_augmented_meshes_stay_in_the_box_and_in_order(folder: Path) -> None:
             again = canonical(clean(moved))
             assert np.array_equal(again.faces, moved.faces)
             assert np.array_equal(again.vertices, moved.vertices)
-            places = quantise(moved.vertices)
-            assert len(np.unique(places, axis=0)) == len(places)
+            cells = quantise(moved.vertices)
+            assert len(np.unique(cells, axis=0)) == len(cells)
             ratios.append(np.ptp(moved.vertices, axis=0) / np.ptp(mesh.vertices, axis=0))
             shifts.append(moved.vertices.max(axis=0) + moved.vertices.min(axis=0))
     assert 0.749 <= np.min(ratios) < 0.8
@@ -78,17 +78,17 @@ def test_augmented_meshes_stay_in_the_box_and_in_order(folder: Path) -> None:
     assert 0.12 < np.abs(shifts).max() <= 0.201
 
 
-def test_what_is_kept_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    items, forgetful = source(folder, memory=2**20), source(folder)
-    expected = [items.load(0, rng())["vertices"], forgetful.load(0, rng())["vertices"]]
+def test_a_cached_mesh_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items, uncached = source(folder, memory=2**20), source(folder)
+    expected = [items.load(0, rng())["vertices"], uncached.load(0, rng())["vertices"]]
     monkeypatch.setattr("quintet.media.mesh.read_mesh", lambda *_, **__: pytest.fail("read again"))
     assert torch.equal(items.load(0, rng())["vertices"], expected[0])
     assert torch.equal(*expected)
     with pytest.raises(pytest.fail.Exception):
-        forgetful.load(0, rng())
+        uncached.load(0, rng())
 
 
-def test_too_large_is_named(folder: Path) -> None:
+def test_too_many_faces_are_an_unreadable_item(folder: Path) -> None:
     items = source(folder, max_faces=20)
     large = next(item for item in range(30) if len(draw_item(1, item).mesh.faces) > 20)
     with pytest.raises(UnreadableItem, match=r"faces, more than 20 \(data.max_faces\)"):
@@ -97,7 +97,7 @@ def test_too_large_is_named(folder: Path) -> None:
     assert 0 < len(reduced["faces"]) <= 20
 
 
-def test_what_augmentation_flattens_is_named() -> None:
+def test_a_mesh_flattened_by_augmentation_is_an_unreadable_item() -> None:
     thin = Mesh(np.array([[-0.98, 0.0, 0], [0.98, 0.0, 0], [0, 0.0157, 0]]), np.array([[0, 1, 2]]))
     outcomes = []
     for epoch in range(40):
@@ -108,12 +108,12 @@ def test_what_augmentation_flattens_is_named() -> None:
     assert set(outcomes) == {1, "no face of it has an area at 128 bins a side once it is augmented"}
 
 
-def test_a_source_travels_to_a_worker(folder: Path) -> None:
+def test_a_dataset_can_be_pickled(folder: Path) -> None:
     items = pickle.loads(pickle.dumps(source(folder)))
     assert torch.equal(items.load(1, rng())["vertices"], source(folder).load(1, rng())["vertices"])
 
 
-def test_sources_of_a_folder_are_split_by_its_rows(folder: Path) -> None:
+def test_a_folder_is_split_by_its_rows(folder: Path) -> None:
     splits = mesh_folder_splits(DataConfig(path=str(folder)), 128, None)
     rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
     expected = {row["file_name"] for row in rows if row["split"] == "validation"}
@@ -124,7 +124,7 @@ def test_sources_of_a_folder_are_split_by_its_rows(folder: Path) -> None:
     assert isinstance(splits.train, MeshFolder)
     assert isinstance(splits.validation, MeshFolder)
     assert (splits.train.train, splits.validation.train) == (True, False)
-    with pytest.raises(UsageError, match="data set in Python"):
+    with pytest.raises(UsageError, match="Python data set"):
         mesh_folder_splits(DataConfig(), 128, None)
 
 
@@ -133,7 +133,7 @@ def test_sources_of_a_folder_are_split_by_its_rows(folder: Path) -> None:
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """One of each: sound, open, non-manifold, large, empty, points, no mesh."""
+    """One of each: watertight, open, non-manifold, large, empty, points only, not a mesh."""
     box = trimesh.creation.box()
     box.export(tmp_path / "box.stl")
     trimesh.Trimesh(box.vertices, box.faces[2:], process=False).export(tmp_path / "open.off")
@@ -159,20 +159,20 @@ def test_the_check_of_meshes(mixed: Path) -> None:
     }
     assert report.notes[-2:] == [
         "1 meshes have more than 800 faces (data.max_faces; data.decimate=true reduces them): sphere.glb (1280)",
-        "1 meshes have edges of more than two faces: pages.obj",
+        "1 meshes have edges with more than two faces: pages.obj",
     ]
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "solids")
     call(["data", "make", "solids", folder, "--num", "6", "--seed", "2"])
-    said = capsys.readouterr().out
-    assert f"6 items written: {folder}" in said
-    assert f"next: quintet train mesh-autoencoder {folder}" in said
+    output = capsys.readouterr().out
+    assert f"6 items written: {folder}" in output
+    assert f"next: quintet train mesh-autoencoder {folder}" in output
     call(["data", "check", folder])
-    said = capsys.readouterr().out
-    assert "6 mesh files found, 6 usable" in said
-    assert "surface     watertight 6" in said
-    assert said.rstrip().endswith(f"next: quintet train mesh-autoencoder {folder}")
+    output = capsys.readouterr().out
+    assert "6 mesh files found, 6 usable" in output
+    assert "surface     watertight 6" in output
+    assert output.rstrip().endswith(f"next: quintet train mesh-autoencoder {folder}")
     with pytest.raises(UsageError, match="--size is for images"):
         call(["data", "make", "solids", str(tmp_path / "other"), "--size", "64"])

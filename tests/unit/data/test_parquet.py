@@ -17,12 +17,12 @@ from quintet.data.check import MEDIA, check_folder
 from quintet.data.image import ImageFolder
 from quintet.data.index.listing import fingerprint_of, list_media, split_items
 from quintet.errors import UsageError
-from quintet.media.files import place_of, read_file
+from quintet.media.files import media_ref, read_file
 
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def picture(colour: int) -> bytes:
+def image_bytes(colour: int) -> bytes:
     stream = io.BytesIO()
     Image.new("RGB", (8, 8), (colour, 0, 0)).save(stream, "PNG")
     return stream.getvalue()
@@ -38,7 +38,7 @@ def write(path: Path, columns: dict[str, Any], kinds: dict[str, Any], about: Any
 
 
 def files(count: int, extension: str = ".png") -> list[dict[str, Any]]:
-    return [{"bytes": picture(number), "path": f"{number}{extension}"} for number in range(count)]
+    return [{"bytes": image_bytes(number), "path": f"{number}{extension}"} for number in range(count)]
 
 
 def test_rows_are_items_with_captions_and_splits(tmp_path: Path) -> None:
@@ -57,18 +57,18 @@ def test_rows_are_items_with_captions_and_splits(tmp_path: Path) -> None:
         *(f"train-00001-of-00002 {row}" for row in range(2)),
     ]
     assert [entry.text for entry in others["test"]] == ["test-00000-of-00001 0"]
-    assert [read_file(place_of(entry.media(""))) for entry in train] == [picture(row) for row in (*range(7), 0, 1)]
-    assert len([*(tmp_path / "cache" / "unpacked").glob("*.bytes")]) == 2  # of the third nothing was read yet
+    assert [read_file(media_ref(entry.media(""))) for entry in train] == [image_bytes(row) for row in (*range(7), 0, 1)]
+    assert len([*(tmp_path / "cache" / "unpacked").glob("*.bytes")]) == 2  # nothing of the third was read yet
     loaded = ImageFolder("", train, 8, 8, train=False).load(8, ItemRNG(0, [0], [8]))
     assert loaded["images"][:, 0, 0].tolist() == [1, 0, 0]
     assert check_folder(tmp_path / "set").usable == 10
 
 
-def test_what_was_unpacked_is_unpacked_again_when_it_is_gone(tmp_path: Path) -> None:
+def test_a_missing_unpacked_file_is_unpacked_again(tmp_path: Path) -> None:
     write(tmp_path / "set" / "a.parquet", {"image": files(4)}, {"image": FILE})
     for _ in range(2):
         entries = list_media(tmp_path / "set", MEDIA["image"].extensions, cache=str(tmp_path / "cache")).entries
-        assert read_file(place_of(entries[3].media(""))) == picture(3)
+        assert read_file(media_ref(entries[3].media(""))) == image_bytes(3)
         next((tmp_path / "cache" / "unpacked").glob("*.bytes")).unlink()
 
 
@@ -87,10 +87,10 @@ def test_each_medium_has_its_columns(column: str, kind: Any, medium: str, extens
     write(tmp_path / "a.parquet", {column: [value]}, {column: kind})
     scanned = list_media(tmp_path, MEDIA[medium].extensions)
     assert [entry.file for entry in scanned.entries] == [f"a/000000{extension}"]
-    assert read_file(place_of(scanned.entries[0].media(""))) == b"content"
+    assert read_file(media_ref(scanned.entries[0].media(""))) == b"content"
 
 
-def test_the_path_of_a_file_tells_its_kind(tmp_path: Path) -> None:
+def test_the_path_of_a_file_has_its_extension(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"audio": [{"bytes": b"x", "path": "some/where.FLAC"}]}, {"audio": FILE})
     assert [entry.file for entry in list_media(tmp_path, MEDIA["audio"].extensions).entries] == ["a/000000.flac"]
 
@@ -104,10 +104,10 @@ def test_numbers_of_classes_become_their_names(tmp_path: Path) -> None:
     assert [(entry.text, entry.split) for entry in entries] == [("dog", "train"), ("cat", "validation"), (None, None)]
 
 
-def test_a_path_without_a_known_extension_tells_nothing(tmp_path: Path) -> None:
-    """Three hundred different ends of addresses are no three hundred kinds of files."""
+def test_a_path_without_a_known_extension_is_ignored(tmp_path: Path) -> None:
+    """Three hundred different ends of URLs are not three hundred kinds of files."""
     paths = ["a.JPG", "https://x/img.ashx", *(f"https://x/y.jpg?id={number}" for number in range(300))]
-    rows = [{"bytes": picture(number % 256), "path": path} for number, path in enumerate(paths)]
+    rows = [{"bytes": image_bytes(number % 256), "path": path} for number, path in enumerate(paths)]
     write(tmp_path / "a.parquet", {"image": rows}, {"image": FILE})
     entries = list_media(tmp_path, MEDIA["image"].extensions).entries
     assert [entry.file for entry in entries][:3] == ["a/000000.jpg", "a/000001.png", "a/000002.png"]
@@ -131,7 +131,7 @@ def test_splits_are_words_in_the_paths_of_files(name: str, split: str | None, tm
     assert [entry.split for entry in list_media(tmp_path, MEDIA["image"].extensions).entries] == [split]
 
 
-def test_media_of_the_same_sizes_are_told_apart(tmp_path: Path) -> None:
+def test_media_of_equal_sizes_have_different_fingerprints(tmp_path: Path) -> None:
     prints = []
     for name, content in (("one", b"first"), ("other", b"other")):
         write(tmp_path / name / "a.parquet", {"audio": [content]}, {"audio": pa.binary()})
@@ -140,7 +140,7 @@ def test_media_of_the_same_sizes_are_told_apart(tmp_path: Path) -> None:
     assert prints[0] != prints[1]
 
 
-def test_several_captions_are_kept(tmp_path: Path) -> None:
+def test_several_captions_are_read(tmp_path: Path) -> None:
     columns = {"image": files(1), "captions": [["one", "two"]]}
     write(tmp_path / "a.parquet", columns, {"image": FILE, "captions": pa.list_(pa.string())})
     entry = list_media(tmp_path, MEDIA["image"].extensions).entries[0]
@@ -156,7 +156,7 @@ def test_a_row_without_bytes_is_named(tmp_path: Path) -> None:
         ("a/000000.png", "the row holds no bytes"),
         ("a/000002.png", "the row holds no bytes"),
     ]
-    assert read_file(place_of(scanned.entries[0].media(""))) == picture(0)
+    assert read_file(media_ref(scanned.entries[0].media(""))) == image_bytes(0)
 
 
 def test_a_table_without_a_usable_column_is_refused(tmp_path: Path) -> None:
@@ -164,17 +164,17 @@ def test_a_table_without_a_usable_column_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"url": ["x"], "blob": [b"x"], "image": ["x.png"]}, kinds)
     with pytest.raises(
         UsageError,
-        match=r"the shard a.parquet of .* has no usable column: it has url \(string\), blob \(binary\), image",
+        match=r"the shard a.parquet of .* has no usable column of media: it has url \(string\), blob \(binary\), image",
     ):
         list_media(tmp_path, MEDIA["image"].extensions)
 
 
-def test_a_table_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_or_damaged_table_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"image": files(30)}, {"image": FILE})
-    whole = path.read_bytes()
-    damaged = bytearray(whole)
-    damaged[len(whole) // 3 : len(whole) // 3 + 400] = bytes(400)
-    for content in (whole[: len(whole) // 2], b"", bytes(damaged)):
-        path.write_bytes(content)
-        with pytest.raises(UsageError, match=r"the shard a.parquet of .* is cut off or damaged"):
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[len(content) // 3 : len(content) // 3 + 400] = bytes(400)
+    for wrong in (content[: len(content) // 2], b"", bytes(damaged)):
+        path.write_bytes(wrong)
+        with pytest.raises(UsageError, match=r"the shard a.parquet of .* is truncated or damaged"):
             list_media(tmp_path, MEDIA["image"].extensions)

@@ -1,4 +1,4 @@
-"""Clips of a person's own data set: the same items as those of a folder."""
+"""Clips of a Python data set: the same items as those of a folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def rng(item: int = 0, epoch: int = 0) -> ItemRNG:
 
 
 def loaded(item: Any, *, train: bool = True, declared: Any = None, epoch: int = 0, **keys: Any) -> dict[str, Any]:
-    made = python_video_splits([item], VideoDataConfig(**keys), SIZE, declared=declared)
-    return (made.train if train else made.validation).load(0, rng(epoch=epoch))
+    result = python_video_splits([item], VideoDataConfig(**keys), SIZE, declared=declared)
+    return (result.train if train else result.validation).load(0, rng(epoch=epoch))
 
 
 CLIP = clip_tensor(counted(5))
@@ -47,13 +47,13 @@ CLIP = clip_tensor(counted(5))
     ids=["names", "aliases", "tuple", "floats", "numpy", "declared"],
 )
 def test_items_of_any_form(item: Any, declared: Any) -> None:
-    made = loaded(item, declared=declared)
-    assert made.keys() == {"videos", "texts"}
-    assert made["texts"] == "lighter"
-    assert torch.equal(made["videos"], CLIP)
+    result = loaded(item, declared=declared)
+    assert result.keys() == {"videos", "texts"}
+    assert result["texts"] == "lighter"
+    assert torch.equal(result["videos"], CLIP)
 
 
-def test_a_picture_is_a_clip_of_one_frame() -> None:
+def test_an_image_is_a_clip_of_one_frame() -> None:
     assert torch.equal(loaded((CLIP[:, 2], "one"))["videos"], CLIP[:, 2:3])
     assert torch.equal(loaded((counted(5)[2], "one"))["videos"], CLIP[:, 2:3])
     grey = loaded((torch.rand(1, 4, *SIZE), "grey"))["videos"]
@@ -73,13 +73,14 @@ def test_a_data_set_gives_the_items_that_a_folder_gives(tmp_path: Path, train: b
     for item in range(2):
         for epoch in range(3):
             ours, theirs = (
-                (made.train if train else made.validation).load(item, rng(item, epoch)) for made in (python, folder)
+                (result.train if train else result.validation).load(item, rng(item, epoch))
+                for result in (python, folder)
             )
             assert ours["texts"] == theirs["texts"]
             assert torch.equal(ours["videos"], theirs["videos"])
 
 
-def test_a_long_clip_begins_anywhere() -> None:
+def test_a_long_clip_starts_at_a_random_frame() -> None:
     item = (counted(30), "long")
     starts = {places_of(loaded(item, epoch=epoch)["videos"].permute(1, 2, 3, 0).numpy())[0] for epoch in range(40)}
     assert len(starts) > 8
@@ -97,19 +98,19 @@ def test_a_long_clip_begins_anywhere() -> None:
         ("film.mp4", "str for a video"),
     ],
 )
-def test_clips_that_cannot_be_used_are_passed_over(video: Any, reason: str) -> None:
+def test_unusable_clips_are_unreadable_items(video: Any, reason: str) -> None:
     with pytest.raises(UnreadableItem, match=reason):
         loaded({"videos": video, "texts": "odd"})
 
 
-def test_time_stamps_are_asked_for_in_vain() -> None:
-    with pytest.raises(UsageError, match=r"data\.fps goes by time stamps.*data\.stride"):
+def test_fps_needs_time_stamps() -> None:
+    with pytest.raises(UsageError, match=r"data\.fps needs time stamps.*data\.stride"):
         loaded((CLIP, "lighter"), fps=8.0)
     with pytest.raises(UsageError, match="no 'videos'"):
         loaded({"texts": "nothing"})
 
 
-def test_workers_can_hold_it() -> None:
-    made = python_video_splits([(CLIP, "lighter"), (Image.new("RGB", (2, 2)), "x")], VideoDataConfig(), SIZE)
-    again = pickle.loads(pickle.dumps(made.train))
-    assert torch.equal(again.load(0, rng())["videos"], made.train.load(0, rng())["videos"])
+def test_it_can_be_pickled() -> None:
+    result = python_video_splits([(CLIP, "lighter"), (Image.new("RGB", (2, 2)), "x")], VideoDataConfig(), SIZE)
+    again = pickle.loads(pickle.dumps(result.train))
+    assert torch.equal(again.load(0, rng())["videos"], result.train.load(0, rng())["videos"])

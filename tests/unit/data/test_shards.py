@@ -1,4 +1,4 @@
-"""Shards: the same items as the folder they were made of, by index or without; what is wrong with them is an error."""
+"""Shards: the same items as their folder, with an index or without; a damaged shard is an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from PIL import Image
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
 from quintet.config.text import TextConfig
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.check import MEDIA, check_folder, scan_medium
 from quintet.data.image import ImageFolder
 from quintet.data.index.entry import Entry
@@ -32,7 +32,7 @@ from quintet.data.index.shard_writer import ShardWriter, write_shards
 from quintet.data.index.shards import ShardSet, open_set
 from quintet.data.index.tar_members import open_tar
 from quintet.errors import RunError, UsageError
-from quintet.media.files import Blob, place_of, read_file
+from quintet.media.files import Blob, media_ref, read_file
 from quintet.media.video import read_header, read_video
 
 
@@ -74,11 +74,11 @@ def test_shards_hold_what_the_folder_holds(
     folder = request.getfixturevalue(data)
     shards = sharded(folder, tmp_path / "shards")
     kind = MEDIA[medium]
-    of_folder = scan(folder, kind.extensions, films=kind.films).entries
-    of_shards = list_media(shards, kind.extensions, films=kind.films).entries
+    of_folder = scan(folder, kind.extensions, image_sequences=kind.image_sequences).entries
+    of_shards = list_media(shards, kind.extensions, image_sequences=kind.image_sequences).entries
     assert known(of_shards) == known(of_folder)
     for one, other in zip(of_folder, of_shards, strict=True):
-        assert read_file(place_of(other.media(shards))) == (folder / one.file).read_bytes()
+        assert read_file(media_ref(other.media(shards))) == (folder / one.file).read_bytes()
     sides, other_sides = split_items(of_folder, 0.2, 42), split_items(of_shards, 0.2, 42)
     assert [known(side) for side in sides[:2]] == [known(side) for side in other_sides[:2]]
     assert {name: known(side) for name, side in sides[2].items()} == {
@@ -108,7 +108,7 @@ def test_the_validation_split_is_that_of_the_folder(
         assert [known(side) for side in split_items(of_shards, fraction, seed, group)[:2]] == expected
 
 
-def test_a_lost_index_is_made_again_byte_by_byte(pictures: Path, tmp_path: Path) -> None:
+def test_a_lost_index_is_rebuilt_with_the_same_fingerprint(pictures: Path, tmp_path: Path) -> None:
     shards = sharded(pictures, tmp_path / "shards")
     before = fingerprint_of(shards, list_media(shards, frozenset({".png"})).entries)
     (shards / INDEX_NAME).unlink()
@@ -119,8 +119,8 @@ def test_a_lost_index_is_made_again_byte_by_byte(pictures: Path, tmp_path: Path)
     ]
 
 
-def test_media_of_the_same_sizes_are_told_apart(tmp_path: Path) -> None:
-    """By the hash in the index, and by those beside the items where it is lost; a copy of the shards stays the same."""
+def test_media_of_equal_sizes_have_different_fingerprints(tmp_path: Path) -> None:
+    """By the hash in the index, or by those in the shards if it is lost; a copy of the shards has the same."""
     prints = []
     for name, content in (("one", b"first"), ("other", b"other")):
         (tmp_path / name).mkdir()
@@ -135,8 +135,8 @@ def test_media_of_the_same_sizes_are_told_apart(tmp_path: Path) -> None:
     assert prints[0] == prints[1] != prints[2] == prints[3]
 
 
-def test_what_was_made_of_shards_is_not_used_when_they_are_written_anew(tmp_path: Path) -> None:
-    """Of shards of others no hash is known; their place tells when they were written, to data workers too."""
+def test_rewritten_shards_have_another_version(tmp_path: Path) -> None:
+    """Shards of other programs have no hash; their version is the modification time, also in data workers."""
     found = []
     for time, content in ((1, b"one"), (1, b"one"), (2, b"two")):
         path = write_tar(tmp_path / "0.tar", {"a.wav": content})
@@ -149,8 +149,8 @@ def test_what_was_made_of_shards_is_not_used_when_they_are_written_anew(tmp_path
     assert found[0][1] != found[2][1]
 
 
-def test_whatever_is_known_of_a_file_is_kept(tmp_path: Path) -> None:
-    """Columns of a person's own, several captions, captions of several lines, names with dots; by index or not."""
+def test_all_metadata_of_a_file_is_preserved(tmp_path: Path) -> None:
+    """Other columns, several captions, captions of several lines, names with dots; with an index or without."""
     rows = [
         {"file_name": "a.b.png", "text": ["one", "two\nlines"], "caption": "a column", "n": [1, {"x": None}]},
         {"file_name": "a.c.png", "text": "first\nsecond", "texts": "a column", "split": "validation"},
@@ -203,52 +203,52 @@ def test_other_programs_read_the_shards(pictures: Path, tmp_path: Path) -> None:
     entries = scan(pictures, frozenset({".png"})).entries
     with tarfile.open(shards / "shard-00001.tar") as tar:
         assert tar.getnames()[:3] == ["000000020.png", "000000020.txt", "000000020.json"]
-        caption, told = (tar.extractfile(f"000000020.{kind}") for kind in ("txt", "json"))
+        caption, metadata = (tar.extractfile(f"000000020.{kind}") for kind in ("txt", "json"))
         assert caption is not None
-        assert told is not None
+        assert metadata is not None
         assert caption.read().decode() == entries[20].text
-        assert json.loads(told.read())["file_name"] == entries[20].file
+        assert json.loads(metadata.read())["file_name"] == entries[20].file
 
 
-def test_a_film_of_numbered_pictures_stays_one(tmp_path: Path) -> None:
-    for film in ("one", "two"):
-        (tmp_path / "films" / film).mkdir(parents=True)
+def test_an_image_sequence_stays_one_video_in_shards(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / "videos" / name).mkdir(parents=True)
         for number in (2, 10, 1):
-            (tmp_path / "films" / film / f"frame-{number}.png").write_bytes(png(20 * number))
-    (tmp_path / "films" / "one.txt").write_text("it brightens\n")
-    shards = sharded(tmp_path / "films", tmp_path / "shards", "video")
-    for _ in range(2):  # by the index, and without
-        entries = list_media(shards, MEDIA["video"].extensions, films=True).entries
+            (tmp_path / "videos" / name / f"frame-{number}.png").write_bytes(png(20 * number))
+    (tmp_path / "videos" / "one.txt").write_text("it brightens\n")
+    shards = sharded(tmp_path / "videos", tmp_path / "shards", "video")
+    for _ in range(2):  # with the index, and without
+        entries = list_media(shards, MEDIA["video"].extensions, image_sequences=True).entries
         assert [(entry.file, entry.text) for entry in entries] == [("one", "it brightens"), ("two", None)]
         clip = read_video(entries[0].media(shards))
         assert clip[:, 0, 0, 0].tolist() == [20, 40, 200]
-        assert np.array_equal(clip, read_video(tmp_path / "films" / "one"))
+        assert np.array_equal(clip, read_video(tmp_path / "videos" / "one"))
         assert read_header(entries[0].media(shards)).frames == 3
         (shards / INDEX_NAME).unlink(missing_ok=True)
 
 
-def test_a_film_of_one_picture_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "films" / "one").mkdir(parents=True)
-    (tmp_path / "films" / "one" / "frame-1.png").write_bytes(png())
-    shards = sharded(tmp_path / "films", tmp_path / "shards", "video")
-    for _ in range(2):  # by the index, and without
-        entries = list_media(shards, MEDIA["video"].extensions, films=True).entries
+def test_an_image_sequence_of_one_image_stays_a_video_in_shards(tmp_path: Path) -> None:
+    (tmp_path / "videos" / "one").mkdir(parents=True)
+    (tmp_path / "videos" / "one" / "frame-1.png").write_bytes(png())
+    shards = sharded(tmp_path / "videos", tmp_path / "shards", "video")
+    for _ in range(2):  # with the index, and without
+        entries = list_media(shards, MEDIA["video"].extensions, image_sequences=True).entries
         assert [entry.file for entry in entries] == ["one"]
         assert read_header(entries[0].media(shards)).frames == 1
         (shards / INDEX_NAME).unlink(missing_ok=True)
 
 
-def test_films_repeat_each_other_only_if_their_pictures_do(tmp_path: Path) -> None:
-    for film, colour in (("one", 1), ("same", 1), ("other", 2)):
-        (tmp_path / "films" / film).mkdir(parents=True)
+def test_image_sequences_are_duplicates_only_if_their_images_are(tmp_path: Path) -> None:
+    for name, colour in (("one", 1), ("same", 1), ("other", 2)):
+        (tmp_path / "videos" / name).mkdir(parents=True)
         for number in range(3):
-            (tmp_path / "films" / film / f"{number}.png").write_bytes(png(colour))
-    shards = sharded(tmp_path / "films", tmp_path / "shards", "video")
-    for folder in (tmp_path / "films", shards):
+            (tmp_path / "videos" / name / f"{number}.png").write_bytes(png(colour))
+    shards = sharded(tmp_path / "videos", tmp_path / "shards", "video")
+    for folder in (tmp_path / "videos", shards):
         assert check_folder(folder, medium="video").duplicates == [["one", "same"]]
 
 
-def test_sources_over_shards_can_be_sent_to_another_process(pictures: Path, tmp_path: Path) -> None:
+def test_datasets_of_shards_can_be_pickled(pictures: Path, tmp_path: Path) -> None:
     shards = sharded(pictures, tmp_path / "shards")
     source = ImageFolder(shards, list_media(shards, frozenset({".png"})).entries, 16, 16)
     first = source.load(3, ItemRNG(0, [0], [3]))
@@ -259,7 +259,7 @@ def test_sources_over_shards_can_be_sent_to_another_process(pictures: Path, tmp_
 
 
 @pytest.mark.parametrize(("short", "times"), [(0, 1), (1, 2)])
-def test_pictures_of_shards_are_kept_where_all_of_them_fit(
+def test_images_of_shards_are_cached_if_all_of_them_fit(
     short: int, times: int, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the memory of a worker would grow over a whole epoch."""
@@ -267,14 +267,14 @@ def test_pictures_of_shards_are_kept_where_all_of_them_fit(
     entries = list_media(shards, frozenset({".png"})).entries
     source = ImageFolder(shards, entries, 16, 16, memory=16 * 16 * 3 * len(entries) - short)
     read: list[int] = []
-    real = ShardSet.read
-    monkeypatch.setattr(ShardSet, "read", lambda self, *place: read.append(place[1]) or real(self, *place))
+    original_read = ShardSet.read
+    monkeypatch.setattr(ShardSet, "read", lambda self, *span: read.append(span[1]) or original_read(self, *span))
     for _ in range(2):
         source.load(3, ItemRNG(0, [0], [3]))
     assert len(read) == times
 
 
-# --- shards that others wrote -------------------------------------------------------------------------------------
+# --- shards of other programs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -299,20 +299,20 @@ def test_shards_of_img2dataset_are_listed(form: int, tmp_path: Path) -> None:
         ("ü.png", None, None, {}),
         ("000010000.webp", None, None, {}),
     ]
-    assert [read_file(place_of(entry.media(tmp_path))) for entry in scanned.entries] == [b"a", b"bb", b"c", b"dddd"]
+    assert [read_file(media_ref(entry.media(tmp_path))) for entry in scanned.entries] == [b"a", b"bb", b"c", b"dddd"]
     assert scanned.notes == ["2 of 4 files have no caption in the shards"]
 
 
-def test_names_in_the_json_of_others_are_not_those_of_items(tmp_path: Path) -> None:
-    told = b'{"file_name": "image.png", "caption": "told", "id": 3}'
+def test_names_in_the_json_of_other_programs_are_ignored(tmp_path: Path) -> None:
+    metadata = b'{"file_name": "image.png", "caption": "told", "id": 3}'
     odd = b'{"quintet_sha256": "half \\ud800"}'
-    members = {"a.png": b"x", "a.json": told, "b.png": b"y", "b.json": told, "c.png": b"z", "c.json": odd}
+    members = {"a.png": b"x", "a.json": metadata, "b.png": b"y", "b.json": metadata, "c.png": b"z", "c.json": odd}
     write_tar(tmp_path / "0.tar", members)
     entries = list_media(tmp_path, MEDIA["image"].extensions).entries
     assert known(entries) == [("a.png", "told", None, {}), ("b.png", "told", None, {}), ("c.png", None, None, {})]
 
 
-def test_a_text_of_the_same_name_comes_before_that_of_the_key(tmp_path: Path) -> None:
+def test_a_text_of_the_same_name_takes_precedence_over_that_of_the_key(tmp_path: Path) -> None:
     members = {
         **{
             "photo.v1.png": b"1",
@@ -326,12 +326,12 @@ def test_a_text_of_the_same_name_comes_before_that_of_the_key(tmp_path: Path) ->
     entries = list_media(tmp_path, MEDIA["image"].extensions).entries
     assert [(entry.file, entry.text) for entry in entries] == [
         ("photo.v1.png", "first"),
-        ("photo.v2.png", "any"),  # a .txt comes before a .json, whatever it is called
+        ("photo.v2.png", "any"),  # a .txt takes precedence over any .json
         ("photo.v3.png", "any"),
     ]
 
 
-def test_one_picture_with_a_number_is_a_picture_and_several_a_film_that_is_said(tmp_path: Path) -> None:
+def test_one_numbered_image_is_an_image_and_several_are_a_video(tmp_path: Path) -> None:
     members = {
         "cat.png": b"1",
         "IMG.2023.jpg": b"2",
@@ -343,11 +343,11 @@ def test_one_picture_with_a_number_is_a_picture_and_several_a_film_that_is_said(
     scanned = list_media(tmp_path, MEDIA["image"].extensions)
     assert [entry.file for entry in scanned.entries] == ["cat.png", "IMG.2023.jpg"]
     assert scanned.notes == ["films of numbered pictures (key.001.png, …), which only recipes of video use: 1"]
-    scanned = list_media(tmp_path, MEDIA["video"].extensions, films=True)
+    scanned = list_media(tmp_path, MEDIA["video"].extensions, image_sequences=True)
     assert [entry.file for entry in scanned.entries] == ["turn"]
-    film = scanned.entries[0].media("")
-    assert isinstance(film, Blob)
-    assert film.pictures == {"001.png": png(1), "002.png": png(2)}
+    video = scanned.entries[0].media("")
+    assert isinstance(video, Blob)
+    assert video.frames == {"001.png": png(1), "002.png": png(2)}
     assert scanned.notes == []
 
 
@@ -357,11 +357,11 @@ def test_each_medium_of_a_mixed_set_is_found_by_its_recipe(tmp_path: Path) -> No
     for medium, file in (("video", "a.mp4"), ("audio", "a.m4a"), ("image", "a.jpg")):
         scanned = list_media(tmp_path, MEDIA[medium].extensions)
         assert [(entry.file, entry.text) for entry in scanned.entries] == [(file, "all of it")]
-    with pytest.raises(UsageError, match=r"looked for .*\.obj.*, found 1 \.mp4, 1 \.m4a, 1 \.jpg"):
+    with pytest.raises(UsageError, match=r"expected .*\.obj.*, found 1 \.mp4, 1 \.m4a, 1 \.jpg"):
         list_media(tmp_path, MEDIA["mesh"].extensions)
 
 
-def test_what_is_left_out_is_named(tmp_path: Path) -> None:
+def test_skipped_members_are_named(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {"a.png": b"x", "b.txt": b"alone", "b.json": b"{}", "c.png": b"", "d/.e.png": b"h"})
     with tarfile.open(tmp_path / "1.tar", "w") as tar:
         link = tarfile.TarInfo("l.png")
@@ -379,7 +379,7 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_shard_that_was_written_anew_is_listed_anew(tmp_path: Path) -> None:
+def test_a_rewritten_shard_is_listed_again(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {"a.png": b"x"})
     assert len(list_media(tmp_path, MEDIA["image"].extensions).entries) == 1
     write_tar(tmp_path / "0.tar", {"a.png": b"x", "b.png": b"y"})
@@ -407,7 +407,7 @@ def test_class_folders_are_a_folder(aside: str, tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_hidden_is_passed_over(tmp_path: Path) -> None:
+def test_hidden_shards_are_ignored(tmp_path: Path) -> None:
     for name in ("0.tar", ".trash/1.tar", ".2.tar"):
         write_tar(tmp_path / name, {"a.png": b"x"})
     (tmp_path / ".thumbnails").mkdir()
@@ -416,59 +416,61 @@ def test_what_is_hidden_is_passed_over(tmp_path: Path) -> None:
     assert [entry.file for entry in list_media(tmp_path, MEDIA["image"].extensions).entries] == ["a.png"]
 
 
-def test_classes_are_looked_for_with_the_cache_of_the_run(tmp_path: Path) -> None:
+def test_classes_are_listed_with_the_cache_of_the_run(tmp_path: Path) -> None:
     write_tar(tmp_path / "set" / "0.tar", {"a.png": b"x", "a.txt": b"cat", "b.png": b"y", "b.txt": b"dog"})
     data = DataConfig(path=str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"))
-    assert found_keys(TextConfig(text="classes"), data, frozenset({".png"})) == {"model.classes": ["cat", "dog"]}
+    assert inferred_text_keys(TextConfig(text="classes"), data, frozenset({".png"})) == {
+        "model.classes": ["cat", "dog"]
+    }
     assert [*(tmp_path / "cache" / "indexes").glob("*.safetensors")]
 
 
-# --- what is wrong ------------------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------------
 
 
 def test_two_items_of_one_name_are_refused(tmp_path: Path) -> None:
     for name in ("0.tar", "1.tar"):
         write_tar(tmp_path / name, {"a.png": b"x"})
-    with pytest.raises(UsageError, match=r"two items are called 'a.png', in the shards 0.tar and 1.tar"):
+    with pytest.raises(UsageError, match=r"two items are named 'a.png', in the shards 0.tar and 1.tar"):
         list_media(tmp_path, MEDIA["image"].extensions)
 
 
-def test_a_tar_file_that_was_cut_is_refused(pictures: Path, tmp_path: Path) -> None:
-    """At every length but those between two members, where nobody can tell: then it is noted."""
+def test_a_truncated_tar_file_is_refused(pictures: Path, tmp_path: Path) -> None:
+    """At every length except between two members, where it cannot be detected: then there is a note."""
     shards = sharded(pictures, tmp_path / "shards", items=3)
-    whole = (shards / "shard-00000.tar").read_bytes()
+    content = (shards / "shard-00000.tar").read_bytes()
     with open_tar(shards / "shard-00000.tar", "whole") as listing:
         members = list(listing)
     (tmp_path / "cut").mkdir()
-    for length in range(1, len(whole), 97):
-        (tmp_path / "cut" / "0.tar").write_bytes(whole[:length])
+    for length in range(1, len(content), 97):
+        (tmp_path / "cut" / "0.tar").write_bytes(content[:length])
         ends = [member.offset + member.size for member in members if member.offset + member.size <= length]
         after = -(-ends[-1] // 512) * 512 if ends else 0
         if length <= after or (len(ends) == len(members) and length >= after + 512):
             list_media(tmp_path / "cut", MEDIA["image"].extensions, allow_empty=True, cache=str(tmp_path / str(length)))
             continue
-        with pytest.raises(UsageError, match=r"the shard 0.tar of .*cut is cut off or damaged"):
+        with pytest.raises(UsageError, match=r"the shard 0.tar of .*cut is truncated or damaged"):
             list_media(tmp_path / "cut", MEDIA["image"].extensions, cache=str(tmp_path / str(length)))
-    (tmp_path / "cut" / "0.tar").write_bytes(whole[: members[3].header])
+    (tmp_path / "cut" / "0.tar").write_bytes(content[: members[3].header])
     notes = list_media(tmp_path / "cut", MEDIA["image"].extensions).notes
     assert notes == ["0.tar has no mark of its end: it may have been cut off; what is there is used"]
 
 
-def test_what_is_no_tar_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_tar_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"PK" * 600, os.urandom(3000)):
         (tmp_path / "0.tar").write_bytes(content)
-        with pytest.raises(UsageError, match=r"the shard 0.tar .* is cut off or damaged"):
+        with pytest.raises(UsageError, match=r"the shard 0.tar .* is truncated or damaged"):
             list_media(tmp_path, MEDIA["image"].extensions)
 
 
 @pytest.mark.parametrize("size", [b"-0000001000", b"0o000000003", b"00000000_03", b"+0000000003"])
-def test_a_size_that_is_no_octal_number_is_refused(size: bytes, tmp_path: Path) -> None:
+def test_a_size_that_is_not_octal_is_refused(size: bytes, tmp_path: Path) -> None:
     content = bytearray(write_tar(tmp_path / "0.tar", {"a.png": b"abc"}).read_bytes())
     content[124:136] = size + b"\0"
     content[148:156] = b" " * 8
     content[148:156] = b"%06o\0 " % sum(content[:512])
     (tmp_path / "0.tar").write_bytes(content)
-    with pytest.raises(UsageError, match=r"the shard 0.tar .* is cut off or damaged \(there is no header"):
+    with pytest.raises(UsageError, match=r"the shard 0.tar .* is truncated or damaged \(there is no valid header"):
         list_media(tmp_path, MEDIA["image"].extensions)
 
 
@@ -477,11 +479,11 @@ def test_a_size_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
         about = tarfile.TarInfo("a.png")
         about.size, about.pax_headers = 3, {"size": "9" * 5000}
         tar.addfile(about, io.BytesIO(b"abc"))
-    with pytest.raises(UsageError, match=r"the shard 0.tar .* is cut off or damaged \(the size of a member"):
+    with pytest.raises(UsageError, match=r"the shard 0.tar .* is truncated or damaged \(the size of a member"):
         list_media(tmp_path, MEDIA["image"].extensions)
 
 
-def test_an_index_that_no_longer_fits_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_an_index_that_does_not_match_its_shards_is_refused(pictures: Path, tmp_path: Path) -> None:
     shards = sharded(pictures, tmp_path / "shards")
     last = sorted(shards.glob("*.tar"))[-1]
     content = last.read_bytes()
@@ -490,31 +492,31 @@ def test_an_index_that_no_longer_fits_is_refused(pictures: Path, tmp_path: Path)
         list_media(shards, MEDIA["image"].extensions)
     (shards / "more.tar").unlink()
     last.write_bytes(content[:-512])
-    with pytest.raises(UsageError, match=f"{last.name} had {len(content)} bytes and has {len(content) - 512}"):
+    with pytest.raises(UsageError, match=f"{last.name} has {len(content) - 512} bytes instead of {len(content)}"):
         list_media(shards, MEDIA["image"].extensions)
     last.unlink()
-    with pytest.raises(UsageError, match=f"the shard {last.name} is missing in .*, which the index names"):
+    with pytest.raises(UsageError, match=f"the shard {last.name}, which the index names, is missing in"):
         list_media(shards, MEDIA["image"].extensions)
 
 
-def test_a_shard_that_changes_under_a_run_ends_it(pictures: Path, tmp_path: Path) -> None:
+def test_a_shard_that_changes_during_a_run_ends_it(pictures: Path, tmp_path: Path) -> None:
     shards = sharded(pictures, tmp_path / "shards")
     entries = list_media(shards, MEDIA["image"].extensions).entries
     entries[0].media(shards)
     (shards / "shard-00001.tar").write_bytes(b"short")
-    with pytest.raises(RunError, match=r"shard-00001.tar of .* changed since the run began"):
+    with pytest.raises(RunError, match=r"shard-00001.tar of .* changed since the run started"):
         entries[10].media(shards)
     (shards / "shard-00002.tar").unlink()
     with pytest.raises(RunError, match=r"shard-00002.tar of .* cannot be read: No such file"):
         entries[20].media(shards)
     os.truncate(shards / "shard-00000.tar", 100)
-    with pytest.raises(RunError, match=r"shard-00000.tar of .* is shorter than it was"):
+    with pytest.raises(RunError, match=r"shard-00000.tar of .* is shorter than when the run started"):
         entries[1].media(shards)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damage=st.data())
-def test_a_damaged_index_is_an_error_and_never_leads_out_of_a_shard(
+def test_a_damaged_index_is_an_error_and_never_points_outside_a_shard(
     damage: st.DataObject, pictures: Path, shared: Path
 ) -> None:
     shards = shared / "shards-to-damage"
@@ -524,15 +526,15 @@ def test_a_damaged_index_is_an_error_and_never_leads_out_of_a_shard(
     if damage.draw(st.booleans()):
         del content[damage.draw(st.integers(0, len(content) - 1)) :]
     else:
-        place = damage.draw(st.integers(0, len(content) - 1))
-        content[place] = damage.draw(st.integers(0, 255))
+        position = damage.draw(st.integers(0, len(content) - 1))
+        content[position] = damage.draw(st.integers(0, 255))
     path = shared / "damaged.safetensors"
     path.write_bytes(content)
     try:
         index = ShardIndex.open(path)
     except UsageError:
         return
-    rows = [index.row(place) for place in range(len(index))]
+    rows = [index.row(position) for position in range(len(index))]
     assert all(row.offset >= 0 and row.offset + row.size <= index.shards[row.shard].size for row in rows)
 
 
@@ -540,19 +542,19 @@ def test_a_damaged_index_is_an_error_and_never_leads_out_of_a_shard(
 def test_an_index_with_another_header_is_refused(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / INDEX_NAME
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(UsageError, match=rf"{INDEX_NAME} is not an index of shards that can be used"):
+    with pytest.raises(UsageError, match=rf"{INDEX_NAME} is not a usable index of shards"):
         list_media(tmp_path, MEDIA["image"].extensions)
 
 
 @pytest.mark.parametrize(("size", "extra"), [(2**70, b"{}"), (9, b"{a"), (9, b"[1]"), (9, b"[" * 100_000)], ids=str)
-def test_an_index_that_means_harm_is_refused(size: int, extra: bytes, tmp_path: Path) -> None:
+def test_a_malicious_index_is_refused(size: int, extra: bytes, tmp_path: Path) -> None:
     builder = IndexBuilder()
     builder.shards.append(Shard("0.tar", size))
     builder.add(Row(0, 0, 1, "a.png", ".png", None, None, {}))
     builder._texts["extras"] += extra
     builder._ends["extras"][0] = len(extra)
     builder.write(tmp_path / INDEX_NAME)
-    with pytest.raises(UsageError, match=rf"{INDEX_NAME} is not an index of shards that can be used"):
+    with pytest.raises(UsageError, match=rf"{INDEX_NAME} is not a usable index of shards"):
         ShardIndex.open(tmp_path / INDEX_NAME).row(0)
 
 
@@ -562,25 +564,25 @@ def test_half_a_surrogate_in_a_column_is_a_question_mark(tmp_path: Path) -> None
     row = {"file_name": "a.png", "text": "x", "note": "half \ud800", "texts": ["x", "\ud800"]}
     (tmp_path / "set" / "metadata.jsonl").write_text(json.dumps(row))
     shards = sharded(tmp_path / "set", tmp_path / "shards")
-    for _ in range(2):  # by the index, and without
+    for _ in range(2):  # with the index, and without
         entry = list_media(shards, MEDIA["image"].extensions).entries[0]
         assert entry.extra == {"note": "half ?", "texts": ["x", "?"]}
         (shards / INDEX_NAME).unlink(missing_ok=True)
 
 
-def test_shards_do_not_take_the_place_of_the_folder_one_is_in(
+def test_shards_do_not_replace_the_current_folder(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for out in (Path(), tmp_path):
-        with pytest.raises(UsageError, match="is the folder you are in; choose a new one for the shards"):
+        with pytest.raises(UsageError, match="is the current folder; choose a new folder for the shards"):
             sharded(pictures, out)
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_folder_for_shards_that_is_in_use_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_for_shards_is_refused(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "file.txt").touch()
-    with pytest.raises(UsageError, match="exists already; choose a new folder"):
+    with pytest.raises(UsageError, match="already exists; choose a new folder"):
         sharded(pictures, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 

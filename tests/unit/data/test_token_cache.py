@@ -1,4 +1,4 @@
-"""Codes on disk: made once, whatever happens on the way, and read without the media."""
+"""The token cache: codes are encoded once, whatever happens, and read without the media."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Media:
-    """Items made of their number and their variant; some cannot be read."""
+    """Items computed from their number and their variant; some cannot be read."""
 
     num: int = 10
     broken: frozenset[int] = frozenset()
@@ -45,14 +45,14 @@ class Media:
     def load(self, item: int, rng: ItemRNG) -> Item:
         if item in self.broken:
             raise UnreadableItem(f"{item} is broken")
-        return {"images": torch.full((2, 2), 100 * int(rng.epochs[0]) + item), "texts": "not kept"}
+        return {"images": torch.full((2, 2), 100 * int(rng.epochs[0]) + item), "texts": "not cached"}
 
     def metadata(self, item: int) -> Item:
         return {"texts": f"caption {item}"}
 
 
 class Encoder:
-    """Counts the items it is given, and may fail after some of them."""
+    """Records the items it encodes, and may fail after some of them."""
 
     def __init__(self, fail_after: int | None = None) -> None:
         self.encoded: list[str] = []
@@ -74,7 +74,7 @@ def everything(source: token_cache.TokenDataset) -> list[int]:
     return [int(source.load(item, ItemRNG(0, [0], [item]))["codes"][0, 0]) for item in range(len(source))]
 
 
-def test_codes_are_made_once_and_read_without_the_media(tmp_path: Path) -> None:
+def test_codes_are_encoded_once_and_read_without_the_media(tmp_path: Path) -> None:
     encoder = Encoder()
     first = cache(tmp_path, encoder).open()
     assert everything(first) == [2 * item for item in range(10)]
@@ -88,13 +88,13 @@ def test_codes_are_made_once_and_read_without_the_media(tmp_path: Path) -> None:
     assert len(encoder.encoded) == 10
 
 
-def test_how_far_it_is_is_told_once_each(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    replace(cache(tmp_path, Encoder()), tell=lambda done, total: told.append((done, total))).open()
-    assert told == [(0, 10), (4, 10), (8, 10), (10, 10)]
+def test_progress_is_reported_once_per_shard(tmp_path: Path) -> None:
+    reported: list[tuple[int, int]] = []
+    replace(cache(tmp_path, Encoder()), progress=lambda done, total: reported.append((done, total))).open()
+    assert reported == [(0, 10), (4, 10), (8, 10), (10, 10)]
 
 
-def test_an_interrupted_encoding_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_encoding_continues_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         cache(tmp_path, Encoder(fail_after=6)).open()
     encoder = Encoder()
@@ -102,23 +102,23 @@ def test_an_interrupted_encoding_goes_on_where_it_was(tmp_path: Path) -> None:
     assert encoder.encoded == [f"item-{item}" for item in range(4, 10)]
 
 
-def test_vectors_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_vectors_are_cached_as_float32(tmp_path: Path) -> None:
     def encode(batch: Batch) -> Tensor:
         return batch["images"].flatten(1).float() * -0.1
 
     key = replace(KEY, tokenizer="listener")
-    for _ in range(2):  # made, and read again
-        made = TokenCache(tmp_path, key, Media(broken=frozenset({2})), collate, encode, field="clip").open()
-        item = made.load(7, ItemRNG(0, [0], [7]))
+    for _ in range(2):  # encoded, then read
+        dataset = TokenCache(tmp_path, key, Media(broken=frozenset({2})), collate, encode, field="clip").open()
+        item = dataset.load(7, ItemRNG(0, [0], [7]))
         assert item.keys() == {"texts", "clip"}
         assert torch.equal(item["clip"], torch.full((4,), 7) * -0.1)
         assert item["clip"].dtype == torch.float32
         with pytest.raises(UnreadableItem, match="2 is broken"):
-            made.load(2, ItemRNG(0, [0], [2]))
+            dataset.load(2, ItemRNG(0, [0], [2]))
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "no record", "strange record", "no shard"])
-def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_shard_is_encoded_again(tmp_path: Path, damage: str) -> None:
     cache(tmp_path, Encoder()).open()
     (shard,) = tmp_path.glob("*/shard-00001.npy")
     content = bytearray(shard.read_bytes())
@@ -150,7 +150,7 @@ def test_an_unreadable_item_is_remembered_with_its_reason(tmp_path: Path) -> Non
         assert [int(source.codes(item)[0, 0, 0]) for item in (1, 4, 7, 9)] == [2, 8, 14, 18]
 
 
-def test_a_shard_without_a_readable_item_is_kept(tmp_path: Path) -> None:
+def test_a_shard_without_readable_items_is_cached(tmp_path: Path) -> None:
     media = Media(broken=frozenset(range(4)))
     cache(tmp_path, Encoder(), media).open()
     encoder = Encoder()
@@ -159,7 +159,7 @@ def test_a_shard_without_a_readable_item_is_kept(tmp_path: Path) -> None:
     assert int(source.codes(4)[0, 0, 0]) == 8
 
 
-def test_variants_are_drawn_like_epochs_and_chosen_by_epoch_and_item(tmp_path: Path) -> None:
+def test_variants_are_augmented_like_epochs_and_chosen_by_epoch_and_item(tmp_path: Path) -> None:
     source = cache(tmp_path, Encoder(), key=replace(KEY, variants=3)).open()
     assert [int(codes[0, 0]) for codes in source.codes(7)] == [14, 214, 414]
     seen = {int(source.load(7, ItemRNG(0, [epoch], [7]))["codes"][0, 0]) for epoch in range(40)}
@@ -169,7 +169,7 @@ def test_variants_are_drawn_like_epochs_and_chosen_by_epoch_and_item(tmp_path: P
 
 
 class Ragged:
-    """Of an item of number n, n % 5 + 1 rows in variant 0 and one more in each further one, padded within a batch."""
+    """Item n has n % 5 + 1 rows in variant 0 and one more in each further variant, padded within a batch."""
 
     def __call__(self, batch: Batch) -> Tensor:
         numbers = [int(image[0, 0]) for image in batch["images"]]
@@ -206,7 +206,7 @@ def test_codes_of_something_else_are_not_used(tmp_path: Path, change: dict[str, 
     assert len(encoder.encoded) >= 10
 
 
-def test_a_source_travels_to_data_workers(tmp_path: Path) -> None:
+def test_a_dataset_of_codes_can_be_pickled(tmp_path: Path) -> None:
     source = cache(tmp_path, Encoder()).open()
     everything(source)
     assert everything(pickle.loads(pickle.dumps(source))) == everything(source)
@@ -218,7 +218,7 @@ def _encode_and_note(folder: Path, number: int) -> None:
     (folder / f"noted-{number}").write_text(f"{len(encoder.encoded)} {everything(source)}")
 
 
-def test_several_processes_make_each_code_once(tmp_path: Path) -> None:
+def test_several_processes_encode_each_item_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_encode_and_note, args=(tmp_path, number)) for number in range(3)]
     for process in processes:
@@ -231,11 +231,11 @@ def test_several_processes_make_each_code_once(tmp_path: Path) -> None:
     assert {codes for _, codes in noted} == {str([2 * item for item in range(10)])}
 
 
-def test_processes_share_the_encoding_and_begin_at_different_shards(tmp_path: Path) -> None:
-    """The two meet inside of the encoder: each is at a shard of its own at the same time."""
+def test_processes_share_the_encoding_and_start_at_different_shards(tmp_path: Path) -> None:
+    """The two wait for each other inside the encoder, so each encodes another shard at the same time."""
     context = multiprocessing.get_context("fork")
-    met = context.Barrier(2, timeout=60)
-    processes = [context.Process(target=_encode_together, args=(tmp_path, rank, met)) for rank in range(2)]
+    barrier = context.Barrier(2, timeout=60)
+    processes = [context.Process(target=_encode_together, args=(tmp_path, rank, barrier)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -246,13 +246,13 @@ def test_processes_share_the_encoding_and_begin_at_different_shards(tmp_path: Pa
     assert sorted([*encoded[0], *encoded[1]]) == sorted(f"item-{item}" for item in range(16))
 
 
-def _encode_together(folder: Path, rank: int, met: Barrier) -> None:
+def _encode_together(folder: Path, rank: int, barrier: Barrier) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
     encoder = Encoder()
 
     def encode(batch: Batch) -> Tensor:
         if not encoder.encoded:
-            met.wait()
+            barrier.wait()
         return encoder(batch)
 
     opened = TokenCache(folder, KEY, Media(16), collate, encode).open()
@@ -260,8 +260,8 @@ def _encode_together(folder: Path, rank: int, met: Barrier) -> None:
     (folder / f"rank-{rank}").write_text(" ".join(encoder.encoded))
 
 
-def test_codes_that_are_there_are_checked_without_a_lock(tmp_path: Path) -> None:
-    """Another process may be writing elsewhere, or hold the lock for hours."""
+def test_existing_codes_are_checked_without_a_lock(tmp_path: Path) -> None:
+    """Another process may hold the lock for hours."""
     cache(tmp_path, Encoder()).open()
     (lock,) = tmp_path.glob("codes-*/lock")
     context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""Splits of media as sources of codes: whatever codes depend on, they are never those of something else."""
+"""Tokenized splits: cached codes are never those of other data or another preprocessing."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def media(pictures: Path, **keys: Any) -> Splits:
     return folder_splits(ImageDataConfig(path=str(pictures), **{"flip": False, **keys}), (16, 16), 3)
 
 
-def test_the_items_stay_what_they_are_and_their_codes_are_the_tokenizers(
+def test_items_are_the_same_and_their_codes_are_the_tokenizers(
     tokenizer: Tokenizer[Any], pictures: Path, tmp_path: Path
 ) -> None:
     found = media(pictures)
-    codes = tokenized_splits(tokenizer.token_encoder(), found, "pictures encoded", cache=str(tmp_path))
+    codes = tokenized_splits(tokenizer.token_encoder(), found, "images encoded", cache=str(tmp_path))
     assert codes.fingerprint == found.fingerprint
     assert codes.extra_splits.keys() == found.extra_splits.keys()
     for before, after in ((found.train, codes.train), (found.validation, codes.validation)):
         assert len(before) == len(after)
-        whole, item = (source.load(1, ItemRNG(0, [0], [1])) for source in (before, after))
-        assert (before.name(1), whole["texts"]) == (after.name(1), item["texts"])
+        original, item = (source.load(1, ItemRNG(0, [0], [1])) for source in (before, after))
+        assert (before.name(1), original["texts"]) == (after.name(1), item["texts"])
         assert "images" not in item
-        assert torch.equal(item["codes"], tokenizer.model.encode(whole["images"][None] / 255)[0])
+        assert torch.equal(item["codes"], tokenizer.model.encode(original["images"][None] / 255)[0])
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,21 @@ def test_the_items_stay_what_they_are_and_their_codes_are_the_tokenizers(
     [{"flip": True}, {"random_crop": True}, {"truncated": "use"}, {"split_seed": 1, "validation_fraction": 0.4}],
     ids=str,
 )
-def test_another_way_to_read_files_has_codes_of_its_own(
+def test_other_preprocessing_has_its_own_cache(
     tokenizer: Tokenizer[Any], pictures: Path, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     plain = pictures / "images"  # without a split column: fraction and seed decide
     folders: list[set[Path]] = []
     for chosen in ({}, keys):
-        tokenized_splits(tokenizer.token_encoder(), media(plain, **chosen), "pictures encoded", cache=str(tmp_path))
+        tokenized_splits(tokenizer.token_encoder(), media(plain, **chosen), "images encoded", cache=str(tmp_path))
         folders.append({*tmp_path.iterdir()})
     assert folders[0] < folders[1]
-    tokenized_splits(tokenizer.token_encoder(), media(plain), "pictures encoded", cache=str(tmp_path))
+    tokenized_splits(tokenizer.token_encoder(), media(plain), "images encoded", cache=str(tmp_path))
     assert {*tmp_path.iterdir()} == folders[1]
 
 
-def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
-    """The names and sizes are the same, and nothing but its time tells that a shard is another."""
+def test_rewritten_shards_have_their_own_codes(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+    """The names and sizes are the same; only the modification time of the shard differs."""
     shards = tmp_path / "shards" / "0.tar"
     shards.parent.mkdir()
     for time, shade in enumerate((0, 255)):
@@ -82,14 +82,14 @@ def test_shards_that_were_written_anew_have_codes_of_their_own(tokenizer: Tokeni
                 tar.addfile(about, content)
         os.utime(shards, (time, time))
         found = media(shards.parent)
-        codes = tokenized_splits(tokenizer.token_encoder(), found, "pictures encoded", cache=str(tmp_path / "cache"))
-        whole, item = (source.load(1, ItemRNG(0, [0], [1])) for source in (found.train, codes.train))
-        assert torch.equal(item["codes"], tokenizer.model.encode(whole["images"][None] / 255)[0])
+        codes = tokenized_splits(tokenizer.token_encoder(), found, "images encoded", cache=str(tmp_path / "cache"))
+        original, item = (source.load(1, ItemRNG(0, [0], [1])) for source in (found.train, codes.train))
+        assert torch.equal(item["codes"], tokenizer.model.encode(original["images"][None] / 255)[0])
 
 
 @dataclass
 class Anonymous:
-    """Items that cannot tell what they are made of."""
+    """A dataset without a preprocessing key."""
 
     source: Any
 
@@ -106,7 +106,7 @@ class Anonymous:
         return dict(self.source.metadata(item))
 
 
-def test_codes_of_what_cannot_tell_are_kept_for_one_training(
+def test_codes_of_a_dataset_without_a_key_last_for_one_training(
     tokenizer: Tokenizer[Any], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -115,7 +115,7 @@ def test_codes_of_what_cannot_tell_are_kept_for_one_training(
     unknown = replace(found, train=Anonymous(found.train), validation=Anonymous(found.validation), extra_splits={})
     codes: Splits | None = tokenized_splits(tokenizer.token_encoder(), unknown, "items encoded", cache=cache)
     assert codes is not None
-    known: Dataset = tokenized_splits(tokenizer.token_encoder(), found, "pictures encoded", cache=cache).train
+    known: Dataset = tokenized_splits(tokenizer.token_encoder(), found, "images encoded", cache=cache).train
     first, second = (source.load(0, ItemRNG(0, [0], [0]))["codes"] for source in (codes.train, known))
     assert torch.equal(first, second)
     assert len([*(tmp_path / "temporary").iterdir()]) == 2

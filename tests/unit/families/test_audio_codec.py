@@ -1,4 +1,4 @@
-"""The audio codec: codes and waves, alone and in padded batches, whole and in chunks; losses, figures, the trainer."""
+"""The audio codec: codes and waveforms, alone and in padded batches, whole and in chunks; losses, metrics, trainer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from quintet.families.audio_codec.discriminators import (
 from quintet.families.audio_codec.measures import (
     MelDistance,
     audible,
-    measured_mel,
+    eval_mel_distance,
     si_sdr,
     stft_distance,
     waveform_distance,
@@ -60,7 +60,7 @@ fronts = pytest.mark.parametrize("front", FRONTS)
 
 
 def make_codec(**keywords: Any) -> AudioCodec:
-    """A codec whose every layer does something, also where a fresh one is the identity."""
+    """A codec without layers that are the identity, as some of a new codec are."""
     torch.manual_seed(0)
     codec = AudioCodec(**{**SMALL, **keywords}).double()
     for name, parameter in codec.named_parameters():
@@ -80,20 +80,20 @@ def padded(rows: list[Tensor], value: float = 0.0) -> tuple[Tensor, Tensor]:
     return stacked, torch.tensor([len(row) for row in rows])
 
 
-# --- codes and waves ----------------------------------------------------------------------------------------------
+# --- codes and waveforms ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("quantizer", "size"), [("vq", 16), ("lfq", 16), ("fsq", 256)])
 @pytest.mark.parametrize("levels", [1, 3])
-def test_decode_of_encode_is_what_forward_makes(quantizer: str, size: int, levels: int) -> None:
+def test_decode_of_encode_equals_forward(quantizer: str, size: int, levels: int) -> None:
     codec = make_codec(quantizer=quantizer, codebook_size=size, num_quantizers=levels)
     waves = noise(2, 500)
     codes = codec.encode(waves)
     assert codes.shape == (2, math.ceil(500 / HOP), levels)
     assert 0 <= codes.min() <= codes.max() < codec.num_codes
-    made = codec(waves, torch.tensor([500, 500]))
-    assert torch.equal(made.codes, codes)
-    torch.testing.assert_close(codec.decode(codes)[:, :500], made.waves.clamp(-1, 1), rtol=0, atol=1e-12)
+    result = codec(waves, torch.tensor([500, 500]))
+    assert torch.equal(result.codes, codes)
+    torch.testing.assert_close(codec.decode(codes)[:, :500], result.waves.clamp(-1, 1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("samples", [1, HOP - 1, HOP, HOP + 1, 7 * HOP + 13])
@@ -107,17 +107,17 @@ def test_clips_of_any_length_have_whole_frames(samples: int, causal: bool) -> No
     assert codec.frames(torch.tensor([samples])).tolist() == [frames]
 
 
-def test_any_number_of_levels_decodes() -> None:
+def test_any_number_of_quantizers_decodes() -> None:
     codec = make_codec()
     waves, lengths = noise(2, 300), torch.tensor([300, 300])
     codes = codec.encode(waves)
-    assert torch.equal(codec.encode(waves, levels=2), codes[..., :2])
+    assert torch.equal(codec.encode(waves, num_quantizers=2), codes[..., :2])
     for levels in (1, 2, 3):
         trained = codec(waves, lengths, active_levels=torch.full((2,), levels))
         assert torch.equal(trained.codes[..., :levels], codes[..., :levels])
         assert (trained.codes[..., levels:] == -1).all()
-        for given in (codes[..., :levels], trained.codes):
-            torch.testing.assert_close(codec.decode(given), trained.waves.clamp(-1, 1), rtol=0, atol=1e-12)
+        for subset in (codes[..., :levels], trained.codes):
+            torch.testing.assert_close(codec.decode(subset), trained.waves.clamp(-1, 1), rtol=0, atol=1e-12)
 
 
 @fronts
@@ -136,13 +136,13 @@ def test_a_clip_alone_equals_the_clip_in_a_padded_batch(causal: bool, front: str
         assert (codes[number, frames:] == -1).all()
         torch.testing.assert_close(decoded[number, : frames * HOP], codec.decode(alone)[0], rtol=0, atol=1e-12)
         assert (decoded[number, frames * HOP :] == 0).all()
-        made = codec(row[None], lengths[number : number + 1]).waves[0]
-        torch.testing.assert_close(together.waves[number, : len(row)], made, rtol=0, atol=1e-12)
+        single = codec(row[None], lengths[number : number + 1]).waves[0]
+        torch.testing.assert_close(together.waves[number, : len(row)], single, rtol=0, atol=1e-12)
         assert (together.waves[number, len(row) :] == 0).all()
 
 
 @fronts
-def test_a_causal_codec_knows_nothing_of_what_comes_later(front: str) -> None:
+def test_a_causal_codec_does_not_depend_on_later_samples(front: str) -> None:
     waves = noise(1, 40 * HOP)
     changed = waves.clone()
     changed[:, 20 * HOP :] += noise(1, 20 * HOP, seed=9)
@@ -156,9 +156,9 @@ def test_a_causal_codec_knows_nothing_of_what_comes_later(front: str) -> None:
     codes = causal.encode(waves)
     later = codes.clone()
     later[:, 20:] = (later[:, 20:] + 1) % 16
-    made, remade = causal.decode(codes), causal.decode(later)
-    torch.testing.assert_close(made[:, : 20 * HOP], remade[:, : 20 * HOP], rtol=0, atol=1e-12)
-    assert not torch.allclose(made[:, 20 * HOP : 21 * HOP], remade[:, 20 * HOP : 21 * HOP])
+    first, second = causal.decode(codes), causal.decode(later)
+    torch.testing.assert_close(first[:, : 20 * HOP], second[:, : 20 * HOP], rtol=0, atol=1e-12)
+    assert not torch.allclose(first[:, 20 * HOP : 21 * HOP], second[:, 20 * HOP : 21 * HOP])
 
 
 @fronts
@@ -173,11 +173,11 @@ def test_a_stream_equals_the_whole_clip(samples: int, chunk: int, causal: bool, 
     assert torch.equal(torch.cat(parts, dim=1), codes)
     whole = codec.decode(codes)
     back = codec.decode_stream()
-    sounds = [*(back.push(part) for part in codes.split(max(1, chunk // HOP), dim=1)), back.finish()]
-    torch.testing.assert_close(torch.cat(sounds, dim=1), whole, rtol=0, atol=1e-12)
+    decoded = [*(back.push(part) for part in codes.split(max(1, chunk // HOP), dim=1)), back.finish()]
+    torch.testing.assert_close(torch.cat(decoded, dim=1), whole, rtol=0, atol=1e-12)
 
 
-def test_a_stream_in_single_precision_is_as_near_as_promised() -> None:
+def test_a_stream_in_single_precision_is_within_tolerance() -> None:
     codec = make_codec().float()
     codes = codec.encode(noise(1, 3001).float())
     stream = codec.decode_stream()
@@ -199,35 +199,35 @@ def test_long_clips_go_through_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
     codec = make_codec()
     waves, lengths = padded([noise(1000), noise(301, seed=1)])
     codes = codec.encode(waves, lengths)
-    sounds = codec.decode(codes)
-    monkeypatch.setattr(codec_model, "AT_ONCE", 400)
+    decoded = codec.decode(codes)
+    monkeypatch.setattr(codec_model, "MAX_SAMPLES_AT_ONCE", 400)
     monkeypatch.setattr(codec_model, "CHUNK", 128)
     assert torch.equal(codec.encode(waves, lengths), codes)
-    torch.testing.assert_close(codec.decode(codes), sounds, rtol=0, atol=1e-12)
+    torch.testing.assert_close(codec.decode(codes), decoded, rtol=0, atol=1e-12)
 
 
-def test_what_is_no_sound_or_no_code_is_refused() -> None:
+def test_invalid_waveforms_and_codes_are_refused() -> None:
     codec = make_codec()
     for shape in ((100,), (1, 2, 100), (1, 0)):
         with pytest.raises(UsageError, match="mono"):
             codec.encode(torch.zeros(*shape))
     for shape in ((5, 3), (1, 5, 4), (1, 0, 3)):
-        with pytest.raises(UsageError, match="at most 3 levels"):
+        with pytest.raises(UsageError, match="at most 3 quantizers"):
             codec.decode(torch.zeros(*shape, dtype=torch.long))
-    with pytest.raises(UsageError, match="no samples"):
+    with pytest.raises(UsageError, match="push samples before finish"):
         codec.encode_stream().finish()
-    with pytest.raises(UsageError, match="no codes"):
+    with pytest.raises(UsageError, match="push codes before finish"):
         codec.decode_stream().finish()
     with pytest.raises(UsageError, match=r"model\.codebook_size=100.*power of two"):
         AudioCodec(quantizer="lfq", codebook_size=100)
-    with pytest.raises(UsageError, match="frames of"):
+    with pytest.raises(UsageError, match="hop length of"):
         AudioCodec(strides=(64, 64, 64))
 
 
 def test_the_small_preset_is_within_six_kilobits() -> None:
     keys = config.build(AudioCodecConfig, preset="small")
     codec = AudioCodec(keys.model)
-    assert (codec.rate, codec.frame_rate, codec.levels, codec.num_codes) == (16_000, 25, 24, 1024)
+    assert (codec.sample_rate, codec.frame_rate, codec.num_quantizers, codec.num_codes) == (16_000, 25, 24, 1024)
     assert codec.bitrate == pytest.approx(6000)
 
 
@@ -246,46 +246,46 @@ def tone(hertz: float, samples: int = RATE) -> Tensor:
     return 0.5 * torch.sin(2 * math.pi * hertz * torch.arange(samples, dtype=torch.float64) / RATE)
 
 
-def test_half_as_loud_is_six_decibel_in_every_bin_that_is_heard() -> None:
+def test_half_the_amplitude_is_six_decibels_in_every_audible_bin() -> None:
     waves = noise(1, RATE)
-    distance = measured_mel(RATE)(waves / 2, waves, torch.tensor([RATE]))
+    distance = eval_mel_distance(RATE)(waves / 2, waves, torch.tensor([RATE]))
     torch.testing.assert_close(distance, torch.tensor([math.log(4)], dtype=torch.float64), rtol=1e-2, atol=0)
     plain = stft_distance(waves / 2, waves, torch.tensor([RATE]))
     torch.testing.assert_close(plain, torch.tensor([math.log(2)], dtype=torch.float64), rtol=1e-2, atol=0)
 
 
-def test_silence_is_not_infinitely_far_from_a_whisper() -> None:
+def test_the_distance_between_silence_and_a_whisper_is_finite() -> None:
     whisper, length = noise(1, RATE) * 0.01, torch.tensor([RATE])
-    for distance in (measured_mel(RATE), stft_distance):
+    for distance in (eval_mel_distance(RATE), stft_distance):
         assert 0 < distance(whisper, 0 * whisper, length) < 10
 
 
 def test_si_sdr_is_the_known_ratio_whatever_the_scale() -> None:
     signal, other = tone(200), tone(300)  # orthogonal over whole periods
-    made = 3 * (signal + 0.1 * other)
-    torch.testing.assert_close(si_sdr(made[None], signal[None]), torch.tensor([20.0], dtype=torch.float64))
+    scaled = 3 * (signal + 0.1 * other)
+    torch.testing.assert_close(si_sdr(scaled[None], signal[None]), torch.tensor([20.0], dtype=torch.float64))
     assert audible(torch.stack([signal, 0 * signal]), torch.tensor([RATE, RATE])).tolist() == [True, False]
 
 
-def test_a_quiet_clip_counts_as_a_loud_one_does_down_to_silence() -> None:
+def test_quiet_and_loud_clips_count_equally_down_to_silence() -> None:
     signal = tone(200)[None]
     length = torch.tensor([RATE])
     for scale in (1.0, 0.05):
-        found = waveform_distance(0.9 * scale * signal, scale * signal, length)
-        torch.testing.assert_close(found, torch.tensor([0.01], dtype=torch.float64))
+        distance = waveform_distance(0.9 * scale * signal, scale * signal, length)
+        torch.testing.assert_close(distance, torch.tensor([0.01], dtype=torch.float64))
     assert waveform_distance(0 * signal + 1e-3, 0 * signal, length).item() == pytest.approx(1 / 9)
 
 
 @pytest.mark.parametrize("measure", ["mel", "stft", "waveform", "si_sdr"])
-def test_a_measure_of_a_clip_does_not_depend_on_the_padding(measure: str) -> None:
+def test_the_distance_of_a_clip_does_not_depend_on_padding(measure: str) -> None:
     rows = [noise(length, seed=length) for length in (900, 4000)]
     others = [row + noise(len(row), seed=5) for row in rows]
     mel = MelDistance(RATE, [256, 64])
 
-    def measured(made: Tensor, waves: Tensor, lengths: Tensor) -> Tensor:
+    def measured(decoded: Tensor, waves: Tensor, lengths: Tensor) -> Tensor:
         if measure == "si_sdr":
-            return si_sdr(made, waves)
-        return {"mel": mel, "stft": stft_distance, "waveform": waveform_distance}[measure](made, waves, lengths)
+            return si_sdr(decoded, waves)
+        return {"mel": mel, "stft": stft_distance, "waveform": waveform_distance}[measure](decoded, waves, lengths)
 
     together = measured(padded(others)[0], *padded(rows))
     for number, (other, row) in enumerate(zip(others, rows, strict=True)):
@@ -312,7 +312,7 @@ TINY: dict[str, Any] = {
 def make_task(**keys: Any) -> AudioCodecTask:
     task = runs.make_task(config.build(AudioCodecConfig, overrides={**TINY, "engine.precision": "fp64", **keys}), {})
     assert isinstance(task, AudioCodecTask)
-    Engine(task.config.engine).place(task.modules)
+    Engine(task.config.engine).to_device(task.modules)
     return task
 
 
@@ -350,28 +350,28 @@ def test_the_loss_is_its_weighted_parts_and_the_discriminators_come_late() -> No
     assert early.parts.keys() == {"waveform", "mel", "quantizer"}
     parts = early.parts
     torch.testing.assert_close(early.value, parts["waveform"] + 0.5 * parts["mel"] + 2 * parts["quantizer"])
-    against = 0.1 * late.parts["adversarial"] + 0.5 * late.parts["feature"]
-    torch.testing.assert_close(late.value, early.value + 0.25 * against)
+    adversarial = 0.1 * late.parts["adversarial"] + 0.5 * late.parts["feature"]
+    torch.testing.assert_close(late.value, early.value + 0.25 * adversarial)
     assert [task.loss.is_adversarial(step) for step in (9, 10)] == [False, True]
 
 
-def test_every_aim_pulls_at_every_clip_as_its_weight_says() -> None:
-    made = noise(3, 50, seed=1).requires_grad_()
-    first, second = made.square().sum(1), 1e6 * (made[:, :10] - 1).abs().sum(1)
-    value = balance_gradients(made, [(1.0, first), (0.5, second)])
+def test_balanced_gradients_are_weighted_per_loss_and_clip() -> None:
+    decoded = noise(3, 50, seed=1).requires_grad_()
+    first, second = decoded.square().sum(1), 1e6 * (decoded[:, :10] - 1).abs().sum(1)
+    value = balance_gradients(decoded, [(1.0, first), (0.5, second)])
     torch.testing.assert_close(value, first.mean() + 0.5 * second.mean())
-    (found,) = torch.autograd.grad(value, made)
-    steep = torch.zeros_like(made)
-    steep[:, :10] = (made.detach()[:, :10] - 1).sign() / math.sqrt(10)
-    torch.testing.assert_close(3 * found, F.normalize(made.detach(), dim=1) + 0.5 * steep)
+    (gradient,) = torch.autograd.grad(value, decoded)
+    steep = torch.zeros_like(decoded)
+    steep[:, :10] = (decoded.detach()[:, :10] - 1).sign() / math.sqrt(10)
+    torch.testing.assert_close(3 * gradient, F.normalize(decoded.detach(), dim=1) + 0.5 * steep)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [8, 9, 320])
-def test_loudness_and_phase_of_each_frequency_are_all_of_a_sound(size: int, causal: bool) -> None:
+def test_magnitude_and_phase_of_each_frequency_determine_the_waveform(size: int, causal: bool) -> None:
     waves = noise(2, 1, 12 * size)
-    there, back = ToPolar(size, causal=causal).double(), FromPolar(size, causal=causal).double()
-    loudness, phase = there(waves).chunk(2, dim=1)
+    to_polar, back = ToPolar(size, causal=causal).double(), FromPolar(size, causal=causal).double()
+    loudness, phase = to_polar(waves).chunk(2, dim=1)
     numbers = phase * (QUIET * loudness.exp()).sqrt()
     # A lapped transform needs a neighbour on both sides.
     inside = slice(None) if causal else slice(size, -size)
@@ -379,31 +379,31 @@ def test_loudness_and_phase_of_each_frequency_are_all_of_a_sound(size: int, caus
     assert numbers.std().item() == pytest.approx(waves.std().item(), rel=0.1)
 
 
-def test_the_loudness_of_a_tone_does_not_swing_with_its_phase() -> None:
-    there = ToPolar(160, causal=False).double()
-    loudness, phase = there(0.2 * tone(1010)[None, None])[..., 2:-2].chunk(2, dim=1)
+def test_the_magnitude_of_a_tone_does_not_vary_with_its_phase() -> None:
+    to_polar = ToPolar(160, causal=False).double()
+    loudness, phase = to_polar(0.2 * tone(1010)[None, None])[..., 2:-2].chunk(2, dim=1)
     loudest = int(loudness.mean(-1).argmax())
     assert loudness[0, loudest].std() < 0.02 * loudness[0, loudest].mean()
     assert phase[0, loudest].std() > 0.5 * phase[0, loudest].abs().max()
 
 
-def test_a_codec_with_a_transform_passes_tones_from_the_beginning() -> None:
+def test_an_untrained_codec_with_a_transform_passes_tones() -> None:
     codec = AudioCodec(**{**SMALL, "transform": 160, "strides": (), "latent_dim": None}).double()
     lengths = torch.tensor([RATE])
     for each in (0.2 * tone(440)[None], 0.2 * tone(3500)[None]):
-        heard = codec._waves(codec._latents(each, lengths, None), None)
-        assert si_sdr(heard[:, 500:-500], each[:, 500:-500]) > 15
+        decoded = codec._waves(codec._latents(each, lengths, None), None)
+        assert si_sdr(decoded[:, 500:-500], each[:, 500:-500]) > 15
 
 
-def test_what_has_no_phase_by_its_codes_is_heard_all_the_same() -> None:
+def test_frequencies_without_a_coded_phase_stay_audible() -> None:
     codec = AudioCodec(**{**SMALL, "transform": 160, "strides": (), "latent_dim": None}).double()
     tones = 0.2 * tone(440)[None] + 0.2 * tone(1500)[None]
     vectors = codec._latents(tones, torch.tensor([RATE]), None)
     vectors[..., 160:] = 0
-    made = codec._waves(vectors, None)
-    assert 0.3 < made[:, 500:-500].square().mean() / tones[:, 500:-500].square().mean() < 3
-    # Between the tones it is silent.
-    power = torch.fft.rfft(made[0, 500:-500] * torch.hann_window(7000, dtype=torch.float64)).abs().square()
+    decoded = codec._waves(vectors, None)
+    assert 0.3 < decoded[:, 500:-500].square().mean() / tones[:, 500:-500].square().mean() < 3
+    # The gap between the tones stays silent.
+    power = torch.fft.rfft(decoded[0, 500:-500] * torch.hann_window(7000, dtype=torch.float64)).abs().square()
     frequencies = torch.fft.rfftfreq(7000, 1 / RATE)
     assert power[(frequencies > 700) & (frequencies < 1200)].sum() < 0.02 * power.sum()
 
@@ -413,17 +413,17 @@ def test_what_has_no_phase_by_its_codes_is_heard_all_the_same() -> None:
     [
         ({"strides": (2,)}, "model.strides"),
         ({"latent_dim": 8}, "model.latent_dim"),
-        ({"num_quantizers": 1}, "leave none for phases"),
-        ({"num_loudness_quantizers": 3, "num_quantizers": 3}, "leave none for phases"),
-        ({"transform": None, "strides": (2, 2), "num_loudness_quantizers": 1}, "set model.transform"),
+        ({"num_quantizers": 1}, "the other quantizers encode phases"),
+        ({"num_loudness_quantizers": 3, "num_quantizers": 3}, "the other quantizers encode phases"),
+        ({"transform": None, "strides": (2, 2), "num_loudness_quantizers": 1}, "needs model.transform"),
     ],
 )
-def test_what_contradicts_a_transform_is_named(keys: dict[str, Any], reason: str) -> None:
+def test_keys_that_contradict_a_transform_are_refused(keys: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         AudioCodec(**{"transform": 30, "strides": (), **keys})
 
 
-def test_layers_keep_the_scale_of_what_goes_through() -> None:
+def test_layers_keep_the_scale_of_their_input() -> None:
     torch.manual_seed(0)
     codec = AudioCodec(dim=16, num_residual_units=2).double()
     waves = noise(4, 8000, seed=0)
@@ -451,30 +451,32 @@ def test_losses_of_a_batch_are_means_over_its_clips(kind: str) -> None:
         torch.testing.assert_close(parts.metrics[name], value, rtol=1e-9, atol=1e-12, msg=name)
 
 
-def test_padding_takes_no_part_in_what_the_discriminators_say() -> None:
+def test_padding_does_not_affect_discriminator_losses() -> None:
     torch.manual_seed(0)
-    judges = CodecDiscriminator(AudioCodecLossConfig(discriminator_dim=4, stft_windows=(128,), periods=(3,))).double()
+    discriminator = CodecDiscriminator(
+        AudioCodecLossConfig(discriminator_dim=4, stft_windows=(128,), periods=(3,))
+    ).double()
     real, lengths = padded([noise(2000, seed=1), noise(600, seed=2)])
     fake = real + noise(*real.shape, seed=3) * (torch.arange(2000) < lengths[:, None])
-    seen = judges(real), judges(fake)
+    outputs = discriminator(real), discriminator(fake)
     with torch.no_grad():
         losses = [
-            discriminator_loss("hinge", *seen, lengths),
-            generator_loss("hinge", seen[1], lengths),
-            feature_distance(*seen, lengths),
+            discriminator_loss("hinge", *outputs, lengths),
+            generator_loss("hinge", outputs[1], lengths),
+            feature_distance(*outputs, lengths),
         ]
-        for maps in (*seen[0], *seen[1]):
-            for values, step in maps:
-                values[1, :, -(-600 // step) :] = torch.nan
+        for maps in (*outputs[0], *outputs[1]):
+            for values, hop in maps:
+                values[1, :, -(-600 // hop) :] = torch.nan
         again = [
-            discriminator_loss("hinge", *seen, lengths),
-            generator_loss("hinge", seen[1], lengths),
-            feature_distance(*seen, lengths),
+            discriminator_loss("hinge", *outputs, lengths),
+            generator_loss("hinge", outputs[1], lengths),
+            feature_distance(*outputs, lengths),
         ]
     assert all(torch.equal(before, after) for before, after in zip(losses, again, strict=True))
 
 
-def test_levels_are_dropped_for_some_clips_alike_in_every_batch() -> None:
+def test_quantizer_dropout_of_a_clip_is_the_same_in_every_batch() -> None:
     task = make_task(**{"loss.quantizer_dropout": 0.5})
     batch = make_batch(*[100] * 200)
     active = task.active_levels(batch)
@@ -485,7 +487,7 @@ def test_levels_are_dropped_for_some_clips_alike_in_every_batch() -> None:
     assert (make_task(**{"loss.quantizer_dropout": 0.0}).active_levels(batch) == 3).all()
 
 
-def test_dead_codes_are_revived_and_the_codebook_starts_from_sound() -> None:
+def test_dead_codes_are_revived_and_the_codebook_starts_from_data() -> None:
     task = make_task(**{"loss.quantizer_dropout": 0.0})
     batch = make_batch(800, 800, 300)
     task.init_from_data(task.modules, [batch], Engine(task.config.engine))
@@ -500,10 +502,10 @@ def test_dead_codes_are_revived_and_the_codebook_starts_from_sound() -> None:
     assert not torch.equal(first.codebook[3], before)
 
 
-# --- looking ------------------------------------------------------------------------------------------------------
+# --- evaluation ---------------------------------------------------------------------------------------------------
 
 
-def test_figures_have_their_names_and_do_not_depend_on_the_batches() -> None:
+def test_metrics_have_their_names_and_do_not_depend_on_the_batches() -> None:
     task = make_task()
     lengths = (3000, 900, 1300, 450)
     whole = task.summarise(task.measure(task.modules, make_batch(*lengths)))
@@ -521,7 +523,7 @@ def test_figures_have_their_names_and_do_not_depend_on_the_batches() -> None:
     assert task.summarise(parts[0] + parts[1] + parts[2] + parts[3]) == pytest.approx(whole, rel=1e-6)
 
 
-def test_silence_has_no_ratio_and_spoils_no_mean() -> None:
+def test_silent_clips_are_left_out_of_si_sdr() -> None:
     task = make_task()
     batch = make_batch(900, 900)
     loud = task.summarise(task.measure(task.modules, make_batch(900)))
@@ -531,7 +533,7 @@ def test_silence_has_no_ratio_and_spoils_no_mean() -> None:
     assert "si_sdr" not in task.summarise(task.measure(task.modules, batch))
 
 
-def test_samples_are_pairs_to_listen_to_and_a_sheet(tmp_path: Path) -> None:
+def test_samples_are_pairs_of_clips_and_a_sheet(tmp_path: Path) -> None:
     task = make_task()
     artifacts = task.sample(task.modules, make_batch(1600, 700))
     for artifact in artifacts:
@@ -542,8 +544,8 @@ def test_samples_are_pairs_to_listen_to_and_a_sheet(tmp_path: Path) -> None:
     }
     for number, length in ((0, 1600), (1, 700)):
         for what in ("input", "reconstruction"):
-            sound, rate = soundfile.read(tmp_path / f"00{number}-{what}.wav")
-            assert (len(sound), rate) == (length, RATE)
+            samples, rate = soundfile.read(tmp_path / f"00{number}-{what}.wav")
+            assert (len(samples), rate) == (length, RATE)
 
 
 def test_codes_become_files_of_whole_frames(tmp_path: Path) -> None:
@@ -564,8 +566,8 @@ def test_codes_become_files_of_whole_frames(tmp_path: Path) -> None:
 def pipeline(tmp_path: Path) -> AudioCodecPipeline:
     torch.manual_seed(0)
     model = AudioCodec(**SMALL)
-    made = AudioCodecPipeline(config.build(AudioCodecConfig, overrides=TINY), {"codec": model})
-    made.save_pretrained(tmp_path / "hub")
+    pipeline = AudioCodecPipeline(config.build(AudioCodecConfig, overrides=TINY), {"codec": model})
+    pipeline.save_pretrained(tmp_path / "hub")
     return AudioCodecPipeline.from_pretrained(tmp_path / "hub")
 
 
@@ -575,12 +577,12 @@ def test_an_exported_codec_encodes_and_decodes(pipeline: AudioCodecPipeline) -> 
     assert codes.shape == (2, 31, 3)
     assert (codes[1, 14:] == -1).all()
     assert not (codes[1, :14] < 0).any()
-    made = pipeline.decode(codes)
-    assert made.shape == (2, 31 * HOP)
-    assert made.abs().max() <= 1
+    decoded = pipeline.decode(codes)
+    assert decoded.shape == (2, 31 * HOP)
+    assert decoded.abs().max() <= 1
     assert pipeline.sample_rate == RATE
     assert torch.equal(codes, pipeline.codec.encode(waves, torch.tensor([901, 400])))
-    assert torch.equal(pipeline.encode(waves, torch.tensor([901, 400]), levels=2), codes[..., :2])
+    assert torch.equal(pipeline.encode(waves, torch.tensor([901, 400]), num_quantizers=2), codes[..., :2])
 
 
 def test_a_clip_has_the_same_codes_alone_and_in_a_batch(pipeline: AudioCodecPipeline) -> None:
@@ -589,7 +591,7 @@ def test_a_clip_has_the_same_codes_alone_and_in_a_batch(pipeline: AudioCodecPipe
     assert torch.equal(pipeline.encode(waves, torch.tensor([901, 400, 777]))[1:2, :14], alone)
 
 
-def test_fewer_levels_are_kept_in_a_cache_of_their_own(pipeline: AudioCodecPipeline) -> None:
+def test_fewer_quantizers_have_their_own_cache_key(pipeline: AudioCodecPipeline) -> None:
     whole, two = pipeline.token_encoder(), pipeline.token_encoder(2)
     assert whole.digest == pipeline.digest == pipeline.token_encoder(3).digest == pipeline.token_encoder(9).digest
     assert two.digest == f"{pipeline.digest} 2 levels"
@@ -597,9 +599,9 @@ def test_fewer_levels_are_kept_in_a_cache_of_their_own(pipeline: AudioCodecPipel
     assert torch.equal(two.encode(batch), whole.encode(batch)[..., :2])
 
 
-def test_several_windows_of_a_clip_have_no_codes(pipeline: AudioCodecPipeline) -> None:
+def test_clips_split_into_windows_cannot_be_encoded(pipeline: AudioCodecPipeline) -> None:
     batch = make_batch(800, 800)
-    with pytest.raises(UsageError, match="take it whole"):
+    with pytest.raises(UsageError, match="load them as whole clips"):
         pipeline.encode_batch(Batch(batch.fields, ("one",), batch.rng))
 
 
@@ -616,15 +618,15 @@ def folder(tmp_path: Path) -> Path:
     return target
 
 
-def test_clips_come_whole_outside_of_training(folder: Path) -> None:
+def test_validation_clips_are_loaded_whole(folder: Path) -> None:
     data = AudioDataConfig(path=str(folder), seconds=0.1, validation_fraction=0)
-    sounds = [noise(400).float(), noise(16_000).float()]
-    for made in (audio_folder_splits(data, RATE), python_audio_splits(sounds, data, RATE, captioned=False)):
-        item = len(made.train) // 2
-        assert made.train.load(item, ItemRNG(0, [0], [item]))["lengths"].tolist() == [800]
-        assert made.validation.load(item, ItemRNG(0, [0], [item]))["wavs"].shape == (1, 16_000)
-    cut: Splits = audio_folder_splits(WindowedAudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
-    assert cut.validation.load(2, ItemRNG(0, [0], [2]))["lengths"].tolist() == [800] * 3
+    waves = [noise(400).float(), noise(16_000).float()]
+    for splits in (audio_folder_splits(data, RATE), python_audio_splits(waves, data, RATE, captioned=False)):
+        item = len(splits.train) // 2
+        assert splits.train.load(item, ItemRNG(0, [0], [item]))["lengths"].tolist() == [800]
+        assert splits.validation.load(item, ItemRNG(0, [0], [item]))["wavs"].shape == (1, 16_000)
+    windowed: Splits = audio_folder_splits(WindowedAudioDataConfig(**{**data.model_dump(), "max_windows": 3}), RATE)
+    assert windowed.validation.load(2, ItemRNG(0, [0], [2]))["lengths"].tolist() == [800] * 3
 
 
 QUICK: dict[str, Any] = {
@@ -637,13 +639,13 @@ QUICK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", ["folder", "waves", "names", "tuples"])
-def test_a_folder_or_a_data_set_without_captions_trains(tmp_path: Path, folder: Path, form: str) -> None:
-    sounds = [tone(200 + 50 * number, 400 + 300 * number).float() for number in range(8)]
+def test_a_folder_or_a_dataset_without_captions_trains(tmp_path: Path, folder: Path, form: str) -> None:
+    waves = [tone(200 + 50 * number, 400 + 300 * number).float() for number in range(8)]
     data: Any = {
         "folder": folder,
-        "waves": sounds,
-        "names": [{"wavs": sound} for sound in sounds],
-        "tuples": [(sound, "a tone") for sound in sounds],
+        "waves": waves,
+        "names": [{"wavs": wave} for wave in waves],
+        "tuples": [(wave, "a tone") for wave in waves],
     }[form]
     torch.manual_seed(0)
     trainer = AudioCodecTrainer(

@@ -1,4 +1,4 @@
-"""The mesh tokenizers: features, packed batches that do not leak, codes and back, the loss, figures, the trainer."""
+"""The mesh tokenizers: features, packed batches, codes and back, the loss, metrics, the trainer."""
 
 from __future__ import annotations
 
@@ -54,12 +54,11 @@ CUBE_TRIANGLES = torch.cat([CUBE_QUADS[:, [0, 1, 2]], CUBE_QUADS[:, [0, 2, 3]]])
 
 
 def solid(number: int, faces: int = 12) -> tuple[Tensor, Tensor]:
-    """A cube pulled out of shape, in canonical order; the first so many of its faces."""
+    """A distorted cube in canonical order, of which only the first `faces` faces are used."""
     generator = torch.Generator().manual_seed(number)
     vertices = CUBE + torch.rand(CUBE.shape, dtype=torch.float64, generator=generator) * 0.6 - 0.3
     mesh = canonical(Mesh(vertices.numpy(), CUBE_TRIANGLES.numpy()), 32)
-    kept = mesh.faces[:faces]
-    return torch.from_numpy(mesh.vertices), torch.from_numpy(kept)
+    return torch.from_numpy(mesh.vertices), torch.from_numpy(mesh.faces[:faces])
 
 
 def batch_of(*solids: tuple[Tensor, Tensor]) -> Meshes:
@@ -68,7 +67,7 @@ def batch_of(*solids: tuple[Tensor, Tensor]) -> Meshes:
 
 
 def small(**changes: Any) -> MeshAutoencoder:
-    """With every layer doing something: fresh blocks are the identity."""
+    """A small model without layers that are the identity, as new blocks are."""
     torch.manual_seed(0)
     model = MeshAutoencoder(**{**TINY, **changes}).double()
     for name, parameter in model.named_parameters():
@@ -80,7 +79,7 @@ def small(**changes: Any) -> MeshAutoencoder:
 # --- features -------------------------------------------------------------------------------------------------------
 
 
-def test_bins_are_those_of_the_media() -> None:
+def test_bins_equal_those_of_media_mesh() -> None:
     values = np.concatenate([np.random.default_rng(0).uniform(-1.2, 1.2, 4000), np.arange(-64, 65) / 64])
     values = np.concatenate([values, values - 1e-9])
     ours = coordinate_bins(torch.from_numpy(values), 128)
@@ -90,12 +89,12 @@ def test_bins_are_those_of_the_media() -> None:
     assert torch.equal(coordinate_bins(bin_centres(torch.arange(1024), 1024), 1024), torch.arange(1024))
 
 
-def test_what_is_no_number_is_no_index() -> None:
+def test_non_finite_values_have_a_valid_bin() -> None:
     values = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 2.0, -2.0])
     assert binned(values, -1, 1, 8).tolist() == [0, 7, 0, 4, 7, 0]
 
 
-def test_angles_are_the_faces_own() -> None:
+def test_angles_do_not_depend_on_position_and_scale() -> None:
     corners = torch.tensor([[[0.0, 0, 0], [3, 0, 0], [0, 4, 0]]], dtype=torch.float64)
     expected = torch.tensor([[math.pi / 2, math.atan2(4, 3), math.atan2(3, 4)]], dtype=torch.float64)
     torch.testing.assert_close(corner_angles(corners), expected)
@@ -115,18 +114,18 @@ def test_areas_and_normals_of_triangles_and_quads() -> None:
 
 
 def test_small_faces_have_different_areas() -> None:
-    """Each a fourth of the one before, down to one that is a thousandth of a bin of 128 wide."""
+    """Each a quarter of the one before, down to a thousandth of the width of one of 128 bins."""
     crossed = torch.zeros(9, 3)
     crossed[:, 0] = 0.5 ** torch.arange(0, 18, 2)
-    places = binned(log_area(crossed), 0, 1, 128).flatten()
-    assert (places[:-1] - places[1:]).min() >= 10
+    bins = binned(log_area(crossed), 0, 1, 128).flatten()
+    assert (bins[:-1] - bins[1:]).min() >= 10
     assert binned(log_area(torch.zeros(1, 3)), 0, 1, 128).item() == 0
 
 
 # --- packed batches -------------------------------------------------------------------------------------------------
 
 
-def test_neighbours_share_an_edge_and_every_face_is_its_own() -> None:
+def test_neighbours_share_an_edge_and_include_the_face_itself() -> None:
     edges = neighbours(CUBE_TRIANGLES)
     pairs = set(map(tuple, edges.T.tolist()))
     assert len(pairs) == edges.shape[1] == 12 * 4
@@ -139,7 +138,7 @@ def test_neighbours_share_an_edge_and_every_face_is_its_own() -> None:
 
 
 def test_an_empty_mesh_is_refused() -> None:
-    with pytest.raises(UsageError, match="without a face"):
+    with pytest.raises(UsageError, match="without faces"):
         pack([CUBE], [CUBE_TRIANGLES[:0]])
 
 
@@ -159,7 +158,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mesh_is_the_same_alone_and_between_others(kind: dict[str, Any]) -> None:
+def test_a_mesh_is_the_same_alone_and_in_a_batch(kind: dict[str, Any]) -> None:
     model = small(**kind)
     one = solid(1, 7)
     alone = model(batch_of(one))
@@ -168,21 +167,21 @@ def test_a_mesh_is_the_same_alone_and_between_others(kind: dict[str, Any]) -> No
     assert torch.equal(between.codes[12:19], alone.codes)
     others = model(batch_of(solid(5, 11), one, solid(6)))
     torch.testing.assert_close(others.logits[11:18], alone.logits, rtol=0, atol=1e-12)
-    # Decoding codes is what the pass made of them, averaged where corners of a mesh have the same.
-    made = model.decode_from_codes(between.codes, [12, 7, 3])
-    said = between.logits.log_softmax(-1).view(-1, 3, 3, model.bins)
+    # Decoding codes equals the forward pass, averaged over corners of a mesh with the same codes.
+    decoded = model.decode_from_codes(between.codes, [12, 7, 3])
+    log_probs = between.logits.log_softmax(-1).view(-1, 3, 3, model.bins)
     corners = between.codes.view(len(between.codes), 3, -1)
     for mesh in (slice(0, 12), slice(12, 19), slice(19, 22)):
-        for codes, corner in zip(corners[mesh].flatten(0, 1), made[mesh].flatten(0, 1), strict=True):
+        for codes, corner in zip(corners[mesh].flatten(0, 1), decoded[mesh].flatten(0, 1), strict=True):
             same = (corners[mesh] == codes).all(-1)
-            place = said[mesh][same].mean(0).argmax(-1)
-            torch.testing.assert_close(corner, bin_centres(place, model.bins, torch.float64))
-    assert torch.equal(model.decode_from_codes(alone.codes), made[12:19])
+            bins = log_probs[mesh][same].mean(0).argmax(-1)
+            torch.testing.assert_close(corner, bin_centres(bins, model.bins, torch.float64))
+    assert torch.equal(model.decode_from_codes(alone.codes), decoded[12:19])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_stay_in_their_mesh_too(kind: dict[str, Any]) -> None:
-    """The decoder's: the quantizer's loss is one of the whole batch."""
+def test_gradients_stay_within_a_mesh(kind: dict[str, Any]) -> None:
+    """Of the decoder; the loss of the quantizer is one over the whole batch."""
     model = small(**kind)
     meshes = batch_of(solid(2, 5), solid(1, 7), solid(3, 3))
     vectors = torch.randn(15, 3 * 8, dtype=torch.float64, requires_grad=True)
@@ -192,7 +191,7 @@ def test_gradients_stay_in_their_mesh_too(kind: dict[str, Any]) -> None:
     assert touched.tolist() == [False] * 5 + [True] * 7 + [False] * 3
 
 
-def test_the_decoder_sees_along_the_faces() -> None:
+def test_the_decoder_sees_adjacent_faces_of_the_sequence() -> None:
     model = small()
     meshes = batch_of(solid(1))
     vectors = torch.randn(12, 24, dtype=torch.float64)
@@ -218,14 +217,14 @@ def test_a_vertex_has_the_same_codes_in_all_its_faces(kind: dict[str, Any]) -> N
     model = small(**kind)
     meshes = batch_of(solid(1), solid(2))
     codes = model.encode(meshes).view(24, 3, -1)
-    assert codes.shape[1:] == (3, model.levels)
-    assert model.tokens_per_face == 3 * model.levels
+    assert codes.shape[1:] == (3, model.num_quantizers)
+    assert model.tokens_per_face == 3 * model.num_quantizers
     assert 0 <= codes.min() <= codes.max() < model.num_codes
     for vertex in range(len(meshes.vertices)):
         assert len(codes[meshes.faces == vertex].unique(dim=0)) == 1
 
 
-def test_a_vertex_without_a_face_counts_nowhere() -> None:
+def test_a_vertex_without_a_face_is_ignored() -> None:
     model = small(quantizer="vq")
     vertices, faces = solid(1)
     lone = torch.cat([vertices, torch.full((1, 3), 0.9, dtype=torch.float64)])
@@ -243,7 +242,7 @@ def test_quads() -> None:
     assert result.logits.shape == (10, 12, 32)
     assert result.codes.shape == (10, 8)
     assert model.decode_from_codes(result.codes, meshes.face_counts).shape == (10, 4, 3)
-    # A triangle among quads says one corner twice.
+    # A triangle among quads repeats one corner.
     assert model(batch_of((CUBE, torch.tensor([[0, 1, 2, 2]])))).logits.isfinite().all()
     with pytest.raises(UsageError, match="vertices_per_face=4"):
         model(batch_of(solid(1)))
@@ -264,7 +263,7 @@ def test_tokenize_takes_one_mesh_or_a_padded_batch() -> None:
 
 
 def test_codes_of_another_shape_are_refused() -> None:
-    with pytest.raises(UsageError, match="12 x 6"):
+    with pytest.raises(UsageError, match=r"\(12, 6\)"):
         small().decode_from_codes(torch.zeros(12, 9, dtype=torch.int64))
 
 
@@ -274,15 +273,15 @@ def test_bf16_autocast_trains_and_encodes() -> None:
     meshes = batch_of((vertices.float(), faces), (vertices.float() * 0.7, faces[:6]))
     with torch.autocast("cpu", torch.bfloat16):
         result = model(meshes)
-        places = coordinate_bins(meshes.corners.flatten(1), model.bins)
-        loss = blurred_cross_entropy(result.logits, places, 0.4).mean() + result.loss
+        targets = coordinate_bins(meshes.corners.flatten(1), model.bins)
+        loss = blurred_cross_entropy(result.logits, targets, 0.4).mean() + result.loss
         codes = model.encode(meshes)
     loss.backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
     assert model.decode_from_codes(codes, meshes.face_counts).dtype == torch.float32
 
 
-def test_dropout_is_of_training_alone() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     model = small(dropout=0.5)
     meshes = batch_of(solid(1))
     assert not torch.equal(model(meshes).logits, model(meshes).logits)
@@ -294,9 +293,9 @@ def test_dropout_is_of_training_alone() -> None:
 
 
 def test_blurred_targets_sum_to_one_everywhere() -> None:
-    """For uniform logits every target that sums to one costs the same."""
-    places = torch.arange(8)
-    losses = blurred_cross_entropy(torch.zeros(8, 8, dtype=torch.float64), places, 0.4)
+    """For uniform logits every target distribution has the same loss."""
+    targets = torch.arange(8)
+    losses = blurred_cross_entropy(torch.zeros(8, 8, dtype=torch.float64), targets, 0.4)
     torch.testing.assert_close(losses, torch.full((8,), math.log(8), dtype=torch.float64))
 
 
@@ -312,11 +311,11 @@ def test_blurred_targets_are_a_gaussian(blur: float, neighbour: float) -> None:
     assert targets.sum().item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("place", [0, 5, 15])
-def test_no_blur_is_the_plain_cross_entropy(place: int) -> None:
+@pytest.mark.parametrize("target", [0, 5, 15])
+def test_no_blur_is_the_plain_cross_entropy(target: int) -> None:
     logits = torch.randn(1, 16, dtype=torch.float64)
-    expected = F.cross_entropy(logits, torch.tensor([place]))
-    torch.testing.assert_close(blurred_cross_entropy(logits, torch.tensor([place]), 0.0)[0], expected)
+    expected = F.cross_entropy(logits, torch.tensor([target]))
+    torch.testing.assert_close(blurred_cross_entropy(logits, torch.tensor([target]), 0.0)[0], expected)
 
 
 # --- coordinates ----------------------------------------------------------------------------------------------------
@@ -327,19 +326,19 @@ def test_coordinates_are_exact_to_the_bin() -> None:
     meshes = batch_of(solid(1), solid(2, 5))
     codes = tokenizer.encode(meshes)
     assert (codes.shape, tokenizer.num_codes, tokenizer.tokens_per_face) == ((17, 9), 32, 9)
-    made = tokenizer.decode_from_codes(codes, meshes.face_counts)
-    assert (made - meshes.corners).abs().max() <= 1 / 32 + 1e-6
-    assert torch.equal(tokenizer.encode(pack([made.view(-1, 3)], [torch.arange(51).view(-1, 3)])), codes)
+    decoded = tokenizer.decode_from_codes(codes, meshes.face_counts)
+    assert (decoded - meshes.corners).abs().max() <= 1 / 32 + 1e-6
+    assert torch.equal(tokenizer.encode(pack([decoded.view(-1, 3)], [torch.arange(51).view(-1, 3)])), codes)
 
 
-def test_coordinates_of_a_canonical_mesh_rise() -> None:
+def test_coordinates_of_a_canonical_mesh_are_sorted() -> None:
     codes = CoordinateTokenizer(bins=32).tokenize(*solid(1)).view(-1, 3, 3)
     numbers = (codes[..., 0] * 32 + codes[..., 1]) * 32 + codes[..., 2]  # z, y, x
     assert (numbers[:, :1] < numbers[:, 1:]).all()
     assert numbers.tolist() == sorted(numbers.tolist())
 
 
-def test_coordinate_tokenizers_differ_by_what_they_hold() -> None:
+def test_coordinate_tokenizers_differ_in_their_state() -> None:
     states = [
         {name: value.shape for name, value in CoordinateTokenizer(**keys).state_dict().items()}
         for keys in ({}, {"bins": 64}, {"vertices_per_face": 4})
@@ -354,7 +353,7 @@ def make_task(**keys: Any) -> MeshAutoencoderTask:
     overrides = {**{f"model.{name}": value for name, value in TINY.items()}, "engine.precision": "fp64", **keys}
     torch.manual_seed(0)
     task = MeshAutoencoderTask(build(MeshAutoencoderConfig, overrides=overrides))
-    Engine(task.config.engine).place(task.modules)
+    Engine(task.config.engine).to_device(task.modules)
     return task
 
 
@@ -365,11 +364,11 @@ def items(count: int = 3) -> list[Item]:
     ]
 
 
-def make_batch(task: MeshAutoencoderTask, things: list[Item] | None = None) -> Batch:
-    things = things or items()
-    names = tuple(f"mesh {number}" for number in range(len(things)))
-    rng = ItemRNG(0, [0] * len(things), range(len(things)))
-    return Batch(task.collate(things), names, rng, torch.float64)
+def make_batch(task: MeshAutoencoderTask, rows: list[Item] | None = None) -> Batch:
+    rows = rows or items()
+    names = tuple(f"mesh {number}" for number in range(len(rows)))
+    rng = ItemRNG(0, [0] * len(rows), range(len(rows)))
+    return Batch(task.collate(rows), names, rng, torch.float64)
 
 
 @pytest.mark.parametrize("quantizer", ["lfq", "vq", "fsq"])
@@ -386,43 +385,43 @@ def test_a_step_reaches_every_parameter_and_changes_no_state(quantizer: str) -> 
     assert bool(changed) == (quantizer == "vq")
 
 
-def test_a_codebook_starts_from_the_vertices() -> None:
+def test_a_codebook_is_initialised_from_vertices() -> None:
     task = make_task(**{"model.quantizer": "vq", "model.codebook_size": 16})
     task.init_from_data(task.modules, [make_batch(task)], Engine(task.config.engine))
     codes = task.pipeline(task.modules).encode_batch(make_batch(task))
     assert len(codes[codes[..., 0] >= 0][..., 0].unique()) > 4
 
 
-def test_a_number_that_is_none_makes_the_step_a_bad_one_and_its_mesh_a_suspect() -> None:
+def test_a_non_finite_vertex_makes_the_loss_nan_and_names_its_mesh() -> None:
     task = make_task()
-    things = items()
-    things[1]["vertices"] = things[1]["vertices"].clone()
-    things[1]["vertices"][int(things[1]["faces"][0, 0]), 2] = math.nan
-    batch = make_batch(task, things)
+    rows = items()
+    rows[1]["vertices"] = rows[1]["vertices"].clone()
+    rows[1]["vertices"][int(rows[1]["faces"][0, 0]), 2] = math.nan
+    batch = make_batch(task, rows)
     report = task.backward([batch], task.modules, Engine(task.config.engine), 0)
     assert report.metrics["autoencoder/loss"].isnan()
     assert batch.nonfinite_items() == ("mesh 1",)
 
 
-def test_figures_of_the_exact_tokenizer_are_perfect() -> None:
+def test_metrics_of_the_coordinate_tokenizer_are_perfect() -> None:
     task = make_task(**{"model.kind": "coordinates", "model.bins": 128})
     whole = [item for item in items(4) if len(item["faces"]) == 12]
-    figures = task.summarise(task.measure(task.modules, make_batch(task, whole)))
+    metrics = task.summarise(task.measure(task.modules, make_batch(task, whole)))
     for name in ("coordinate_accuracy", "coordinate_exact", "valid", "watertight", "watertight_originals"):
-        assert figures[name] == 1, name
-    assert 0 < figures["chamfer"] < 0.01
-    assert figures["normal_consistency"] > 0.99
-    assert 0 < figures["codebook_usage"] <= 1
+        assert metrics[name] == 1, name
+    assert 0 < metrics["chamfer"] < 0.01
+    assert metrics["normal_consistency"] > 0.99
+    assert 0 < metrics["codebook_usage"] <= 1
 
 
-def test_figures_of_an_untrained_one_are_not() -> None:
+def test_metrics_of_an_untrained_tokenizer_are_not() -> None:
     task = make_task()
     statistics = task.measure(task.modules, make_batch(task))
-    figures = task.summarise(statistics + task.measure(task.modules, make_batch(task)))
-    assert figures == pytest.approx(task.summarise(statistics))
-    assert figures["coordinate_accuracy"] < 0.5
-    assert figures["chamfer"] > 0.05
-    assert figures["watertight_originals"] == pytest.approx(2 / 3)
+    metrics = task.summarise(statistics + task.measure(task.modules, make_batch(task)))
+    assert metrics == pytest.approx(task.summarise(statistics))
+    assert metrics["coordinate_accuracy"] < 0.5
+    assert metrics["chamfer"] > 0.05
+    assert metrics["watertight_originals"] == pytest.approx(2 / 3)
 
 
 def test_codes_are_padded_and_become_files(tmp_path: Path) -> None:
@@ -433,8 +432,8 @@ def test_codes_are_padded_and_become_files(tmp_path: Path) -> None:
     assert codes.shape == (3, 12, 9)
     assert (codes[1, 7:] == -1).all()
     assert (codes[1, :7] >= 0).all()
-    artifacts = tokenizer.decode_files(codes, "made")
-    assert [artifact.file for artifact in artifacts] == ["made-0.glb", "made-1.glb", "made-2.glb"]
+    artifacts = tokenizer.decode_files(codes, "name")
+    assert [artifact.file for artifact in artifacts] == ["name-0.glb", "name-1.glb", "name-2.glb"]
     for artifact, faces in zip(artifacts, (12, 7, 12), strict=True):
         artifact.write(tmp_path / artifact.file)
         assert len(read_mesh(tmp_path / artifact.file, bins=32).faces) == faces
@@ -442,20 +441,20 @@ def test_codes_are_padded_and_become_files(tmp_path: Path) -> None:
     assert alone.file == "alone.glb"
 
 
-def test_even_a_heap_without_area_becomes_a_file(tmp_path: Path) -> None:
+def test_degenerate_faces_are_still_written(tmp_path: Path) -> None:
     task = make_task(**{"model.kind": "coordinates"})
-    (artifact,) = task.pipeline(task.modules).decode_files(torch.full((1, 3, 9), 5), "heap")
+    (artifact,) = task.pipeline(task.modules).decode_files(torch.full((1, 3, 9), 5), "flat")
     artifact.write(tmp_path / artifact.file)
     assert (tmp_path / artifact.file).stat().st_size > 0
 
 
-def test_a_sheet_shows_both_and_files_can_be_turned(tmp_path: Path) -> None:
+def test_samples_are_a_sheet_and_mesh_files(tmp_path: Path) -> None:
     task = make_task(**{"model.kind": "coordinates"})
     batch = make_batch(task)
     sheet, *meshes = task.sample(task.modules, batch)
     assert sheet.file == "reconstructions.png"
     assert [mesh.file for mesh in meshes[:2]] == ["000-input.glb", "000-reconstruction.glb"]
-    assert [mesh.about["item"] for mesh in meshes[::2]] == list(batch.names)
+    assert [mesh.metadata["item"] for mesh in meshes[::2]] == list(batch.names)
     meshes[1].write(tmp_path / meshes[1].file)
     assert (tmp_path / "000-reconstruction.glb").read_bytes()[:4] == b"glTF"
     assert sheet.tensor is not None
@@ -509,7 +508,7 @@ QUICK: dict[str, Any] = {"data.num_workers": 0, "log.trackers": [], "eval.batche
 
 
 class Solids:
-    """Twelve meshes in one of the forms people's data sets have."""
+    """Twelve meshes in one of the forms that datasets have."""
 
     def __init__(self, form: str) -> None:
         self.form = form
@@ -529,7 +528,7 @@ class Solids:
 
 
 @pytest.mark.parametrize("form", ["tuple", "captioned", "padded", "quads"])
-def test_data_sets_of_every_form_train(tmp_path: Path, form: str) -> None:
+def test_datasets_of_every_form_train(tmp_path: Path, form: str) -> None:
     torch.manual_seed(0)
     model = MeshAutoencoder(**TINY, vertices_per_face=4 if form == "quads" else 3)
     trainer = MeshAutoencoderTrainer(
@@ -581,7 +580,7 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
         ((CUBE * 0, CUBE_TRIANGLES), "no face of it has an area"),
     ],
 )
-def test_items_that_cannot_be_used_are_named(tmp_path: Path, item: Any, reason: str) -> None:
+def test_unusable_items_are_named(tmp_path: Path, item: Any, reason: str) -> None:
     class Odd(Solids):
         def __getitem__(self, index: int) -> Any:
             return item
@@ -592,7 +591,7 @@ def test_items_that_cannot_be_used_are_named(tmp_path: Path, item: Any, reason: 
         ).train()
 
 
-def test_bins_that_lie_beside_each_other_begin_alike() -> None:
+def test_adjacent_bins_start_with_similar_weights() -> None:
     torch.manual_seed(0)
     model = MeshAutoencoder(bins=64, encoder_dims=(32,), decoder_dims=(32,), code_dim=16, codebook_size=256)
     logits = model.decoder.to_logits.weight.view(9, 64, -1)
@@ -602,15 +601,15 @@ def test_bins_that_lie_beside_each_other_begin_alike() -> None:
         assert near > far + 0.3
 
 
-def test_corners_with_the_same_codes_come_out_at_one_place() -> None:
-    """Whatever the faces around them say: a vertex has one place in all of its faces, in its own mesh alone."""
+def test_corners_with_the_same_codes_have_the_same_position() -> None:
+    """A vertex has one position in all of its faces, within its own mesh."""
     torch.manual_seed(0)
     model = MeshAutoencoder(bins=64, encoder_dims=(32,), decoder_dims=(32, 32), code_dim=16, codebook_size=256).eval()
     vertices = torch.randint(0, 256, (9, 2))
     faces = torch.tensor([[0, 1, 2], [1, 3, 2], [2, 3, 4], [0, 1, 2], [5, 6, 7], [6, 8, 0]])
-    made = model.decode_from_codes(vertices[faces].flatten(1), (3, 3))
+    decoded = model.decode_from_codes(vertices[faces].flatten(1), (3, 3))
     for mesh in (slice(0, 3), slice(3, 6)):
         for number in faces[mesh].unique():
-            assert len(made[mesh][faces[mesh] == number].unique(dim=0)) == 1
-    assert torch.equal(made[3:], model.decode_from_codes(vertices[faces[3:]].flatten(1)))
-    assert len(made.flatten(0, 1).unique(dim=0)) > 3
+            assert len(decoded[mesh][faces[mesh] == number].unique(dim=0)) == 1
+    assert torch.equal(decoded[3:], model.decode_from_codes(vertices[faces[3:]].flatten(1)))
+    assert len(decoded.flatten(0, 1).unique(dim=0)) > 3

@@ -1,4 +1,4 @@
-"""The grammars against all triangles there are in a small space."""
+"""The grammars, compared with all triangles of a small grid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Face = tuple[int, ...]
 
 
 def canonical_faces(bins: int) -> list[Face]:
-    """Every triangle of positive area whose first vertex is its lowest, in order."""
+    """Every triangle of positive area whose first vertex is its lowest, sorted."""
     vertices = np.array(list(product(range(bins), repeat=3)))
     first, second, third = (grid.flatten() for grid in np.meshgrid(*[np.arange(len(vertices))] * 3, indexing="ij"))
     area = np.cross(vertices[second] - vertices[first], vertices[third] - vertices[first]).any(1)
@@ -25,7 +25,7 @@ def canonical_faces(bins: int) -> list[Face]:
     return sorted(map(tuple, faces.tolist()))
 
 
-def test_an_end_comes_after_a_whole_face_alone() -> None:
+def test_the_end_token_follows_whole_faces_only() -> None:
     for length in range(14):
         legal = whole_faces(torch.zeros(2, length, dtype=torch.int64), 6, 5)
         assert legal.shape == (2, 6)
@@ -34,8 +34,8 @@ def test_an_end_comes_after_a_whole_face_alone() -> None:
 
 
 @pytest.mark.parametrize("bins", [2, 3])
-def test_what_may_come_is_what_some_triangle_goes_on_with(bins: int) -> None:
-    """Exactly: nothing legal is missing, and there is a way on from all that is allowed."""
+def test_legal_tokens_are_those_of_the_remaining_triangles(bins: int) -> None:
+    """Exactly: no legal token is missing, and every legal token can be completed to a face."""
     faces = canonical_faces(bins)
     grammar = CanonicalCoordinates(bins)
     generator = np.random.default_rng(0)
@@ -44,32 +44,32 @@ def test_what_may_come_is_what_some_triangle_goes_on_with(bins: int) -> None:
     for before in befores:
         later = [face for face in faces if before is None or face > before]
         for length in range(9):
-            wanted: dict[Face, set[int]] = {} if length else {(): set()}
+            expected: dict[Face, set[int]] = {} if length else {(): set()}
             for face in later:
-                wanted.setdefault(face[:length], set()).add(face[length])
-            if not wanted:
+                expected.setdefault(face[:length], set()).add(face[length])
+            if not expected:
                 continue
-            rows = torch.tensor([[*(before or ()), *begun] for begun in wanted], dtype=torch.int64)
-            found = grammar(rows)
-            turned = () if before is None else (*before[:3], *before[6:], *before[3:6])
-            for begun, legal in zip(wanted, found.tolist(), strict=True):
+            rows = torch.tensor([[*(before or ()), *prefix] for prefix in expected], dtype=torch.int64)
+            results = grammar(rows)
+            flipped = () if before is None else (*before[:3], *before[6:], *before[3:6])
+            for prefix, legal in zip(expected, results.tolist(), strict=True):
                 allowed = {token for token in range(bins) if legal[token]}
-                new = {token for token in wanted[begun] if (*begun, token) != turned}
-                assert allowed == (new or wanted[begun]), (before, begun)
-                assert legal[bins] == (before is not None and not begun)
+                new = {token for token in expected[prefix] if (*prefix, token) != flipped}
+                assert allowed == (new or expected[prefix]), (before, prefix)
+                assert legal[bins] == (before is not None and not prefix)
 
 
 def test_a_random_walk_is_a_canonical_mesh() -> None:
     bins, grammar = 16, CanonicalCoordinates(16)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.empty(8, 0, dtype=torch.int64)
-    favoured = torch.ones(bins + 1)
-    favoured[bins], favoured[0] = 0, 40  # low coordinates, so that the walk does not come to its end at once
+    weights = torch.ones(bins + 1)
+    weights[bins], weights[0] = 0, 40  # prefer low coordinates, so that the walk does not end at once
     for _ in range(9 * 12):
         legal = grammar(tokens)
         stuck = ~legal[:, :bins].any(1)
-        chances = (legal * favoured)[:, :bins] + stuck[:, None]
-        tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)], dim=1)
+        probs = (legal * weights)[:, :bins] + stuck[:, None]
+        tokens = torch.cat([tokens, torch.multinomial(probs, 1, generator=generator)], dim=1)
         assert not stuck.any()
     for row in tokens.view(8, 12, 9).tolist():
         assert row == sorted(row)
@@ -80,8 +80,8 @@ def test_a_random_walk_is_a_canonical_mesh() -> None:
             assert np.cross(np.subtract(second, first), np.subtract(third, first)).any()
 
 
-def test_a_mesh_as_it_is_read_is_legal() -> None:
-    """The order of `media/mesh.py` and that of the grammar are one."""
+def test_a_canonical_mesh_is_legal() -> None:
+    """`media/mesh.py` and the grammar define the same order."""
     bins, generator = 8, np.random.default_rng(0)
     soup = Mesh(generator.uniform(-1, 1, (14, 3)), generator.integers(0, 14, (30, 3)))
     mesh = canonical(clean(soup, bins), bins)
@@ -93,12 +93,12 @@ def test_a_mesh_as_it_is_read_is_legal() -> None:
     assert grammar(tokens)[0, bins]
 
 
-def test_after_the_last_triangle_there_is_the_end() -> None:
+def test_only_the_end_token_follows_the_last_triangle() -> None:
     last = torch.tensor([canonical_faces(3)[-1]])
     assert CanonicalCoordinates(3)(last).tolist() == [[False, False, False, True]]
 
 
-def test_a_prompt_that_breaks_the_grammar_is_still_gone_on_with() -> None:
+def test_a_prompt_that_violates_the_grammar_can_be_continued() -> None:
     grammar = CanonicalCoordinates(4)
     degenerate = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0]])
     legal = grammar(degenerate)
@@ -108,6 +108,6 @@ def test_a_prompt_that_breaks_the_grammar_is_still_gone_on_with() -> None:
     assert grammar(backwards)[0, 4]
 
 
-def test_one_bin_is_no_space() -> None:
-    with pytest.raises(ValueError, match="no room"):
+def test_one_bin_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 bins"):
         CanonicalCoordinates(1)

@@ -1,4 +1,4 @@
-"""The recipe mesh-transformer: what it is trained on, what is dropped, what it makes, and what may be wrong with it."""
+"""The recipe mesh-transformer: data, conditioning, metrics, generation and invalid input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer import pipeline
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
 from quintet.families.mesh_transformer.pipeline import MeshTransformerPipeline
-from quintet.families.mesh_transformer.task import MeshTransformerTask, clouds, soundness
+from quintet.families.mesh_transformer.task import MeshTransformerTask, point_clouds, validity_sums
 from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer
 from quintet.media.mesh import Mesh, canonical, clean, quantise, read_mesh, write_mesh
 from quintet.media.mesh_measures import is_valid
@@ -43,11 +43,11 @@ from text_models import make_folder
 BINS = 32
 
 
-def words(data: Path, out: Path, *more: object) -> tuple[object, ...]:
+def command(data: Path, out: Path, *more: object) -> tuple[object, ...]:
     return ("train", "mesh-transformer", data, "--out", out, *TINY_MESH_TRANSFORMER, *more)
 
 
-def made(data: Path, *keys: str) -> MeshTransformerTask:
+def build_task(data: Path, *keys: str) -> MeshTransformerTask:
     task = make_task("mesh-transformer", data, (*TINY_MESH_TRANSFORMER, *keys))
     assert isinstance(task, MeshTransformerTask)
     return task
@@ -55,13 +55,13 @@ def made(data: Path, *keys: str) -> MeshTransformerTask:
 
 @pytest.fixture
 def task(meshes: Path) -> MeshTransformerTask:
-    return made(meshes)
+    return build_task(meshes)
 
 
 @pytest.fixture(scope="session")
 def run(shared: Path, meshes: Path) -> Path:
     """A finished run. Read only."""
-    return made_once(shared, "mesh-transformer-run", lambda folder: succeed(*words(meshes, folder)))
+    return made_once(shared, "mesh-transformer-run", lambda folder: succeed(*command(meshes, folder)))
 
 
 @pytest.fixture(scope="session")
@@ -76,20 +76,20 @@ def learned(shared: Path, meshes: Path) -> Path:
 
 def batch_of(task: MeshTransformerTask, items: range, epoch: int = 0) -> Batch:
     source = task.splits().train
-    draws = [ItemRNG(0, [epoch], [item]) for item in items]
-    fields = task.collate([source.load(item, rng) for item, rng in zip(items, draws, strict=True)])
+    rngs = [ItemRNG(0, [epoch], [item]) for item in items]
+    fields = task.collate([source.load(item, rng) for item, rng in zip(items, rngs, strict=True)])
     return Batch(fields, tuple(source.name(item) for item in items), ItemRNG(0, [epoch] * len(items), list(items)))
 
 
-def drawn_again(batch: Batch, epoch: int) -> Batch:
+def in_epoch(batch: Batch, epoch: int) -> Batch:
     count = len(batch)
     return Batch(batch.fields, batch.names, ItemRNG(0, [epoch] * count, list(range(count))))
 
 
-# --- what it is trained on ----------------------------------------------------------------------------------------
+# --- training data ------------------------------------------------------------------------------------------------
 
 
-def test_items_are_the_codes_of_their_meshes_and_padding_comes_behind(task: MeshTransformerTask, meshes: Path) -> None:
+def test_items_are_the_codes_of_their_meshes_padded_at_the_end(task: MeshTransformerTask, meshes: Path) -> None:
     splits = task.splits()
     validation = splits.validation
     items = [validation.load(item, ItemRNG(0, [0], [item])) for item in range(len(validation))]
@@ -122,72 +122,72 @@ def test_batches_hold_meshes_of_similar_size(task: MeshTransformerTask) -> None:
     assert padding(Order(len(source), 4, 0, lengths)) < padding(Order(len(source), 4, 0)) / 2
 
 
-def test_variants_are_augmented_and_one_of_them_is_drawn_each_epoch(meshes: Path) -> None:
+def test_each_epoch_uses_a_random_augmented_variant(meshes: Path) -> None:
     def codes(task: MeshTransformerTask, epochs: int) -> set[bytes]:
         source = task.splits().train
         return {source.load(0, ItemRNG(0, [epoch], [0]))["codes"].numpy().tobytes() for epoch in range(epochs)}
 
-    assert len(codes(made(meshes, "data.variants=3"), 40)) == 3
-    assert len(codes(made(meshes, "data.variants=3", "data.augment=false"), 40)) == 1
+    assert len(codes(build_task(meshes, "data.variants=3"), 40)) == 3
+    assert len(codes(build_task(meshes, "data.variants=3", "data.augment=false"), 40)) == 1
 
 
-def test_a_window_is_a_stretch_of_the_mesh_and_knows_its_ends(meshes: Path) -> None:
-    whole, cut = made(meshes).splits().train, made(meshes, "loss.window_faces=8").splits().train
+def test_a_window_is_part_of_the_mesh_and_marks_its_ends(meshes: Path) -> None:
+    whole, windowed = build_task(meshes).splits().train, build_task(meshes, "loss.window_faces=8").splits().train
     ends: set[tuple[bool, bool]] = set()
     for item in range(len(whole)):
         for epoch in range(12):
             rng = ItemRNG(0, [epoch], [item])
-            mesh, part = whole.load(item, rng)["codes"], cut.load(item, rng)
+            mesh, part = whole.load(item, rng)["codes"], windowed.load(item, rng)
             count = len(mesh)
             assert part["faces"] == count
             assert len(part["codes"]) == min(count, 8)
-            places = [
+            starts = [
                 at for at in range(count - len(part["codes"]) + 1) if torch.equal(mesh[at : at + 8], part["codes"])
             ]
-            assert places
+            assert starts
             first, last = part["begins"], part["ends"]
-            assert not first or places[0] == 0
-            assert not last or places[-1] + len(part["codes"]) == count
+            assert not first or starts[0] == 0
+            assert not last or starts[-1] + len(part["codes"]) == count
             ends.add((first, last))
     assert ends >= {(True, False), (False, True), (False, False)}
-    assert max(cut.lengths()) == 8  # type: ignore[attr-defined]
+    assert max(windowed.lengths()) == 8  # type: ignore[attr-defined]
 
 
-def test_what_is_made_is_compared_with_whole_meshes_where_the_model_sees_stretches(meshes: Path) -> None:
-    task = made(meshes, "loss.window_faces=8")
+def test_generated_meshes_are_compared_with_full_meshes_not_windows(meshes: Path) -> None:
+    task = build_task(meshes, "loss.window_faces=8")
     source = task.splits().validation
     items = range(len(source))
     loaded = [source.load(item, ItemRNG(0, [0], [item])) for item in items]
     batch = Batch(task.collate(loaded), tuple(map(source.name, items)), ItemRNG(0, [0] * len(items), list(items)))
     assert int(batch["lengths"].max()) == 8 < int(batch["faces"].max())
     with inference_mode(task.modules):
-        found = task.measure_generated(task.modules, batch, "validation")
+        statistics = task.measure_generated(task.modules, batch, "validation")
         task.sample(task.modules, batch)
-    assert found.rows["match_class_reconstruction"].tolist() == [1.0] * len(items)
+    assert statistics.rows["match_class_reconstruction"].tolist() == [1.0] * len(items)
 
 
-def test_meshes_that_are_too_large_are_left_out_and_counted_or_cut(meshes: Path, tmp_path: Path) -> None:
+def test_meshes_that_are_too_large_are_skipped_or_used_in_windows(meshes: Path, tmp_path: Path) -> None:
     sizes = {entry: len(read_mesh(entry, bins=BINS).faces) for entry in sorted((meshes / "meshes").iterdir())}
     large = [f"meshes/{path.name}" for path, faces in sizes.items() if faces > 30]
     assert 0 < len(large) < len(sizes)
-    outcome = succeed(*words(meshes, tmp_path / "run", "model.max_faces=30", "data.augment=false"))
+    outcome = succeed(*command(meshes, tmp_path / "run", "model.max_faces=30", "data.augment=false"))
     record = json.loads((tmp_path / "run" / "data.json").read_text())
     assert set(record["skipped"]) == set(large)
     assert "more than model.max_faces=30" in record["skipped"][large[0]]
     assert not {*record["train"], *record["validation"]} & set(large)
-    said = [line for line in outcome.errors.splitlines() if "are left out" in line]
-    assert sum(int(line.split()[0]) for line in said) == len(large)
-    # In stretches all of them are used.
-    outcome = succeed(*words(meshes, tmp_path / "cut", "model.max_faces=30", "loss.window_faces=30"))
-    record = json.loads((tmp_path / "cut" / "data.json").read_text())
+    lines = [line for line in outcome.errors.splitlines() if "are skipped" in line]
+    assert sum(int(line.split()[0]) for line in lines) == len(large)
+    # With windows all of them are used.
+    outcome = succeed(*command(meshes, tmp_path / "windows", "model.max_faces=30", "loss.window_faces=30"))
+    record = json.loads((tmp_path / "windows" / "data.json").read_text())
     assert record["skipped"] == {}
     assert set(record["train"]) > set(record["train"]) & set(large)
-    assert "are left out" not in outcome.errors
+    assert "are skipped" not in outcome.errors
 
 
-def test_meshes_that_are_all_too_large(meshes: Path, tmp_path: Path) -> None:
+def test_a_dataset_of_too_large_meshes_is_refused(meshes: Path, tmp_path: Path) -> None:
     keys = ("model.max_faces=4", "sample.max_faces=4")
-    outcome = quintet(*words(meshes, tmp_path / "run", *keys))
+    outcome = quintet(*command(meshes, tmp_path / "run", *keys))
     assert outcome.code == 2
     assert "can be used" in error_line(outcome.errors)
     assert "model.max_faces=4" in error_line(outcome.errors)
@@ -196,23 +196,23 @@ def test_meshes_that_are_all_too_large(meshes: Path, tmp_path: Path) -> None:
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-def test_the_shares_of_dropped_texts_and_face_counts_are_what_the_keys_say(meshes: Path) -> None:
-    task = made(meshes, "loss.cond_drop_prob=0.3", "loss.face_count_drop_prob=0.6")
+def test_the_fractions_of_dropped_texts_and_face_counts_match_the_keys(meshes: Path) -> None:
+    task = build_task(meshes, "loss.cond_drop_prob=0.3", "loss.face_count_drop_prob=0.6")
     batch = batch_of(task, range(20))
-    seen: list[dict[str, Tensor]] = []
-    hook = task.transformer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[2]))
+    conditioning: list[dict[str, Tensor]] = []
+    hook = task.transformer.register_forward_pre_hook(lambda module, arguments: conditioning.append(arguments[2]))
     for epoch in range(60):
-        task.forward(task.modules, drawn_again(batch, epoch), step=0)
+        task.forward(task.modules, in_epoch(batch, epoch), step=0)
     hook.remove()
-    texts = torch.cat([~told["text_mask"].any(1) for told in seen]).double().mean()
-    counts = torch.cat([told["faces"] == 0 for told in seen]).double().mean()
+    texts = torch.cat([~each["text_mask"].any(1) for each in conditioning]).double().mean()
+    counts = torch.cat([each["faces"] == 0 for each in conditioning]).double().mean()
     assert texts.item() == pytest.approx(0.3, abs=0.04)
     assert counts.item() == pytest.approx(0.6, abs=0.04)
 
 
 @pytest.mark.parametrize("keys", [(), ("loss.window_faces=8",), ("model.kind=flat",)])
 def test_the_loss_is_a_mean_over_tokens_whatever_the_batch(keys: tuple[str, ...], meshes: Path) -> None:
-    task = made(meshes, *keys)
+    task = build_task(meshes, *keys)
     task.transformer.double()
 
     def sums(items: range) -> tuple[float, int]:
@@ -229,19 +229,19 @@ def test_the_loss_is_a_mean_over_tokens_whatever_the_batch(keys: tuple[str, ...]
     assert together == pytest.approx(sum(value for value, _ in alone), rel=1e-9)
 
 
-def test_figures_of_validation_are_means_over_all_tokens(task: MeshTransformerTask) -> None:
+def test_validation_metrics_are_means_over_all_tokens(task: MeshTransformerTask) -> None:
     with inference_mode(task.modules):
         parts = [task.measure(task.modules, batch_of(task, items)) for items in (range(1), range(1, 5))]
         whole = task.measure(task.modules, batch_of(task, range(5)))
-    figures = task.summarise(sum(parts, Statistics()))
+    scores = task.summarise(sum(parts, Statistics()))
     for name, value in task.summarise(whole).items():
-        assert figures[name] == pytest.approx(value, rel=1e-5)
-    assert figures["perplexity"] == pytest.approx(np.exp(figures["loss"]))
-    assert 0 <= figures["accuracy"] <= 1
+        assert scores[name] == pytest.approx(value, rel=1e-5)
+    assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
+    assert 0 <= scores["accuracy"] <= 1
 
 
-def test_dropout_and_dropped_texts_are_on_again_after_validation(meshes: Path, tmp_path: Path) -> None:
-    task = made(meshes, "model.dropout=0.5", "loss.cond_drop_prob=0.5", "eval.every=2", "sample.every=2")
+def test_dropout_and_text_dropping_resume_after_validation(meshes: Path, tmp_path: Path) -> None:
+    task = build_task(meshes, "model.dropout=0.5", "loss.cond_drop_prob=0.5", "eval.every=2", "sample.every=2")
     trainer = Trainer(task, Run.new(tmp_path / "run"), silent=True)
     batch = batch_of(task, range(12))
 
@@ -250,12 +250,12 @@ def test_dropout_and_dropped_texts_are_on_again_after_validation(meshes: Path, t
         with torch.no_grad():
             one, other = (task.forward(task.modules, batch, step=0)["logits"] for _ in range(2))
         assert not torch.equal(one, other), "dropout is off"
-        seen: list[dict[str, Tensor]] = []
-        hook = task.transformer.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[2]))
-        task.forward(task.modules, drawn_again(batch, logs["step"]), step=0)
+        conditioning: list[dict[str, Tensor]] = []
+        hook = task.transformer.register_forward_pre_hook(lambda module, arguments: conditioning.append(arguments[2]))
+        task.forward(task.modules, in_epoch(batch, logs["step"]), step=0)
         hook.remove()
-        kept = seen[0]["text_mask"].any(1)
-        assert 0 < kept.sum() < len(kept)
+        has_text = conditioning[0]["text_mask"].any(1)
+        assert 0 < has_text.sum() < len(has_text)
 
     trainer.train(log_fn=check)
     trainer.close()
@@ -266,14 +266,14 @@ def test_dropout_and_dropped_texts_are_on_again_after_validation(meshes: Path, t
 def test_bf16_trains_measures_and_samples(kind: str, meshes: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     keys = (f"model.kind={kind}", "train.steps=2", "eval.every=1", "sample.every=1", "engine.precision=bf16")
-    succeed(*words(meshes, run, *keys))
+    succeed(*command(meshes, run, *keys))
     succeed("eval", run)
     succeed("sample", run, "sample.guidance_scale=2", "--text", "a table", "--num", 2, "--out", tmp_path / "out")
-    figures = json.loads((run / "eval.json").read_text())
-    assert np.isfinite([*figures.values()]).all()
+    scores = json.loads((run / "eval.json").read_text())
+    assert np.isfinite([*scores.values()]).all()
 
 
-# --- what is found in what it makes -------------------------------------------------------------------------------
+# --- metrics of generated meshes ----------------------------------------------------------------------------------
 
 
 TETRAHEDRON = Mesh(
@@ -282,20 +282,20 @@ TETRAHEDRON = Mesh(
 )
 
 
-def test_a_mesh_is_sound_if_it_ended_and_nothing_is_wrong_with_it() -> None:
+def test_a_mesh_is_valid_if_it_ended_and_has_no_defects() -> None:
     vertices, faces = TETRAHEDRON.vertices, TETRAHEDRON.faces
-    turned = Mesh(vertices, np.concatenate([faces, faces[:1, ::-1]]))  # twice, once from behind
+    flipped = Mesh(vertices, np.concatenate([faces, faces[:1, ::-1]]))  # one face twice, once flipped
     flat = Mesh(np.concatenate([vertices, [[0.25, 0, 0]]]), np.concatenate([faces, [[0, 4, 1]]]))
     open_mesh = Mesh(vertices, faces[:3])
-    meshes = [TETRAHEDRON, TETRAHEDRON, turned, flat, open_mesh]
-    found = [soundness([mesh], [end]) for mesh, end in zip(meshes, [True, False, True, True, True], strict=True)]
-    assert [int(each["valid"]) for each in found] == [1, 0, 0, 0, 1]
-    assert [int(each["watertight"]) for each in found] == [1, 0, 0, 0, 0]
-    assert [int(each["ended"]) for each in found] == [1, 0, 1, 1, 1]
-    assert int(soundness(meshes, [True] * 5)["valid"]) == 3
+    meshes = [TETRAHEDRON, TETRAHEDRON, flipped, flat, open_mesh]
+    results = [validity_sums([mesh], [end]) for mesh, end in zip(meshes, [True, False, True, True, True], strict=True)]
+    assert [int(each["valid"]) for each in results] == [1, 0, 0, 0, 1]
+    assert [int(each["watertight"]) for each in results] == [1, 0, 0, 0, 0]
+    assert [int(each["ended"]) for each in results] == [1, 0, 1, 1, 1]
+    assert int(validity_sums(meshes, [True] * 5)["valid"]) == 3
 
 
-def test_the_judge_is_asked_for_class_and_proportions_of_the_caption() -> None:
+def test_the_judge_scores_class_and_proportions_of_the_caption() -> None:
     generator = np.random.default_rng(0)
     items = [draw_solid(generator, kind) for kind in CLASSES]
     rows = [{"class": item.kind, "proportions": item.proportions} for item in items]
@@ -311,7 +311,7 @@ def test_the_judge_is_asked_for_class_and_proportions_of_the_caption() -> None:
     assert moved["match_class"].mean() < 1 / 4
 
 
-def test_figures_of_what_is_made_add_up_over_batches(task: MeshTransformerTask) -> None:
+def test_metrics_of_generated_meshes_do_not_depend_on_batches(task: MeshTransformerTask) -> None:
     with inference_mode(task.modules):
         measured = task.measure(task.modules, batch_of(task, range(4)))
         parts = [
@@ -319,30 +319,30 @@ def test_figures_of_what_is_made_add_up_over_batches(task: MeshTransformerTask) 
         ]
         whole = task.measure_generated(task.modules, batch_of(task, range(4)), "validation")
         assert task.measure_generated(task.modules, batch_of(task, range(4)), "withheld").rows == {}
-    figures = task.summarise(sum(parts, measured))
+    scores = task.summarise(sum(parts, measured))
     names = {"valid", "watertight", "match_class", "match_proportions", "coverage", "mmd", "one_nna"}
-    assert names <= figures.keys()
-    assert figures["match_class_reconstruction"] == 1
+    assert names <= scores.keys()
+    assert scores["match_class_reconstruction"] == 1
     for name, value in task.summarise(measured + whole).items():
-        assert figures[name] == pytest.approx(value), name
+        assert scores[name] == pytest.approx(value), name
     assert task.summarise(measured).keys() == {"loss", "perplexity", "accuracy"}
 
 
-def test_what_is_made_as_the_real_ones_are_is_told_so(task: MeshTransformerTask) -> None:
-    """A perfect generator: the real meshes of one half of the set against those of the other."""
+def test_set_metrics_of_a_perfect_generator(task: MeshTransformerTask) -> None:
+    """Two sets of real meshes as generated and real ones, compared with a less diverse set."""
     generator = np.random.default_rng(0)
-    sets = [clouds([draw_solid(generator, kind).mesh for kind in CLASSES for _ in range(3)]) for _ in range(2)]
+    sets = [point_clouds([draw_solid(generator, kind).mesh for kind in CLASSES for _ in range(3)]) for _ in range(2)]
     with inference_mode(task.modules):
         measured = task.measure(task.modules, batch_of(task, range(2)))
-    sums = {name: torch.tensor(1.0) for name in ("made", "valid", "watertight", "ended")}
-    codebook_smoothing = task.summarise(measured + Statistics(sums, {"made": sets[0], "real": sets[1]}))
-    apart = task.summarise(measured + Statistics(sums, {"made": sets[0][:4], "real": sets[1]}))
-    assert codebook_smoothing["one_nna"] == pytest.approx(0.5, abs=0.2)
-    assert codebook_smoothing["coverage"] > 0.4 > apart["coverage"]
-    assert codebook_smoothing["mmd"] < apart["mmd"]
+    sums = {name: torch.tensor(1.0) for name in ("generated", "valid", "watertight", "ended")}
+    perfect = task.summarise(measured + Statistics(sums, {"generated": sets[0], "real": sets[1]}))
+    repetitive = task.summarise(measured + Statistics(sums, {"generated": sets[0][:4], "real": sets[1]}))
+    assert perfect["one_nna"] == pytest.approx(0.5, abs=0.2)
+    assert perfect["coverage"] > 0.4 > repetitive["coverage"]
+    assert perfect["mmd"] < repetitive["mmd"]
 
 
-def test_a_model_that_knows_its_data_by_heart_makes_it_from_the_captions(tmp_path: Path) -> None:
+def test_an_overfitted_model_generates_its_data_from_the_captions(tmp_path: Path) -> None:
     data, run, generator = tmp_path / "data", tmp_path / "run", np.random.default_rng(0)
     rows = []
     for kind in ("cone", "stairs"):
@@ -353,19 +353,19 @@ def test_a_model_that_knows_its_data_by_heart_makes_it_from_the_captions(tmp_pat
     write_marker(data, {"name": "solids", "version": 1})
     keys = ("data.augment=false", "data.validation_fraction=0", "train.batch_size=2", "train.steps=120", "model.dim=48")
     speed = ("optim.name=muon", "optim.lr=3e-3", "ema.decay=0.8", "eval.every=120", "sample.every=120")
-    making = ("sample.temperature=0", "sample.max_faces=null", "loss.cond_drop_prob=0", "model.heads=3")
-    succeed(*words(data, run, *keys, *speed, *making, "checkpoint.every=120"))
+    sampling = ("sample.temperature=0", "sample.max_faces=null", "loss.cond_drop_prob=0", "model.heads=3")
+    succeed(*command(data, run, *keys, *speed, *sampling, "checkpoint.every=120"))
     succeed("eval", run)
-    figures = json.loads((run / "eval.json").read_text())
-    assert {figures[name] for name in ("valid", "watertight", "ended", "match_class", "coverage")} == {1.0}
-    assert figures["mmd"] == pytest.approx(0, abs=1e-6)
-    assert figures["perplexity"] < 1.1
+    scores = json.loads((run / "eval.json").read_text())
+    assert {scores[name] for name in ("valid", "watertight", "ended", "match_class", "coverage")} == {1.0}
+    assert scores["mmd"] == pytest.approx(0, abs=1e-6)
+    assert scores["perplexity"] < 1.1
 
 
-# --- what it makes ------------------------------------------------------------------------------------------------
+# --- generation ---------------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_makes_the_same_files(run: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_files(run: Path, tmp_path: Path) -> None:
     for out, seed in (("one", 1), ("again", 1), ("other", 2)):
         texts = ("--text", "a tall table", "--text", "stairs")
         succeed("sample", run, *texts, "--num", 2, "--seed", seed, "--out", tmp_path / out)
@@ -391,7 +391,7 @@ def same(one: Mesh, other: Mesh) -> bool:
     return np.array_equal(one.vertices, other.vertices) and np.array_equal(one.faces, other.faces)
 
 
-def test_meshes_of_a_text_depend_neither_on_how_many_are_made_nor_on_the_batch(
+def test_a_mesh_depends_neither_on_the_number_of_meshes_nor_on_the_batch(
     task: MeshTransformerTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate = task.pipeline(task.modules)
@@ -403,7 +403,7 @@ def test_meshes_of_a_text_depend_neither_on_how_many_are_made_nor_on_the_batch(
     assert len(parts) == 10
 
 
-def test_the_pipeline_makes_in_python_what_the_command_writes(run: Path, tmp_path: Path) -> None:
+def test_the_python_pipeline_and_the_command_give_the_same_meshes(run: Path, tmp_path: Path) -> None:
     succeed("export", run, tmp_path / "hub")
     generate = MeshTransformerPipeline.from_pretrained(tmp_path / "hub")
     meshes = generate(["a table", "stairs"], num=2, seed=5)
@@ -419,44 +419,44 @@ def test_the_pipeline_makes_in_python_what_the_command_writes(run: Path, tmp_pat
     assert len(part.faces) >= 1
 
 
-def test_an_export_makes_what_its_run_makes(run: Path, tmp_path: Path) -> None:
+def test_an_export_generates_the_same_meshes_as_its_run(run: Path, tmp_path: Path) -> None:
     succeed("export", run, tmp_path / "hub")
-    for place in (run, tmp_path / "hub"):
-        succeed("sample", place, "--text", "a table", "--num", 2, "--out", tmp_path / "out" / place.name)
-    first, second = (tmp_path / "out" / place / "001.obj" for place in (run.name, "hub"))
+    for folder in (run, tmp_path / "hub"):
+        succeed("sample", folder, "--text", "a table", "--num", 2, "--out", tmp_path / "out" / folder.name)
+    first, second = (tmp_path / "out" / name / "001.obj" for name in (run.name, "hub"))
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_the_strict_grammar_makes_nothing_but_valid_faces(run: Path, tmp_path: Path) -> None:
+def test_the_strict_grammar_generates_only_valid_faces(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     succeed("sample", run, "sample.grammar=strict", "--text", "a table", "--num", 8, "--out", out)
     for number in range(8):
-        made = _as_written(out / f"{number:03d}.obj")
-        assert is_valid(made)
-        ordered = canonical(made, BINS)
-        assert np.array_equal(ordered.vertices[ordered.faces], made.vertices[made.faces])
+        generated = _as_written(out / f"{number:03d}.obj")
+        assert is_valid(generated)
+        ordered = canonical(generated, BINS)
+        assert np.array_equal(ordered.vertices[ordered.faces], generated.vertices[generated.faces])
 
 
 def _as_written(path: Path) -> Mesh:
-    """The faces of an OBJ file in the order in which they stand there."""
+    """The faces of an OBJ file in the order of the file."""
     rows = [line.split() for line in path.read_text().splitlines()]
     vertices = np.array([[float(word) for word in row[1:]] for row in rows if row[0] == "v"])
     return Mesh(vertices, np.array([[int(word) - 1 for word in row[1:]] for row in rows if row[0] == "f"]))
 
 
-def test_a_number_of_faces_can_be_asked_for(run: Path, meshes: Path, tmp_path: Path) -> None:
+def test_the_number_of_faces_can_be_requested(run: Path, meshes: Path, tmp_path: Path) -> None:
     succeed("sample", run, "sample.faces=12", "--text", "a table", "--num", 1, "--out", tmp_path / "out")
     outcome = quintet("sample", run, "sample.faces=900", "--text", "a table", "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "more than model.max_faces=256" in error_line(outcome.errors)
-    outcome = quintet(*words(meshes, tmp_path / "run", "sample.faces=12", "model.face_buckets=0"))
+    outcome = quintet(*command(meshes, tmp_path / "run", "sample.faces=12", "model.face_buckets=0"))
     assert outcome.code == 2
     assert "model.face_buckets" in error_line(outcome.errors)
 
 
-def test_a_model_without_text_makes_meshes_by_itself(meshes: Path, tmp_path: Path) -> None:
+def test_a_model_without_text_generates_unconditionally(meshes: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    succeed(*words(meshes, run, "model.text=none"))
+    succeed(*command(meshes, run, "model.text=none"))
     succeed("sample", run, "--num", 2, "--out", tmp_path / "out")
     assert (tmp_path / "out" / "001.glb").is_file()
     outcome = quintet("sample", run, "--text", "a table", "--out", tmp_path / "out")
@@ -465,14 +465,14 @@ def test_a_model_without_text_makes_meshes_by_itself(meshes: Path, tmp_path: Pat
 
 
 def test_a_negative_text_needs_guidance(run: Path, tmp_path: Path) -> None:
-    asked = ("sample", run, "--text", "a table", "--negative", "a chair", "--num", 1, "--out", tmp_path / "out")
-    outcome = quintet(*asked)
+    arguments = ("sample", run, "--text", "a table", "--negative", "a chair", "--num", 1, "--out", tmp_path / "out")
+    outcome = quintet(*arguments)
     assert outcome.code == 2
     assert "sample.guidance_scale above 1" in error_line(outcome.errors)
-    succeed(*asked, "sample.guidance_scale=2")
+    succeed(*arguments, "sample.guidance_scale=2")
 
 
-def test_an_empty_negative_prompt_is_none(task: MeshTransformerTask) -> None:
+def test_an_empty_negative_prompt_equals_no_negative_prompt(task: MeshTransformerTask) -> None:
     generate = task.pipeline(task.modules).with_keys({"sample.guidance_scale": 3.0})
     (without,), (empty,), (other,) = (
         generate("a table", negative_prompt=text, seed=1) for text in (None, "", "a flat disc")
@@ -481,9 +481,9 @@ def test_an_empty_negative_prompt_is_none(task: MeshTransformerTask) -> None:
     assert not same(without, other)
 
 
-def test_a_learned_tokenizer_is_used_in_the_same_way(learned: Path, meshes: Path, tmp_path: Path) -> None:
+def test_a_learned_tokenizer_works_as_well(learned: Path, meshes: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    succeed(*words(meshes, run, "--tokenizer", learned))
+    succeed(*command(meshes, run, "--tokenizer", learned))
     model = read_config(run / "config.yaml").model
     assert (model.num_codes, model.tokens_per_face) == (256, 6)  # type: ignore[attr-defined]
     succeed("sample", run, "--text", "a table", "--num", 2, "--out", tmp_path / "out")
@@ -492,12 +492,12 @@ def test_a_learned_tokenizer_is_used_in_the_same_way(learned: Path, meshes: Path
     assert "sample.grammar=strict needs" in error_line(outcome.errors)
 
 
-# --- going on from a part -----------------------------------------------------------------------------------------
+# --- partial meshes -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def part(meshes: Path, tmp_path: Path) -> tuple[Path, Mesh]:
-    """The first three faces of a mesh, in a file, and as they are."""
+    """The first three faces of a mesh, as a file and in memory."""
     whole = read_mesh(meshes / "meshes" / "00000.obj", bins=BINS)
     mesh = canonical(clean(Mesh(whole.vertices, whole.faces[:3]), BINS), BINS)
     path = tmp_path / "part.obj"
@@ -505,22 +505,22 @@ def part(meshes: Path, tmp_path: Path) -> tuple[Path, Mesh]:
     return path, mesh
 
 
-def test_a_mesh_goes_on_from_its_part(run: Path, part: tuple[Path, Mesh], tmp_path: Path) -> None:
+def test_a_generated_mesh_starts_with_its_partial_mesh(run: Path, part: tuple[Path, Mesh], tmp_path: Path) -> None:
     path, mesh = part
     out = tmp_path / "out"
     succeed("sample", run, "--text", "a table", "--mesh", path, "--num", 3, "--out", out)
-    given = quantise(mesh.vertices, BINS)[mesh.faces]
+    expected = quantise(mesh.vertices, BINS)[mesh.faces]
     for number in range(3):
-        made = _as_written(out / f"{number:03d}.obj")
-        assert np.array_equal(quantise(made.vertices, BINS)[made.faces][:3], given)
+        generated = _as_written(out / f"{number:03d}.obj")
+        assert np.array_equal(quantise(generated.vertices, BINS)[generated.faces][:3], expected)
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert all(row["mesh"] == str(path) for row in rows)
-    # Without a text too.
+    # Also without a text.
     succeed("sample", run, "--mesh", path, "--num", 1, "--out", tmp_path / "silent")
 
 
-def test_parts_that_cannot_be_gone_on_from(run: Path, part: tuple[Path, Mesh], meshes: Path, tmp_path: Path) -> None:
-    def said(path: Path, *keys: str) -> str:
+def test_invalid_partial_meshes_are_refused(run: Path, part: tuple[Path, Mesh], meshes: Path, tmp_path: Path) -> None:
+    def message(path: Path, *keys: str) -> str:
         outcome = quintet("sample", run, *keys, "--text", "a table", "--mesh", path, "--out", tmp_path / "out")
         assert outcome.code == 2
         return error_line(outcome.errors)
@@ -529,23 +529,23 @@ def test_parts_that_cannot_be_gone_on_from(run: Path, part: tuple[Path, Mesh], m
     faces = len(read_mesh(whole, bins=BINS).faces)
     inside = tmp_path / "whole.obj"
     write_mesh(read_mesh(whole, bins=BINS), inside)
-    assert f"has {faces} faces, more than sample.max_faces=4" in said(inside)
-    assert "No such file" in said(tmp_path / "none.obj")
+    assert f"has {faces} faces, more than sample.max_faces=4" in message(inside)
+    assert "No such file" in message(tmp_path / "none.obj")
     (tmp_path / "broken.obj").write_text("v 0 0\nf 1 2 3\n")
-    assert str(tmp_path / "broken.obj") in said(tmp_path / "broken.obj")
+    assert str(tmp_path / "broken.obj") in message(tmp_path / "broken.obj")
     write_mesh(Mesh(part[1].vertices * 3, part[1].faces), tmp_path / "large.obj")
-    assert "in the box from -1 to 1" in said(tmp_path / "large.obj")
+    assert "in the box from -1 to 1" in message(tmp_path / "large.obj")
 
 
-def test_a_part_for_a_recipe_that_takes_none(part: tuple[Path, Mesh], tmp_path: Path) -> None:
+def test_mesh_is_refused_by_other_recipes(part: tuple[Path, Mesh], tmp_path: Path) -> None:
     outcome = quintet("sample", GOLDEN / "muse-format-1" / "hub", "--mesh", part[0], "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "'muse' does not take --mesh" in error_line(outcome.errors)
 
 
-def test_a_picture_for_a_recipe_of_meshes(run: Path, tmp_path: Path) -> None:
-    picture = ("--image", tmp_path / "a.png", "--mask", tmp_path / "b.png")
-    outcome = quintet("sample", run, *picture, "--out", tmp_path / "out")
+def test_image_is_refused_by_the_mesh_recipe(run: Path, tmp_path: Path) -> None:
+    image = ("--image", tmp_path / "a.png", "--mask", tmp_path / "b.png")
+    outcome = quintet("sample", run, *image, "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "'mesh-transformer' does not take --image" in error_line(outcome.errors)
 
@@ -554,7 +554,7 @@ def test_a_picture_for_a_recipe_of_meshes(run: Path, tmp_path: Path) -> None:
 
 
 class Solids:
-    """A data set object: vertices, faces and a caption."""
+    """A dataset object: vertices, faces and a caption."""
 
     def __init__(self, count: int, seed: int = 0) -> None:
         generator = np.random.default_rng(seed)
@@ -588,26 +588,26 @@ def trainer(out: Path, data: Any, **more: Any) -> MeshTransformerTrainer:
     return MeshTransformerTrainer(small_model(), tokenizer=tokenizer, data=data, out=out, **arguments)
 
 
-@pytest.mark.parametrize("kind", ["folder", "data set object"])
+@pytest.mark.parametrize("kind", ["folder", "dataset object"])
 def test_the_trainer_for_python(kind: str, meshes: Path, tmp_path: Path) -> None:
     def data() -> Any:
         return meshes if kind == "folder" else Solids(12)
 
     for out, steps in (("whole", 4), ("parts", 2)):
-        made = trainer(tmp_path / out, data(), steps=steps)
-        made.train()
-        made.close()
-    made = trainer(tmp_path / "parts", data(), resume=True)
-    made.train()
-    made.close()
-    assert made.step == 4
+        started = trainer(tmp_path / out, data(), steps=steps)
+        started.train()
+        started.close()
+    resumed = trainer(tmp_path / "parts", data(), resume=True)
+    resumed.train()
+    resumed.close()
+    assert resumed.step == 4
     whole, parts = (load_file(step_folder(tmp_path / out, 4) / "transformer.safetensors") for out in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert isinstance(made.unwrapped_model, MeshTransformer)
-    assert isinstance(made.ema_model, MeshTransformer)
+    assert isinstance(resumed.unwrapped_model, MeshTransformer)
+    assert isinstance(resumed.ema_model, MeshTransformer)
 
 
-def test_the_trainer_says_what_it_needs(tmp_path: Path) -> None:
+def test_the_trainer_names_missing_arguments(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs a tokenizer"):
         MeshTransformerTrainer(small_model(), data=Solids(4), out=tmp_path / "run", steps=1)
     with pytest.raises(UsageError, match="needs data"):
@@ -618,19 +618,19 @@ def test_the_trainer_says_what_it_needs(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-# --- what a person may get wrong ----------------------------------------------------------------------------------
+# --- invalid input ------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_of_another_size(meshes: Path, tmp_path: Path) -> None:
+def test_keys_that_contradict_the_tokenizer_are_refused(meshes: Path, tmp_path: Path) -> None:
     for key in ("model.num_codes=77", "model.tokens_per_face=6"):
-        outcome = quintet(*words(meshes, tmp_path / "run", key))
+        outcome = quintet(*command(meshes, tmp_path / "run", key))
         assert outcome.code == 2
         assert f"{key}, but the tokenizer coordinates:32 has" in error_line(outcome.errors)
 
 
 def test_another_tokenizer_of_the_same_shape_is_refused(learned: Path, meshes: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    succeed(*words(meshes, run, "--tokenizer", learned))
+    succeed(*command(meshes, run, "--tokenizer", learned))
     weights = run / "tokenizer" / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
     outcome = quintet("sample", run, "--text", "a table", "--out", tmp_path / "out")
@@ -642,7 +642,7 @@ def test_a_moved_run_needs_neither_tokenizer_nor_cache(
     learned: Path, meshes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = shutil.copytree(learned, tmp_path / "tokenizer")
-    succeed(*words(meshes, tmp_path / "run", "--tokenizer", tokenizer))
+    succeed(*command(meshes, tmp_path / "run", "--tokenizer", tokenizer))
     shutil.rmtree(tokenizer)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
     run = (tmp_path / "run").rename(tmp_path / "moved")
@@ -663,19 +663,19 @@ def with_texts(meshes: Path, folder: Path, texts: list[str]) -> Path:
 
 def test_classes_are_the_captions_of_the_data(meshes: Path, tmp_path: Path) -> None:
     data, run = with_texts(meshes, tmp_path / "data", ["table", "chair"]), tmp_path / "run"
-    succeed(*words(data, run, "model.text=classes"))
+    succeed(*command(data, run, "model.text=classes"))
     assert read_config(run / "config.yaml").model.classes == ("chair", "table")  # type: ignore[attr-defined]
     outcome = quintet("sample", run, "--text", "chairs", "--num", 1, "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "chair" in error_line(outcome.errors)
-    outcome = quintet(*words(data, tmp_path / "other", "model.text=classes", "model.classes=[chair, stool]"))
+    outcome = quintet(*command(data, tmp_path / "other", "model.text=classes", "model.classes=[chair, stool]"))
     assert outcome.code == 2
-    assert "32 captions are none of the 2 classes (model.classes), for one 'table'" in error_line(outcome.errors)
+    assert "32 captions are not among the 2 classes (model.classes), for example 'table'" in error_line(outcome.errors)
 
 
-def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(meshes: Path, tmp_path: Path) -> None:
+def test_a_frozen_encoder_is_loaded_and_its_embeddings_cached(meshes: Path, tmp_path: Path) -> None:
     encoder, cache, run = make_folder(tmp_path / "t5"), tmp_path / "cache", tmp_path / "run"
-    succeed(*words(meshes, run, f"model.text=hf:{encoder}", f"data.cache_dir={cache}"))
+    succeed(*command(meshes, run, f"model.text=hf:{encoder}", f"data.cache_dir={cache}"))
     assert list((cache / "text").rglob("*.safetensors"))
     assert list(cache.glob("codes-*/*.npy"))
     succeed("sample", run, "--text", "a table", "--num", 1, "--out", tmp_path / "out")
@@ -683,10 +683,10 @@ def test_a_frozen_encoder_is_read_from_a_folder_and_its_texts_kept(meshes: Path,
 
 def test_a_window_larger_than_the_model_is_refused(meshes: Path) -> None:
     with pytest.raises(UsageError, match=r"loss\.window_faces=300 is more than model\.max_faces=256"):
-        made(meshes, "loss.window_faces=300")
+        build_task(meshes, "loss.window_faces=300")
 
 
-def test_every_preset_is_sound() -> None:
+def test_every_preset_is_valid() -> None:
     from quintet.families.mesh_transformer.config import MeshTransformerConfig
 
     for preset in MeshTransformerConfig.PRESETS:

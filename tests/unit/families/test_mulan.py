@@ -1,3 +1,5 @@
+"""MuLaN: towers, augmentation, quantizer, retrieval metrics, task and pipeline."""
+
 from __future__ import annotations
 
 import math
@@ -16,10 +18,10 @@ from quintet.config import build
 from quintet.data.audio import pad_windows
 from quintet.embeddings import embed_media
 from quintet.errors import UsageError
-from quintet.families.mulan.augment import hide, keep_patches, without_words
+from quintet.families.mulan.augment import drop_patches, drop_words, spec_augment
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, ranks_of, retrieval_metrics
+from quintet.families.mulan.retrieval import best_ranks, caption_number, first_per_group, label_in, retrieval_metrics
 from quintet.families.mulan.task import MuLaNTask
 from quintet.families.mulan.towers import AudioSpectrogramTransformer, TextTransformer
 from quintet.media.audio import read_audio, write_audio
@@ -56,10 +58,10 @@ def audio_tower(**keywords: object) -> AudioSpectrogramTransformer:
     return AudioSpectrogramTransformer(**{**AUDIO, **keywords})
 
 
-# --- the tower of sound -------------------------------------------------------------------------------------------
+# --- the audio tower ----------------------------------------------------------------------------------------------
 
 
-def test_a_clip_means_the_same_alone_and_beside_longer_ones() -> None:
+def test_a_clip_has_the_same_embedding_alone_and_in_a_padded_batch() -> None:
     tower = audio_tower()
     rows = waves(3000, 11_111, 16_000)
     together = tower(*padded(rows))
@@ -67,87 +69,87 @@ def test_a_clip_means_the_same_alone_and_beside_longer_ones() -> None:
         torch.testing.assert_close(tower(*padded([row]))[0], together[number], rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_hidden_of_a_clip_does_not_depend_on_the_others() -> None:
+def test_the_augmentation_of_a_clip_does_not_depend_on_the_others() -> None:
     tower = audio_tower(patch_dropout=0.5, time_mask=40)
     rows = waves(3000, 11_111, 16_000)
-    together = tower(*padded(rows), tower.hiding(ItemRNG(1, [3] * 3, [7, 8, 9])))
+    together = tower(*padded(rows), tower.augment_noise(ItemRNG(1, [3] * 3, [7, 8, 9])))
     for number, row in enumerate(rows):
-        alone = tower(*padded([row]), tower.hiding(ItemRNG(1, [3], [7 + number])))
+        alone = tower(*padded([row]), tower.augment_noise(ItemRNG(1, [3], [7 + number])))
         torch.testing.assert_close(alone[0], together[number], rtol=1e-5, atol=1e-5)
-    other = tower(*padded(rows), tower.hiding(ItemRNG(1, [4] * 3, [7, 8, 9])))
+    other = tower(*padded(rows), tower.augment_noise(ItemRNG(1, [4] * 3, [7, 8, 9])))
     assert not torch.allclose(other, together)
 
 
-def test_nothing_is_left_of_what_lies_behind_the_end() -> None:
+def test_samples_behind_the_end_of_a_clip_are_ignored() -> None:
     tower = audio_tower()
     (row,) = waves(5000)
     noisy = torch.cat([row, torch.full((3000,), torch.nan)])[None]
     quiet = torch.cat([row, torch.zeros(3000)])[None]
     lengths = torch.tensor([5000])
     torch.testing.assert_close(tower(quiet, lengths), tower(quiet[:, :5000], lengths), rtol=1e-5, atol=1e-5)
-    assert not tower(noisy, lengths).isfinite().all()  # a number that is none is not hidden but found
+    assert not tower(noisy, lengths).isfinite().all()  # non-finite samples are not masked, so that they are detected
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_masks_never_silence_everything(seed: int) -> None:
+def test_masks_cover_at_most_half(seed: int) -> None:
     config = AudioTowerConfig(**{**AUDIO, "time_mask": 1000})
     frames = torch.tensor([2, 5, 100])
-    hidden = hide(
+    masked = spec_augment(
         torch.ones(3, 16, 100), frames, ItemRNG(seed, [0] * 3, range(3)).uniform("spectrogram masks", 4), config
     )
-    for row, count in zip(hidden, frames.tolist(), strict=True):
-        heard = row[:, :count]
-        assert (heard.sum(0) > 0).sum() >= count / 2
-        assert (heard.sum(1) > 0).sum() >= 16 / 2
-    assert (hidden == 0).any()
+    for row, count in zip(masked, frames.tolist(), strict=True):
+        valid = row[:, :count]
+        assert (valid.sum(0) > 0).sum() >= count / 2
+        assert (valid.sum(1) > 0).sum() >= 16 / 2
+    assert (masked == 0).any()
 
 
 def test_masks_differ_from_row_to_row() -> None:
     config = AudioTowerConfig(**AUDIO)
     numbers = ItemRNG(0, [0] * 8, range(8)).uniform("spectrogram masks", 4)
-    hidden = hide(torch.ones(8, 16, 100), torch.full((8,), 100), numbers, config)
-    assert len({tuple(row.flatten().tolist()) for row in hidden}) > 4
+    masked = spec_augment(torch.ones(8, 16, 100), torch.full((8,), 100), numbers, config)
+    assert len({tuple(row.flatten().tolist()) for row in masked}) > 4
 
 
-def test_every_clip_loses_its_share_of_its_own_patches() -> None:
-    present = torch.arange(20) < torch.tensor([[20], [8], [1]])
-    kept, there = keep_patches(present, ItemRNG(0, [0] * 3, range(3)).uniform("patches", 20), 0.25)
-    assert there.sum(1).tolist() == [15, 6, 1]
-    for row, real, own in zip(kept, there, present, strict=True):
+def test_every_clip_loses_the_same_fraction_of_its_own_patches() -> None:
+    valid_mask = torch.arange(20) < torch.tensor([[20], [8], [1]])
+    retained, still_valid = drop_patches(valid_mask, ItemRNG(0, [0] * 3, range(3)).uniform("patches", 20), 0.25)
+    assert still_valid.sum(1).tolist() == [15, 6, 1]
+    for row, real, own in zip(retained, still_valid, valid_mask, strict=True):
         chosen = row[real]
         assert own[chosen].all()
         assert len(set(chosen.tolist())) == len(chosen)
 
 
-def test_a_band_that_could_hide_most_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"frequency_mask=9 could silence more than half"):
+def test_a_frequency_mask_above_half_the_bins_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"frequency_mask=9 could mask more than half"):
         audio_tower(frequency_mask=9)
 
 
-def test_a_clip_beyond_the_longest_is_refused() -> None:
+def test_a_clip_longer_than_max_seconds_is_refused() -> None:
     with pytest.raises(UsageError, match=r"longer than model.audio.max_seconds"):
         audio_tower()(torch.zeros(1, 17_000), torch.tensor([17_000]))
 
 
-def test_spectrograms_are_brought_to_zero_and_one() -> None:
+def test_spectrograms_are_normalised() -> None:
     tower = audio_tower()
     clips, lengths = padded(waves(16_000, 4000))
-    tower.adjust(tower.level(clips, lengths))
+    tower.set_normalisation(tower.moments(clips, lengths))
     spectrogram = tower._normalised(clips, tower.log_mel.frames(lengths))
-    heard = torch.cat([spectrogram[0].flatten(), spectrogram[1, :, : 4000 // 80 + 1].flatten()])
-    assert heard.mean().item() == pytest.approx(0, abs=1e-4)
-    assert heard.std().item() == pytest.approx(1, abs=1e-3)
+    valid = torch.cat([spectrogram[0].flatten(), spectrogram[1, :, : 4000 // 80 + 1].flatten()])
+    assert valid.mean().item() == pytest.approx(0, abs=1e-4)
+    assert valid.std().item() == pytest.approx(1, abs=1e-3)
 
 
-# --- the tower of text --------------------------------------------------------------------------------------------
+# --- the text tower -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reads", ["bytes", "tokens", "hf"])
-def test_a_text_means_the_same_alone_and_beside_longer_ones(reads: str, tmp_path: Path) -> None:
-    if reads != "bytes":
+@pytest.mark.parametrize("encoder", ["bytes", "tokens", "hf"])
+def test_a_text_has_the_same_embedding_alone_and_in_a_padded_batch(encoder: str, tmp_path: Path) -> None:
+    if encoder != "bytes":
         pytest.importorskip("transformers", reason="the extra hf is not installed")
-        reads = f"{reads}:{make_folder(tmp_path / 'text')}"
-    tower = TextTransformer(**TOWER, encoder=reads).eval()
+        encoder = f"{encoder}:{make_folder(tmp_path / 'text')}"
+    tower = TextTransformer(**TOWER, encoder=encoder).eval()
     texts = ["a red circle", "a", "a blue square a red circle left"]
     together = tower(*tower.prepare(texts))
     assert together.shape == (3, 1, 16)
@@ -156,7 +158,7 @@ def test_a_text_means_the_same_alone_and_beside_longer_ones(reads: str, tmp_path
     assert not torch.allclose(together[0], together[1])
 
 
-def test_a_text_that_is_too_long_is_cut_at_its_end(tmp_path: Path) -> None:
+def test_a_text_that_is_too_long_is_truncated(tmp_path: Path) -> None:
     tower = TextTransformer(**TOWER, max_length=16)
     texts = ["a flute that plays on and on", "flute"]
     ids, mask = tower.prepare(texts)
@@ -168,15 +170,15 @@ def test_a_text_that_is_too_long_is_cut_at_its_end(tmp_path: Path) -> None:
     assert words.too_long(["a red circle", "a red circle " * 4]) == ["a red circle " * 4]
 
 
-def test_texts_may_come_as_ids() -> None:
+def test_texts_may_be_token_ids() -> None:
     tower = TextTransformer(**TOWER, vocab_size=20)
     _, mask = tower.prepare_ids([torch.tensor([3, 4, 5]), torch.tensor([19])])
     assert mask.sum(1).tolist() == [3, 1]
-    with pytest.raises(UsageError, match=r"go from 0 to 19 .* there is a 20"):
+    with pytest.raises(UsageError, match=r"between 0 and 19 .* the largest is 20"):
         tower.prepare_ids([torch.tensor([20])])
 
 
-# --- both ---------------------------------------------------------------------------------------------------------
+# --- the model ----------------------------------------------------------------------------------------------------
 
 
 def small_model(**keywords: object) -> MuLaN:
@@ -184,7 +186,7 @@ def small_model(**keywords: object) -> MuLaN:
     return MuLaN(audio=AUDIO, text=TOWER, latent_dim=8, **keywords)
 
 
-def test_a_model_is_made_of_two_towers() -> None:
+def test_a_model_takes_two_towers() -> None:
     towers = audio_tower(), TextTransformer(**TOWER)
     model = MuLaN(audio_transformer=towers[0], text_transformer=towers[1], latent_dim=8)
     assert (model.audio, model.text) == towers
@@ -193,7 +195,7 @@ def test_a_model_is_made_of_two_towers() -> None:
         MuLaN(audio_transformer=towers[0], audio=AUDIO)
 
 
-def test_vectors_have_length_one_and_one_for_each_loss() -> None:
+def test_embeddings_are_unit_vectors_one_for_each_loss() -> None:
     model = small_model(intermediate_losses=1)
     texts = model.text.prepare(["a flute", "a drum"])
     vectors = model(*padded(waves(4000, 8000)), *texts, None)
@@ -204,9 +206,9 @@ def test_vectors_have_length_one_and_one_for_each_loss() -> None:
     assert vectors.scale.tolist() == pytest.approx([10, 10])
 
 
-def test_an_exported_model_makes_the_same_vectors(tmp_path: Path) -> None:
+def test_an_exported_model_gives_the_same_embeddings(tmp_path: Path) -> None:
     model = small_model(contrastive_loss="sigmoid").eval()
-    model.audio.adjust(torch.tensor([-30.0, 100.0, 10.0], dtype=torch.float64))
+    model.audio.set_normalisation(torch.tensor([-30.0, 100.0, 10.0], dtype=torch.float64))
     model.save_pretrained(tmp_path / "hub")
     again = MuLaN.from_pretrained(tmp_path / "hub")
     clips = padded(waves(4000, 8000))
@@ -214,10 +216,10 @@ def test_an_exported_model_makes_the_same_vectors(tmp_path: Path) -> None:
     assert torch.equal(again.embed_texts(["a flute"]), model.embed_texts(["a flute"]))
 
 
-def test_codes_stand_for_vectors() -> None:
+def test_codes_approximate_embeddings() -> None:
     torch.manual_seed(0)
     vectors = F.normalize(torch.randn(64, 8), dim=-1)
-    quantizer = MuLaNEmbedQuantizer(8, levels=4, codebook_size=16)
+    quantizer = MuLaNEmbedQuantizer(8, num_quantizers=4, codebook_size=16)
     quantizer.quantizer.initialise(vectors, 0)
     codes = quantizer.encode(vectors)
     assert codes.shape == (64, 4)
@@ -227,36 +229,36 @@ def test_codes_stand_for_vectors() -> None:
     assert F.cosine_similarity(quantizer.decode(fewer), vectors).mean() < 0.9
 
 
-# --- finding ------------------------------------------------------------------------------------------------------
+# --- retrieval ----------------------------------------------------------------------------------------------------
 
 
-def test_ranks_count_what_stands_before_the_right_answer() -> None:
-    asked = torch.eye(3)
-    answers = torch.tensor([[1.0, 0.9, 0.2], [0.5, 1.0, 0.1], [0.6, 0.0, 0.0]])
-    assert ranks_of(asked, answers, torch.arange(3)).tolist() == [1, 1, 3]
+def test_the_rank_counts_candidates_before_the_correct_one() -> None:
+    queries = torch.eye(3)
+    candidates = torch.tensor([[1.0, 0.9, 0.2], [0.5, 1.0, 0.1], [0.6, 0.0, 0.0]])
+    assert best_ranks(queries, candidates, torch.arange(3)).tolist() == [1, 1, 3]
 
 
-def test_vectors_that_are_all_the_same_find_nothing() -> None:
+def test_constant_embeddings_have_the_worst_metrics() -> None:
     same = torch.ones(10, 4)
-    figures = retrieval_metrics(same, same, torch.arange(10))
-    assert figures["text_to_audio_r1"] == figures["audio_to_text_r5"] == 0
-    assert figures["text_to_audio_median_rank"] == 10
+    metrics = retrieval_metrics(same, same, torch.arange(10))
+    assert metrics["text_to_audio_r1"] == metrics["audio_to_text_r5"] == 0
+    assert metrics["text_to_audio_median_rank"] == 10
 
 
-def test_any_clip_of_the_same_caption_is_right() -> None:
-    asked, answers = torch.eye(2)[[0, 0, 1]], torch.eye(2)[[1, 0, 1]]
-    assert ranks_of(asked, answers, torch.tensor([7, 7, 8])).tolist() == [1, 1, 2]
+def test_any_clip_with_the_same_caption_is_correct() -> None:
+    queries, candidates = torch.eye(2)[[0, 0, 1]], torch.eye(2)[[1, 0, 1]]
+    assert best_ranks(queries, candidates, torch.tensor([7, 7, 8])).tolist() == [1, 1, 2]
 
 
 def test_captions_are_compared_by_their_words() -> None:
     assert caption_number("A slow drum.") == caption_number("a slow drum")
     assert caption_number("a slow drum") != caption_number("a fast drum")
     numbers = torch.tensor([caption_number(text) for text in ("a", "b", "a", "c")])
-    assert first_of_each(numbers, 10).tolist() == [0, 1, 3]
-    assert first_of_each(numbers, 2).tolist() == [0, 1]
+    assert first_per_group(numbers, 10).tolist() == [0, 1, 3]
+    assert first_per_group(numbers, 2).tolist() == [0, 1]
 
 
-def test_a_caption_names_the_longest_label_in_it() -> None:
+def test_the_label_of_a_caption_is_the_longest_it_contains() -> None:
     labels = ("drum", "snare drum", "flute")
     assert label_in("A loud Snare Drum beat", labels) == 1
     assert label_in("a flute", labels) == 2
@@ -280,20 +282,20 @@ def test_the_temperature_never_falls_below_its_limit() -> None:
     assert task.mulan.log_scale.exp().item() == pytest.approx(20)
 
 
-def test_vectors_that_tell_nothing_apart_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_at_chance_level_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     task = small_task()
     same = F.normalize(torch.ones(30, 8), dim=-1)
     rows = {"audio": same, "text": same, "captions": torch.arange(30)}
     sums = {"log_scale": torch.tensor(5.0), "batches": torch.tensor(2.0)}
-    figures = task.summarise(Statistics(sums, rows))
-    assert figures["loss"] == pytest.approx(math.log(30))
+    metrics = task.summarise(Statistics(sums, rows))
+    assert metrics["loss"] == pytest.approx(math.log(30))
     assert "ln(30) = 3.401" in capsys.readouterr().err
     apart = F.normalize(torch.randn(30, 8), dim=-1)
     task.summarise(Statistics(sums, {**rows, "audio": apart, "text": apart}))
     assert capsys.readouterr().err == ""
 
 
-def test_the_loss_is_taken_at_the_temperature_of_the_weights_that_are_measured() -> None:
+def test_the_loss_uses_the_temperature_of_the_evaluated_weights() -> None:
     task = small_task()
     averaged = small_model()
     with torch.no_grad():
@@ -303,12 +305,12 @@ def test_the_loss_is_taken_at_the_temperature_of_the_weights_that_are_measured()
     batch = Batch(pad_windows(clips), ("a", "b", "c"), ItemRNG(0, [0] * 3, range(3)))
     modules = {"mulan": averaged.eval()}
     with torch.no_grad():
-        found = task.summarise(task.measure(modules, batch))
+        metrics = task.summarise(task.measure(modules, batch))
         pipeline = task.pipeline(modules)
         texts = pipeline.embed_texts([f"tone {number}" for number in range(3)])
         scores = 3.0 * pipeline.embed_batch(batch) @ texts.T
     expected = (F.cross_entropy(scores, torch.arange(3)) + F.cross_entropy(scores.T, torch.arange(3))) / 2
-    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_long_clip_is_the_mean_of_its_windows() -> None:
@@ -329,32 +331,32 @@ def test_windows_longer_than_the_tower_takes_are_refused() -> None:
         small_task(**{"data.seconds": 3.0})
 
 
-class HalfHearted(MuLaNTask):
-    """A contrastive task that leaves its gradients to micro-batches."""
+class PerMicroBatch(MuLaNTask):
+    """A contrastive task whose loss compares only the items of a micro-batch."""
 
     backward = Task.backward
 
 
-def test_accumulation_that_would_compare_less_is_refused() -> None:
+def test_accumulation_that_would_reduce_the_contrastive_batch_is_refused() -> None:
     config = small_task(**{"train.batch_size": 8, "train.grad_accum_steps": 4}).config
     check_processes(MuLaNTask(config), 1)
-    with pytest.raises(UsageError, match=r"train.grad_accum_steps=4 would leave only 2 at a time to compare with"):
-        check_processes(HalfHearted(config), 1)
+    with pytest.raises(UsageError, match=r"train.grad_accum_steps=4 reduces that to 2 items at a time"):
+        check_processes(PerMicroBatch(config), 1)
     alone = config.changed({"train.batch_size": 1, "train.grad_accum_steps": 1})
-    with pytest.raises(UsageError, match=r"at least 2 \(got 1\): it compares the items"):
+    with pytest.raises(UsageError, match=r"at least 2 \(got 1\), because it compares the items"):
         check_processes(MuLaNTask(alone), 1)
 
 
-def test_captions_lose_words_and_never_all() -> None:
+def test_word_dropout_never_drops_all_words() -> None:
     texts = [f"a loud low flute note number {number}" for number in range(200)]
     rng = ItemRNG(0, [0] * 200, range(200))
-    assert without_words(texts, rng, 0.0) == texts
-    shorter = without_words(texts, rng, 1.0)
+    assert drop_words(texts, rng, 0.0) == texts
+    shorter = drop_words(texts, rng, 1.0)
     assert 80 < sum(short == text for short, text in zip(shorter, texts, strict=True)) < 125
     assert all(short and set(short.split()) <= set(text.split()) for short, text in zip(shorter, texts, strict=True))
     assert min(len(short.split()) for short in shorter) == 1
-    assert without_words(texts[7:9], ItemRNG(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
-    assert without_words(["", "drum"], ItemRNG(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]
+    assert drop_words(texts[7:9], ItemRNG(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
+    assert drop_words(["", "drum"], ItemRNG(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]
 
 
 # --- the pipeline -------------------------------------------------------------------------------------------------
@@ -368,7 +370,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> MuLaNPipeline:
     return MuLaNPipeline.from_pretrained(folder)
 
 
-def test_an_exported_mulan_puts_clips_and_texts_into_one_space(pipeline: MuLaNPipeline) -> None:
+def test_an_exported_mulan_embeds_clips_and_texts_into_one_space(pipeline: MuLaNPipeline) -> None:
     assert pipeline.sample_rate == AUDIO["sample_rate"]
     audio = pipeline.embed_audio(waves(20_000, 8000, 100), pipeline.sample_rate)
     text = pipeline.embed_texts(["a flute", "slow drums"])
@@ -379,7 +381,7 @@ def test_an_exported_mulan_puts_clips_and_texts_into_one_space(pipeline: MuLaNPi
     assert pipeline.quantizer.encode(audio).shape == (3, 2)
 
 
-def test_a_vector_is_the_same_alone_and_among_others(pipeline: MuLaNPipeline) -> None:
+def test_an_embedding_is_the_same_alone_and_in_a_batch(pipeline: MuLaNPipeline) -> None:
     clips = waves(20_000, 8000, 100)
     together = pipeline.embed_audio(clips, pipeline.sample_rate)
     for clip, vector in zip(clips, together, strict=True):
@@ -388,15 +390,15 @@ def test_a_vector_is_the_same_alone_and_among_others(pipeline: MuLaNPipeline) ->
     torch.testing.assert_close(pipeline.embed_texts(texts)[66:67], pipeline.embed_texts(texts[66:67]))
 
 
-def test_clips_in_memory_are_heard_as_files_are(pipeline: MuLaNPipeline, tmp_path: Path) -> None:
+def test_clips_in_memory_are_embedded_as_files_are(pipeline: MuLaNPipeline, tmp_path: Path) -> None:
     rate = pipeline.sample_rate
     clips = waves(3 * rate, rate // 2)
     for number, clip in enumerate(clips):
         write_audio(clip, tmp_path / f"{number}.wav", rate=rate)
-    written = embed_media(pipeline, tmp_path)
-    assert written.files == ["0.wav", "1.wav"]
-    stored = [torch.from_numpy(read_audio(tmp_path / file, rate)[0]) for file in written.files]
-    torch.testing.assert_close(pipeline.embed_audio(stored, rate), written.vectors, rtol=1e-4, atol=1e-5)
+    embedded = embed_media(pipeline, tmp_path)
+    assert embedded.files == ["0.wav", "1.wav"]
+    stored = [torch.from_numpy(read_audio(tmp_path / file, rate)[0]) for file in embedded.files]
+    torch.testing.assert_close(pipeline.embed_audio(stored, rate), embedded.vectors, rtol=1e-4, atol=1e-5)
 
 
 def test_clips_of_another_rate_are_resampled(pipeline: MuLaNPipeline) -> None:
@@ -408,8 +410,8 @@ def test_clips_of_another_rate_are_resampled(pipeline: MuLaNPipeline) -> None:
     )
 
 
-def test_a_text_that_is_cut_is_said(pipeline: MuLaNPipeline, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_text_is_warned_about(pipeline: MuLaNPipeline, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline.embed_texts(["a flute"])
     assert capsys.readouterr().err == ""
     pipeline.embed_texts(["very " * 400 + "long"])
-    assert "cut at its end" in capsys.readouterr().err
+    assert "text truncated to model.text.max_length" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""MuLaN in Python: data set objects of every form, and the original trainer's keywords."""
+"""`MuLaNTrainer`: dataset objects of every form, and the keywords of the original trainer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {
 
 def small_mulan(**text: Any) -> MuLaN:
     torch.manual_seed(0)
-    hearing = AudioSpectrogramTransformer(
+    audio = AudioSpectrogramTransformer(
         **TOWER,
         sample_rate=RATE,
         n_fft=256,
@@ -41,11 +41,11 @@ def small_mulan(**text: Any) -> MuLaN:
         time_mask=4,
         max_seconds=1.0,
     )
-    return MuLaN(audio_transformer=hearing, text_transformer=TextTransformer(**TOWER, **text), latent_dim=8)
+    return MuLaN(audio_transformer=audio, text_transformer=TextTransformer(**TOWER, **text), latent_dim=8)
 
 
-class Sounds:
-    """Twelve tones of different lengths in one of the forms people's data sets have."""
+class Tones:
+    """Twelve tones of different lengths, in one of the forms that datasets have."""
 
     def __init__(self, form: str) -> None:
         self.form = form
@@ -67,14 +67,14 @@ class Sounds:
 
 def trained(out: Path, form: str = "tuple", model: MuLaN | None = None, **more: Any) -> MuLaNTrainer:
     arguments: dict[str, Any] = {"steps": 2, "batch_size": 4, "config": QUICK, **more}
-    trainer = MuLaNTrainer(model or small_mulan(), data=Sounds(form), out=out, **arguments)
+    trainer = MuLaNTrainer(model or small_mulan(), data=Tones(form), out=out, **arguments)
     trainer.train()
     trainer.close()
     return trainer
 
 
 @pytest.mark.parametrize("form", ["tuple", "declared", "ids"])
-def test_data_sets_of_every_form_train(tmp_path: Path, form: str) -> None:
+def test_datasets_of_every_form_train(tmp_path: Path, form: str) -> None:
     declared = {"declared": ("texts", "wavs")} if form == "declared" else {}
     model = small_mulan(vocab_size=20) if form == "ids" else None
     trainer = trained(tmp_path / "run", form, model, **declared)
@@ -84,7 +84,7 @@ def test_data_sets_of_every_form_train(tmp_path: Path, form: str) -> None:
     assert (tmp_path / "run" / "checkpoints" / "latest").is_file()
 
 
-def test_equal_sounds_in_other_forms_train_the_same(tmp_path: Path) -> None:
+def test_the_form_of_a_dataset_does_not_change_training(tmp_path: Path) -> None:
     first, *others = (
         trained(tmp_path / form, form).unwrapped_model.state_dict() for form in ("tuple", "names", "raw texts")
     )
@@ -92,10 +92,10 @@ def test_equal_sounds_in_other_forms_train_the_same(tmp_path: Path) -> None:
         assert all(torch.equal(first[name], other[name]) for name in other)
 
 
-def test_a_run_given_objects_resumes_from_python_and_only_there(tmp_path: Path) -> None:
-    horizon = {**QUICK, "optim.decay_steps": 4}
-    straight = trained(tmp_path / "straight", steps=4, config=horizon)
-    trained(tmp_path / "parts", config=horizon)
+def test_a_run_of_a_python_dataset_resumes_only_from_python(tmp_path: Path) -> None:
+    settings = {**QUICK, "optim.decay_steps": 4}
+    straight = trained(tmp_path / "straight", steps=4, config=settings)
+    trained(tmp_path / "parts", config=settings)
     with pytest.raises(UsageError, match="only be resumed from Python"):
         runs.resumed_trainer(tmp_path / "parts", {"train.steps": 4})
     again = trained(tmp_path / "parts", steps=4, resume=True)
@@ -106,7 +106,7 @@ def test_a_run_given_objects_resumes_from_python_and_only_there(tmp_path: Path) 
 def original_call(out: Path, **changes: Any) -> dict[str, Any]:
     """Every keyword of MuLaNTrainer in musiclm-pytorch 0.2.8, but for the model."""
     return {
-        "dataset": Sounds("tuple"),
+        "dataset": Tones("tuple"),
         "num_train_steps": 2,
         "batch_size": 2,
         "data_max_length": 4000,
@@ -148,8 +148,8 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": 1, "grad_accum_every": 1}, "batch_size=1 is impossible.*at least 2"),
-        ({"data_max_length": 0}, "data_max_length=0 is impossible"),
+        ({"batch_size": 1, "grad_accum_every": 1}, "batch_size=1 is invalid.*at least 2"),
+        ({"data_max_length": 0}, "data_max_length=0 is invalid"),
         ({"data_max_length": 80_000}, r"data\.seconds=10\.0 is longer than model\.audio\.max_seconds=1\.0"),
         ({"force_clear_prev_results": True}, "nothing is ever deleted"),
         ({"dataset": None}, "MuLaNTrainer needs data"),
@@ -157,24 +157,24 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore::quintet.compat.CompatibilityNotice")
-def test_impossible_original_values_are_one_sentence(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_invalid_original_values_are_one_sentence(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         musiclm_pytorch.MuLaNTrainer(**{"mulan": small_mulan(), **original_call(tmp_path / "run"), **change})
     assert not (tmp_path / "run").exists()
 
 
-def test_captions_of_a_data_set_are_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captions_of_a_dataset_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = [(torch.rand(4000), "a tone")] * 8
     MuLaNTrainer(small_mulan(), data=same, out=tmp_path / "same", steps=1, batch_size=2, config=QUICK).close()
-    assert "have the caption 'a tone'" in capsys.readouterr().err
-    none = [(torch.rand(4000), "")] * 8
-    with pytest.raises(UsageError, match="have no caption, item 0"):
-        MuLaNTrainer(small_mulan(), data=none, out=tmp_path / "none", steps=1, batch_size=2, config=QUICK)
+    assert "have the same caption 'a tone'" in capsys.readouterr().err
+    empty = [(torch.rand(4000), "")] * 8
+    with pytest.raises(UsageError, match="have no caption, for example item 0"):
+        MuLaNTrainer(small_mulan(), data=empty, out=tmp_path / "empty", steps=1, batch_size=2, config=QUICK)
 
 
 def test_ids_beyond_the_vocabulary_are_an_error(tmp_path: Path) -> None:
     trainer = MuLaNTrainer(
-        small_mulan(vocab_size=5), data=Sounds("ids"), out=tmp_path / "run", steps=1, batch_size=4, config=QUICK
+        small_mulan(vocab_size=5), data=Tones("ids"), out=tmp_path / "run", steps=1, batch_size=4, config=QUICK
     )
     with pytest.raises(UsageError, match=r"model\.text\.vocab_size"):
         trainer.train()
@@ -182,10 +182,10 @@ def test_ids_beyond_the_vocabulary_are_an_error(tmp_path: Path) -> None:
 
 
 def test_the_readme_form_gives_no_notice(tmp_path: Path) -> None:
-    folder = tmp_path / "sounds"
+    folder = tmp_path / "audio"
     folder.mkdir()
     for number in range(8):
-        soundfile.write(folder / f"{number}.wav", Sounds("tuple")[number][0].numpy(), RATE)
+        soundfile.write(folder / f"{number}.wav", Tones("tuple")[number][0].numpy(), RATE)
         (folder / f"{number}.txt").write_text(f"tone {number}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

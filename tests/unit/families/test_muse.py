@@ -91,9 +91,9 @@ def test_samples_record_text_seed_and_settings(recipe: MuseTask) -> None:
         options = MuseOptions(num=2, seed=7)
         grid, *single = recipe.pipeline(recipe.modules).files(["a red circle", "a blue star"], options)
     assert grid.file == "grid.png"
-    assert [artifact.about["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
-    assert {artifact.about["seed"] for artifact in single} == {7}
-    assert single[0].about["settings"]["guidance_scale"] == 3.0
+    assert [artifact.metadata["text"] for artifact in single] == ["a red circle"] * 2 + ["a blue star"] * 2
+    assert {artifact.metadata["seed"] for artifact in single} == {7}
+    assert single[0].metadata["settings"]["guidance_scale"] == 3.0
 
 
 def test_tokenizer_that_does_not_fit_is_named_with_the_key(pictures: Path) -> None:
@@ -382,7 +382,7 @@ def test_captions_that_are_not_classes_are_refused(pictures: Path, tmp_path: Pat
     keys = ("model.text=classes", "model.classes=[cat, dog]")
     outcome = quintet(*words(pictures, tmp_path / "run", *keys))
     assert outcome.code == 2
-    assert "captions are none of the 2 classes" in error_line(outcome.errors)
+    assert "captions are not among the 2 classes" in error_line(outcome.errors)
     data = shutil.copytree(pictures, tmp_path / "data")
     rows = [json.loads(line) for line in (data / "metadata.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):
@@ -438,7 +438,7 @@ def test_init_from_a_run_with_another_tokenizer_is_refused(pictures: Path, tmp_p
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
     outcome = quintet(*words(pictures, tmp_path / "second", "--init", first, "--tokenizer", other))
     assert outcome.code == 2
-    assert "stands on another tokenizer" in error_line(outcome.errors)
+    assert "was trained with another tokenizer" in error_line(outcome.errors)
 
 
 def test_codes_are_those_of_the_item_whatever_the_split(pictures: Path, tmp_path: Path) -> None:
@@ -501,7 +501,7 @@ def test_python_trainer_is_deterministic(pictures: Path, tmp_path: Path) -> None
         each.close()
     weights = [load_file(step_folder(tmp_path / out, 12) / "maskgit.safetensors") for out in ("first", "second")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    with pytest.raises(UsageError, match="load the weights"):
+    with pytest.raises(UsageError, match="pass a model with loaded weights"):
         trainer("third", init=str(tmp_path / "first"))
 
 

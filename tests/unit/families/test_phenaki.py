@@ -122,7 +122,7 @@ def test_some_clips_are_trained_as_continuation(task: PhenakiTask) -> None:
     primed = 0
     for epoch in range(50):
         batch = batch_of(task, [3, 2, 1, 3], epoch)
-        known = task.rows(batch, train=True).given
+        known = task.model_inputs(batch, train=True).known_mask
         assert known is not None
         latent_frames = known.view(4, 3, POSITIONS)
         assert (latent_frames.all(2) == latent_frames.any(2)).all()  # full latent frames
@@ -134,7 +134,7 @@ def test_some_clips_are_trained_as_continuation(task: PhenakiTask) -> None:
         assert not (hidden & known).any()
         assert hidden.any(1).all()
     assert primed / 150 == pytest.approx(0.5, abs=0.12)
-    assert task.rows(batch, train=False).given is None
+    assert task.model_inputs(batch, train=False).known_mask is None
 
 
 def test_frame_autoregressive_predicts_one_latent_frame_from_earlier_ones(task: PhenakiTask) -> None:
@@ -156,7 +156,7 @@ def test_frame_autoregressive_predicts_one_latent_frame_from_earlier_ones(task: 
     assert predicted[0] / 60 == pytest.approx(0.5, abs=0.15)
     assert (predicted[1:] > 7).all()
     task.config = task.config.changed({"loss.first_frame_prob": 1.0})
-    known = task.rows(batch_of(task, [3] * 8), train=True).given
+    known = task.model_inputs(batch_of(task, [3] * 8), train=True).known_mask
     assert known is not None
     assert not known.any()
 
@@ -414,8 +414,8 @@ def test_samples_record_text_and_settings(task: PhenakiTask, tmp_path: Path) -> 
         *("001-a-red-ball-moves.mp4", "001-a-red-ball-moves.gif"),
         *("002.mp4", "002.gif"),
     ]
-    assert [artifact.about["text"] for artifact in single[::2]] == texts
-    assert {(artifact.about["seed"], artifact.about["frames"]) for artifact in single} == {(7, 3)}
+    assert [artifact.metadata["text"] for artifact in single[::2]] == texts
+    assert {(artifact.metadata["seed"], artifact.metadata["frames"]) for artifact in single} == {(7, 3)}
     for artifact in single[:2]:
         artifact.write(tmp_path / artifact.file)
         assert read_header(tmp_path / artifact.file).frames == 3
@@ -429,12 +429,12 @@ def test_sample_prompts_come_from_a_list_a_file_or_the_validation_set(videos: Pa
         assert isinstance(made, PhenakiTask)
         with inference_mode(made.modules):
             _, *single = made.sample(made.modules, batch_of(made, [3, 3, 1]))
-        assert [artifact.about["text"] for artifact in single[::2]] == expected
+        assert [artifact.metadata["text"] for artifact in single[::2]] == expected
     # As `quintet sample RUN sample.texts=FILE` does.
     made = PhenakiTask(made.config.changed({"sample.texts": str(file)}), made.frozen, made.modules)
     with inference_mode(made.modules):
         _, *single = made.sample(made.modules, batch_of(made, [3]))
-    assert [artifact.about["text"] for artifact in single[::2]] == ["a red ball", "a blue star"]
+    assert [artifact.metadata["text"] for artifact in single[::2]] == ["a red ball", "a blue star"]
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(UsageError, match=r"sample\.texts: .*empty\.txt is empty"):
         make_task("phenaki", videos, (*TINY_PHENAKI, f"sample.texts={tmp_path / 'empty.txt'}"))
@@ -443,8 +443,8 @@ def test_sample_prompts_come_from_a_list_a_file_or_the_validation_set(videos: Pa
 def test_samples_are_as_long_as_the_validation_clips(task: PhenakiTask) -> None:
     with inference_mode(task.modules):
         sheet, *single = task.sample(task.modules, batch_of(task, [3, 1, 2]))
-    assert sheet.about["texts"] == ["clip 0", "clip 1", "clip 2"]
-    assert [artifact.about["frames"] for artifact in single[::2]] == [5, 1, 3]
+    assert sheet.metadata["texts"] == ["clip 0", "clip 1", "clip 2"]
+    assert [artifact.metadata["frames"] for artifact in single[::2]] == [5, 1, 3]
 
 
 def test_judge_recognizes_its_own_data(videos: Path) -> None:

@@ -143,7 +143,7 @@ def test_tokenizer_of_another_type_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"takes a run, an exported folder or a pipeline as tokenizer, not a Other"):
         trained("codes", tmp_path / "run", Other())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"runs/vtok does not exist; give the folder of a run"):
+    with pytest.raises(UsageError, match=r"runs/vtok does not exist; pass the folder of a run"):
         trained("codes", tmp_path / "run", "runs/vtok")  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Codecs of `transformers`, tiny and random, from a folder: their own codes and waves, behind the codec's interface."""
+"""`PretrainedCodec`: tiny random codecs of `transformers`, whose codes and waveforms equal those of the library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_codes(model: Any, waves: torch.Tensor) -> torch.Tensor:
-    """As the library has them, (batch, levels, frames)."""
+    """The codes of the library, (batch, quantizers, frames)."""
     encodec = model.config.model_type == "encodec"
     codes: torch.Tensor = model.encode(waves, bandwidth=0.8)[0][0] if encodec else model.encode(waves).audio_codes
     return codes
@@ -56,12 +56,12 @@ def own_waves(model: Any, codes: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_codes_and_waves_are_the_models_own(kind: str, folders: dict[str, Path]) -> None:
+def test_codes_and_waveforms_equal_those_of_the_library(kind: str, folders: dict[str, Path]) -> None:
     from transformers import AutoModel
 
     codec, own = PretrainedCodec.from_transformers(folders[kind]), AutoModel.from_pretrained(folders[kind]).eval()
     hop, levels = HOPS[kind], LEVELS[kind]
-    assert (codec.rate, codec.hop, codec.levels, codec.num_codes) == (RATE, hop, levels, CODES)
+    assert (codec.sample_rate, codec.hop, codec.num_quantizers, codec.num_codes) == (RATE, hop, levels, CODES)
     assert codec.frame_rate == RATE / hop
     assert codec.bitrate == RATE / hop * levels * 4
     waves = torch.stack(noise(9 * hop, 9 * hop))
@@ -70,80 +70,80 @@ def test_codes_and_waves_are_the_models_own(kind: str, folders: dict[str, Path])
     assert torch.equal(codes.transpose(1, 2), own_codes(own, waves[:, None]))
     assert len(codes.unique()) > 4
     expected = own_waves(own, codes.transpose(1, 2)).clamp(-1, 1)
-    made = codec.decode(codes)
-    assert made.shape == (2, 9 * hop)
-    torch.testing.assert_close(made[:, : expected.shape[1]], expected)
+    decoded = codec.decode(codes)
+    assert decoded.shape == (2, 9 * hop)
+    torch.testing.assert_close(decoded[:, : expected.shape[1]], expected)
     assert expected.shape[1] > 9 * hop - 20
-    assert not made[:, expected.shape[1] :].any()
+    assert not decoded[:, expected.shape[1] :].any()
     assert not codec.training
     assert not any(parameter.requires_grad for parameter in codec.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_clip_is_the_same_alone_and_beside_longer_ones(kind: str, folders: dict[str, Path]) -> None:
-    """Also one of less than a frame, and one that ends in the middle of a frame."""
+def test_a_clip_is_the_same_alone_and_in_a_padded_batch(kind: str, folders: dict[str, Path]) -> None:
+    """Includes a clip shorter than a frame, and clips that end in the middle of a frame."""
     codec, hop = PretrainedCodec.from_transformers(folders[kind]), HOPS[kind]
     rows = noise(7 * hop, 5, 3 * hop + 11, 3 * hop + 11)
     lengths = torch.tensor([len(row) for row in rows])
     codes = codec.encode(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
     assert (codes >= 0).all(-1).sum(1).tolist() == codec.frames(lengths).tolist() == [7, 1, 4, 4]
-    made = codec.decode(codes)
+    decoded = codec.decode(codes)
     for row, alone in enumerate(rows):
         frames = int(codec.frames(lengths[row]))
         assert torch.equal(codec.encode(alone[None])[0], codes[row, :frames])
         assert (codes[row, frames:] == -1).all()
-        torch.testing.assert_close(codec.decode(codes[row : row + 1, :frames])[0], made[row, : frames * hop])
-        assert not made[row, frames * hop :].any()
+        torch.testing.assert_close(codec.decode(codes[row : row + 1, :frames])[0], decoded[row, : frames * hop])
+        assert not decoded[row, frames * hop :].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_number_of_levels(kind: str, folders: dict[str, Path]) -> None:
+def test_any_number_of_quantizers_decodes(kind: str, folders: dict[str, Path]) -> None:
     codec = PretrainedCodec.from_transformers(folders[kind])
     waves = torch.stack(noise(5 * codec.hop))
     whole = codec.encode(waves)
-    made = []
-    for levels in range(1, codec.levels + 1):
-        assert torch.equal(codec.encode(waves, levels=levels), whole[..., :levels])
-        made.append(codec.decode(whole[..., :levels]))
-    assert all(wave.shape == (1, 5 * codec.hop) for wave in made)
-    assert not torch.allclose(made[0], made[-1])
+    decoded = []
+    for levels in range(1, codec.num_quantizers + 1):
+        assert torch.equal(codec.encode(waves, num_quantizers=levels), whole[..., :levels])
+        decoded.append(codec.decode(whole[..., :levels]))
+    assert all(wave.shape == (1, 5 * codec.hop) for wave in decoded)
+    assert not torch.allclose(decoded[0], decoded[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_codebooks_tell_the_codes_of_every_level_apart(kind: str, folders: dict[str, Path]) -> None:
+def test_codebooks_have_distinct_vectors_for_every_quantizer(kind: str, folders: dict[str, Path]) -> None:
     books = PretrainedCodec.from_transformers(folders[kind]).codebooks
     assert books.shape[:2] == (LEVELS[kind], CODES)
     assert all(len(book.unique(dim=0)) == CODES for book in books)
 
 
-def test_codes_that_are_none_of_it_are_refused(folders: dict[str, Path]) -> None:
+def test_invalid_codes_are_refused(folders: dict[str, Path]) -> None:
     codec = PretrainedCodec.from_transformers(folders["dac"])
     codes = torch.zeros(1, 4, 3, dtype=torch.int64)
     for wrong in (codes.index_fill(1, torch.tensor([1]), -1), codes + CODES, codes - torch.tensor([0, 0, 1])):
-        with pytest.raises(UsageError, match="from 0 to 15, and -1 in all levels"):
+        with pytest.raises(UsageError, match="from 0 to 15, and -1 for all quantizers"):
             codec.decode(wrong)
-    with pytest.raises(UsageError, match="at most 3 levels"):
+    with pytest.raises(UsageError, match="at most 3 quantizers"):
         codec.decode(torch.zeros(1, 4, 4, dtype=torch.int64))
-    with pytest.raises(UsageError, match="mono sound"):
+    with pytest.raises(UsageError, match="mono audio"):
         codec.encode(torch.zeros(1, 1, 320))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_keeps_a_copy_that_needs_the_folder_no_more(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    place = shutil.copytree(folders[kind], tmp_path / "codec")
-    original = open_pipeline(place)
+def test_a_saved_copy_does_not_need_the_original_folder(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders[kind], tmp_path / "codec")
+    original = open_pipeline(folder)
     original.save_pretrained(tmp_path / "copy")
-    shutil.rmtree(place)
+    shutil.rmtree(folder)
     again = open_pipeline(tmp_path / "copy")
     assert again.digest == original.digest
-    assert (again.model.rate, again.model.hop, again.model.levels) == (RATE, HOPS[kind], LEVELS[kind])
+    assert (again.model.sample_rate, again.model.hop, again.model.num_quantizers) == (RATE, HOPS[kind], LEVELS[kind])
     waves = torch.stack(noise(2000))
     assert torch.equal(again.model.encode(waves), original.model.encode(waves))
     assert torch.equal(PretrainedCodec.from_pretrained(tmp_path / "copy").encode(waves), original.model.encode(waves))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_a_pipeline_like_any_other(kind: str, folders: dict[str, Path]) -> None:
+def test_its_folder_opens_as_a_pipeline(kind: str, folders: dict[str, Path]) -> None:
     pipeline = AudioCodecPipeline.from_pretrained(folders[kind])
     assert pipeline.sample_rate == RATE
     waves = torch.stack(noise(2000))
@@ -153,12 +153,12 @@ def test_it_is_a_pipeline_like_any_other(kind: str, folders: dict[str, Path]) ->
     assert pipeline.decode(codes).shape == (1, codes.shape[1] * HOPS[kind])
 
 
-def test_other_weights_and_other_settings_are_another_codec(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_other_weights_or_settings_have_another_digest(folders: dict[str, Path], tmp_path: Path) -> None:
     other = make_model(tmp_path / "other", "mimi", seed=1)
     wider = shutil.copytree(folders["mimi"], tmp_path / "wider")
     settings = json.loads((wider / "config.json").read_text())
     (wider / "config.json").write_text(json.dumps({**settings, "sliding_window": 2}))
-    assert len({open_pipeline(place).digest for place in (folders["mimi"], other, wider)}) == 3
+    assert len({open_pipeline(each).digest for each in (folders["mimi"], other, wider)}) == 3
 
 
 def test_the_commands_take_its_folder(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -168,15 +168,15 @@ def test_the_commands_take_its_folder(folders: dict[str, Path], tmp_path: Path) 
     files = sorted((tmp_path / "decoded").iterdir())
     assert [soundfile.info(file).samplerate for file in files] == [RATE] * 3
     assert [soundfile.info(file).frames for file in files] == [15 * 320, 11 * 320, 25 * 320]
-    succeed("eval", folders["dac"], "--data", sounds, "--out", tmp_path / "figures.json")
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert figures["bitrate_kbps"] == pytest.approx(RATE / 320 * 3 * 4 / 1000)
-    assert figures["mel_distance"] > 0
+    succeed("eval", folders["dac"], "--data", sounds, "--out", tmp_path / "metrics.json")
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["bitrate_kbps"] == pytest.approx(RATE / 320 * 3 * 4 / 1000)
+    assert metrics["mel_distance"] > 0
 
 
-def test_a_generator_stands_on_it_and_keeps_it(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_soundstorm_trains_on_it_and_saves_a_copy(folders: dict[str, Path], tmp_path: Path) -> None:
     sounds = sound_folder(tmp_path / "sounds", *[0.3] * 10)
-    place = shutil.copytree(folders["mimi"], tmp_path / "mimi")
+    folder = shutil.copytree(folders["mimi"], tmp_path / "mimi")
     words = (
         "--preset",
         "debug",
@@ -185,52 +185,53 @@ def test_a_generator_stands_on_it_and_keeps_it(folders: dict[str, Path], tmp_pat
         "data.seconds=0.2",
         f"data.cache_dir={tmp_path}",
     )
-    succeed("train", "soundstorm", sounds, "--tokenizer", place, *words, "--out", tmp_path / "run")
-    digest = open_pipeline(place).digest
-    shutil.rmtree(place)
+    succeed("train", "soundstorm", sounds, "--tokenizer", folder, *words, "--out", tmp_path / "run")
+    digest = open_pipeline(folder).digest
+    shutil.rmtree(folder)
     assert open_pipeline(tmp_path / "run" / "tokenizer").digest == digest
     saved = {path.name for path in (tmp_path / "run" / "checkpoints" / "step-00000002").glob("*.safetensors")}
     assert saved == {"soundstorm.safetensors"}
-    succeed("sample", tmp_path / "run", "--seconds", 0.1, "--num", 1, "--out", tmp_path / "made")
-    assert soundfile.info(tmp_path / "made" / "000.wav").frames == 10 * HOPS["mimi"]
+    succeed("sample", tmp_path / "run", "--seconds", 0.1, "--num", 1, "--out", tmp_path / "samples")
+    assert soundfile.info(tmp_path / "samples" / "000.wav").frames == 10 * HOPS["mimi"]
 
 
-def test_it_is_not_trained(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_training_it_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     sounds = sound_folder(tmp_path / "sounds", *[0.3] * 10)
     codec = PretrainedCodec.from_transformers(folders["dac"])
-    told = quintet(
-        "train", "audio-codec", sounds, "--preset", "debug", f"model.transformers_config='{codec.config.transformers_config}'",
+    outcome = quintet(
+        "train", "audio-codec", sounds, "--preset", "debug",
+        f"model.transformers_config='{codec.config.transformers_config}'",
         "--out", tmp_path / "run",
     )  # fmt: skip
-    assert told.code != 0
-    assert "used as it is, and not trained" in told.errors
+    assert outcome.code != 0
+    assert "a pretrained transformers codec cannot be trained" in outcome.errors
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
-        ("encodec", {"audio_channels": 2}, "of 2 channels"),
-        ("encodec", {"normalize": True}, "keeps more than codes"),
+        ("encodec", {"audio_channels": 2}, "has 2 channels"),
+        ("encodec", {"normalize": True}, "stores more than codes"),
         ("hubert", {}, "of type hubert, not of encodec, dac, mimi; semantic tokens are made with it"),
     ],
 )
-def test_folders_of_something_else_are_refused(kind: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_folders_of_other_models_are_refused(kind: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=reason):
         open_pipeline(make_model(tmp_path / "model", kind, **changes))
 
 
-def test_no_pickle_is_read_and_no_weight_made_up(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_pickles_and_missing_weights_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    place = shutil.copytree(folders["dac"], tmp_path / "dac")
-    weights = load_file(place / "model.safetensors")
-    (place / "model.safetensors").unlink()
-    torch.save(weights, place / "pytorch_model.bin")
+    folder = shutil.copytree(folders["dac"], tmp_path / "dac")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
     with pytest.raises(UsageError, match="reads no pickle"):
-        open_pipeline(place)
+        open_pipeline(folder)
     weights.pop("quantizer.quantizers.1.codebook.weight")
-    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UsageError, match="lacks weights of its codec of sound"):
-        open_pipeline(place)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match="lacks weights of its neural audio codec"):
+        open_pipeline(folder)
     with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
         open_pipeline("hf:nobody/nothing")

@@ -1,4 +1,4 @@
-"""SoundStorm in Python: data sets of sounds and of token ids in every form, and the original trainer's keywords."""
+"""`SoundStormTrainer`: datasets of audio and of token ids in every form, and the keywords of the original trainer."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ FRAMES = 20
 
 
 class Tokens:
-    """Twelve clips as token ids, in one of the forms people's data sets have; one may be spoilt."""
+    """Twelve clips as token ids, in one of the forms that datasets have; one may be invalid."""
 
-    def __init__(self, form: str, spoilt: dict[str, Any] | None = None) -> None:
+    def __init__(self, form: str, invalid: dict[str, Any] | None = None) -> None:
         self.form = form
-        self.spoilt = spoilt or {}
+        self.invalid = invalid or {}
 
     def __len__(self) -> int:
         return 12
@@ -49,7 +49,7 @@ class Tokens:
         acoustic = torch.randint(0, 9, (frames, 3), generator=generator)
         semantic = torch.randint(0, 5, (frames // 2,), generator=generator)
         if index == 4:
-            acoustic, semantic = self.spoilt.get("acoustic", acoustic), self.spoilt.get("semantic", semantic)
+            acoustic, semantic = self.invalid.get("acoustic", acoustic), self.invalid.get("semantic", semantic)
         return {
             "tuple": (semantic, acoustic),
             "numpy": (semantic.numpy(), acoustic.numpy()),
@@ -60,7 +60,7 @@ class Tokens:
         }[self.form]
 
 
-class Sounds:
+class Tones:
     """Twelve tones of different lengths, with captions or without."""
 
     def __init__(self, captioned: bool) -> None:
@@ -88,73 +88,76 @@ def trained(out: Path, data: Any, model: SoundStorm | None = None, **more: Any) 
 
 
 @pytest.mark.parametrize("form", ["tuple", "numpy", "padded", "names", "declared"])
-def test_pairs_of_semantic_and_acoustic_ids_are_taken_in_any_form(form: str, tmp_path: Path) -> None:
+def test_pairs_of_semantic_and_acoustic_ids_train_in_any_form(form: str, tmp_path: Path) -> None:
     declared = {"declared": ("acoustic_token_ids", "semantic_token_ids")} if form == "declared" else {}
     trainer = trained(tmp_path / "run", Tokens(form), storm(), **declared)
     source = trainer.splits.train
-    place = int(source.name(0).removeprefix("item "))
-    semantic, acoustic = Tokens("tuple")[place]
+    position = int(source.name(0).removeprefix("item "))
+    semantic, acoustic = Tokens("tuple")[position]
     item = source.load(0, ItemRNG(0, [0], [0]))
     assert torch.equal(item["codes"], acoustic)
     assert torch.equal(item["semantic"], semantic)
     assert trainer.step == 2
 
 
-def test_acoustic_ids_alone_train_a_model_that_is_told_nothing(tmp_path: Path) -> None:
-    untold = {"semantic_codes": None, "semantic_rate": None}
-    trained(tmp_path / "run", Tokens("acoustic"), storm(**untold))
+def test_acoustic_ids_alone_train_an_unconditional_model(tmp_path: Path) -> None:
+    unconditional = {"semantic_codes": None, "semantic_rate": None}
+    trained(tmp_path / "run", Tokens("acoustic"), storm(**unconditional))
     model = SoundStormPipeline.from_pretrained(tmp_path / "run").model
     assert isinstance(model, SoundStorm)
-    # Pairs serve as well: what it is not told it does not look at.
+    # Named pairs work as well: the semantic tokens are ignored.
     with pytest.raises(UsageError, match="fits no field"):
-        trained(tmp_path / "other", Tokens("tuple"), storm(**untold))
-    trained(tmp_path / "named", Tokens("names"), storm(**untold))
+        trained(tmp_path / "other", Tokens("tuple"), storm(**unconditional))
+    trained(tmp_path / "named", Tokens("names"), storm(**unconditional))
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "reason"),
+    ("invalid", "reason"),
     [
         ({"acoustic": torch.full((24, 3), 9)}, "acoustic tokens up to 9; the vocabulary ends at 8"),
         ({"acoustic": torch.tensor([[1, -1, 2]] * 24)}, "has no acoustic tokens"),
-        ({"acoustic": torch.tensor([[-1] * 3, *[[1] * 3] * 23])}, "below 0 that are no padding at its end"),
-        ({"acoustic": torch.ones(24, 2, dtype=torch.long)}, "has 2 levels of acoustic tokens; model.num_quantizers=3"),
+        ({"acoustic": torch.tensor([[-1] * 3, *[[1] * 3] * 23])}, "below 0 that are not padding at its end"),
+        (
+            {"acoustic": torch.ones(24, 2, dtype=torch.long)},
+            "has acoustic tokens of 2 quantizers; model.num_quantizers=3",
+        ),
         ({"acoustic": torch.ones(41, 3, dtype=torch.long)}, "has 41 frames, more than model.max_frames=40"),
         ({"acoustic": torch.ones(0, 3, dtype=torch.long)}, "has no acoustic tokens"),
         ({"semantic": torch.full((12,), 5)}, "semantic tokens up to 5; the vocabulary ends at 4"),
         (
             {"semantic": torch.ones(3, dtype=torch.long)},
-            "3 semantic tokens do not fit 24 frames: at 25 and 50 a second",
+            "3 semantic tokens do not fit 24 frames: with 25 tokens and 50 frames per second",
         ),
-        ({"semantic": torch.ones(24, dtype=torch.long)}, "there would be 12"),
+        ({"semantic": torch.ones(24, dtype=torch.long)}, "12 are expected"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_ids_that_do_not_fit_make_an_item_unreadable_and_are_named(
-    spoilt: dict[str, Any], reason: str, tmp_path: Path
+def test_invalid_ids_make_an_item_unreadable_with_a_reason(
+    invalid: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     keys = {**QUICK, "data.validation_fraction": 0.0}
-    trainer = trained(tmp_path / "run", Tokens("tuple", spoilt), storm(), steps=6, config=keys)
+    trainer = trained(tmp_path / "run", Tokens("tuple", invalid), storm(), steps=6, config=keys)
     assert reason in json.loads((tmp_path / "run" / "data.json").read_text())["skipped"]["item 4"]
     assert trainer.step == 6
 
 
-def test_sounds_are_encoded_and_heard(tmp_path: Path) -> None:
-    links: dict[str, Any] = {"tokenizer": open_pipeline(CODEC), "condition": open_pipeline(MULAN)}
+def test_audio_is_encoded_and_embedded(tmp_path: Path) -> None:
+    frozen: dict[str, Any] = {"tokenizer": open_pipeline(CODEC), "condition": open_pipeline(MULAN)}
     keys = {**QUICK, **{f"model.{name}": value for name, value in SMALL.items()}, "data.seconds": 0.25}
-    trainer = trained(tmp_path / "run", Sounds(captioned=True), **links, config={**keys, "loss.caption_cond_prob": 0.5})
+    trainer = trained(tmp_path / "run", Tones(captioned=True), **frozen, config={**keys, "loss.caption_cond_prob": 0.5})
     item = trainer.splits.train.load(0, ItemRNG(0, [0], [0]))
     assert {"codes", "clip", "caption", "texts"} <= item.keys()
     assert item["codes"].shape[0] <= 63
-    trained(tmp_path / "untold", Sounds(captioned=False), tokenizer=links["tokenizer"], config=keys)
+    trained(tmp_path / "unconditional", Tones(captioned=False), tokenizer=frozen["tokenizer"], config=keys)
 
 
-def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="name one with --tokenizer RUN"):
+def test_invalid_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="set --tokenizer RUN"):
         SoundStormTrainer(data=Tokens("tuple"), out=tmp_path / "run", steps=2, batch_size=2)
-    with pytest.raises(UsageError, match="give a data set of token ids"):
-        trained(tmp_path / "run", Sounds(captioned=False), storm())
-    with pytest.raises(UsageError, match="knows no codec, only token ids"):
-        trained(tmp_path / "run", Sounds(captioned=False), storm(semantic_codes=None, semantic_rate=None))
+    with pytest.raises(UsageError, match="pass a dataset of semantic and acoustic token ids"):
+        trained(tmp_path / "run", Tones(captioned=False), storm())
+    with pytest.raises(UsageError, match="trained on token ids without a codec"):
+        trained(tmp_path / "run", Tones(captioned=False), storm(semantic_codes=None, semantic_rate=None))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,4 +1,4 @@
-"""Curves as a picture: which metrics, which points, and that something is drawn."""
+"""Curves of metrics: which metrics, which points, and that they are drawn."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_metrics_are_collected_validation_first() -> None:
 
 
 def lines(path: Path) -> np.ndarray:
-    """Where the colour of the curves is."""
+    """Mask of the pixels in the colour of the curves."""
     with Image.open(path) as image:
         return (np.asarray(image) == np.array(LINE)).all(axis=2)
 
 
 @pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (COLUMNS + 1, COLUMNS, 2)])
-def test_one_panel_a_metric(tmp_path: Path, count: int, columns: int, rows: int) -> None:
+def test_one_panel_per_metric(tmp_path: Path, count: int, columns: int, rows: int) -> None:
     table = [{"step": step, **{f"train/{number}": step * number for number in range(count)}} for step in range(5)]
     write_curves(table, tmp_path / "curves.png")
     drawn = lines(tmp_path / "curves.png")
@@ -52,7 +52,7 @@ def test_a_rising_curve_rises(tmp_path: Path) -> None:
     assert heights[0] - heights[-1] > PANEL[1] - 3 * MARGIN
 
 
-def test_flat_curves_and_equal_steps_are_no_trouble(tmp_path: Path) -> None:
+def test_flat_curves_and_equal_steps_are_drawn(tmp_path: Path) -> None:
     for number, table in enumerate(
         (
             [{"step": step, "train/x": 0.5} for step in range(3)],
@@ -65,6 +65,6 @@ def test_flat_curves_and_equal_steps_are_no_trouble(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1], [{"step": 1}]])
-def test_without_a_curve_there_is_no_picture(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_without_a_curve_no_image_is_written(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     write_curves(rows, tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()

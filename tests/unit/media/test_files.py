@@ -1,4 +1,4 @@
-"""Media in memory give what the same bytes give on the disk."""
+"""Files in memory are read like the same files on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_memory(path: Path) -> Blob:
 
 
 @pytest.mark.parametrize("extension", sorted(EXTENSIONS))
-def test_pictures(extension: str, tmp_path: Path) -> None:
+def test_images(extension: str, tmp_path: Path) -> None:
     path = tmp_path / f"a{extension}"
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
@@ -35,7 +35,7 @@ def test_pictures(extension: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "ogg", "aiff", "m4a"])
-def test_sounds(kind: str, tmp_path: Path) -> None:
+def test_audio(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{kind}"
     samples = np.sin(np.arange(40_000) * np.linspace(0.01, 0.3, 40_000)).astype(np.float32) / 2
     if kind == "m4a":
@@ -77,7 +77,7 @@ def test_meshes(kind: str, tmp_path: Path) -> None:
     assert np.array_equal(one.faces, other.faces)
 
 
-def test_a_mesh_whose_numbers_lie_in_another_file_is_refused(tmp_path: Path) -> None:
+def test_a_mesh_with_an_external_buffer_is_refused(tmp_path: Path) -> None:
     for name, content in trimesh.Scene(trimesh.creation.box()).export(file_type="gltf").items():
         (tmp_path / name).write_bytes(content)
     assert any("uri" in buffer for buffer in json.loads((tmp_path / "model.gltf").read_text())["buffers"])
@@ -87,7 +87,7 @@ def test_a_mesh_whose_numbers_lie_in_another_file_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("read", [read_image, read_audio, read_video, read_mesh])
 @pytest.mark.parametrize(("content", "reason"), [(b"", "empty file"), (b"words " * 50, "not a")])
-def test_what_is_no_medium_is_refused(read: object, content: bytes, reason: str) -> None:
+def test_invalid_media_are_refused(read: object, content: bytes, reason: str) -> None:
     assert callable(read)
     with pytest.raises(UnreadableItem, match=reason):
         read(Blob("a.png", content))

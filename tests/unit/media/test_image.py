@@ -1,4 +1,4 @@
-"""Real files in every bad state, and what becomes of their pixels."""
+"""Image files of every format and kind of damage, and their pixels."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
 
 def quarters(width: int = 32, height: int = 24) -> Image.Image:
-    """Red, green, blue, white from the top left in reading order: tells every rotation and flip apart."""
-    picture = Image.new("RGB", (width, height), WHITE)
-    picture.paste(RED, (0, 0, width // 2, height // 2))
-    picture.paste(GREEN, (width // 2, 0, width, height // 2))
-    picture.paste(BLUE, (0, height // 2, width // 2, height))
-    return picture
+    """Red, green, blue, white from the top left in reading order: distinguishes every rotation and flip."""
+    image = Image.new("RGB", (width, height), WHITE)
+    image.paste(RED, (0, 0, width // 2, height // 2))
+    image.paste(GREEN, (width // 2, 0, width, height // 2))
+    image.paste(BLUE, (0, height // 2, width // 2, height))
+    return image
 
 
-def corners(picture: Image.Image) -> list[str]:
+def corners(image: Image.Image) -> list[str]:
     names = {RED: "red", GREEN: "green", BLUE: "blue", WHITE: "white"}
-    pixels = np.asarray(picture.convert("RGB")).astype(int)
+    pixels = np.asarray(image.convert("RGB")).astype(int)
     height, width = pixels.shape[:2]
-    places = [
+    positions = [
         (height // 4, width // 4),
         (height // 4, -width // 4),
         (-height // 4, width // 4),
         (-height // 4, -width // 4),
     ]
-    return [min(names.items(), key=lambda item: abs(pixels[y, x] - item[0]).sum())[1] for y, x in places]
+    return [min(names.items(), key=lambda item: abs(pixels[y, x] - item[0]).sum())[1] for y, x in positions]
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -62,8 +62,8 @@ def png_claiming(width: int, height: int) -> bytes:
 
 
 def stored(path: Path) -> Image.Image:
-    with Image.open(path) as picture:
-        return picture.copy()
+    with Image.open(path) as image:
+        return image.copy()
 
 
 def refused(path: Path, **options: object) -> str:
@@ -80,9 +80,9 @@ def test_extensions_are_lower_case_with_the_dot() -> None:
 @pytest.mark.parametrize("extension", ["png", "jpg", "webp", "bmp", "gif", "tif"])
 def test_every_format_is_read(tmp_path: Path, extension: str) -> None:
     quarters().save(tmp_path / f"a.{extension}")
-    picture = images.read_image(tmp_path / f"a.{extension}")
-    assert (picture.mode, picture.size) == ("RGB", (32, 24))
-    assert corners(picture) == ["red", "green", "blue", "white"]
+    image = images.read_image(tmp_path / f"a.{extension}")
+    assert (image.mode, image.size) == ("RGB", (32, 24))
+    assert corners(image) == ["red", "green", "blue", "white"]
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
@@ -116,14 +116,14 @@ def test_exif_rotation_is_applied(tmp_path: Path, orientation: int, extension: s
     exif[0x0112] = orientation
     path = tmp_path / f"a.{extension}"
     turned.save(path, exif=exif)
-    picture = images.read_image(path)
-    assert picture.size == (32, 24)
-    assert corners(picture) == ["red", "green", "blue", "white"]
+    image = images.read_image(path)
+    assert image.size == (32, 24)
+    assert corners(image) == ["red", "green", "blue", "white"]
     facts = images.probe_image(path)
     assert (facts.width, facts.height) == (32, 24)
 
 
-def test_the_size_of_a_rotated_jpeg_is_told_even_when_it_was_decoded_small(tmp_path: Path) -> None:
+def test_the_size_of_a_rotated_jpeg_is_right_after_reduced_decoding(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     quarters(800, 400).save(tmp_path / "a.jpg", exif=exif)
@@ -131,7 +131,7 @@ def test_the_size_of_a_rotated_jpeg_is_told_even_when_it_was_decoded_small(tmp_p
     assert (facts.width, facts.height) == (400, 800)
 
 
-def test_damaged_exif_does_not_spoil_the_picture(tmp_path: Path) -> None:
+def test_damaged_exif_does_not_matter(tmp_path: Path) -> None:
     stream = io.BytesIO()
     quarters().save(stream, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\x12\x01\x03\0\xff\xff\xff\x7f" * 3)
     (tmp_path / "a.jpg").write_bytes(stream.getvalue())
@@ -186,11 +186,11 @@ def test_samples_without_a_usual_range_are_refused(tmp_path: Path) -> None:
     assert np.asarray(images.read_image(tmp_path / "c.tif", mode="L"))[0, :2].tolist() == [0, 128]
 
 
-def test_transparency_lies_on_white(tmp_path: Path) -> None:
-    picture = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
-    picture.paste((0, 0, 255, 255), (0, 0, 4, 8))
-    picture.putpixel((7, 7), (0, 0, 0, 128))
-    picture.save(tmp_path / "a.png")
+def test_transparency_is_blended_with_white(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
+    image.paste((0, 0, 255, 255), (0, 0, 4, 8))
+    image.putpixel((7, 7), (0, 0, 0, 128))
+    image.save(tmp_path / "a.png")
     flat = images.read_image(tmp_path / "a.png")
     assert flat.getpixel((0, 0)) == BLUE
     assert flat.getpixel((6, 0)) == WHITE
@@ -199,13 +199,13 @@ def test_transparency_lies_on_white(tmp_path: Path) -> None:
     assert images.read_image(tmp_path / "a.png", mode="RGBA").getpixel((6, 0)) == (255, 0, 0, 0)
 
 
-def test_a_palette_with_transparency_lies_on_white(tmp_path: Path) -> None:
-    picture = Image.new("P", (8, 8), 0)
-    picture.putpalette([255, 0, 0, 0, 0, 255, 0, 255, 0])
-    picture.paste(1, (0, 0, 4, 8))
-    picture.save(tmp_path / "one.png", transparency=0)
-    picture.save(tmp_path / "many.png", transparency=bytes([0, 255, 128]))
-    picture.save(tmp_path / "a.gif", transparency=0)
+def test_a_palette_with_transparency_is_blended_with_white(tmp_path: Path) -> None:
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([255, 0, 0, 0, 0, 255, 0, 255, 0])
+    image.paste(1, (0, 0, 4, 8))
+    image.save(tmp_path / "one.png", transparency=0)
+    image.save(tmp_path / "many.png", transparency=bytes([0, 255, 128]))
+    image.save(tmp_path / "a.gif", transparency=0)
     for name in ("one.png", "many.png", "a.gif"):
         flat = images.read_image(tmp_path / name)
         assert (flat.getpixel((0, 0)), flat.getpixel((6, 0))) == (BLUE, WHITE), name
@@ -223,8 +223,8 @@ def test_grey_with_alpha_and_one_bit(tmp_path: Path) -> None:
 def test_the_first_frame_of_an_animation_is_used(tmp_path: Path, extension: str) -> None:
     rest = [Image.new("RGB", (32, 24), colour) for colour in (BLUE, GREEN)]
     quarters().save(tmp_path / f"a.{extension}", save_all=True, append_images=rest, duration=50)
-    picture = images.read_image(tmp_path / f"a.{extension}")
-    assert corners(picture) == ["red", "green", "blue", "white"]
+    image = images.read_image(tmp_path / f"a.{extension}")
+    assert corners(image) == ["red", "green", "blue", "white"]
     assert images.probe_image(tmp_path / f"a.{extension}").animated
 
 
@@ -235,22 +235,22 @@ def test_damage_in_a_later_frame_does_not_matter(tmp_path: Path) -> None:
     assert corners(images.read_image(path)) == ["red", "green", "blue", "white"]
 
 
-def test_the_main_picture_of_a_phones_jpeg_is_used(tmp_path: Path) -> None:
+def test_the_main_image_of_an_mpo_jpeg_is_used(tmp_path: Path) -> None:
     quarters(640, 480).save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=[noise(64, 48)])
     facts = images.probe_image(tmp_path / "a.jpg")
     assert (facts.format, facts.width, facts.height, facts.animated) == ("MPO", 640, 480, False)
-    picture = images.read_image(tmp_path / "a.jpg", side=40)
-    assert picture.size == (160, 120)
-    assert corners(picture) == ["red", "green", "blue", "white"]
+    image = images.read_image(tmp_path / "a.jpg", side=40)
+    assert image.size == (160, 120)
+    assert corners(image) == ["red", "green", "blue", "white"]
 
 
-def test_a_still_picture_is_not_called_animated(tmp_path: Path) -> None:
+def test_a_still_image_is_not_animated(tmp_path: Path) -> None:
     for extension in ("gif", "webp", "png", "jpg", "bmp"):
         quarters().save(tmp_path / f"a.{extension}")
         assert not images.probe_image(tmp_path / f"a.{extension}").animated
 
 
-def test_files_that_are_no_pictures_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("a picture of a cat\n" * 50)
     (tmp_path / "zeros.jpg").write_bytes(bytes(5000))
@@ -269,7 +269,7 @@ def test_readers_that_start_programs_are_never_used(tmp_path: Path) -> None:
     assert "no known image format" in refused(tmp_path / "a.png")
 
 
-def test_tiny_pictures_are_refused(tmp_path: Path) -> None:
+def test_tiny_images_are_refused(tmp_path: Path) -> None:
     Image.new("RGB", (1, 1)).save(tmp_path / "dot.png")
     Image.new("RGB", (100, 3)).save(tmp_path / "line.png")
     assert refused(tmp_path / "dot.png") == "1x1 pixels, smaller than 4 on a side"
@@ -288,9 +288,9 @@ def test_a_header_that_claims_too_much_is_refused_before_decoding(tmp_path: Path
 
 def test_a_huge_jpeg_is_decoded_small(tmp_path: Path) -> None:
     Image.new("L", (20_000, 10_000), 128).save(tmp_path / "a.jpg")
-    picture = images.read_image(tmp_path / "a.jpg", side=64)
-    assert picture.size == (2500, 1250)
-    assert picture.getpixel((1000, 1000)) == (128, 128, 128)
+    image = images.read_image(tmp_path / "a.jpg", side=64)
+    assert image.size == (2500, 1250)
+    assert image.getpixel((1000, 1000)) == (128, 128, 128)
     facts = images.probe_image(tmp_path / "a.jpg")
     assert (facts.width, facts.height, facts.mode) == (20_000, 10_000, "L")
 
@@ -303,37 +303,37 @@ def test_a_jpeg_over_the_limit_is_reduced_just_below_it(tmp_path: Path) -> None:
     assert images.read_image(tmp_path / "progressive.jpg", side=8).size == (400, 300)
 
 
-def test_decoding_small_leaves_twice_the_wanted_side(tmp_path: Path) -> None:
+def test_reduced_decoding_leaves_twice_the_requested_side(tmp_path: Path) -> None:
     quarters(1000, 600).save(tmp_path / "a.jpg")
-    picture = images.read_image(tmp_path / "a.jpg", side=64)
-    assert picture.size == (250, 150)
+    image = images.read_image(tmp_path / "a.jpg", side=64)
+    assert image.size == (250, 150)
     assert images.read_image(tmp_path / "a.jpg").size == (1000, 600)
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}])
 def test_a_truncated_jpeg_is_refused_or_used(tmp_path: Path, options: dict[str, bool]) -> None:
     path = tmp_path / "a.jpg"
-    picture = noise(200, 200).resize((400, 400))
-    picture.save(path, quality=90, **options)
+    image = noise(200, 200).resize((400, 400))
+    image.save(path, quality=90, **options)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert refused(path).startswith("truncated")
     used = np.asarray(images.read_image(path, truncated="use")).astype(float)
-    rest = np.asarray(picture).astype(float)
+    rest = np.asarray(image).astype(float)
     assert used.shape == (400, 400, 3)
-    assert np.abs(used[:150] - rest[:150]).mean() < 40  # noise against anything else would be above 70
+    assert np.abs(used[:150] - rest[:150]).mean() < 40  # the difference of unrelated noise is above 70
     assert refused(path).startswith("truncated")
 
 
 @pytest.mark.parametrize("extension", ["png", "bmp", "gif"])
 def test_other_truncated_files_are_refused_or_used(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a.{extension}"
-    whole = noise(300, 300).convert("L")
-    whole.save(path, interlace=0)
+    original = noise(300, 300).convert("L")
+    original.save(path, interlace=0)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     assert refused(path).startswith("truncated")
     used = np.asarray(images.read_image(path, truncated="use", mode="L"))
-    expected = np.asarray(whole)
-    rows = slice(200, 250) if extension == "bmp" else slice(0, 150)  # a BMP begins at the bottom
+    expected = np.asarray(original)
+    rows = slice(200, 250) if extension == "bmp" else slice(0, 150)  # a BMP starts at the bottom
     assert np.array_equal(used[rows], expected[rows])
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
@@ -346,7 +346,7 @@ def test_a_truncated_webp_is_refused(tmp_path: Path) -> None:
     refused(path, truncated="use")
 
 
-def test_a_file_cut_before_any_pixel_is_refused_even_then(tmp_path: Path) -> None:
+def test_a_file_truncated_before_any_pixel_is_always_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     noise(64, 64).save(path)
     path.write_bytes(path.read_bytes()[:60])
@@ -363,13 +363,13 @@ def test_a_file_cut_before_any_pixel_is_refused_even_then(tmp_path: Path) -> Non
 def test_flipped_bytes_never_raise_anything_else(tmp_path: Path, extension: str, truncated: images.Truncated) -> None:
     path = tmp_path / f"a.{extension}"
     quarters().save(path)
-    sound = path.read_bytes()
+    content = path.read_bytes()
     generator = np.random.default_rng(1)
     for _ in range(40):
-        damaged = bytearray(sound)
-        for position in generator.integers(0, len(sound), 6):
+        damaged = bytearray(content)
+        for position in generator.integers(0, len(content), 6):
             damaged[position] = generator.integers(0, 256)
-        path.write_bytes(bytes(damaged[: generator.integers(len(sound) // 2, len(sound) + 1)]))
+        path.write_bytes(bytes(damaged[: generator.integers(len(content) // 2, len(content) + 1)]))
         try:
             assert images.read_image(path, truncated=truncated).mode == "RGB"
         except UnreadableItem:
@@ -377,9 +377,9 @@ def test_flipped_bytes_never_raise_anything_else(tmp_path: Path, extension: str,
 
 
 def test_pillows_warnings_do_not_leak_from_any_thread(tmp_path: Path) -> None:
-    picture = Image.new("P", (64, 64))
-    picture.putpalette([1, 2, 3] * 2)
-    picture.save(tmp_path / "a.png", transparency=bytes([0, 255]))
+    image = Image.new("P", (64, 64))
+    image.putpalette([1, 2, 3] * 2)
+    image.save(tmp_path / "a.png", transparency=bytes([0, 255]))
     filters = list(warnings.filters)
     start = threading.Barrier(4)
 
@@ -390,7 +390,7 @@ def test_pillows_warnings_do_not_leak_from_any_thread(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(read, range(4)))
-    (tmp_path / "large.png").write_bytes(png_claiming(9_700, 9_700))  # Pillow warns of it, we try it
+    (tmp_path / "large.png").write_bytes(png_claiming(9_700, 9_700))  # Pillow warns of it, but it is decoded
     refused(tmp_path / "large.png")
     assert warnings.filters == filters
     with pytest.raises(UserWarning):
@@ -400,23 +400,23 @@ def test_pillows_warnings_do_not_leak_from_any_thread(tmp_path: Path) -> None:
 # Fitting
 
 
-def test_a_picture_of_the_right_size_is_not_touched() -> None:
-    picture = noise(40, 30)
-    assert np.array_equal(images.resize_and_crop(picture, 30, 40), np.asarray(picture))
+def test_an_image_of_the_right_size_is_not_changed() -> None:
+    image = noise(40, 30)
+    assert np.array_equal(images.resize_and_crop(image, 30, 40), np.asarray(image))
 
 
 @pytest.mark.parametrize(("x", "left"), [(0.0, 0), (0.5, 6), (0.999, 11), (1.0, 11)])
 def test_cropping_alone_moves_whole_pixels(x: float, left: int) -> None:
-    picture = noise(41, 30)
-    pixels = images.resize_and_crop(picture, 30, 30, x=x)
-    assert np.array_equal(pixels, np.asarray(picture)[:, left : left + 30])
+    image = noise(41, 30)
+    pixels = images.resize_and_crop(image, 30, 30, x=x)
+    assert np.array_equal(pixels, np.asarray(image)[:, left : left + 30])
 
 
 @pytest.mark.parametrize(("y", "top"), [(0.0, 0), (0.5, 5), (1.0, 10)])
 def test_the_vertical_position(y: float, top: int) -> None:
-    picture = noise(30, 40)
-    pixels = images.resize_and_crop(np.asarray(picture), 30, 30, y=y)
-    assert np.array_equal(pixels, np.asarray(picture)[top : top + 30])
+    image = noise(30, 40)
+    pixels = images.resize_and_crop(np.asarray(image), 30, 30, y=y)
+    assert np.array_equal(pixels, np.asarray(image)[top : top + 30])
 
 
 def test_scaling_covers_the_window_and_is_antialiased() -> None:
@@ -435,16 +435,16 @@ def test_rectangles_grey_and_enlarging() -> None:
 
 
 @pytest.mark.parametrize("size", [(3001, 37), (37, 3001), (101, 99), (7, 5)])
-@pytest.mark.parametrize("place", [0.0, 0.3, 0.5, 1.0])
-def test_no_window_leaves_the_picture(size: tuple[int, int], place: float) -> None:
-    pixels = images.resize_and_crop(Image.new("RGB", size, RED), 48, 64, x=place, y=place)
+@pytest.mark.parametrize("position", [0.0, 0.3, 0.5, 1.0])
+def test_no_crop_leaves_the_image(size: tuple[int, int], position: float) -> None:
+    pixels = images.resize_and_crop(Image.new("RGB", size, RED), 48, 64, x=position, y=position)
     assert (pixels == RED).all()
 
 
 # Tensors and writing
 
 
-def test_bytes_survive_the_way_through_floats() -> None:
+def test_bytes_survive_conversion_to_floats() -> None:
     pixels = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
     tensor = images.to_tensor(pixels)
     assert (tensor.shape, tensor.dtype) == ((3, 16, 16), torch.float32)
@@ -464,8 +464,8 @@ def test_floats_are_clamped_and_rounded() -> None:
 
 def test_writing_takes_tensors_and_arrays(tmp_path: Path) -> None:
     pixels = np.asarray(quarters())
-    for number, picture in enumerate([pixels, images.to_tensor(pixels), pixels / 255.0]):
-        path = images.write_image(picture, tmp_path / "sub" / f"{number}.png")
+    for number, image in enumerate([pixels, images.to_tensor(pixels), pixels / 255.0]):
+        path = images.write_image(image, tmp_path / "sub" / f"{number}.png")
         assert np.array_equal(np.asarray(stored(path)), pixels)
     assert stored(images.write_image(pixels[:, :, :1], tmp_path / "grey.png")).mode == "L"
     transparent = np.zeros((8, 8, 4), np.uint8)
@@ -491,7 +491,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path: Path, monkey
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
 
 
-def test_a_grid_places_pictures_in_reading_order() -> None:
+def test_a_grid_has_images_in_reading_order() -> None:
     cells = [torch.full((3, 4, 5), level / 255) for level in (10, 20, 30)]
     grid = images.image_grid(cells, columns=2, padding=1)
     assert grid.shape == (11, 13, 3)
@@ -503,13 +503,13 @@ def test_a_grid_places_pictures_in_reading_order() -> None:
     assert images.image_grid(cells, columns=8, padding=0).shape == (4, 15, 3)
 
 
-def test_a_grid_takes_grey_and_transparent_pictures() -> None:
+def test_a_grid_takes_grey_and_transparent_images() -> None:
     cells = [np.full((4, 4, 1), 9, np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((2, 2, 3), np.uint8)]
     pixels = images.image_grid(cells, columns=3, padding=0)
     assert pixels[0, 0].tolist() == [9, 9, 9]
     assert pixels[0, 4].tolist() == [255, 255, 255]
     assert pixels[0, 8].tolist() == [0, 0, 0]
-    with pytest.raises(ValueError, match="at least one picture"):
+    with pytest.raises(ValueError, match="at least one image"):
         images.image_grid([], columns=2)
 
 

@@ -37,7 +37,7 @@ def sphere(subdivisions: int = 2) -> Mesh:
 
 
 def shuffled(mesh: Mesh, seed: int) -> Mesh:
-    """The same mesh, its vertices and faces in another order and its faces turned."""
+    """The same mesh, its vertices and faces in another order and its faces rotated."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(mesh.vertices))
     ranks = np.argsort(order)
@@ -53,10 +53,10 @@ def same(first: Mesh, second: Mesh) -> bool:
 def test_bins_and_back() -> None:
     rng = np.random.default_rng(0)
     vertices = rng.uniform(-1, 1, (1000, 3))
-    places = quantise(vertices, 128)
-    assert (places.min(), places.max()) == (0, 127)
-    assert np.abs(dequantise(places, 128) - vertices).max() <= 1 / 128 + 1e-7
-    assert np.array_equal(quantise(dequantise(places, 128), 128), places)
+    cells = quantise(vertices, 128)
+    assert (cells.min(), cells.max()) == (0, 127)
+    assert np.abs(dequantise(cells, 128) - vertices).max() <= 1 / 128 + 1e-7
+    assert np.array_equal(quantise(dequantise(cells, 128), 128), cells)
     assert quantise(np.array([-5.0, -1.0, 1.0, 5.0]), 16).tolist() == [0, 0, 15, 15]
 
 
@@ -79,20 +79,20 @@ def test_cleaning_merges_and_drops() -> None:
     )
     faces = np.array([[0, 2, 3], [1, 2, 3], [3, 2, 0], [0, 1, 3], [0, 4, 2]])
     mesh = clean(Mesh(vertices, faces))
-    assert (len(mesh.vertices), len(mesh.faces)) == (3, 1), "repeated, turned, thin and collinear faces are gone"
-    assert mesh.vertices[:, 0].tolist() == pytest.approx([0.1 + near / 2, 0.5, 0.1]), "the mean of what was merged"
+    assert (len(mesh.vertices), len(mesh.faces)) == (3, 1), "duplicate, thin and collinear faces are removed"
+    assert mesh.vertices[:, 0].tolist() == pytest.approx([0.1 + near / 2, 0.5, 0.1]), "the mean of the merged vertices"
     assert same(clean(mesh), mesh)
 
 
-def test_cleaning_a_soup_of_triangles_makes_it_whole() -> None:
-    whole = normalise(sphere())
-    soup = Mesh(whole.vertices[whole.faces].reshape(-1, 3), np.arange(3 * len(whole.faces)).reshape(-1, 3))
+def test_cleaning_a_triangle_soup_merges_it() -> None:
+    closed = normalise(sphere())
+    soup = Mesh(closed.vertices[closed.faces].reshape(-1, 3), np.arange(3 * len(closed.faces)).reshape(-1, 3))
     mesh = clean(soup)
     assert (len(mesh.vertices), len(mesh.faces)) == (162, 320)
     assert (edge_counts(mesh.faces) == 2).all()
 
 
-def test_what_no_face_uses_moves_nothing() -> None:
+def test_unused_vertices_change_nothing() -> None:
     vertices = np.array([[0.98, 0, 0], [0, 0.98, 0], [0, 0, 0.98], [np.nan, 0, 0], [7.0, 0, 0]])
     mesh = clean(Mesh(vertices, np.array([[0, 1, 2]])))
     assert sorted(mesh.vertices.max(axis=0)) == [0.98, 0.98, 0.98]
@@ -110,9 +110,9 @@ def test_canonical_order_is_one_for_all_orders(bins: int | None) -> None:
         assert same(canonical(shuffled(mesh, seed), bins), expected)
 
 
-def test_what_canonical_order_is() -> None:
+def test_canonical_order() -> None:
     mesh = canonical(clean(normalise(from_trimesh(trimesh.creation.torus(1, 0.4, 12, 8)))))
-    keys = [tuple(place) for place in quantise(mesh.vertices)[:, ::-1].tolist()]
+    keys = [tuple(cell) for cell in quantise(mesh.vertices)[:, ::-1].tolist()]
     assert keys == sorted(set(keys)), "by z, then y, then x"
     faces = mesh.faces.tolist()
     assert all(face[0] == min(face) for face in faces)
@@ -123,7 +123,7 @@ def test_what_canonical_order_is() -> None:
         for each in (before.vertices[before.faces], mesh.vertices[mesh.faces])
     ]
     ordered = [np.array(sorted(np.round(each, 9).tolist())) for each in normals]
-    assert np.allclose(*ordered), "every face still looks where it looked"
+    assert np.allclose(*ordered), "no normal changes"
 
 
 def test_neighbours() -> None:
@@ -176,7 +176,7 @@ def test_too_many_faces_are_named_or_reduced(tmp_path: Path) -> None:
     assert len(read_mesh(path, max_faces=5120).faces) == 5120
 
 
-def test_what_cannot_be_reduced_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mesh_that_cannot_be_decimated_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_mesh(sphere(2), tmp_path / "sphere.obj")
     monkeypatch.setattr("fast_simplification.simplify", lambda vertices, faces, **_: (vertices, faces))
     with pytest.raises(UnreadableItem, match=r"^320 faces, and no fewer than 320 by decimation; 100 are allowed$"):
@@ -192,7 +192,7 @@ def test_a_coarser_grid_merges_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extension", [".glb", ".obj", ".ply"])
-def test_what_is_written_is_read_again(tmp_path: Path, extension: str) -> None:
+def test_a_written_mesh_is_read(tmp_path: Path, extension: str) -> None:
     mesh = canonical(clean(normalise(sphere())))
     path = write_mesh(mesh, tmp_path / "deep" / f"sphere{extension}")
     again = read_mesh(path)
@@ -202,7 +202,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, extension: str) -> None:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_mesh(sphere(1), tmp_path / "one.obj")
     before = path.read_bytes()
 

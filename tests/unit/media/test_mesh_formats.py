@@ -1,4 +1,4 @@
-"""Mesh files of every format, sound and damaged, as people have them."""
+"""Mesh files of every format, valid and damaged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIXED = [*QUADS[:4], (3, 4, 8), (3, 8, 7), (4, 1, 5, 8)]
 
 
 def export(mesh: Any, path: Path) -> Path:
-    """Written by somebody else's program."""
+    """Write with trimesh."""
     content = mesh.export(file_type=path.suffix[1:])
     if isinstance(content, dict):
         for name, data in content.items():
@@ -97,7 +97,7 @@ def triangle_header(**changes: Any) -> dict[str, Any]:
 TRIANGLE = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], "<f4").tobytes()
 
 
-# --- sound files ------------------------------------------------------------------------------------------------
+# --- valid files ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("extension", FORMATS)
@@ -140,8 +140,8 @@ def test_quads_and_triangles_may_be_mixed(tmp_path: Path, faces: list[tuple[int,
         assert is_closed(mesh), path.name
 
 
-def test_what_else_an_obj_may_hold(tmp_path: Path) -> None:
-    """Groups, materials that are not there, textures, normals, pentagons, indices counted from the end, long lines."""
+def test_other_lines_of_an_obj_are_ignored(tmp_path: Path) -> None:
+    """Groups, missing materials, textures, normals, pentagons, indices counted from the end, long lines."""
     text = "# by hand\nmtllib ../../elsewhere.mtl\no thing\nusemtl red\nvt 0 0\nvn 0 0 1\n"
     text += "v 0 0 0 1 0 0\nv 2 0 0 1 0 0\nv 3 1 0\nv 1 2 0\nv 0 1 0\nf 1/1/1 2/1/1 3//1 \\\n 4/1 5\n"
     text += "g other\nv 0 0 1\nv 1 0 1\nv 0 1 1\nf -3 -2 -1\nv 9 9 9\ns off\nl 1 2\nf 1 2\n"
@@ -152,7 +152,7 @@ def test_what_else_an_obj_may_hold(tmp_path: Path) -> None:
     assert sorted(np.ptp(flat, axis=1).tolist()) == [0, 0, 0, 0], "no face reaches from one sheet to the other"
 
 
-def test_a_scene_is_one_mesh_with_everything_in_its_place(tmp_path: Path) -> None:
+def test_a_scene_is_one_mesh_with_transforms_applied(tmp_path: Path) -> None:
     scene = trimesh.Scene()
     part = trimesh.creation.box((1, 1, 1))
     scene.add_geometry(part, geom_name="part", transform=trimesh.transformations.translation_matrix((0, 0, 0)))
@@ -193,7 +193,7 @@ def test_empty_files(tmp_path: Path, extension: str) -> None:
     assert reason(path) == "empty file"
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_special_files_are_refused(tmp_path: Path) -> None:
     assert reason(tmp_path / "gone.obj") == "cannot be opened: No such file or directory"
     assert reason(tmp_path) == "not a regular file"
     os.mkfifo(tmp_path / "pipe.obj")
@@ -204,7 +204,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"hello\n", b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4, b"<html></html>", b"\0" * 500]
 )
-def test_what_is_no_mesh(tmp_path: Path, extension: str, content: bytes) -> None:
+def test_files_that_are_not_meshes(tmp_path: Path, extension: str, content: bytes) -> None:
     path = tmp_path / f"photo.{extension}"
     path.write_bytes(content)
     assert reason(path).startswith(("not a mesh", "truncated or damaged: its header"))
@@ -224,7 +224,7 @@ def test_points_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
-def test_coordinates_that_are_no_numbers(tmp_path: Path, number: str) -> None:
+def test_coordinates_that_are_not_finite(tmp_path: Path, number: str) -> None:
     (tmp_path / "bad.obj").write_text(CUBE.replace("v 1 1 1", f"v 1 {number} 1") + "f 1 2 7\n")
     (tmp_path / "bad.ply").write_bytes(ply(CUBE.replace("v 1 1 1", f"v 1 {number} 1").strip(), [(1, 2, 7)], "<"))
     for path in tmp_path.iterdir():
@@ -233,7 +233,7 @@ def test_coordinates_that_are_no_numbers(tmp_path: Path, number: str) -> None:
     assert len(read_mesh(tmp_path / "unused.obj").faces) == 1
 
 
-def test_coordinates_beyond_reach(tmp_path: Path) -> None:
+def test_coordinates_too_far_apart(tmp_path: Path) -> None:
     (tmp_path / "far.obj").write_text("v -1e308 0 0\nv 1e308 0 0\nv 0 1e308 0\nf 1 2 3\n")
     assert reason(tmp_path / "far.obj") == "its coordinates are too far apart"
     (tmp_path / "away.obj").write_text("v 1e30 0 0\nv 2e30 0 0\nv 1e30 1e30 0\nf 1 2 3\n")
@@ -247,17 +247,17 @@ def test_faces_without_area(tmp_path: Path) -> None:
     assert reason(tmp_path / "point.obj") == "all of its vertices lie in one point"
 
 
-def test_a_face_of_vertices_that_are_not_there(tmp_path: Path) -> None:
+def test_a_face_of_missing_vertices(tmp_path: Path) -> None:
     for number, face in enumerate(("f 1 2 9", "f 0 1 2", "f 1 2 -9")):
         (tmp_path / f"{number}.obj").write_text(f"{CUBE}{face}\n")
         assert "names a vertex that is not among its 8" in reason(tmp_path / f"{number}.obj")
 
 
 def test_a_glb_of_a_texture_alone(tmp_path: Path) -> None:
-    picture = b"\x89PNG\r\n\x1a\n" + bytes(40)
+    image = b"\x89PNG\r\n\x1a\n" + bytes(40)
     header = {"images": [{"bufferView": 0, "mimeType": "image/png"}], "textures": [{"source": 0}]}
     header |= {"bufferViews": [{"buffer": 0, "byteLength": 48}], "buffers": [{"byteLength": 48}]}
-    (tmp_path / "texture.glb").write_bytes(glb(header, picture))
+    (tmp_path / "texture.glb").write_bytes(glb(header, image))
     assert reason(tmp_path / "texture.glb") == "no faces in it: a glTF file without meshes"
 
 
@@ -270,7 +270,7 @@ def test_a_compressed_gltf(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "uri", ["../secret.bin", "link.bin", "file:///etc/hostname", "http://127.0.0.1:9/x", "%2e%2e/secret.bin"]
 )
-def test_buffers_outside_of_the_folder_are_not_read(tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_outside_the_folder_are_not_read(tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("the network was asked"))
     folder = tmp_path / "data"
     folder.mkdir()
@@ -323,9 +323,9 @@ def test_sizes_that_a_few_bytes_declare(tmp_path: Path) -> None:
     assert reason(tmp_path / "one.stl") == "truncated or damaged: its header promises 4294967295 faces"
 
 
-def test_a_scene_that_shows_a_mesh_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scene_with_too_many_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_formats, "MAX_FACES", 100)
-    nodes = [{"mesh": 0, "translation": [place, 0, 0]} for place in range(200)]
+    nodes = [{"mesh": 0, "translation": [position, 0, 0]} for position in range(200)]
     crowd = triangle_header(nodes=nodes, scenes=[{"nodes": list(range(200))}])
     (tmp_path / "crowd.glb").write_bytes(glb(crowd, TRIANGLE))
     assert reason(tmp_path / "crowd.glb") == "a scene of more than 100 faces; reduce it first"
@@ -335,25 +335,25 @@ def test_a_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = export(trimesh.creation.box(), tmp_path / "box.stl")
     monkeypatch.setattr(mesh_formats, "MAX_FACES", 11)
     assert reason(path) == "12 faces, more than 11; reduce the mesh first"
-    with path.open("r+b") as stream:  # a hole of zeros, which takes no room
+    with path.open("r+b") as stream:  # a sparse file
         stream.truncate(2**30)
     assert reason(path) == "1024 MiB, more than 512; reduce the mesh first"
 
 
 @pytest.mark.parametrize("extension", FORMATS)
 def test_a_truncated_file_is_a_mesh_or_named_never_an_error(tmp_path: Path, extension: str) -> None:
-    whole = export(trimesh.creation.icosphere(subdivisions=1), tmp_path / f"a.{extension}").read_bytes()
+    content = export(trimesh.creation.icosphere(subdivisions=1), tmp_path / f"a.{extension}").read_bytes()
     cut = tmp_path / f"cut.{extension}"
     named = 0
-    for length in range(1, len(whole) - 4, max(1, len(whole) // 60)):
-        cut.write_bytes(whole[:length])
+    for length in range(1, len(content) - 4, max(1, len(content) // 60)):
+        cut.write_bytes(content[:length])
         named += _is_named(cut)
     assert named > (10 if extension == "obj" else 45), "an OBJ says nowhere how long it is"
 
 
-def _damages(whole: bytes, rng: np.random.Generator) -> Callable[[], bytes]:
+def _damages(content: bytes, rng: np.random.Generator) -> Callable[[], bytes]:
     def damaged() -> bytes:
-        data = bytearray(whole)
+        data = bytearray(content)
         for _ in range(int(rng.integers(1, 6))):
             data[int(rng.integers(len(data)))] = int(rng.integers(256))
         return bytes(data)
@@ -364,8 +364,8 @@ def _damages(whole: bytes, rng: np.random.Generator) -> Callable[[], bytes]:
 @pytest.mark.parametrize("extension", FORMATS)
 def test_damaged_bytes_are_a_mesh_or_named_never_an_error(tmp_path: Path, extension: str) -> None:
     mesh = trimesh.creation.box() if extension == "gltf" else trimesh.creation.icosphere(subdivisions=1)
-    whole = export(mesh, tmp_path / f"a.{extension}").read_bytes()
-    damaged = _damages(whole, np.random.default_rng(0))
+    content = export(mesh, tmp_path / f"a.{extension}").read_bytes()
+    damaged = _damages(content, np.random.default_rng(0))
     path = tmp_path / f"damaged.{extension}"
     for _ in range(150):
         path.write_bytes(damaged())

@@ -10,14 +10,14 @@ from quintet.media.mesh_measures import (
     FloatArray,
     as_triangles,
     chamfer_distances,
-    cloud,
     compare,
     compare_sets,
     corners_of,
     distances_to,
     is_valid,
     is_watertight,
-    merged,
+    merge_vertices,
+    point_cloud,
     surface_points,
 )
 
@@ -72,14 +72,14 @@ def test_points_lie_on_the_surface_by_area() -> None:
     assert np.array_equal(points, surface_points(corners_of(CUBE), 1200, 3)[0])
 
 
-def test_equal_surfaces_are_close_however_they_are_cut() -> None:
+def test_equal_surfaces_are_close_whatever_their_triangulation() -> None:
     other = Mesh(VERTICES, np.concatenate([QUADS[:, [1, 2, 3]], QUADS[:, [1, 3, 0]]])[::-1])
     close = compare(CUBE, other)
     assert close.chamfer == pytest.approx(0, abs=1e-7)
     assert close.normals == pytest.approx(1)
 
 
-def test_the_distance_is_a_share_of_the_box() -> None:
+def test_the_distance_is_a_fraction_of_the_box() -> None:
     """Two parallel sheets a tenth of their side apart."""
     sheet = Mesh(np.array([[0.0, 0, 0], [2, 0, 0], [2, 2, 0], [0, 2, 0]]), np.array([[0, 1, 2], [0, 2, 3]]))
     above = Mesh(sheet.vertices + np.array([0, 0, 0.2]), sheet.faces)
@@ -88,7 +88,7 @@ def test_the_distance_is_a_share_of_the_box() -> None:
     assert compare(sheet, upright).normals == pytest.approx(0, abs=1e-9)
 
 
-def test_what_is_valid_and_what_is_watertight() -> None:
+def test_valid_and_watertight_meshes() -> None:
     assert is_valid(CUBE)
     assert is_watertight(CUBE)
     assert is_watertight(Mesh(VERTICES, QUADS))
@@ -105,11 +105,11 @@ def test_what_is_valid_and_what_is_watertight() -> None:
 def test_corners_in_one_bin_are_one_vertex() -> None:
     generator = np.random.default_rng(0)
     corners = corners_of(Mesh(VERTICES * 0.98, CUBE.faces)) + generator.uniform(-1e-3, 1e-3, (12, 3, 3))
-    whole = merged(corners, 128)
-    assert len(whole.vertices) == 8
-    assert is_valid(whole)
-    assert is_watertight(whole)
-    assert np.abs(whole.vertices[whole.faces] - corners).max() <= 1 / 128 + 1e-9
+    merged = merge_vertices(corners, 128)
+    assert len(merged.vertices) == 8
+    assert is_valid(merged)
+    assert is_watertight(merged)
+    assert np.abs(merged.vertices[merged.faces] - corners).max() <= 1 / 128 + 1e-9
 
 
 # --- sets ---------------------------------------------------------------------------------------------------------
@@ -134,28 +134,28 @@ def boxes(count: int, seed: int, longest: int = 0) -> FloatArray:
     faces = np.array([*sides, (1, 5, 7), (1, 7, 3)])
     sizes = generator.uniform(0.1, 0.4, (count, 3))
     sizes[:, longest] = 1
-    return np.stack([cloud(Mesh(corners * size, faces)) for size in sizes])
+    return np.stack([point_cloud(Mesh(corners * size, faces)) for size in sizes])
 
 
-def test_a_set_against_itself_and_against_another_like_it() -> None:
+def test_a_set_compared_with_itself_and_with_a_similar_one() -> None:
     one, other = boxes(40, 0), boxes(40, 1)
     same = compare_sets(one, one)
     assert same.coverage == 1
     assert same.mmd == pytest.approx(0, abs=1e-12)
     assert same.one_nna == 0, "the nearest of each is its copy, in the other set"
-    codebook_smoothing = compare_sets(one, other)
-    assert codebook_smoothing.one_nna == pytest.approx(0.5, abs=0.15)
-    assert codebook_smoothing.coverage > 0.35
-    assert 0 < codebook_smoothing.mmd < 0.01
+    similar = compare_sets(one, other)
+    assert similar.one_nna == pytest.approx(0.5, abs=0.15)
+    assert similar.coverage > 0.35
+    assert 0 < similar.mmd < 0.01
 
 
-def test_sets_that_have_nothing_in_common() -> None:
+def test_sets_without_anything_in_common() -> None:
     apart = compare_sets(boxes(20, 0), boxes(20, 1, longest=2))
     assert apart.one_nna == 1
     assert apart.mmd > 0.05
 
 
-def test_a_set_that_holds_one_mesh_over_and_over_covers_little() -> None:
+def test_a_set_of_copies_of_one_mesh_has_low_coverage() -> None:
     real = boxes(20, 0)
     few = compare_sets(np.repeat(boxes(1, 1), 20, axis=0), real)
     assert few.coverage == 1 / 20
@@ -172,10 +172,10 @@ def test_chamfer_distances_are_those_of_all_pairs_of_points() -> None:
             assert distances[one, other] == pytest.approx(expected, abs=1e-12)
 
 
-def test_clouds_do_not_depend_on_place_and_size() -> None:
+def test_point_clouds_do_not_depend_on_position_and_size() -> None:
     mesh = Mesh(np.array([[0.0, 0, 0], [2, 0, 0], [0, 1, 0]]), np.array([[0, 1, 2]]))
     moved = Mesh(mesh.vertices * 0.25 + 0.5, mesh.faces)
-    assert np.allclose(cloud(mesh), cloud(moved))
-    assert np.abs(cloud(mesh)).max() <= 0.5
+    assert np.allclose(point_cloud(mesh), point_cloud(moved))
+    assert np.abs(point_cloud(mesh)).max() <= 0.5
     point = Mesh(np.zeros((3, 3)), mesh.faces)
-    assert np.array_equal(cloud(point), np.zeros_like(cloud(point)))
+    assert np.array_equal(point_cloud(point), np.zeros_like(point_cloud(point)))

@@ -1,4 +1,4 @@
-"""Files of quads stay quads where a model wants them, and other files are refused with the reason."""
+"""Files of quads stay quads with `corners=4`, and other files are refused with the reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_box_of_quads(tmp_path: Path, extension: str) -> None:
     mesh = read_mesh(path, corners=4)
     assert mesh.faces.shape == (6, 4)
     assert (edge_counts(mesh.faces) == 2).all()
-    # In order: each from its lowest vertex, the faces one after another, and turned as they were.
+    # Canonical: each face starts at its lowest vertex, faces are sorted, and the winding is the same.
     assert (mesh.faces[:, 0] == mesh.faces.min(axis=1)).all()
     assert mesh.faces.tolist() == sorted(mesh.faces.tolist())
     diagonals = mesh.vertices[mesh.faces[:, 2:]] - mesh.vertices[mesh.faces[:, :2]]
@@ -65,7 +65,7 @@ def test_too_many_quads_are_not_decimated(tmp_path: Path) -> None:
         read_mesh(write(tmp_path / "box.obj", QUADS), corners=4, max_faces=5, decimate=True)
 
 
-def test_quads_that_are_none_are_dropped() -> None:
+def test_degenerate_quads_are_dropped() -> None:
     vertices = np.array([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (0.5, 0, 0)]) * 1.9 - 0.95
     faces = [(0, 1, 2, 3), (2, 3, 0, 1), (0, 1, 2, 1), (0, 1, 2, 2), (0, 4, 1, 2)]
     mesh = canonical(clean(Mesh(vertices, np.array(faces))))

@@ -1,4 +1,4 @@
-"""Pictures of meshes: what hides what, where things are, and what is drawn of broken meshes."""
+"""Rendering of meshes: visibility, orientation, and invalid meshes."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from quintet.media.mesh_render import BACK, SURFACE, contact_sheet, render
 
 
 def box(low: tuple[float, float, float], high: tuple[float, float, float]) -> Mesh:
-    made = trimesh.creation.box(bounds=(low, high))
-    return Mesh(np.array(made.vertices), np.array(made.faces))
+    cube = trimesh.creation.box(bounds=(low, high))
+    return Mesh(np.array(cube.vertices), np.array(cube.faces))
 
 
-def drawn(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    return (picture < 250).any(axis=2)
+def drawn(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    return (image < 250).any(axis=2)
 
 
-def test_the_picture_and_its_margin() -> None:
-    picture = render(box((-1, -1, -1), (1, 1, 1)), 64)
-    assert (picture.shape, picture.dtype) == ((64, 64, 3), np.uint8)
-    seen = drawn(picture)
-    assert seen[32, 32]
-    assert not seen[:3].any()
-    assert not seen[-3:].any()
-    assert 0.4 < seen.mean() < 0.85
+def test_the_image_and_its_margin() -> None:
+    image = render(box((-1, -1, -1), (1, 1, 1)), 64)
+    assert (image.shape, image.dtype) == ((64, 64, 3), np.uint8)
+    visible = drawn(image)
+    assert visible[32, 32]
+    assert not visible[:3].any()
+    assert not visible[-3:].any()
+    assert 0.4 < visible.mean() < 0.85
 
 
 def test_up_is_up_and_right_is_right() -> None:
     # A large foot on the left, a small head above it on the right.
     mesh = box((-1, -1, -0.1), (0, 0, 0.1))
     head = box((0.5, 0.5, -0.1), (1, 1, 0.1))
-    whole = Mesh(np.concatenate([mesh.vertices, head.vertices]), np.concatenate([mesh.faces, head.faces + 8]))
-    seen = drawn(render(whole, 64, view=(0, 0)))
-    assert seen[40:56, 8:24].all()
-    assert seen[8:14, 50:56].all()
-    assert not seen[8:24, 8:24].any()
-    assert not seen[40:56, 40:56].any()
-    from_behind = drawn(render(whole, 64, view=(180, 0)))
+    both_boxes = Mesh(np.concatenate([mesh.vertices, head.vertices]), np.concatenate([mesh.faces, head.faces + 8]))
+    visible = drawn(render(both_boxes, 64, view=(0, 0)))
+    assert visible[40:56, 8:24].all()
+    assert visible[8:14, 50:56].all()
+    assert not visible[8:24, 8:24].any()
+    assert not visible[40:56, 40:56].any()
+    from_behind = drawn(render(both_boxes, 64, view=(180, 0)))
     assert from_behind[40:56, 40:56].all()
-    assert drawn(render(whole, 64, view=(90, 0)))[:, 28:36].any()
+    assert drawn(render(both_boxes, 64, view=(90, 0)))[:, 28:36].any()
 
 
-def test_what_is_in_front_hides_what_is_behind_also_where_they_cross() -> None:
-    """Two crossing sheets, red-shifted by looking at one from its back: each hides the other on one side."""
+def test_nearer_faces_hide_those_behind_also_where_they_cross() -> None:
+    """Two crossing sheets, one seen from its back and so red: each hides the other on one side."""
     front = np.array([[-1, -1, 1], [1, -1, -1], [1, 1, -1], [-1, 1, 1.0]])
     other = front * (1, 1, -1)
     faces = np.array([[0, 1, 2], [0, 2, 3], [6, 5, 4], [7, 6, 4]])
-    picture = render(Mesh(np.concatenate([front, other]), faces), 64, view=(0, 0)).astype(float)
-    left, right = picture[20, 12], picture[20, 52]
+    image = render(Mesh(np.concatenate([front, other]), faces), 64, view=(0, 0)).astype(float)
+    left, right = image[20, 12], image[20, 52]
     assert (left / left.max())[2] == 1 or (right / right.max())[2] == 1
     blue = [each[2] > each[0] for each in (left, right)]
     assert blue == [True, False], (left, right, SURFACE, BACK)
@@ -68,7 +68,7 @@ def test_edges_lie_over_faces_but_not_over_what_hides_them() -> None:
     assert (alone.min(axis=2) < 90).any(), "the outline and the diagonal are dark"
 
 
-def test_nothing_and_nonsense_are_empty_pictures() -> None:
+def test_empty_and_invalid_meshes_are_empty_images() -> None:
     for mesh in (
         Mesh(np.empty((0, 3)), np.empty((0, 3), np.int64)),
         Mesh(np.full((3, 3), np.nan), np.array([[0, 1, 2]])),

@@ -1,4 +1,4 @@
-"""File names made of captions."""
+"""File names from captions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CAPTIONS = (
 )
 
 
-def test_words_are_kept_where_they_can_be() -> None:
+def test_words_are_preserved_where_possible() -> None:
     assert caption_name(7, "A red circle, moving left!", ".mp4") == "007-A-red-circle-moving-left.mp4"
     assert caption_name(1234, "日本 円", ".gif") == "1234-日本-円.gif"
     assert caption_name(3, "…", ".webp") == "003.webp"
@@ -32,7 +32,7 @@ def test_words_are_kept_where_they_can_be() -> None:
 @pytest.mark.parametrize("caption", CAPTIONS)
 def test_any_caption_makes_a_file_in_its_own_folder(tmp_path: Path, caption: str) -> None:
     path = tmp_path / caption_name(0, caption, ".mp4")
-    path.write_bytes(b"film")
+    path.write_bytes(b"video")
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
     assert path.name.startswith("000")
     assert not path.name.endswith("-.mp4")

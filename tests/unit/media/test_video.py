@@ -1,4 +1,4 @@
-"""Video files as people have them: every frame comes once, at its time, as a player shows it, or the reason why not."""
+"""Video files: every frame is read once, at its time, as a player displays it, or there is a reason."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ UNEVEN = [0, 10, 20, 60, 61, 62, 63, 64, 65, 66, 100, 150]
 
 def write_folder(path: Path, clip: Clip, name: str = "frame-{}.png") -> Path:
     path.mkdir(parents=True)
-    for number, picture in enumerate(clip):
-        Image.fromarray(picture).save(path / name.format(number))
+    for number, image in enumerate(clip):
+        Image.fromarray(image).save(path / name.format(number))
     return path
 
 
 def written(path: Path, clip: Clip) -> Path:
-    """A film of ten frames a second by the extension, or a folder without one."""
+    """Write a video of ten frames per second by the extension, or a folder without one."""
     if path.suffix in (".gif", ".webp"):
         return write_video(clip, path, 10)
     return write_film(path, clip) if path.suffix else write_folder(path, clip)
 
 
-def cut(path: Path, share: float) -> Path:
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+def truncate(path: Path, fraction: float) -> Path:
+    path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
     return path
 
 
@@ -61,11 +61,11 @@ KINDS = [".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp", ""]
 def test_every_frame_comes_once_and_in_order(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path / f"film{kind}", counted(12))
     header = read_header(path)
-    whole = read_video(path)
-    assert (whole.dtype, whole.shape, header.frames) == (np.uint8, (12, 48, 64, 3), 12)
-    assert places_of(whole) == list(range(12))
-    assert red_corner(whole[0]) == "top left"
-    assert np.abs(whole.astype(int) - counted(12))[:, 20:].max() <= 8
+    full = read_video(path)
+    assert (full.dtype, full.shape, header.frames) == (np.uint8, (12, 48, 64, 3), 12)
+    assert places_of(full) == list(range(12))
+    assert red_corner(full[0]) == "top left"
+    assert np.abs(full.astype(int) - counted(12))[:, 20:].max() <= 8
     seconds = 1.2 if kind else 12 / 25
     assert header.seconds == pytest.approx(seconds)
     np.testing.assert_allclose(header.times, np.arange(12) * seconds / 12, atol=1e-6)
@@ -85,13 +85,13 @@ def test_every_frame_comes_once_and_in_order(tmp_path: Path, kind: str) -> None:
         ("the newest.mp4", {"codec": "libsvtav1", "svtav1-params": "lp=1", "preset": "12"}),
     ],
 )
-def test_single_frames_are_those_of_the_whole(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_single_frames_equal_those_of_the_full_video(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     path = write_film(tmp_path / name, counted(34), **options)
     header = read_header(path)
-    whole = read_video(path)
-    assert places_of(whole) == list(range(34))
-    for places in ([17], [33], [0, 33], [3, 4, 5], [8, 8, 9, 21, 21], list(range(1, 34, 4))):
-        assert np.array_equal(read_video(path, places, header=header), whole[places]), places
+    full = read_video(path)
+    assert places_of(full) == list(range(34))
+    for indices in ([17], [33], [0, 33], [3, 4, 5], [8, 8, 9, 21, 21], list(range(1, 34, 4))):
+        assert np.array_equal(read_video(path, indices, header=header), full[indices]), indices
 
 
 @pytest.mark.parametrize("kind", [".gif", ".webp", ""])
@@ -111,24 +111,24 @@ def test_times_of_a_variable_rate_are_those_of_the_file(tmp_path: Path, kind: st
     assert at_ten == [0, 1, 2, 2, 2, 2, 3, 9, 9, 9, 10, 10, 10, 10, 10]
 
 
-def test_times_of_animations_are_their_own(tmp_path: Path) -> None:
-    first, *rest = (Image.fromarray(picture) for picture in counted(4))
+def test_times_of_animations_are_read(tmp_path: Path) -> None:
+    first, *rest = (Image.fromarray(image) for image in counted(4))
     for kind in ("gif", "webp"):
         path = tmp_path / f"film.{kind}"
         first.save(path, save_all=True, append_images=rest, duration=[50, 200, 0, 1000], lossless=True)
-        # No time at all is what old programs write; browsers take it as a tenth.
+        # Old programs write a duration of 0; browsers use a tenth of a second.
         np.testing.assert_allclose(read_header(path).times, np.cumsum([0, 0.05, 0.2, DEFAULT_SECONDS]))
         assert read_header(path).seconds == pytest.approx(1.25 + DEFAULT_SECONDS)
 
 
-def test_a_still_picture_is_a_film_of_one_frame(tmp_path: Path) -> None:
+def test_a_still_image_is_a_video_of_one_frame(tmp_path: Path) -> None:
     for kind in ("gif", "webp"):
         Image.fromarray(counted(1)[0]).save(tmp_path / f"still.{kind}")
         assert read_video(tmp_path / f"still.{kind}").shape == (1, 48, 64, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_film_of_one_frame(tmp_path: Path, kind: str) -> None:
+def test_a_video_of_one_frame(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path / f"film{kind}", counted(1))
     assert read_video(path).shape == (1, 48, 64, 3)
     header = read_header(path)
@@ -137,7 +137,7 @@ def test_a_film_of_one_frame(tmp_path: Path, kind: str) -> None:
         assert clip_frames(header, 17, start=0.99, **keys) == [0]
 
 
-# --- which frames make a clip -------------------------------------------------------------------------------------
+# --- frame indices of a clip --------------------------------------------------------------------------------------
 
 
 def steady(frames: int, rate: float, digits: int = 9) -> VideoHeader:
@@ -153,14 +153,14 @@ def test_a_stride_takes_every_nth_frame_from_any_start() -> None:
 
 @pytest.mark.parametrize("rate", [24, 25, 29.97, 30, 60])
 @pytest.mark.parametrize("digits", [9, 3])
-def test_the_own_rate_of_a_file_gives_each_frame_once(rate: float, digits: int) -> None:
-    """Also if its times are rounded to thousandths, as those of WebM are."""
+def test_the_rate_of_a_file_yields_each_frame_once(rate: float, digits: int) -> None:
+    """Also if its times are rounded to milliseconds, as in WebM."""
     header = steady(40, rate, digits)
     starts = set()
     for start in np.linspace(0, 0.999, 30):
-        places = clip_frames(header, 17, rate=rate, start=start)
-        assert places == list(range(places[0], places[0] + 17))
-        starts.add(places[0])
+        indices = clip_frames(header, 17, rate=rate, start=start)
+        assert indices == list(range(indices[0], indices[0] + 17))
+        starts.add(indices[0])
     assert {0, 23} <= starts
     assert max(starts) == 23
 
@@ -175,7 +175,7 @@ def test_other_rates_go_by_time() -> None:
     assert last == [29, 59]
 
 
-def test_a_short_file_gives_what_it_has_from_its_first_frame() -> None:
+def test_a_short_file_yields_all_frames_from_its_first() -> None:
     header = steady(7, 10)
     for start in (0.0, 0.5, 0.99):
         assert clip_frames(header, 17, start=start) == list(range(7))
@@ -184,7 +184,7 @@ def test_a_short_file_gives_what_it_has_from_its_first_frame() -> None:
     assert clip_frames(steady(7, 10), 7, start=0.99) == list(range(7))
 
 
-# --- as a player shows it -----------------------------------------------------------------------------------------
+# --- as a player displays it --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,22 +213,22 @@ def test_a_phone_held_in_any_way(tmp_path: Path, turn: int, mirror: bool, corner
 
 
 def test_the_matrix_that_phones_write(tmp_path: Path) -> None:
-    """Portrait, as in any file of a phone: a quarter turn with the clock."""
+    """Portrait, as in any file of a phone: a clockwise quarter turn."""
     path = write_film(tmp_path / "phone.mp4", counted(2))
     data = bytearray(path.read_bytes())
-    place = data.index(b"tkhd") + 4 + 40
+    position = data.index(b"tkhd") + 4 + 40
     portrait = (0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30)
-    data[place : place + 36] = b"".join(number.to_bytes(4, "big", signed=True) for number in portrait)
+    data[position : position + 36] = b"".join(number.to_bytes(4, "big", signed=True) for number in portrait)
     path.write_bytes(data)
     clip = read_video(path)
     assert clip.shape == (2, 64, 48, 3)
     assert red_corner(clip[0]) == "top right"
 
 
-def test_pixels_that_are_no_squares(tmp_path: Path) -> None:
+def test_pixels_that_are_not_square(tmp_path: Path) -> None:
     path = write_film(tmp_path / "old.mp4", counted(2), aspect=Fraction(2, 1))
     assert read_video(path).shape == (2, 48, 128, 3)
-    # A square out of its middle lacks the left third, where the corner is, but for what coding smeared.
+    # A square crop of its middle lacks the left third, where the corner is, except for coding artefacts.
     square = read_video(path, fit=Fit(24, 24))[:, :, 4:].astype(int)
     assert np.abs(square[..., 0] - square[..., 1]).max() < 20
 
@@ -252,7 +252,7 @@ def test_odd_sizes(tmp_path: Path, name: str, options: dict[str, str] | None) ->
 
 
 def transparent() -> Clip:
-    """Frames whose lower half is not there."""
+    """Frames whose lower half is transparent."""
     clip = np.concatenate([counted(4), np.full((4, 48, 64, 1), 255, np.uint8)], axis=3)
     clip[:, 24:] = (0, 255, 0, 0)
     return clip
@@ -270,14 +270,14 @@ def transparent() -> Clip:
     ],
 )
 @pytest.mark.parametrize("fit", [None, Fit(24, 32)])
-def test_transparency_lies_over_a_colour(
+def test_transparency_is_blended_with_the_background(
     tmp_path: Path, name: str, options: dict[str, str] | None, fit: Fit | None
 ) -> None:
     path = tmp_path / name
     if options is not None:
         write_film(path, transparent(), **options)
     elif path.suffix:
-        first, *rest = (Image.fromarray(picture) for picture in transparent())
+        first, *rest = (Image.fromarray(image) for image in transparent())
         first.save(path, save_all=True, append_images=rest, duration=100, disposal=2)
     else:
         write_folder(path, transparent())
@@ -286,7 +286,7 @@ def test_transparency_lies_over_a_colour(
         half = clip.shape[1] // 2
         assert np.abs(clip[:, half + 3 :] - colour).max() <= 8
         assert places_of(clip[:, : half - 2].astype(np.uint8)) == [0, 1, 2, 3]
-        # Nothing of the green that is not there shines through, but for what coding smeared.
+        # Nothing of the transparent green is visible, except for coding artefacts.
         assert path.suffix == ".webm" or (clip[..., 1] - clip[..., [0, 2]].max(axis=3)).max() <= 8
 
 
@@ -299,11 +299,11 @@ def test_colours_are_red_green_and_blue_in_this_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [".mov", ".webp", ""])
-def test_a_clip_is_scaled_and_cropped_in_one_place(tmp_path: Path, kind: str) -> None:
-    """A wide picture, of which a square is kept: from the left edge, the middle or the right edge."""
+def test_all_frames_of_a_clip_have_the_same_crop(tmp_path: Path, kind: str) -> None:
+    """A square crop of a wide video: from the left edge, the middle or the right edge."""
     clip = np.zeros((2, 40, 120, 3), np.uint8)
     clip[:, :, :40, 0] = clip[:, :, 40:80, 1] = clip[:, :, 80:, 2] = 200
-    clip[1, 0, 0] = 9  # equal frames would be one of twice the time
+    clip[1, 0, 0] = 9  # equal frames would be merged into one
     path = tmp_path / f"wide{kind}"
     written(path, clip) if kind != ".mov" else write_film(path, clip, codec="qtrle", pixels="rgb24")
     for x, channel in ((0.0, 0), (0.5, 1), (1.0, 2)):
@@ -314,7 +314,7 @@ def test_a_clip_is_scaled_and_cropped_in_one_place(tmp_path: Path, kind: str) ->
     assert np.array_equal(read_video(path, fit=Fit(40, 120)), clip)
 
 
-def test_small_films_are_enlarged_smoothly(tmp_path: Path) -> None:
+def test_small_videos_are_enlarged_smoothly(tmp_path: Path) -> None:
     ramp = np.repeat(np.linspace(0, 255, 16)[None, None, :, None], 3, axis=3) * np.ones((1, 16, 1, 1))
     path = write_film(tmp_path / "small.mov", ramp.astype(np.uint8), codec="qtrle", pixels="rgb24")
     row = read_video(path, fit=Fit(64, 64))[0, 32, :, 0].astype(int)
@@ -328,10 +328,10 @@ def test_a_clip_as_a_tensor() -> None:
     assert tensor[:, 2, 0, 0].tolist() == [200, 20, 20]
 
 
-# --- folders of pictures ------------------------------------------------------------------------------------------
+# --- folders of images --------------------------------------------------------------------------------------------
 
 
-def test_pictures_of_a_folder_go_by_their_numbers(tmp_path: Path) -> None:
+def test_images_of_a_folder_are_ordered_by_their_numbers(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "film", counted(12), "shot {}.png")
     assert places_of(read_video(path)) == list(range(12))
     (path / "notes.txt").write_text("no frame")
@@ -343,7 +343,7 @@ def test_pictures_of_a_folder_go_by_their_numbers(tmp_path: Path) -> None:
     assert frame_order(["a1.png", "cover.png"]) is None
 
 
-def test_folders_that_are_no_film(tmp_path: Path) -> None:
+def test_folders_that_are_not_image_sequences(tmp_path: Path) -> None:
     with pytest.raises(UnreadableItem, match="without pictures"):
         read_header(tmp_path)
     Image.fromarray(counted(1)[0]).save(tmp_path / "holiday.png")
@@ -351,32 +351,32 @@ def test_folders_that_are_no_film(tmp_path: Path) -> None:
         read_header(tmp_path)
 
 
-def test_a_broken_picture_in_a_folder_is_named(tmp_path: Path) -> None:
+def test_a_damaged_image_in_a_folder_is_named(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "film", counted(4))
-    (path / "frame-2.png").write_bytes(b"no picture")
+    (path / "frame-2.png").write_bytes(b"not an image")
     with pytest.raises(UnreadableItem, match=r"frame-2\.png: not a picture"):
         read_video(path)
     assert places_of(read_video(path, [0, 1, 3])) == [0, 1, 3]
 
 
-# --- what cannot be used ------------------------------------------------------------------------------------------
+# --- unusable files -----------------------------------------------------------------------------------------------
 
 FILES = [kind for kind in KINDS if kind]
 
 
 @pytest.mark.parametrize("kind", FILES)
-@pytest.mark.parametrize("share", [0.97, 0.5, 0.1])
-def test_a_file_that_was_cut_is_refused(tmp_path: Path, kind: str, share: float) -> None:
-    path = cut(written(tmp_path / f"film{kind}", counted(34)), share)
+@pytest.mark.parametrize("fraction", [0.97, 0.5, 0.1])
+def test_a_truncated_video_is_refused(tmp_path: Path, kind: str, fraction: float) -> None:
+    path = truncate(written(tmp_path / f"film{kind}", counted(34)), fraction)
     with pytest.raises(UnreadableItem, match=r"truncated|no decoder|no known video format"):
         probe_video(path)
 
 
-def test_a_film_for_the_network_that_was_cut_is_refused(tmp_path: Path) -> None:
-    """Its index comes first, so it opens."""
+def test_a_truncated_faststart_video_is_refused(tmp_path: Path) -> None:
+    """Its index comes first, so it can be opened."""
     path = write_video(counted(34), tmp_path / "film.mp4", 10)
     with pytest.raises(UnreadableItem, match="truncated"):
-        read_header(cut(path, 0.8))
+        read_header(truncate(path, 0.8))
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -397,21 +397,23 @@ def test_a_film_for_the_network_that_was_cut_is_refused(tmp_path: Path) -> None:
         (b"v=0\nc=IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n", "not a video"),
     ],
 )
-def test_what_is_no_video_is_refused_with_the_reason(tmp_path: Path, kind: str, content: bytes, reason: str) -> None:
+def test_files_that_are_not_videos_are_refused_with_the_reason(
+    tmp_path: Path, kind: str, content: bytes, reason: str
+) -> None:
     (tmp_path / f"film{kind}").write_bytes(content)
     with pytest.raises(UnreadableItem, match=reason) as raised:
         probe_video(tmp_path / f"film{kind}")
     assert "\n" not in str(raised.value)
 
 
-def test_a_film_without_frames_is_refused(tmp_path: Path) -> None:
+def test_a_video_without_frames_is_refused(tmp_path: Path) -> None:
     for kind in (".mkv", ".avi", ".mp4"):
         path = write_film(tmp_path / f"none{kind}", counted(0))
         with pytest.raises(UnreadableItem, match=r"holds no frame|no decoder|no moving picture"):
             read_header(path)
 
 
-def test_sound_alone_is_no_video(tmp_path: Path) -> None:
+def test_audio_alone_is_not_a_video(tmp_path: Path) -> None:
     import av
 
     with av.open(str(tmp_path / "sound.mp4"), "w") as container:
@@ -427,7 +429,7 @@ def test_sound_alone_is_no_video(tmp_path: Path) -> None:
         read_header(tmp_path / "sound.avi")
 
 
-def test_a_missing_file_and_what_is_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_special_file(tmp_path: Path) -> None:
     with pytest.raises(UnreadableItem, match="No such file"):
         read_header(tmp_path / "none.mp4")
     os.mkfifo(tmp_path / "pipe.mp4")
@@ -445,15 +447,15 @@ def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_damage_anywhere_ends_in_frames_or_in_a_reason(tmp_path: Path, kind: str) -> None:
+def test_damage_anywhere_yields_frames_or_a_reason(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path / f"film{kind}", counted(8))
-    sound = path.read_bytes()
+    content = path.read_bytes()
     rng = np.random.default_rng(0)
     reasons = []
     for _ in range(25):
-        damaged = np.frombuffer(sound, np.uint8).copy()
-        places = rng.integers(0, len(damaged), 6)
-        damaged[places] ^= rng.integers(1, 256, 6).astype(np.uint8)
+        damaged = np.frombuffer(content, np.uint8).copy()
+        indices = rng.integers(0, len(damaged), 6)
+        damaged[indices] ^= rng.integers(1, 256, 6).astype(np.uint8)
         path.write_bytes(damaged.tobytes())
         try:
             header = read_header(path)
@@ -463,8 +465,8 @@ def test_damage_anywhere_ends_in_frames_or_in_a_reason(tmp_path: Path, kind: str
     assert all(reason and "\n" not in reason for reason in reasons)
 
 
-def test_frames_that_are_not_there_are_a_mistake_of_the_caller(tmp_path: Path) -> None:
+def test_missing_frames_are_a_value_error(tmp_path: Path) -> None:
     path = written(tmp_path / "film.webp", counted(4))
-    for places in ([], [4], [-1], [2, 1]):
+    for indices in ([], [4], [-1], [2, 1]):
         with pytest.raises(ValueError, match="of a file of 4"):
-            read_video(path, places)
+            read_video(path, indices)

@@ -1,4 +1,4 @@
-"""Writing video: what is written can be read and played."""
+"""Video writing: written files can be read and played."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quintet.media.video_writing import filmstrip, write_video
 
 @pytest.mark.parametrize("kind", ["mp4", "gif", "webp"])
 @pytest.mark.parametrize("form", ["array", "bytes", "floats"])
-def test_what_is_written_is_read(tmp_path: Path, kind: str, form: str) -> None:
+def test_a_written_video_is_read(tmp_path: Path, kind: str, form: str) -> None:
     clip = counted(9)
     bytes_tensor = clip_tensor(clip)
     video = {"array": clip, "bytes": bytes_tensor, "floats": bytes_tensor.double() / 255}[form]
@@ -42,12 +42,12 @@ def test_an_mp4_is_what_browsers_play(tmp_path: Path) -> None:
         assert (context.name, context.pix_fmt, context.width, context.height) == ("h264", "yuv420p", 48, 34)
         assert (context.colorspace, context.color_range, stream.average_rate) == (1, 1, 8)
     data = path.read_bytes()
-    assert data.index(b"moov") < data.index(b"mdat")  # plays before all of it is there
-    # The last row and column are repeated, nothing is lost.
+    assert data.index(b"moov") < data.index(b"mdat")  # plays before the full download
+    # The last row and column are repeated.
     assert np.abs(read_video(path)[:, 20:33, 20:47].astype(int) - counted(5, 33, 47)[:, 20:, 20:]).max() <= 8
 
 
-def test_what_is_no_number_is_written_as_black(tmp_path: Path) -> None:
+def test_nan_is_written_as_black(tmp_path: Path) -> None:
     video = torch.full((3, 2, 16, 16), 2.0)
     video[:, :, 8:] = torch.nan
     video[:, 1, :2] = -1
@@ -55,7 +55,7 @@ def test_what_is_no_number_is_written_as_black(tmp_path: Path) -> None:
     assert (read[:, 2:8].min(), read[:, 8:].max(), read[1, :2].max()) == (255, 0, 0)
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_invalid_formats_and_clips_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'\.mpg' is not among \.mp4, \.gif, \.webp"):
         write_video(counted(2), tmp_path / "film.mpg")
     for wrong in (torch.zeros(2, 4, 8, 8), torch.zeros(3, 8, 8), np.zeros((2, 8, 8, 3)), torch.zeros(3, 0, 8, 8)):
@@ -69,5 +69,5 @@ def test_a_filmstrip_shows_frames_from_left_to_right() -> None:
     assert strip.shape == (50, 5 * 66, 3)
     assert places_of(strip[None, 1:-1, 67:131]) == [1]
     assert places_of(strip[None, 1:-1, -65:-1]) == [4]
-    few = filmstrip(counted(33), most=5)
+    few = filmstrip(counted(33), max_frames=5)
     assert [places_of(few[None, 1:-1, 66 * each + 1 : 66 * each + 65])[0] for each in range(5)] == [0, 8, 16, 24, 32]

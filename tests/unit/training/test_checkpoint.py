@@ -65,7 +65,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert checkpoint.read_json(folder, "meta") == made.json["meta"]
     assert (folder / "config.yaml").read_text(encoding="utf-8") == made.text["config.yaml"]
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "step-00000007\n"
-    assert checkpoint.pointed(tmp_path, "latest") == folder
+    assert checkpoint.read_pointer(tmp_path, "latest") == folder
 
 
 def test_tied_weights_can_be_saved(tmp_path: Path) -> None:
@@ -209,13 +209,13 @@ def test_a_file_that_cannot_be_read_is_a_problem_like_any_other(tmp_path: Path) 
 def test_nothing_sound_left_says_what_is_wrong_with_each(tmp_path: Path) -> None:
     for step in (5, 10):
         (checkpoint.write(tmp_path, step, contents(step)) / "meta.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no sound checkpoint.*00000010/meta.json.*00000005/meta.json"):
+    with pytest.raises(CheckpointError, match=r"is damaged: .*00000010/meta.json.*00000005/meta.json"):
         checkpoint.newest_sound(tmp_path)
 
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_no_checkpoint_yet(tmp_path: Path, exists: bool) -> None:
-    with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint yet"):
         checkpoint.newest_sound(tmp_path if exists else tmp_path / "nowhere")
 
 
@@ -243,7 +243,7 @@ def standing(root: Path) -> list[int]:
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         checkpoint.write(tmp_path, step, contents(step))
-    checkpoint.point(tmp_path, "best", tmp_path / "step-00000020")
+    checkpoint.write_pointer(tmp_path, "best", tmp_path / "step-00000020")
     checkpoint.prune(tmp_path, 2)
     assert standing(tmp_path) == [20, 40, 50]
     checkpoint.prune(tmp_path, 1)
@@ -284,10 +284,10 @@ def test_an_unfinished_folder_of_the_same_step_is_no_obstacle(tmp_path: Path) ->
 
 
 def test_a_pointer_to_nothing_points_nowhere(tmp_path: Path) -> None:
-    assert checkpoint.pointed(tmp_path, "best") is None
+    assert checkpoint.read_pointer(tmp_path, "best") is None
     for text in ("step-00000099\n", "../elsewhere\n", ""):
         (tmp_path / "best").write_text(text, encoding="utf-8")
-        assert checkpoint.pointed(tmp_path, "best") is None
+        assert checkpoint.read_pointer(tmp_path, "best") is None
 
 
 # --- all or nothing -----------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_contents_that_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
         with pytest.raises((OSError, ValueError, TypeError, RuntimeError)):
             checkpoint.write(tmp_path, 20, bad)
         assert {path.name for path in tmp_path.iterdir()} == {"step-00000010", "latest"}
-    assert checkpoint.pointed(tmp_path, "latest") == tmp_path / "step-00000010"
+    assert checkpoint.read_pointer(tmp_path, "latest") == tmp_path / "step-00000010"
 
 
 @pytest.mark.parametrize("call", ["rename", "fsync"])
@@ -329,7 +329,7 @@ def test_a_folder_that_cannot_be_made_leaves_the_last_one_intact(tmp_path: Path)
     with pytest.raises(OSError, match="exists"):
         checkpoint.write(tmp_path, 20, contents(20))
     checkpoint.verify(tmp_path / "step-00000010")
-    assert checkpoint.pointed(tmp_path, "latest") == tmp_path / "step-00000010"
+    assert checkpoint.read_pointer(tmp_path, "latest") == tmp_path / "step-00000010"
 
 
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_elsewhere_than_on_a_terminal_it_is_plain_lines(capsys: pytest.CaptureFi
     display.start(0, 100)
     display.update(10)
     display.update(20, FIGURES, 3 * 2**30)
-    display.validated(20, VALIDATED)
+    display.show_validation(20, VALIDATED)
     display.note("[a] note")
     display.stop()
     first, validation, second = capsys.readouterr().err.splitlines()
@@ -45,7 +45,7 @@ def test_a_terminal_keeps_step_pace_memory_losses_and_the_last_validation_in_sig
     code = (
         "from quintet.training.display import Display\n"
         f"display = Display('run'); display.start(0, 100); display.update(20, {FIGURES}, 3 * 2**30)\n"
-        f"display.validated(20, {VALIDATED}); display.note('[a] note'); display.stop()\n"
+        f"display.show_validation(20, {VALIDATED}); display.note('[a] note'); display.stop()\n"
     )
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EMAConfig
-from quintet.training.state import Average
+from quintet.training.state import EMA
 
 
 def module() -> nn.Module:
@@ -46,7 +46,7 @@ def plain_average(config: EMAConfig, steps: int) -> dict[str, Tensor]:
 def test_average_equals_a_plain_loop(start: int, every: int, steps: int) -> None:
     config = EMAConfig(decay=0.8, start=start, every=every)
     live = module()
-    average = Average(config, {"net": live}, ["net"])
+    average = EMA(config, {"net": live}, ["net"])
     for step in range(steps):
         move(live, step)
         average.update(step)
@@ -56,7 +56,7 @@ def test_average_equals_a_plain_loop(start: int, every: int, steps: int) -> None
 
 
 def test_the_ramp_rises_to_the_decay_and_stays() -> None:
-    average = Average(EMAConfig(decay=0.9), {}, [])
+    average = EMA(EMAConfig(decay=0.9), {}, [])
     assert average.decay(0) == 0.1
     assert average.decay(10) == 11 / 20
     decays = [average.decay(step) for step in range(200)]
@@ -66,7 +66,7 @@ def test_the_ramp_rises_to_the_decay_and_stays() -> None:
 
 def test_before_the_start_the_average_is_a_copy() -> None:
     live = module()
-    average = Average(EMAConfig(start=3), {"net": live}, ["net"])
+    average = EMA(EMAConfig(start=3), {"net": live}, ["net"])
     for step in range(3):
         move(live, step)
         average.update(step)
@@ -76,7 +76,7 @@ def test_before_the_start_the_average_is_a_copy() -> None:
 
 def test_the_average_is_apart_from_the_live_weights() -> None:
     live = module()
-    average = Average(EMAConfig(), {"net": live, "other": nn.Linear(1, 1)}, ["net"])
+    average = EMA(EMAConfig(), {"net": live, "other": nn.Linear(1, 1)}, ["net"])
     before = {name: value.clone() for name, value in average.modules["net"].state_dict().items()}
     move(live, 0)
     after = average.modules["net"].state_dict()
@@ -86,7 +86,7 @@ def test_the_average_is_apart_from_the_live_weights() -> None:
 
 def test_the_average_is_for_looking_only() -> None:
     live = module().train()
-    average = Average(EMAConfig(), {"net": live}, ["net"])
+    average = EMA(EMAConfig(), {"net": live}, ["net"])
     assert not any(part.training for part in average.modules["net"].modules())
     assert not any(parameter.requires_grad for parameter in average.modules["net"].parameters())
     assert live.training
@@ -95,7 +95,7 @@ def test_the_average_is_for_looking_only() -> None:
 
 def test_modules_without_buffers_are_averaged_too() -> None:
     live = nn.Linear(2, 2)
-    average = Average(EMAConfig(), {"net": live}, ["net"])
+    average = EMA(EMAConfig(), {"net": live}, ["net"])
     move(live, 0)
     average.update(0)
     assert not torch.equal(average.modules["net"].weight, live.weight)  # type: ignore[arg-type]

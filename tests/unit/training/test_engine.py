@@ -54,7 +54,7 @@ def test_places(environment: dict[str, str], place: RankInfo) -> None:
 @pytest.mark.parametrize("given", [{}, {"MASTER_ADDR": "node1"}, {"MASTER_PORT": "1"}])
 def test_srun_without_a_meeting_place_is_refused(given: dict[str, str]) -> None:
     environment = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", **given}
-    with pytest.raises(UsageError, match="under srun set MASTER_ADDR and MASTER_PORT"):
+    with pytest.raises(UsageError, match="under srun, set MASTER_ADDR and MASTER_PORT"):
         RankInfo.from_environment(environment)
 
 
@@ -137,7 +137,7 @@ def gradients(recompute: bool) -> tuple[list[Tensor], Stack]:
     torch.manual_seed(0)
     engine = Engine(EngineConfig(device="cpu", activation_checkpointing=recompute, precision="fp64"), seed=4)
     stack = Stack()
-    engine.place({"net": stack})
+    engine.to_device({"net": stack})
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
     with engine.micro_batch({"net": stack}, step=3, number=0, synchronise=True):
         stack(x).square().sum().backward()
@@ -171,18 +171,18 @@ def test_recomputing_keeps_the_names_of_the_weights() -> None:
 
 def test_modules_are_placed_in_precision_and_memory_format() -> None:
     convolution = nn.Conv2d(3, 4, 3)
-    Engine(EngineConfig(device="cpu", precision="fp64")).place({"net": convolution})
+    Engine(EngineConfig(device="cpu", precision="fp64")).to_device({"net": convolution})
     assert convolution.weight.dtype == torch.float64
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
     plain = nn.Conv2d(3, 4, 3)
-    Engine(EngineConfig(device="cpu", channels_last=False)).place({"net": plain})
+    Engine(EngineConfig(device="cpu", channels_last=False)).to_device({"net": plain})
     assert plain.weight.is_contiguous()
 
 
 def test_tensors_of_five_axes_are_placed_as_they_are() -> None:
     module = nn.Conv2d(2, 3, 3)
     module.register_buffer("angles", torch.rand(2, 3, 4, 1, 8))
-    Engine(CPU, 0).place({"module": module})
+    Engine(CPU, 0).to_device({"module": module})
     assert module.weight.is_contiguous(memory_format=torch.channels_last)
     assert module.angles.is_contiguous()  # type: ignore[operator, union-attr]
 
@@ -224,7 +224,7 @@ def out_of_memory() -> BaseException:
     "error", [out_of_memory(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
 )
 def test_out_of_memory_proposes_smaller_micro_batches(error: BaseException) -> None:
-    told = explain_failure(error, accumulate=2, micro_batch=8)
+    told = explain_failure(error, grad_accum_steps=2, micro_batch_size=8)
     assert isinstance(told, RunError)
     assert "out of memory" in str(told)
     assert "train.grad_accum_steps" in str(told)
@@ -239,7 +239,7 @@ def test_the_proposal_divides_the_batch(accumulate: int, micro_batch: int, propo
 
 
 def test_out_of_memory_with_single_items_proposes_something_else() -> None:
-    told = str(explain_failure(MemoryError(), accumulate=16, micro_batch=1))
+    told = str(explain_failure(MemoryError(), grad_accum_steps=16, micro_batch_size=1))
     assert "smaller model" in told
     assert "train.grad_accum_steps" not in told
 

@@ -232,5 +232,5 @@ def test_first_and_single_show_the_validation_items() -> None:
 def test_the_opening_is_the_first_step_and_consumes_nothing() -> None:
     order = Order(10, 4, 3)
     made = loader(Points(10), rank=1, world_size=2)
-    opening = [each.batch.names for each in made.opening(order, 2)]
+    opening = [each.batch.names for each in made.init_batches(order, 2)]
     assert [opening] == names(steps(made, order, 0, 1, accumulate=2))

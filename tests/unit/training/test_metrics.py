@@ -35,5 +35,5 @@ def test_what_was_added_is_not_changed() -> None:
 def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setitem(sys.modules, kind, None)  # as if it were not, also where it is
     config = RunConfig(recipe="toy").changed({"log.trackers": [kind]})
-    with pytest.raises(UsageError, match=rf"names {kind}, which is not installed: pip install 'quintet\[{kind}\]'"):
+    with pytest.raises(UsageError, match=rf"contains {kind}, which is not installed: pip install 'quintet\[{kind}\]'"):
         make_trackers(config, tmp_path)

@@ -34,7 +34,7 @@ def test_each_epoch_is_a_permutation_and_batches_wrap_over_its_end(num: int, bat
 @steady
 @given(files=st.lists(st.integers(0, 9), min_size=1, max_size=60), together=st.integers(1, 12), batch=st.integers(1, 9))
 def test_portions_take_few_files_at_a_time_and_each_item_once(files: list[int], together: int, batch: int) -> None:
-    order = Order(len(files), batch, 7, portions=ShardShuffle(np.array(files), together))
+    order = Order(len(files), batch, 7, shard_shuffle=ShardShuffle(np.array(files), together))
     slots = stream(order, steps=-(-2 * len(files) // batch))
     for epoch in range(2):
         items = [item for number, item in slots if number == epoch]
@@ -46,11 +46,11 @@ def test_portions_take_few_files_at_a_time_and_each_item_once(files: list[int], 
 
 def test_portions_of_all_files_are_the_order_without() -> None:
     files = np.arange(50) % 5
-    assert stream(Order(50, 7, 3, portions=ShardShuffle(files, 5)), 20) == stream(Order(50, 7, 3), 20)
+    assert stream(Order(50, 7, 3, shard_shuffle=ShardShuffle(files, 5)), 20) == stream(Order(50, 7, 3), 20)
 
 
 def test_portions_differ_from_epoch_to_epoch() -> None:
-    order = Order(40, 20, 0, portions=ShardShuffle(np.arange(40) // 10, 1))
+    order = Order(40, 20, 0, shard_shuffle=ShardShuffle(np.arange(40) // 10, 1))
     assert [[item // 10 for _, item in order.batch(step)][::10] for step in (0, 1)] != [
         [item // 10 for _, item in order.batch(step)][::10] for step in (2, 3)
     ]
@@ -82,7 +82,7 @@ def test_shares_in_order_are_the_batch(lengths: list[int] | None, world_size: in
     order = Order(50, 24, 9, lengths)
     for step in (0, 3, 70):
         shares = [
-            order.share(step, micro, accumulate, rank, world_size)
+            order.local_batch(step, micro, accumulate, rank, world_size)
             for micro in range(accumulate)
             for rank in range(world_size)
         ]

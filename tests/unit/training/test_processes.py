@@ -140,7 +140,7 @@ def write_in_parts(rank: int, folder: Path) -> dict[str, Any]:
     (folder / "full").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(sharding, "_own_hashes", no_space)
+            patch.setattr(sharding, "_local_hashes", no_space)
         try:
             sharding.write(folder / "full", 2, made, CPU)
         except OSError as error:
@@ -318,7 +318,7 @@ def test_a_run_of_two_processes_goes_on_in_one(ranks: Path, tmp_path: Path) -> N
 def test_a_run_of_parts_goes_on_in_one_process(ranks: Path, tmp_path: Path) -> None:
     data = {"data": points(**POISONED)}
     saved = checkpoint.folder_of(ranks / "runs" / "sharded" / "checkpoints", 6)
-    assert checkpoint.is_in_parts(saved, "ema/net")
+    assert checkpoint.is_sharded(saved, "ema/net")
     resumed = trained(ranks / "runs" / "sharded", resume=True, train__steps=8, **data)
     straight = trained(tmp_path / "run", **{**LOOP, **data, "train__steps": 8, "optim__decay_steps": 6})
     for key, value in weights(straight).items():
@@ -338,10 +338,10 @@ def test_a_checkpoint_in_parts_stands_whole(ranks: Path) -> None:
     assert torch.equal(net["weight"], torch.arange(15.0, dtype=torch.float64).view(5, 3))
     assert torch.equal(net["tied"], net["weight"])
     assert net["plain"].tolist() == [True, False]
-    assert checkpoint.shapes_of_parts(folder, "net") == {"weight": (5, 3), "bias": (5,), "tied": (5, 3), "plain": (2,)}
+    assert checkpoint.sharded_shapes(folder, "net") == {"weight": (5, 3), "bias": (5,), "tied": (5, 3), "plain": (2,)}
 
 
-def test_torch_joins_the_parts_alike(ranks: Path, tmp_path: Path) -> None:
+def test_torch_joins_the_shards_to_the_same_tensors(ranks: Path, tmp_path: Path) -> None:
     folder = checkpoint.folder_of(ranks / "parts", 1)
     consolidate_safetensors_files(str(folder / "deep" / "er"), str(tmp_path), {"weight": 1, "bias": 1})
     joined = load_file(tmp_path / "model-00001-of-00001.safetensors")
@@ -350,53 +350,53 @@ def test_torch_joins_the_parts_alike(ranks: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", range(WORLD))
-def test_where_one_process_cannot_write_there_is_no_checkpoint(ranks: Path, rank: int) -> None:
+def test_no_checkpoint_is_left_when_one_process_cannot_write(ranks: Path, rank: int) -> None:
     assert "No space left on device" in json.loads((ranks / f"parts-{rank}.json").read_text())["refused"]
     assert list((ranks / "parts" / "full").iterdir()) == []
 
 
-def test_a_lost_part_is_noticed(ranks: Path, tmp_path: Path) -> None:
+def test_a_missing_shard_is_noticed(ranks: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint.folder_of(ranks / "parts", 1), tmp_path / "step-00000001")
     (folder / "net" / "shard-00001-model-00001-of-00001.safetensors").unlink()
     with pytest.raises(CheckpointError, match="is missing"):
         checkpoint.verify(folder)
-    with pytest.raises(CheckpointError, match="do not make a whole"):
+    with pytest.raises(CheckpointError, match="do not cover the tensor"):
         checkpoint.read_tensors(folder, "net")
 
 
-def write_parts(folder: Path, *parts: tuple[Tensor, object]) -> None:
+def write_shards(folder: Path, *shards: tuple[Tensor, object]) -> None:
     (folder / "net").mkdir()
-    for number, (values, offsets) in enumerate(parts):
-        places = json.dumps({"weight": {"saved_offsets": offsets}})
-        save_file({"weight": values}, folder / "net" / f"shard-{number}.safetensors", {"DCP_SHARDING_INFO": places})
+    for number, (values, offsets) in enumerate(shards):
+        info = json.dumps({"weight": {"saved_offsets": offsets}})
+        save_file({"weight": values}, folder / "net" / f"shard-{number}.safetensors", {"DCP_SHARDING_INFO": info})
 
 
-def test_parts_that_lie_over_each_other_or_differ_in_kind_are_refused(tmp_path: Path) -> None:
-    """The sizes alone would make a whole, of which a third was never written."""
-    for name, starts in (("lying", (0, 0, 4)), ("kinds", (0, 2, 4))):
+def test_shards_that_overlap_or_differ_in_dtype_are_refused(tmp_path: Path) -> None:
+    """The sizes add up, but a third of the tensor was never written."""
+    for name, starts in (("overlap", (0, 0, 4)), ("dtypes", (0, 2, 4))):
         (tmp_path / name).mkdir()
-        values = [torch.ones(2), torch.ones(2, dtype=torch.float64 if name == "kinds" else None), torch.ones(2)]
-        write_parts(tmp_path / name, *((each, [start]) for each, start in zip(values, starts, strict=True)))
-    for read in (checkpoint.read_tensors, checkpoint.shapes_of_parts):
-        with pytest.raises(CheckpointError, match="lie over each other"):
-            read(tmp_path / "lying", "net")
-    with pytest.raises(CheckpointError, match="different kinds of numbers"):
-        checkpoint.read_tensors(tmp_path / "kinds", "net")
+        values = [torch.ones(2), torch.ones(2, dtype=torch.float64 if name == "dtypes" else None), torch.ones(2)]
+        write_shards(tmp_path / name, *((each, [start]) for each, start in zip(values, starts, strict=True)))
+    for read in (checkpoint.read_tensors, checkpoint.sharded_shapes):
+        with pytest.raises(CheckpointError, match="overlap"):
+            read(tmp_path / "overlap", "net")
+    with pytest.raises(CheckpointError, match="different dtypes"):
+        checkpoint.read_tensors(tmp_path / "dtypes", "net")
 
 
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        ([2**40, 0], "do not make a whole"),
-        ([-1, 0], "lies outside"),
-        ([0], "different axes"),
-        (["0", 0], "different axes"),
+        ([2**40, 0], "do not cover the tensor"),
+        ([-1, 0], "negative offset"),
+        ([0], "different numbers of dimensions"),
+        (["0", 0], "different numbers of dimensions"),
         (None, "cannot read"),
     ],
 )
-def test_a_part_that_lies_about_its_place_is_refused(offsets: object, message: str, tmp_path: Path) -> None:
-    write_parts(tmp_path, (torch.ones(2, 3), offsets))
-    for read in (checkpoint.read_tensors, checkpoint.shapes_of_parts):
+def test_a_shard_with_a_wrong_offset_is_refused(offsets: object, message: str, tmp_path: Path) -> None:
+    write_shards(tmp_path, (torch.ones(2, 3), offsets))
+    for read in (checkpoint.read_tensors, checkpoint.sharded_shapes):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path, "net")
 
@@ -404,11 +404,11 @@ def test_a_part_that_lies_about_its_place_is_refused(offsets: object, message: s
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"optim__name": "muon"}, r"optim\.name=muon turns whole matrices.*optim\.name=adamw or lion"),
-        ({"engine__compile": True}, r"engine\.compile=true and engine\.fsdp=true do not go together"),
+        ({"optim__name": "muon"}, r"optim\.name=muon needs full matrices.*optim\.name=adamw or lion"),
+        ({"engine__compile": True}, r"engine\.compile=true and engine\.fsdp=true cannot be combined"),
     ],
 )
-def test_what_parts_cannot_do_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_options_that_sharding_does_not_support_are_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         toy_trainer(tmp_path / "run", engine__fsdp=True, **keys)
     assert not (tmp_path / "run").exists()

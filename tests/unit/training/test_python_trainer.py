@@ -128,21 +128,21 @@ def test_options_become_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"steps": 0}, "steps=0 is impossible; it sets train.steps, which takes a whole number of at least 1, for exa"),
-        ({"steps": True}, "steps=True is impossible"),
-        ({"batch_size": "16"}, "batch_size='16' is impossible; it sets train.batch_size"),
-        ({"grad_accum_steps": 1.5}, "grad_accum_steps=1.5 is impossible; it sets train.grad_accum_steps"),
-        ({"lr": float("nan")}, "lr=nan is impossible; it sets optim.lr, which takes a number above 0, for example lr="),
-        ({"seed": -1}, "seed=-1 is impossible; it sets train.seed"),
-        ({"num_workers": -1}, "num_workers=-1 is impossible; it sets data.num_workers"),
-        ({"resume": "yes"}, "resume='yes' is impossible; it sets the argument resume, which takes True or False"),
-        ({"lr_schedule": 3e-4}, "lr_schedule=0.0003 is impossible; it sets the argument lr_schedule"),
-        ({"config": "train.steps=3"}, "config='train.steps=3' is impossible; it takes a dictionary"),
-        ({"steps": 10, "config": {"train": {"steps": 20}}}, "steps and config both set train.steps; give one of them"),
+        ({"steps": 0}, "steps=0 is invalid; it sets train.steps, which takes an integer of at least 1, for example"),
+        ({"steps": True}, "steps=True is invalid"),
+        ({"batch_size": "16"}, "batch_size='16' is invalid; it sets train.batch_size"),
+        ({"grad_accum_steps": 1.5}, "grad_accum_steps=1.5 is invalid; it sets train.grad_accum_steps"),
+        ({"lr": float("nan")}, "lr=nan is invalid; it sets optim.lr, which takes a number above 0, for example lr="),
+        ({"seed": -1}, "seed=-1 is invalid; it sets train.seed"),
+        ({"num_workers": -1}, "num_workers=-1 is invalid; it sets data.num_workers"),
+        ({"resume": "yes"}, "resume='yes' is invalid; it sets the argument resume, which takes True or False"),
+        ({"lr_schedule": 3e-4}, "lr_schedule=0.0003 is invalid; it sets the argument lr_schedule"),
+        ({"config": "train.steps=3"}, "config='train.steps=3' is invalid; it takes a dictionary"),
+        ({"steps": 10, "config": {"train": {"steps": 20}}}, "steps and config both set train.steps; use one of them"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_an_impossible_value_names_option_key_and_fix(tmp_path: Path, options: Any, sentence: str) -> None:
+def test_an_invalid_value_names_option_key_and_fix(tmp_path: Path, options: Any, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         ToyTrainer(GivenNet(), **{"data": range(24), "out": tmp_path / "run", **options})
     assert str(caught.value).startswith(f"ToyTrainer: {sentence}")
@@ -214,20 +214,31 @@ def test_what_a_call_lacks_is_one_sentence(tmp_path: Path) -> None:
         ({}, "ToyTrainer needs a model to train, a quintet.GivenNet"),
         ({"model": Net(6, 0.0)}, "ToyTrainer trains a quintet.GivenNet, not a Net"),
         ({"model": GivenNet()}, "ToyTrainer needs data"),
-        ({"model": GivenNet(), "data": range(9), "validation": "folder"}, "beside a folder comes a folder"),
-        ({"model": GivenNet(), "data": "folder", "validation": range(9)}, "beside a folder comes a folder"),
+        (
+            {"model": GivenNet(), "data": range(9), "validation": "folder"},
+            "must both be folders or both be data set objects",
+        ),
+        (
+            {"model": GivenNet(), "data": "folder", "validation": range(9)},
+            "must both be folders or both be data set objects",
+        ),
         (
             {"model": GivenNet(), "data": range(9), "below": "runs/tok"},
-            r"runs/tok does not exist; give the folder of a run",
+            r"runs/tok does not exist; pass the folder of a run",
         ),
-        ({"model": GivenNet(), "data": range(9), "config": {"init": "runs/a"}}, "load the weights into the model"),
-        ({"model": GivenNet(), "data": range(9), "config": {"model.width": 7}}, r"keys of model\.\* are those of the"),
+        ({"model": GivenNet(), "data": range(9), "config": {"init": "runs/a"}}, "pass a model with loaded weights"),
+        (
+            {"model": GivenNet(), "data": range(9), "config": {"model.width": 7}},
+            r"keys of model\.\* differ from those of the",
+        ),
         ({"model": GivenNet(), "data": range(9), "preset": "tiny"}, "unknown preset 'tiny'"),
         ({"model": GivenNet(), "data": range(9), "resume": True}, "does not exist"),
     ):
         with pytest.raises(UsageError, match=sentence):
             ToyTrainer(out=out, **words)
-    with pytest.raises(UsageError, match=r"FolderTrainer needs a below: below=RUN, an exported folder, or a pipeline"):
+    with pytest.raises(
+        UsageError, match=r"FolderTrainer needs a below: pass below= a run, an exported folder or a pipeline"
+    ):
         FolderTrainer(data=range(24), out=out)
     with pytest.raises(UsageError, match="FolderTrainer takes a folder of files as data, not a range"):
         FolderTrainer(below=link("here"), data=range(24), out=out)

@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from quintet.training.distributed.rendezvous import meet
+from quintet.training.distributed.rendezvous import rendezvous
 
 SOON = timedelta(seconds=60)
 
 
 def meet_all(store: HashStore, world_size: int) -> set[str]:
     with ThreadPoolExecutor(world_size) as pool:
-        meetings = [pool.submit(meet, store, rank, world_size, SOON) for rank in range(world_size)]
+        meetings = [pool.submit(rendezvous, store, rank, world_size, SOON) for rank in range(world_size)]
         return {meeting.result() for meeting in meetings}
 
 
@@ -27,10 +27,10 @@ def test_all_agree_and_every_time_on_another_number() -> None:
 def test_an_attempt_that_came_to_nothing_is_forgotten() -> None:
     store = HashStore()
     for rank in (1, 0):  # each alone: the other one died
-        with pytest.raises(TimeoutError, match="waited in vain for"):
-            meet(store, rank, 2, timedelta(0))
+        with pytest.raises(TimeoutError, match="timed out waiting for"):
+            rendezvous(store, rank, 2, timedelta(0))
     assert meet_all(store, 2) == {"2"}
 
 
 def test_one_process_meets_nobody() -> None:
-    assert meet(HashStore(), 0, 1, timedelta(0)) == "1"
+    assert rendezvous(HashStore(), 0, 1, timedelta(0)) == "1"

@@ -35,17 +35,17 @@ def test_what_a_process_left_before_there_was_a_run_is_no_obstacle(tmp_path: Pat
     assert Run.new(tmp_path).folder == tmp_path
     for name in ("teacher", ".writing-teacher"):
         (tmp_path / name).mkdir()
-    assert Run.new(tmp_path, links=("teacher",)).folder == tmp_path
+    assert Run.new(tmp_path, frozen=("teacher",)).folder == tmp_path
     with pytest.raises(UsageError, match="exists already"):
-        Run.new(tmp_path, links=("tokenizer",))
+        Run.new(tmp_path, frozen=("tokenizer",))
 
 
 def test_a_log_does_not_make_a_folder_a_used_one(tmp_path: Path) -> None:
     run = Run.new(tmp_path)
-    run.write_log_once_begun("the stack of a process that hung before the beginning")
+    run.write_log_if_run("the stack of a process that hung before the beginning")
     assert Run.new(tmp_path).folder == tmp_path
     run.config_file.touch()
-    run.write_log_once_begun("later")
+    run.write_log_if_run("later")
     assert run.log_file.read_text().endswith(" later\n")
 
 
@@ -63,14 +63,14 @@ def test_opening_what_is_no_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not a run: it has no config\.yaml"):
         Run.open(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a file; give the folder of a run"):
+    with pytest.raises(UsageError, match="is a file; pass the folder of a run"):
         Run.open(tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["vae.100.pt", "model.PTH", "x.ckpt", "pytorch_model.bin", "a.pkl"])
 def test_pickles_of_other_packages_get_a_hint(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"never opened")
-    with pytest.raises(UsageError, match=r"never opened, docs/migration\.md"):
+    with pytest.raises(UsageError, match=r"never opens pickled .* docs/migration\.md"):
         Run.open(tmp_path / name)
 
 
@@ -256,7 +256,7 @@ def test_a_sample_that_cannot_be_written_is_remembered(tmp_path: Path) -> None:
 
 def test_config_is_written_whole(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.write_first(RunConfig(recipe="toy"), {}, {})
-    run.write_first(RunConfig(recipe="toy2"), {}, {})
+    run.write_initial_files(RunConfig(recipe="toy"), {}, {})
+    run.write_initial_files(RunConfig(recipe="toy2"), {}, {})
     assert run.config_file.read_text(encoding="utf-8").startswith("recipe: toy2\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "data.json"]

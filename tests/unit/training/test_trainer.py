@@ -159,7 +159,7 @@ def test_stepping_by_hand_is_the_same_training(tmp_path: Path) -> None:
     by_hand = toy_trainer(tmp_path / "hand")
     for _ in range(6):
         by_hand.train_step()
-    with pytest.raises(RunError, match=r"all 6 steps are taken; raise train\.steps"):
+    with pytest.raises(RunError, match=r"all 6 steps are done; raise train\.steps"):
         by_hand.train_step()
     assert equal(weights(by_hand), weights(trained(tmp_path / "loop")))
     by_hand.close()
@@ -400,7 +400,7 @@ def test_the_schedule_keeps_its_horizon_when_a_run_is_made_longer(tmp_path: Path
     resumed = trained(tmp_path / "run", resume=True, train__steps=6)
     assert resumed.config.optim.decay_steps == 4
     assert resumed.lr_schedule(5) == 0
-    assert "the learning rate is 0 from step 4 on" in log_text(resumed)
+    assert "the schedule ends at step 4, and the learning rate is 0" in log_text(resumed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -466,7 +466,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path) -> None:
     damaged = tmp_path / "run" / "checkpoints" / "step-00000008" / "net.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     resumed = trained(tmp_path / "run", resume=True)
-    assert f"damaged checkpoint passed over: {damaged} is damaged" in log_text(resumed)
+    assert f"damaged checkpoint skipped: {damaged} is damaged" in log_text(resumed)
     assert "resumed from" in log_text(resumed)
     assert saved_hashes(tmp_path / "run", 8) == saved_hashes(tmp_path / "straight", 8)
 
@@ -482,7 +482,7 @@ def test_old_checkpoints_do_not_go_before_a_sound_new_one_stands(tmp_path: Path)
 def test_a_run_without_a_sound_checkpoint_says_so(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-00000006" / "meta.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no sound checkpoint is left .*meta\.json is missing"):
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: .*meta\.json is missing"):
         toy_trainer(tmp_path / "run", resume=True)
 
 
@@ -592,7 +592,7 @@ def test_a_last_step_that_cannot_be_saved_is_a_failure(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path / "run", checkpoint__every=2)
     trainer.run.checkpoints.mkdir()
     (trainer.run.checkpoints / ".writing-step-00000006").touch()
-    with pytest.raises(RunError, match="could not save the last step"):
+    with pytest.raises(RunError, match="could not save the final checkpoint"):
         trainer.train()
     trainer.close()
     checkpoint.verify(tmp_path / "run" / "checkpoints" / "step-00000004")
@@ -624,7 +624,7 @@ def test_the_best_checkpoint_is_kept_and_pointed_to(tmp_path: Path) -> None:
     best = min(errors, key=lambda step: errors[step])
     assert 1 < best < 12  # or the test shows nothing
     assert state(tmp_path / "run")["best"] == {"metric": "error", "value": errors[best], "step": best}
-    pointed = checkpoint.pointed(trainer.run.checkpoints, "best")
+    pointed = checkpoint.read_pointer(trainer.run.checkpoints, "best")
     assert pointed is not None
     assert checkpoint.step_of(pointed) == best
     assert [checkpoint.step_of(path) for path in checkpoint.steps(trainer.run.checkpoints)] == [best, 12]
@@ -790,10 +790,10 @@ class Renamed(ToyTask):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Misnamed, "phase 'critic' trains 'critc', and the task has the modules net"),
-        (Upwards, "Traits.best is 'max' or 'min', not 'higher'"),
-        (Unexported, "the pipeline exports 'model', and the task has the modules net"),
-        (Renamed, "is of recipe 'toy', but its pipeline of 'other'"),
+        (Misnamed, "phase 'critic' trains 'critc', but the modules of the task are net"),
+        (Upwards, "Traits.best must be 'max' or 'min', not 'higher'"),
+        (Unexported, "the pipeline exports 'model', but the modules of the task are net"),
+        (Renamed, "is 'toy', but the recipe of its pipeline is 'other'"),
     ],
 )
 def test_parts_of_a_family_that_do_not_fit_are_refused_before_training(
@@ -806,7 +806,7 @@ def test_parts_of_a_family_that_do_not_fit_are_refused_before_training(
 
 def test_a_best_metric_that_validation_does_not_have_is_named(tmp_path: Path) -> None:
     kind = type("Misspelt", (ToyTask,), {"traits": replace(ToyTask.traits, best=("eror", "min"))})
-    with pytest.raises(UsageError, match="names the metric 'eror', and the task has error"):
+    with pytest.raises(UsageError, match="is the metric 'eror', but the metrics of the task are error"):
         trained(tmp_path / "run", kind=kind, eval__every=1)
 
 
@@ -823,8 +823,8 @@ class Unread(Contrastive):
         ({"train__batch_size": 1}, r"needs train\.batch_size of at least 2"),
         ({"train__grad_accum_steps": 2}, "compares the items of a batch with each other"),
         ({"engine__world_size": 3}, r"engine\.world_size=3, but the launcher started 1 process"),
-        ({"engine__fsdp": True, "engine__compile": True}, "do not go together"),
-        ({"engine__fsdp": True, "optim__name": "muon"}, "muon turns whole matrices"),
+        ({"engine__fsdp": True, "engine__compile": True}, "cannot be combined"),
+        ({"engine__fsdp": True, "optim__name": "muon"}, "muon needs full matrices"),
     ],
 )
 def test_what_the_keys_alone_refuse_is_refused_before_the_data_is_read(
@@ -901,7 +901,9 @@ def test_a_broken_number_that_no_loss_meets_is_not_saved(tmp_path: Path, rollbac
         assert "rolled back to the weights of step 2" in (run / "log.txt").read_text()
         assert trainer.step == 8
     else:
-        with pytest.raises(RunError, match=r"step 4: the run's own tensors are not finite .* step 2 is the newest"):
+        with pytest.raises(
+            RunError, match=r"step 4: the training state is not finite .* the newest checkpoint, step 2, is finite"
+        ):
             trainer.train(log_fn=spoil)
     trainer.close()
     assert all(value.isfinite().all() for value in saved_tensors(run).values())

@@ -17,10 +17,10 @@ def watch_at(store: HashStore, alive: bool = True, rank: int = 1, meeting: str =
 
 def test_who_fails_says_why_and_waits_for_the_others_to_be_gone() -> None:
     store = HashStore()
-    store.add("quintet/0/gone", 1)
+    store.add("quintet/0/exited", 1)
     watch_at(store).fail("nobody answers")
     assert store.get("quintet/0/failed") == b"process 1: nobody answers"
-    assert store.check(["quintet/0/gone/all"])
+    assert store.check(["quintet/0/exited/all"])
 
 
 def test_the_first_reason_stands() -> None:
@@ -28,7 +28,7 @@ def test_the_first_reason_stands() -> None:
     watches = [watch_at(store, rank=rank) for rank in range(2)]
     for watch in watches:
         watch.stop()
-    store.add("quintet/0/gone", 1)
+    store.add("quintet/0/exited", 1)
     watches[1].fail("the first")
     watches[0].fail("the second")
     assert store.get("quintet/0/failed") == b"process 1: the first"
@@ -36,7 +36,7 @@ def test_the_first_reason_stands() -> None:
 
 def test_a_new_attempt_does_not_hear_of_the_last_one() -> None:
     store = HashStore()
-    store.add("quintet/0/gone", 1)
+    store.add("quintet/0/exited", 1)
     watch_at(store).fail("nobody answers")
     later = watch_at(store, meeting="1")
     later.stop()

@@ -1,1 +1,1 @@
-"""Weights on disk: checkpoints and exported folders, and models built back from them."""
+"""Weights on disk: checkpoints and exported folders, and loading models from them."""

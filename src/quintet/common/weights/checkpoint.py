@@ -1,9 +1,10 @@
-"""Owns checkpoints on disk: an atomic directory of safetensors and JSON, hashed file by file.
+"""Checkpoints on disk: an atomic directory of safetensors and JSON, with a SHA-256 of every file.
 
-A checkpoint is written under a temporary name, hashed, synced and renamed; it either stands whole or not at all.
-`SHA256SUMS` covers every file and ends with a hash of itself, in a form that `sha256sum -c` accepts. Nothing here
-knows what the tensors mean. No pickle is written or read. A group of tensors is a file, or, where several processes
-wrote it (`sharding.py`), a folder of files that hold parts of tensors and say where these lie; both are read alike.
+A checkpoint is written under a temporary name, hashed, synced and renamed, so it exists completely or not at all.
+`SHA256SUMS` covers every file and ends with a hash of itself, in a form that `sha256sum -c` accepts. This module does
+not know the meaning of the tensors. No pickle is written or read. A group of tensors is one file or, if several
+processes wrote it (`sharding.py`), a folder of files with shards of tensors and their offsets; `read_tensors` reads
+both.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quintet.common.files import one_line, open_own, replace_text, sync
+from quintet.common.files import one_line, open_no_follow, replace_text, sync
 from quintet.errors import CheckpointError
 
 FORMAT = 1
@@ -40,7 +41,7 @@ _SELF = "# sha256 of the lines above: "
 _NAME = re.compile(r"step-[0-9]{8,}")
 _FILE = re.compile(r"(?=.{1,200}$)\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 _TEMPORARY = ".writing-"
-_DOOMED = ".deleting-"
+_DELETING = ".deleting-"
 _DTYPES = {
     torch.float64,
     torch.float32,
@@ -55,7 +56,7 @@ _DTYPES = {
 
 @dataclass
 class Contents:
-    """What a checkpoint holds: groups of tensors and JSON values by file name without suffix, and plain text."""
+    """The contents of a checkpoint: groups of tensors and JSON values by file name without suffix, and text files."""
 
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     json: dict[str, Any] = field(default_factory=dict)
@@ -70,34 +71,36 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def is_named(folder: Path) -> bool:
-    """Whether a folder has the name of a checkpoint."""
+def is_checkpoint_name(folder: Path) -> bool:
+    """Whether a folder is named like a checkpoint, `step-…`."""
     return _NAME.fullmatch(folder.name) is not None and folder == folder_of(folder.parent, step_of(folder))
 
 
 def steps(root: Path) -> list[Path]:
-    """The checkpoints that stand, oldest first; unfinished ones do not count."""
+    """The folders of all finished checkpoints, oldest first."""
     if not root.is_dir():
         return []
-    return sorted((path for path in root.iterdir() if is_named(path) and path.is_dir()), key=step_of)
+    return sorted((path for path in root.iterdir() if is_checkpoint_name(path) and path.is_dir()), key=step_of)
 
 
 def write(root: Path, step: int, contents: Contents) -> Path:
-    """Write one checkpoint. Whatever happens, `root` holds either all of it under its name or nothing of it."""
+    """Write one checkpoint atomically: whatever happens, `root` contains all of it or nothing of it."""
     target = folder_of(root, step)
     write_folder(target, contents)
-    point_at_latest(target)
+    update_latest(target)
     return target
 
 
-def point_at_latest(target: Path) -> None:
-    """For people: resuming looks at the folders. The checkpoint stands, so that it must not be called a failure."""
+def update_latest(target: Path) -> None:
+    """Update the pointer file `latest`, which is for people: resuming lists the folders.
+
+    Errors are ignored, because the checkpoint itself is complete."""
     with suppress(OSError):
-        point(target.parent, "latest", target)
+        write_pointer(target.parent, "latest", target)
 
 
 def write_folder(target: Path, contents: Contents) -> None:
-    """Write the files to a temporary neighbour of `target`, then rename it into place."""
+    """Write the files to a temporary folder next to `target`, then rename it to `target`."""
     temporary = begin_folder(target)
     try:
         finish_folder(target, contents)
@@ -110,7 +113,7 @@ def temporary_of(target: Path) -> Path:
 
 
 def begin_folder(target: Path) -> Path:
-    """The temporary neighbour, empty."""
+    """Create the empty temporary folder of `target`."""
     temporary = temporary_of(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -119,7 +122,7 @@ def begin_folder(target: Path) -> Path:
 
 
 def finish_folder(target: Path, contents: Contents, hashed: Mapping[str, str] | None = None) -> None:
-    """Add files to the temporary neighbour and rename it; `hashed` are files that are there and synced already."""
+    """Add files to the temporary folder and rename it. `hashed` lists files that are already written and synced."""
     temporary = temporary_of(target)
     hashed = hashed or {}
     try:
@@ -136,13 +139,13 @@ def finish_folder(target: Path, contents: Contents, hashed: Mapping[str, str] | 
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> OSError:
-    """The compiled writer gives the number of the operating system's error only in its text."""
+    """The native safetensors writer reports the OS error number only in its message."""
     number = re.search(r"os error ([0-9]+)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else OSError(str(error))
 
 
 def _rename(temporary: Path, target: Path) -> None:
-    """Put a finished folder in its place. What stands there with something in it is set aside, never deleted."""
+    """Rename a finished folder to `target`. A non-empty folder of that name is set aside, never deleted."""
     try:
         os.rename(temporary, target)
     except OSError as error:
@@ -166,8 +169,8 @@ def _write_files(folder: Path, contents: Contents) -> None:
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """As `save_file`, whose temporary file only its owner may read, with the permissions of any other file."""
-    with open_own(path, "wb") as file:
+    """Like `save_file`, but with default permissions: `save_file` creates files that only their owner can read."""
+    with open_no_follow(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     save_file(unshared({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}), path)
     path.chmod(mode)
@@ -176,9 +179,9 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 def unshared(
     tensors: Mapping[str, Tensor], local: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> dict[str, Tensor]:
-    """Copies of those that share memory with one before, as tied weights do: safetensors refuse that.
+    """Clone tensors that share memory with an earlier one, such as tied weights: safetensors rejects shared memory.
 
-    `local` is what this process holds of a tensor.
+    `local` returns the local shard of a tensor.
     """
     ready: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -197,7 +200,7 @@ def _write_manifest(folder: Path, hashed: Mapping[str, str]) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raise CheckpointError unless every file is there, is listed, and is what it was."""
+    """Raise CheckpointError unless exactly the listed files exist and all hashes match."""
     try:
         text = read_regular(folder / MANIFEST).decode("ascii")
     except (OSError, UnicodeDecodeError):
@@ -209,10 +212,12 @@ def verify(folder: Path) -> None:
     if len(listed) != len(lines.splitlines()):
         raise CheckpointError(f"{folder / MANIFEST} names a file twice")
     if not all(map(_FILE.fullmatch, listed)):
-        raise CheckpointError(f"{folder / MANIFEST} names what is no file of a checkpoint")
+        raise CheckpointError(f"{folder / MANIFEST} lists a name that is not a file of a checkpoint")
     inside = sorted(folder.rglob("*"))
     for link in (path for path in inside if path.is_symlink()):
-        raise CheckpointError(f"{link} is a link, which no checkpoint has; put the file itself in its place")
+        raise CheckpointError(
+            f"{link} is a symbolic link, which checkpoints never contain; replace it by the file itself"
+        )
     present = {path.relative_to(folder).as_posix() for path in inside if path.is_file()} - {MANIFEST}
     for name in sorted(present.symmetric_difference(listed)):
         raise CheckpointError(f"{folder / name} is {'missing' if name in listed else 'not part of the checkpoint'}")
@@ -225,31 +230,31 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{folder / name} is damaged")
 
 
-_MOST_AXES = 64
+_MAX_DIMS = 64
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a file that nobody may have vouched for: it may be anything, and none of it is executed."""
-    in_parts = is_in_parts(folder, name)
-    path = folder / name if in_parts else folder / f"{name}.safetensors"
+    """Read a group of tensors. The file is untrusted: it may contain anything, and nothing in it is executed."""
+    sharded = is_sharded(folder, name)
+    path = folder / name if sharded else folder / f"{name}.safetensors"
     try:
-        if not in_parts:
+        if not sharded:
             _refuse_irregular(path)
-        tensors = _join(path) if in_parts else load_file(path)
+        tensors = _join(path) if sharded else load_file(path)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"cannot read {path}: {one_line(error)}") from None
     for key, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
-            raise CheckpointError(f"{path}: {key[:100]!r} is of type {tensor.dtype}, which quintet never writes")
-        if tensor.ndim > _MOST_AXES:
-            raise CheckpointError(f"{path}: {key[:100]!r} has {tensor.ndim} axes, more than torch can compute with")
+            raise CheckpointError(f"{path}: {key[:100]!r} has dtype {tensor.dtype}, which quintet never writes")
+        if tensor.ndim > _MAX_DIMS:
+            raise CheckpointError(f"{path}: {key[:100]!r} has {tensor.ndim} dimensions, more than torch supports")
         if not bool(tensor.isfinite().all()):
-            raise CheckpointError(f"{path}: {key[:100]!r} holds numbers that are not finite; use another checkpoint")
+            raise CheckpointError(f"{path}: {key[:100]!r} contains NaN or infinite values; use another checkpoint")
     return tensors
 
 
-class _Part(NamedTuple):
-    """Where a part of a tensor is kept, and which part it is."""
+class _Shard(NamedTuple):
+    """One shard of a tensor: its file, its offsets in the full tensor and its shape."""
 
     file: Path
     offsets: tuple[int, ...]
@@ -259,65 +264,69 @@ class _Part(NamedTuple):
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
 
-    def overlaps(self, other: _Part) -> bool:
+    def overlaps(self, other: _Shard) -> bool:
         return all(
             max(own.start, theirs.start) < min(own.stop, theirs.stop)
             for own, theirs in zip(self.slices, other.slices, strict=True)
         )
 
 
-def is_in_parts(folder: Path, name: str) -> bool:
+def is_sharded(folder: Path, name: str) -> bool:
     """Whether a group of tensors was written by several processes."""
     return (folder / name).is_dir() and not (folder / f"{name}.safetensors").exists()
 
 
-def shapes_of_parts(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors of such a group, once joined."""
+def sharded_shapes(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
+    """The full shapes of the tensors of a sharded group."""
     try:
-        return {key: _whole_shape(key, parts) for key, parts in _find_parts(folder / name).items()}
+        return {key: _full_shape(key, shards) for key, shards in _find_shards(folder / name).items()}
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"cannot read {folder / name}: {one_line(error)}") from None
 
 
 def _join(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for key, parts in _find_parts(folder).items():
-        shape = _whole_shape(key, parts)
-        for part in parts:
-            with safe_open(part.file, framework="pt") as opened:
+    for key, shards in _find_shards(folder).items():
+        shape = _full_shape(key, shards)
+        for shard in shards:
+            with safe_open(shard.file, framework="pt") as opened:
                 values = opened.get_tensor(key)
-            whole = tensors.setdefault(key, torch.zeros(shape, dtype=values.dtype))
-            if values.dtype != whole.dtype:
-                raise ValueError(f"the parts of {key[:100]!r} are of different kinds of numbers")
-            whole[part.slices] = values
+            full = tensors.setdefault(key, torch.zeros(shape, dtype=values.dtype))
+            if values.dtype != full.dtype:
+                raise ValueError(f"the shards of {key[:100]!r} have different dtypes")
+            full[shard.slices] = values
     return tensors
 
 
-def _find_parts(folder: Path) -> dict[str, list[_Part]]:
-    found: dict[str, list[_Part]] = defaultdict(list)
+def _find_shards(folder: Path) -> dict[str, list[_Shard]]:
+    found: dict[str, list[_Shard]] = defaultdict(list)
     for file in sorted(folder.glob("*.safetensors")):
         _refuse_irregular(file)
         with safe_open(file, framework="pt") as opened:
-            places = json.loads((opened.metadata() or {})["DCP_SHARDING_INFO"])
-            for key in opened.keys():  # noqa: SIM118 - it is no mapping
-                offsets = places[key]["saved_offsets"]
-                found[key].append(_Part(file, tuple(offsets), tuple(opened.get_slice(key).get_shape())))
+            sharding_info = json.loads((opened.metadata() or {})["DCP_SHARDING_INFO"])
+            for key in opened.keys():  # noqa: SIM118 - not a mapping
+                offsets = sharding_info[key]["saved_offsets"]
+                found[key].append(_Shard(file, tuple(offsets), tuple(opened.get_slice(key).get_shape())))
     return dict(found)
 
 
-def _whole_shape(key: str, parts: Sequence[_Part]) -> tuple[int, ...]:
-    """From what the files say of themselves, which must not make room for more than they hold."""
-    axes = len(parts[0].shape)
-    for part in parts:
-        if len(part.offsets) != axes or len(part.shape) != axes or not all(type(each) is int for each in part.offsets):
-            raise ValueError(f"the parts of {key[:100]!r} have different axes")
-    shape = tuple(max(part.offsets[axis] + part.shape[axis] for part in parts) for axis in range(axes))
-    if min((each for part in parts for each in part.offsets), default=0) < 0:
-        raise ValueError(f"a part of {key[:100]!r} lies outside of it")
-    if any(one.overlaps(other) for one, other in combinations(parts, 2)):
-        raise ValueError(f"parts of {key[:100]!r} lie over each other")
-    if sum(math.prod(part.shape) for part in parts) != math.prod(shape):
-        raise ValueError(f"the parts of {key[:100]!r} do not make a whole")
+def _full_shape(key: str, shards: Sequence[_Shard]) -> tuple[int, ...]:
+    """The full shape, from offsets that the files declare; they must not declare more elements than they contain."""
+    dims = len(shards[0].shape)
+    for shard in shards:
+        if (
+            len(shard.offsets) != dims
+            or len(shard.shape) != dims
+            or not all(type(each) is int for each in shard.offsets)
+        ):
+            raise ValueError(f"the shards of {key[:100]!r} have different numbers of dimensions")
+    shape = tuple(max(shard.offsets[axis] + shard.shape[axis] for shard in shards) for axis in range(dims))
+    if min((each for shard in shards for each in shard.offsets), default=0) < 0:
+        raise ValueError(f"a shard of {key[:100]!r} has a negative offset")
+    if any(one.overlaps(other) for one, other in combinations(shards, 2)):
+        raise ValueError(f"shards of {key[:100]!r} overlap")
+    if sum(math.prod(shard.shape) for shard in shards) != math.prod(shape):
+        raise ValueError(f"the shards of {key[:100]!r} do not cover the tensor")
     return shape
 
 
@@ -330,7 +339,7 @@ def read_json(folder: Path, name: str) -> Any:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a file; an OSError at once for a pipe, whose other end may never come."""
+    """The bytes of a regular file. Raises OSError for a pipe, which could block for ever."""
     _refuse_irregular(path)
     return path.read_bytes()
 
@@ -341,7 +350,7 @@ def _refuse_irregular(path: Path) -> None:
 
 
 def newest_sound(root: Path) -> tuple[Path, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with the newer ones."""
+    """The newest checkpoint that passes `verify`, and the errors of newer ones."""
     problems: list[str] = []
     for folder in reversed(steps(root)):
         try:
@@ -350,12 +359,12 @@ def newest_sound(root: Path) -> tuple[Path, list[str]]:
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
-        raise CheckpointError(f"no sound checkpoint is left in {root}: {'; '.join(problems)}")
-    raise CheckpointError(f"{root} holds no checkpoint yet")
+        raise CheckpointError(f"every checkpoint in {root} is damaged: {'; '.join(problems)}")
+    raise CheckpointError(f"{root} contains no checkpoint yet")
 
 
 def set_aside(folder: Path, why: str) -> Path:
-    """Take a damaged or abandoned checkpoint out of the row, so that it is not one of the newest; it stays on disk."""
+    """Rename a damaged or abandoned checkpoint, so that it is no longer listed; it stays on disk."""
     target = folder.with_name(f"{why}-{folder.name}")
     number = 1
     while target.exists():
@@ -365,13 +374,13 @@ def set_aside(folder: Path, why: str) -> Path:
     return target
 
 
-def point(root: Path, name: str, folder: Path) -> None:
-    """Let the text file `name` (latest, best) name a checkpoint."""
+def write_pointer(root: Path, name: str, folder: Path) -> None:
+    """Write the name of a checkpoint to the pointer file `name` (`latest` or `best`)."""
     replace_text(root / name, folder.name + "\n")
 
 
-def pointed(root: Path, name: str) -> Path | None:
-    """The checkpoint that `name` names, if it still stands."""
+def read_pointer(root: Path, name: str) -> Path | None:
+    """The checkpoint that the pointer file `name` refers to, or None if it does not exist."""
     try:
         folder = root / read_regular(root / name).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -380,21 +389,21 @@ def pointed(root: Path, name: str) -> Path | None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep` and the best, and what a killed process left half-way."""
-    best = pointed(root, "best")
-    for left in (*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_DOOMED}*")):
-        shutil.rmtree(left, ignore_errors=True)
+    """Delete all checkpoints but the newest `keep` and the best, and the leftovers of killed processes."""
+    best = read_pointer(root, "best")
+    for leftover in (*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_DELETING}*")):
+        shutil.rmtree(leftover, ignore_errors=True)
     for folder in steps(root)[:-keep]:
         if folder != best:
             _remove(folder)
 
 
 def _remove(folder: Path) -> None:
-    """Renamed first: a half-deleted checkpoint must not stand under a checkpoint's name."""
-    doomed = folder.with_name(f"{_DOOMED}{folder.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    """Rename, then delete: a half-deleted checkpoint must not have the name of a checkpoint."""
+    deleting = folder.with_name(f"{_DELETING}{folder.name}")
+    shutil.rmtree(deleting, ignore_errors=True)
+    os.rename(folder, deleting)
+    shutil.rmtree(deleting)
 
 
 def hash_file(path: Path) -> str:

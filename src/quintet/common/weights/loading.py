@@ -1,4 +1,4 @@
-"""Reading weights from checkpoints into modules that are built already."""
+"""Loading weights from checkpoints into existing modules."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from quintet.errors import CheckpointError
 
 
 def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
+    """`meta.json` of a checkpoint; `CheckpointError` if its format or recipe differs."""
     meta = checkpoint.read_json(folder, "meta")
     if not isinstance(meta, dict) or meta.get("format") != checkpoint.FORMAT:
         found = meta.get("format") if isinstance(meta, dict) else None
@@ -28,7 +29,7 @@ def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
 
 
 def load_module(module: nn.Module, folder: Path, name: str) -> None:
-    """Copy saved tensors into a module, which keeps its device, precision and memory format."""
+    """Copy saved tensors into a module. The module keeps its device, dtype and memory format."""
     copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors")
 
 
@@ -38,6 +39,7 @@ def copy_tensors(
     origin: str,
     copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
 ) -> None:
+    """Copy tensors into the state dict of a module; `CheckpointError` if names, shapes or types differ."""
     own = module.state_dict()
     check_shapes(own, {key: tuple(value.shape) for key, value in tensors.items()}, origin)
     for key, value in own.items():
@@ -57,9 +59,9 @@ def check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]
 
 
 def weights_digest(name: str, model: nn.Module) -> str:
-    """A hash of a model's weights and of its name: two models with the same one encode alike."""
+    """SHA-256 of a model's weights and name: models with equal digests encode identically."""
     tensors = {
-        # The same for a model that was moved to float64 since it was read.
+        # Converted back, so that the digest does not change when a loaded model is moved to float64.
         key: (tensor.float() if tensor.dtype == torch.float64 else tensor).detach().cpu().contiguous()
         for key, tensor in model.state_dict().items()
     }

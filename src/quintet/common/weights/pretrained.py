@@ -1,4 +1,4 @@
-"""Owns the exported form of a model: `config.json`, `model.safetensors`, a model card; and building it back."""
+"""`Pretrained`: export of a model to `config.json`, `model.safetensors` and a model card, and loading it again."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ WEIGHTS = "model"
 
 
 class Pretrained:
-    """For models that are built from keyword arguments which they keep as `self.config`."""
+    """Mixin for models that are built from keyword arguments and store them as `self.config`."""
 
     CONFIG: ClassVar[type[Section]] = Section
     """The schema of the keyword arguments."""
 
-    def save_pretrained(self, folder: str | Path, **about: Any) -> None:
-        """Write the folder that `from_pretrained` reads; `about` goes into config.json beside the model's keys."""
-        export_model(self, Path(folder), about)  # type: ignore[arg-type]
+    def save_pretrained(self, folder: str | Path, **metadata: Any) -> None:
+        """Write the folder that `from_pretrained` reads. `metadata` is added to config.json."""
+        export_model(self, Path(folder), metadata)  # type: ignore[arg-type]
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """The model of an exported folder, on the CPU and in eval mode."""
+        """Load the model of an exported folder, on the CPU and in eval mode."""
         path = Path(folder)
         settings = read_settings(path)
         if settings.get("class") != cls.__name__:
@@ -41,15 +41,15 @@ class Pretrained:
         return model
 
 
-def export_model(model: nn.Module, folder: Path, about: dict[str, Any]) -> None:
+def export_model(model: nn.Module, folder: Path, metadata: dict[str, Any]) -> None:
     refuse_existing(folder, "choose another folder")
-    checkpoint.write_folder(folder, export_contents(model, about))
+    checkpoint.write_folder(folder, export_contents(model, metadata))
 
 
-def export_contents(model: nn.Module, about: dict[str, Any]) -> checkpoint.Contents:
+def export_contents(model: nn.Module, metadata: dict[str, Any]) -> checkpoint.Contents:
     """The files of an exported folder."""
     config: Section = model.config  # type: ignore[assignment]
-    settings = {"class": type(model).__name__, "model": config.model_dump(mode="json"), **about}
+    settings = {"class": type(model).__name__, "model": config.model_dump(mode="json"), **metadata}
     return checkpoint.Contents(
         tensors={WEIGHTS: model.state_dict()},
         json={CONFIG.removesuffix(".json"): settings},
@@ -69,21 +69,21 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def _card(settings: dict[str, Any]) -> str:
     rows = "".join(f"| {name} | {value} |\n" for name, value in settings["model"].items())
-    figures = settings.get("figures", {})
-    measured = "".join(f"| {name} | {value:.4g} |\n" for name, value in figures.items())
-    table = f"\n## Measured on its validation set\n| figure | value |\n|---|---|\n{measured}" if measured else ""
-    opened = "quintet.pipelines.base.Pipeline" if "recipe" in settings else f"quintet.{settings['class']}"
+    metrics = settings.get("figures", {})
+    measured = "".join(f"| {name} | {value:.4g} |\n" for name, value in metrics.items())
+    table = f"\n## Metrics on its validation set\n| metric | value |\n|---|---|\n{measured}" if measured else ""
+    loader = "quintet.pipelines.base.Pipeline" if "recipe" in settings else f"quintet.{settings['class']}"
     return (
         f"---\nlibrary_name: quintet\ntags: [quintet, {settings.get('recipe', '')}]\n---\n"
         f"# {settings['class']}\n\nTrained with quintet. Load it with "
-        f"`{opened}.from_pretrained(FOLDER)`.\n\n"
+        f"`{loader}.from_pretrained(FOLDER)`.\n\n"
         f"## Settings\n| key | value |\n|---|---|\n{rows}{table}"
     )
 
 
 def pickle_hint(path: Path) -> str:
-    """Checkpoints of the original packages are pickles, which are never opened."""
+    """A hint for pickled checkpoints of other packages, which quintet never opens."""
     suffixes = {path.suffix.lower()} if not path.is_dir() else {inside.suffix.lower() for inside in path.iterdir()}
     if suffixes & {".pt", ".pth", ".ckpt", ".bin", ".pkl"}:
-        return "; pickled checkpoints of other packages are never opened, docs/migration.md says how to move"
+        return "; quintet never opens pickled checkpoints of other packages, see docs/migration.md"
     return ""

@@ -1,4 +1,4 @@
-"""The folder of a run, for those who only read it."""
+"""Read-only access to the folder of a run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ CONFIG_FILE = "config.yaml"
 
 
 def check_run(folder: Path) -> None:
-    """Refuse what is not the folder of a run."""
+    """Raise `UsageError` unless `folder` is the folder of a run."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise UsageError(f"{folder} {what}; give the folder of a run{pickle_hint(folder)}")
+        raise UsageError(f"{folder} {what}; pass the folder of a run{pickle_hint(folder)}")
     if not (folder / CONFIG_FILE).is_file():
         raise UsageError(f"{folder} is not a run: it has no {CONFIG_FILE}{pickle_hint(folder)}")
 
 
 def recipe_of(reference: str) -> str | None:
-    """The recipe that a run or export names, from its configuration alone; None where only opening it can tell."""
+    """The recipe of a run or export, read from its configuration; None if that does not say."""
     text = reference if "@" not in reference or os.path.exists(reference) else reference.rpartition("@")[0]
     folder = Path(text)
     try:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from quintet.compat import kinds
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule, if_true, no_effect, to_argument, to_key, to_parts
 from quintet.compat.tables import shared
-from quintet.training.options import CONTRASTIVE, FEW, FLAG, STEPS
+from quintet.training.options import CONTRASTIVE_BATCH, FLAG, POSITIVE, STEPS
 
 MULAN: tuple[Rule, ...] = (
     shared.model("mulan", "MuLaN"),
     shared.dataset(REQUIRED),
     shared.steps("num_train_steps", None, "Number of optimizer steps; the original default was the number of items."),
-    shared.batch_size(kind=CONTRASTIVE),
+    shared.batch_size(kind=CONTRASTIVE_BATCH),
     to_argument(
         "data_max_length",
         None,
@@ -95,12 +95,12 @@ VQGAN: tuple[Rule, ...] = (
     to_key(
         "ema_update_after_step", 0, "ema.start", kinds.COUNT, "Before this step, the average is a copy of the weights."
     ),
-    to_key("ema_update_every", 1, "ema.every", FEW, "Number of steps between two updates of the average."),
+    to_key("ema_update_every", 1, "ema.every", POSITIVE, "Number of steps between two updates of the average."),
     to_key(
         "apply_grad_penalty_every",
         4,
         "loss.gradient_penalty_every",
-        FEW,
+        POSITIVE,
         "Number of steps between two gradient penalties; the original applied it in every step.",
     ),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
@@ -127,7 +127,7 @@ PHENAKI: tuple[Rule, ...] = (
         "ema_update_every",
         10,
         "ema.every",
-        FEW,
+        POSITIVE,
         "Number of steps between two updates of the average; the original had no average.",
     ),
     to_key("ema_decay", 0.995, "ema.decay", kinds.DECAY, "Decay of the moving average; the original had no average."),
@@ -140,7 +140,7 @@ PHENAKI: tuple[Rule, ...] = (
         keys=("sample.every", "checkpoint.every"),
         kind=kinds.INTERVAL,
     ),
-    to_key("num_samples", 25, "sample.num", FEW, "Number of samples; need not be a square."),
+    to_key("num_samples", 25, "sample.num", POSITIVE, "Number of samples; need not be a square."),
     shared.out("results_folder", "./results"),
     to_key("amp", False, "engine.precision", FLAG, "Use bf16 mixed precision.", if_true("bf16")),
     to_key("fp16", False, "engine.precision", FLAG, "Becomes bf16.", if_true("bf16", shared.FP16_NOTICE)),
@@ -182,7 +182,7 @@ def _mesh_validation(every: int) -> tuple[Rule, ...]:
     return (
         to_argument("val_dataset", None, "validation", "A dataset object, or a folder."),
         shared.validations("val_every", every),
-        Rule("val_num_batches", 5, explanation, keys=("eval.batches",), kind=FEW, times_accumulation=True),
+        Rule("val_num_batches", 5, explanation, keys=("eval.batches",), kind=POSITIVE, times_accumulation=True),
     )
 
 

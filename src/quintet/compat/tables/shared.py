@@ -8,7 +8,7 @@ from typing import Any
 
 from quintet.compat import kinds
 from quintet.compat.rules import REQUIRED, Noted, Rule, if_true, no_effect, refuse, to_argument, to_key
-from quintet.training.options import FEW, FLAG, FUNCTION, RATE, SEED, STEPS, WORKERS, Kind
+from quintet.training.options import FLAG, FUNCTION, POSITIVE, RATE, SEED, STEPS, WORKERS, Kind
 
 OWN: tuple[Rule, ...] = (
     to_argument("model", None, "model", "The model to train; also the first positional argument."),
@@ -20,8 +20,8 @@ OWN: tuple[Rule, ...] = (
     to_argument("preset", None, "preset", "Preset: `debug`, `small` or `base`."),
     to_argument("lr_schedule", None, "lr_schedule", "Learning-rate schedule: a function of the step.", FUNCTION),
     to_key("steps", None, "train.steps", STEPS, "Number of optimizer steps."),
-    to_key("batch_size", None, "train.batch_size", FEW, "Number of items per optimizer step, over all processes."),
-    to_key("grad_accum_steps", None, "train.grad_accum_steps", FEW, "Number of micro-batches per optimizer step."),
+    to_key("batch_size", None, "train.batch_size", POSITIVE, "Number of items per optimizer step, over all processes."),
+    to_key("grad_accum_steps", None, "train.grad_accum_steps", POSITIVE, "Number of micro-batches per optimizer step."),
     to_key("lr", None, "optim.lr", RATE, "Peak learning rate."),
     to_key("seed", None, "train.seed", SEED, "Random seed of the run."),
     to_key("num_workers", None, "data.num_workers", WORKERS, "Number of processes that read data."),
@@ -34,7 +34,7 @@ def model(keyword: str, name: str) -> Rule:
     return to_argument(keyword, REQUIRED, "model", f"The `{name}` to train; also the first positional argument.")
 
 
-def batch_size(default: Any = REQUIRED, kind: Kind = FEW) -> Rule:
+def batch_size(default: Any = REQUIRED, kind: Kind = POSITIVE) -> Rule:
     explanation = (
         "Number of items per optimizer step, over all processes; multiplied by `grad_accum_every` if that is given."
     )
@@ -48,7 +48,7 @@ def steps(keyword: str, default: Any, explanation: str = "Number of optimizer st
 
 def accumulation(default: Any) -> Rule:
     return to_key(
-        "grad_accum_every", default, "train.grad_accum_steps", FEW, "Number of micro-batches per optimizer step."
+        "grad_accum_every", default, "train.grad_accum_steps", POSITIVE, "Number of micro-batches per optimizer step."
     )
 
 
@@ -193,7 +193,7 @@ EMA_PARTS: tuple[Rule, ...] = (
     to_key(
         "update_after_step", 100, "ema.start", kinds.COUNT, "Before this step, the average is a copy of the weights."
     ),
-    to_key("update_every", 10, "ema.every", FEW, "Number of steps between two updates of the average."),
+    to_key("update_every", 10, "ema.every", POSITIVE, "Number of steps between two updates of the average."),
     refuse("inv_gamma", 1.0, (1.0, 1), RAMP),
     refuse("power", 2 / 3, (2 / 3,), RAMP),
     refuse("min_value", 0.0, (0.0, 0), RAMP),

@@ -1,1 +1,1 @@
-"""Which items a folder, shards, parquet files or a remote address hold."""
+"""Listing of the items of a folder, of tar or parquet shards, or of a remote URL."""

@@ -1,8 +1,7 @@
-"""How captions are written down: `metadata.jsonl`, `metadata.csv`, a `.txt` beside a file, a folder's name, lines.
+"""Parsers of captions: `metadata.jsonl`, `metadata.csv`, a `.txt` beside a file, the name of a folder, lists of lines.
 
-People write these files by hand, with spreadsheets and with scripts, so whatever bytes they hold, reading them
-yields rows and the lines that were left out with the reason; it never fails. Only the one list of texts that a person
-names (`read_lines`) is refused as a whole.
+People write these files by hand, with spreadsheets and with scripts. Whatever bytes they hold, parsing never fails: it
+returns rows, and the skipped lines with the reasons. Only `read_lines`, for a file that the user names, raises errors.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from typing import Any
 from quintet.errors import UsageError
 
 FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN = "file_name", "text", "split"
-_CSV_DELIMITERS = (",", ";", "\t")  # spreadsheets write what their country uses
+_CSV_DELIMITERS = (",", ";", "\t")  # spreadsheets use the separator of their locale
 _CAPTION_BYTES = 2**16
 _METADATA_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one line says about one file. `file` is as written: nobody has yet looked where it leads."""
+    """One line of metadata. `file` is as written, not yet resolved."""
 
     line: int
     file: str
@@ -39,7 +38,7 @@ class Row:
 
 @dataclass(slots=True)
 class Metadata:
-    """A metadata file as far as it could be read; `skipped` has line numbers, 0 for the file as a whole."""
+    """The parsed lines of a metadata file; `skipped` has line numbers, 0 for the file itself."""
 
     rows: list[Row] = field(default_factory=list)
     skipped: list[tuple[int, str]] = field(default_factory=list)
@@ -48,7 +47,7 @@ class Metadata:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Read `metadata.jsonl` or `metadata.csv`, by the extension."""
+    """Read `metadata.jsonl` or `metadata.csv`, depending on the extension."""
     try:
         if path.stat().st_size > _METADATA_BYTES:
             return Metadata(skipped=[(0, "larger than 1 GB; cut it into one for each subfolder")])
@@ -59,7 +58,7 @@ def read_metadata(path: Path) -> Metadata:
 
 
 def parse_jsonl(data: bytes) -> Metadata:
-    """One JSON object a line."""
+    """Parse one JSON object per line."""
     metadata = Metadata()
     seen: dict[str, None] = {}
     for number, line in enumerate(_decoded(data, metadata).split("\n"), start=1):
@@ -75,12 +74,12 @@ def parse_jsonl(data: bytes) -> Metadata:
             continue
         seen.update(dict.fromkeys(fields))
         _add_row(metadata, number, fields)
-    metadata.columns = [sound_text(name) for name in seen]
+    metadata.columns = [encodable_text(name) for name in seen]
     return metadata
 
 
 def parse_csv(data: bytes) -> Metadata:
-    """A header line that names the columns, then one row a file."""
+    """Parse a header line with the names of the columns, then one row per file."""
     metadata = Metadata()
     text = _decoded(data, metadata)
     header, delimiter = _csv_header(text)
@@ -99,7 +98,7 @@ def parse_csv(data: bytes) -> Metadata:
 
 
 def read_caption(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The captions in a `.txt` file: one a line, blank lines left out."""
+    """The captions in a `.txt` file: one per line, without blank lines."""
     try:
         with open(path, "rb", buffering=0) as stream:
             data = stream.read(_CAPTION_BYTES)
@@ -109,26 +108,26 @@ def read_caption(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def folder_caption(name: str) -> str:
-    """The name of a class folder in words."""
+    """The name of a class folder as a caption."""
     return " ".join(name.replace("_", " ").replace("-", " ").split())
 
 
 def captions_of(value: object) -> tuple[str, ...]:
-    """The captions in a metadata value: a text, or a list of several; what is no text is left out."""
+    """The captions in a metadata value: a text or a list of texts; other values are ignored."""
     if value is None:
         return ()
     values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
-    texts = (sound_text(str(text)).strip() for text in values if _is_textual(text))
+    texts = (encodable_text(str(text)).strip() for text in values if _is_textual(text))
     return tuple(text for text in texts if text)
 
 
-def sound_text(text: str) -> str:
-    """A text that can be written as UTF-8: JSON can spell half a surrogate pair, which cannot."""
+def encodable_text(text: str) -> str:
+    """The text without lone surrogates, which JSON can contain and UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _is_textual(value: object) -> bool:
-    """A text or a number; but NaN is how tables write a missing caption."""
+    """Whether a value is a text or a number; NaN is a missing caption in many tables."""
     return isinstance(value, str | int) or (isinstance(value, float) and not math.isnan(value))
 
 
@@ -173,12 +172,12 @@ def _csv_rows(text: str, delimiter: str, metadata: Metadata) -> Iterator[tuple[i
 
 
 def decoded(data: bytes) -> str:
-    """The text in these bytes, whatever they are."""
+    """The bytes as text; never fails."""
     return _decoded(data, Metadata())
 
 
 def _decoded(data: bytes, metadata: Metadata) -> str:
-    """Text with plain line ends. Lines that are not UTF-8 are taken as Latin-1, each by itself."""
+    """The bytes as text with `\\n` line ends. Each line that is not UTF-8 is decoded as Latin-1."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         text = data.decode("utf-16", "replace")
     else:
@@ -199,13 +198,13 @@ def _decoded_line(line: bytes) -> str:
 
 
 def read_lines(path: Path, what: str, noun: str) -> list[str]:
-    """The lines of a text file that are not empty, `noun`s each; `what` the file was given as."""
+    """The non-empty lines of a text file; `what` is the option that names the file, `noun` what a line holds."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is no text in UTF-8"
+        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8 text"
         raise UsageError(f"{what}: {path} cannot be read: {reason}") from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
-        raise UsageError(f"{what}: {path} is empty; write one {noun} on each line")
+        raise UsageError(f"{what}: {path} is empty; write one {noun} per line")
     return lines

@@ -1,5 +1,6 @@
-"""Entries of a data set: one file each, with its caption and split, the fingerprint of all of them, and which validate:
-by the `split` column where there is one, else by a hash of each file's name.
+"""Entries of a data set: one media file each, with its caption and split; their fingerprint and their split.
+
+The `split` column decides which entries validate; without one, a hash of each file's name does.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any, NamedTuple
 
 from quintet.errors import UnreadableItem, UsageError
 from quintet.media.files import Blob, MediaFile, read_file
-from quintet.media.video import FRAME_EXTENSIONS, folder_pictures
+from quintet.media.video import FRAME_EXTENSIONS, sequence_names
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Stamp(NamedTuple):
-    """Size in bytes and time of the last change: enough to see that a file is not what it was a moment ago."""
+    """Size in bytes and modification time in nanoseconds, by which a changed file is recognised."""
 
     size: int
     modified: int
@@ -30,19 +31,19 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file of a data set; `file` is its path below the root, with forward slashes."""
+    """One media file of a data set; `file` is its path relative to the root, with forward slashes."""
 
     file: str
     text: str | None = None
     split: str | None = None
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
     stamp: Stamp | None = field(default=None, compare=False)
-    """The file as the scan found it."""
+    """Size and time of the file when it was scanned."""
     stored: Callable[[], Blob] | None = field(default=None, compare=False, repr=False)
-    """How to get at it where it is no file of its own."""
+    """Reads the file from a shard; None for a file in a folder."""
 
     def media(self, root: str | os.PathLike[str]) -> MediaFile:
-        """What to read; `UnreadableItem` if it is not the file any more that the scan found."""
+        """The file to read; raises `UnreadableItem` if it changed since the scan."""
         if self.stored is not None:
             return self.stored()
         path = os.path.join(root, self.file)
@@ -56,7 +57,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Scan:
-    """What a folder holds. `found` counts the media files seen, `skipped` names files and metadata lines left out."""
+    """The entries of a folder. `found` counts media files; `skipped` lists files and metadata lines with the reason."""
 
     entries: Sequence[Entry]
     skipped: list[tuple[str, str]]
@@ -65,11 +66,11 @@ class Scan:
     found: int
     notes: list[str]
     marker: dict[str, Any] | None = None
-    """That of a synthetic data set."""
+    """Content of `dataset.json`, the marker of a synthetic data set."""
 
 
 def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
-    """A hash of names, byte sizes, captions and splits: cheap, and the same for a copy of the folder elsewhere."""
+    """Hash of names, sizes, captions and splits; fast to compute, and equal for a copy of the folder."""
     digest = hashlib.sha256()
     for entry in entries:
         size = entry.stamp.size if entry.stamp else byte_size(os.path.join(root, entry.file))
@@ -79,35 +80,35 @@ def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
 
 
 def printable(text: str) -> str:
-    """What others wrote, fit for a terminal and a line of a log: half characters and control characters escaped."""
-    whole = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), whole)
+    """The text, safe for a terminal and one line of a log: lone surrogates and control characters are escaped."""
+    encodable = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), encodable)
 
 
 def stamp_of(path: str) -> Stamp | None:
     try:
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
-            return _film_stamp(path)
+            return _sequence_stamp(path)
     except OSError:
         return None
     return Stamp(found.st_size, found.st_mtime_ns)
 
 
-def _film_stamp(folder: str) -> Stamp:
-    """Of a folder that is a film: of all its pictures."""
+def _sequence_stamp(folder: str) -> Stamp:
+    """The stamp of a folder of numbered images: that of all its images."""
     with os.scandir(folder) as listing:
-        pictures = [
+        stats = [
             entry.stat()
             for entry in listing
             if not entry.name.startswith(".") and os.path.splitext(entry.name)[1].lower() in FRAME_EXTENSIONS
         ]
-    return joined_stamp([Stamp(found.st_size, found.st_mtime_ns) for found in pictures])
+    return joined_stamp([Stamp(found.st_size, found.st_mtime_ns) for found in stats])
 
 
-def film_in(folder: Path) -> Blob:
-    """A folder of numbered pictures, in memory."""
-    return Blob(folder.name, pictures={name: read_file(folder / name) for name in folder_pictures(folder)})
+def read_sequence(folder: Path) -> Blob:
+    """A folder of numbered images, in memory."""
+    return Blob(folder.name, frames={name: read_file(folder / name) for name in sequence_names(folder)})
 
 
 def joined_stamp(stamps: Sequence[Stamp]) -> Stamp:
@@ -115,7 +116,7 @@ def joined_stamp(stamps: Sequence[Stamp]) -> Stamp:
 
 
 def byte_size(path: str) -> int:
-    """The size of a file, -1 where there is none."""
+    """The size of a file, -1 if it does not exist."""
     stamp = stamp_of(path)
     return stamp.size if stamp else -1
 
@@ -127,11 +128,12 @@ VALIDATION_SPLITS = frozenset({"validation", "valid", "val"})
 def split_entries(
     entries: Sequence[Entry], fraction: float, seed: int, group: str | None = None
 ) -> tuple[list[int], list[int]]:
-    """The places in `entries` of the training items and of the validation items.
+    """The indices in `entries` of the training items and of the validation items.
 
-    Where a `split` value is given it decides: "train" (or none), "validation"; any other name is in neither. Without
-    validation items, each file's name is hashed with the seed, so adding files never moves the others. `group`
-    is a regular expression searched in the file's path; files with the same first group (or match) stay together.
+    A `split` value decides: "train" (or no value) or "validation"; items with any other value are in neither. If no
+    item has "validation", the name of each file is hashed with the seed, so adding files never moves the others.
+    `group` is a regular expression that is searched in the path; files with the same first group (or match) stay in
+    one split.
     """
     names = [(entry.split or TRAIN_SPLIT).lower() for entry in entries]
     train = [index for index, name in enumerate(names) if name == TRAIN_SPLIT]
@@ -148,13 +150,13 @@ def split_entries(
 
 
 def check_split(fraction: float, items: int, train: int, names: Iterable[str]) -> None:
-    """Refuse a split that leaves nothing to train on; `names` are those of the splits."""
+    """Raise an error if no training item is left; `names` are the names of the splits."""
     if not 0 <= fraction < 1:
         raise UsageError(f"the validation fraction must be at least 0 and less than 1, not {fraction:g}")
     if items and not train:
         seen = ", ".join(sorted(set(names)))
         raise UsageError(
-            f"no item is left to train on: the `split` column, or the names of the parquet files, say {seen}, and "
+            f"no training item is left: the `split` column, or the names of the parquet files, name {seen}, but "
             f"never '{TRAIN_SPLIT}'"
         )
 
@@ -176,7 +178,7 @@ def _group_key(match: re.Match[str] | None, file: str) -> str:
 
 
 def chosen_groups(keys: set[str], fraction: float, seed: int) -> set[str]:
-    """The groups of the validation side: by hash, but neither side empty where two groups can be had."""
+    """The groups that validate, chosen by hash; neither side is empty if there are two groups."""
     ranks = {key: _hash(seed, key) for key in keys}
     ordered = sorted(ranks, key=lambda key: (ranks[key], key))
     if len(ordered) < 2:
@@ -186,6 +188,6 @@ def chosen_groups(keys: set[str], fraction: float, seed: int) -> set[str]:
 
 
 def _hash(seed: int, key: str) -> float:
-    """A number in [0, 1) that stays what it is for ever: runs are compared over years."""
+    """A number in [0, 1) that never changes between versions, so old runs stay comparable."""
     digest = hashlib.sha256(f"{seed}\n{key}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48

@@ -1,6 +1,6 @@
-"""A folder of captioned media: its files, which of them are media, captions and metadata, and which cannot be used.
+"""Scan of a folder of captioned media: its media files, captions and metadata, and the files that cannot be used.
 
-Scanning opens no media file: a file that turns out unreadable is found when it is read.
+Scanning opens no media file: an unreadable file is found when it is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 
 
 class Tree:
-    """The folders below a root; hidden names are passed over. With `shared`, for several walks, it is listed once."""
+    """The folders below a root, without hidden names. With `shared`, for several walks, they are listed once."""
 
     def __init__(self, root: Path, shared: bool = False) -> None:
         self.root = root
@@ -33,14 +33,14 @@ class Tree:
         self._metadata: dict[str, Metadata] = {}
 
     def folders(self) -> Iterable[Folder]:
-        # One by one, where they are needed once: a folder may have millions of files.
+        # Listed lazily if there is one walk: a folder may have millions of files.
         return self._walked() if self._folders is None else self._folders
 
     def _walked(self) -> Iterator[Folder]:
         prefixes = [""]
         while prefixes:
             folder = self._listed(prefixes.pop())
-            prefixes += [f"{folder.prefix}{entry.name}/" for entry in folder.below]
+            prefixes += [f"{folder.prefix}{entry.name}/" for entry in folder.subfolders]
             yield folder
 
     def _listed(self, prefix: str) -> Folder:
@@ -49,7 +49,7 @@ class Tree:
             with os.scandir(os.path.join(self.root, prefix)) as listing:
                 for entry in listing:
                     if not entry.name.startswith("."):
-                        (folder.below if entry.is_dir(follow_symlinks=False) else folder.files).append(entry)
+                        (folder.subfolders if entry.is_dir(follow_symlinks=False) else folder.files).append(entry)
         except OSError as error:
             folder.problem = f"cannot be listed: {error.strerror}"
         return folder
@@ -63,89 +63,89 @@ class Tree:
 
 @dataclass
 class Folder:
-    """One folder of a tree; its prefix is its path below the root with a slash, that of the root is empty."""
+    """One folder of a tree; `prefix` is its path relative to the root with a final slash, empty for the root."""
 
     prefix: str
     files: list[os.DirEntry[str]] = field(default_factory=list)
-    below: list[os.DirEntry[str]] = field(default_factory=list)
+    subfolders: list[os.DirEntry[str]] = field(default_factory=list)
     problem: str | None = None
 
 
 class Walk:
-    """The files of a tree by kind. Links are followed to files inside the root only."""
+    """The files of a tree by kind. Links are followed only to files inside the root."""
 
-    def __init__(self, tree: Tree, extensions: frozenset[str], films: bool) -> None:
+    def __init__(self, tree: Tree, extensions: frozenset[str], image_sequences: bool) -> None:
         self.tree = tree
         self.real_root = os.path.realpath(tree.root)
         self.extensions = extensions
-        self.films = films
+        self.image_sequences = image_sequences
         self.media: list[str] = []
         self.stamps: dict[str, Stamp] = {}
         self.texts: dict[str, str] = {}
         self.metadata: dict[str, set[str]] = {}
-        self.others: set[str] = set()
+        self.other_files: set[str] = set()
         self.skipped: list[tuple[str, str]] = []
         self.found = 0
-        self._pictures: dict[str, str | None] = {}
-        self._named: dict[str, set[str]] = {}
+        self._images: dict[str, str | None] = {}
+        self._metadata_files: dict[str, set[str]] = {}
 
     def run(self) -> None:
         for folder in self.tree.folders():
-            self._pictures = {}
+            self._images = {}
             for entry in folder.files:
                 self._visit(folder.prefix, entry)
             if folder.problem:
                 self.skipped.append((folder.prefix.rstrip("/") or ".", folder.problem))
-            self._add_film(folder.prefix)
+            self._add_image_sequence(folder.prefix)
 
-    def _add_film(self, prefix: str) -> None:
-        """A folder below the root of nothing but numbered pictures, as far as media go, is a film.
+    def _add_image_sequence(self, prefix: str) -> None:
+        """Add a folder below the root as one video if its only media files are numbered images.
 
-        Not if something is said of single pictures; then, and wherever else they lie, each is an item of its own, if
-        pictures are wanted at all.
+        If single images have captions, or the images are not numbered, each is a separate item, provided that images
+        are among the extensions.
         """
-        if not self._pictures:
+        if not self._images:
             return
         alone = not any(posixpath.dirname(file) + "/" == prefix for file in self.media[-1:])
-        numbered = alone and prefix and frame_order(list(self._pictures)) is not None
-        if not numbered or self._told_one_by_one(prefix):
-            self._add_pictures(prefix)
+        numbered = alone and prefix and frame_order(list(self._images)) is not None
+        if not numbered or self._captioned_one_by_one(prefix):
+            self._add_images(prefix)
             return
         folder = prefix.rstrip("/")
         self.found += 1
-        problems = [f"{name}: {problem}" for name, problem in sorted(self._pictures.items()) if problem]
+        problems = [f"{name}: {problem}" for name, problem in sorted(self._images.items()) if problem]
         if problems:
             self.skipped.append((folder, problems[0]))
             return
         self.media.append(folder)
-        self.stamps[folder] = joined_stamp([self.stamps.pop(prefix + name) for name in self._pictures])
+        self.stamps[folder] = joined_stamp([self.stamps.pop(prefix + name) for name in self._images])
 
-    def _add_pictures(self, prefix: str) -> None:
-        for name, problem in self._pictures.items():
+    def _add_images(self, prefix: str) -> None:
+        for name, problem in self._images.items():
             if os.path.splitext(name)[1].lower() not in self.extensions:
                 continue
             self.found += 1
-            self.others.discard(prefix + name)
+            self.other_files.discard(prefix + name)
             if problem:
                 self.skipped.append((printable(prefix + name), problem))
             else:
                 self.media.append(prefix + name)
 
-    def _told_one_by_one(self, prefix: str) -> bool:
-        """Whether text files lie beside the pictures, or a metadata file here or above names one of them."""
-        files = {prefix + name for name in self._pictures}
+    def _captioned_one_by_one(self, prefix: str) -> bool:
+        """Whether single images have text files, or rows in a metadata file of this folder or a parent."""
+        files = {prefix + name for name in self._images}
         if any(posixpath.splitext(file)[0] in self.texts for file in files):
             return True
         above = [folder for folder in self.metadata if prefix.startswith(folder)]
-        return any(self._named_in(folder) & files for folder in above)
+        return any(self._files_in_metadata(folder) & files for folder in above)
 
-    def _named_in(self, prefix: str) -> set[str]:
-        """The files that the metadata of a folder speaks of."""
-        if prefix not in self._named:
+    def _files_in_metadata(self, prefix: str) -> set[str]:
+        """The files that the metadata file of a folder names."""
+        if prefix not in self._metadata_files:
             name = next(name for name in METADATA_NAMES if name in self.metadata[prefix])
             rows = self.tree.metadata(prefix + name).rows
-            self._named[prefix] = {posixpath.normpath(posixpath.join(prefix, row.file)) for row in rows}
-        return self._named[prefix]
+            self._metadata_files[prefix] = {posixpath.normpath(posixpath.join(prefix, row.file)) for row in rows}
+        return self._metadata_files[prefix]
 
     def _visit(self, prefix: str, entry: os.DirEntry[str]) -> None:
         file = prefix + entry.name
@@ -153,9 +153,9 @@ class Walk:
         extension = extension.lower()
         is_media = extension in self.extensions
         is_metadata = entry.name in METADATA_NAMES
-        if self.films and extension in FRAME_EXTENSIONS:
-            self.others.add(file)
-            self._pictures[entry.name] = self._problem(entry, file, is_media=True)
+        if self.image_sequences and extension in FRAME_EXTENSIONS:
+            self.other_files.add(file)
+            self._images[entry.name] = self._problem(entry, file, is_media=True)
             return
         self.found += is_media
         if problem := self._problem(entry, file, is_media):
@@ -166,7 +166,7 @@ class Walk:
         elif is_metadata:
             self.metadata.setdefault(prefix, set()).add(entry.name)
         else:
-            self.others.add(file)
+            self.other_files.add(file)
             if extension == ".txt":
                 self.texts[prefix + stem] = min(file, self.texts.get(prefix + stem, file))
 
@@ -178,7 +178,7 @@ class Walk:
                 return problem
             if not entry.is_file():
                 return "not a regular file"
-            # The size costs a call to the system for each file; only media need it.
+            # The size costs a system call per file; only media need it.
             return self._media_problem(entry, file) if is_media else None
         except OSError as error:
             return f"cannot be opened: {error.strerror}"
@@ -205,27 +205,27 @@ def scan(
     extensions: frozenset[str],
     *,
     allow_empty: bool = False,
-    films: bool = False,
+    image_sequences: bool = False,
     tree: Tree | None = None,
 ) -> Scan:
     """List the files below `root` with one of the extensions (lower case, with the dot) and their captions.
 
-    With `films`, a folder of numbered pictures is listed like a file, unless captions name single ones. Captions come
-    from metadata files if there are any, else from text files beside the media, else from the names of the folders.
-    Nothing but a `split` column divides the data: names mean nothing. Who scans one folder for several kinds hands over
-    its shared `tree`.
+    With `image_sequences`, a folder of numbered images is listed like a file, unless single images have captions.
+    Captions come from metadata files if there are any, else from text files beside the media, else from the names of
+    the folders. Only a `split` column assigns splits; names of folders do not. A caller that scans one folder for
+    several media passes a shared `tree`.
     """
     root = Path(root)
     if not os.path.exists(root):
-        raise UsageError(f"folder {root} does not exist; give the path of a folder with your files")
+        raise UsageError(f"folder {root} does not exist; name a folder with your files")
     if not os.path.isdir(root):
-        raise UsageError(f"{root} is a file; give the folder that contains your files")
-    walk = Walk(tree or Tree(root), extensions, films)
+        raise UsageError(f"{root} is a file; name the folder that contains your files")
+    walk = Walk(tree or Tree(root), extensions, image_sequences)
     walk.run()
     result = Scan([], walk.skipped, "none", [], walk.found, [], read_marker(root / MARKER))
     _caption(walk, result)
     result.skipped.sort()
-    if shards := sorted(file for file in walk.others if is_shard(file)):
+    if shards := sorted(file for file in walk.other_files if is_shard(file)):
         result.notes.append(
             f"tar and parquet files that are not read, because media lie beside them: {len(shards)}, the first "
             f"{printable(shards[0])}; name it in place of the folder to use it"
@@ -242,7 +242,7 @@ def _caption(walk: Walk, result: Scan) -> None:
         result.entries = [_entry(file, rows.get(file), walk.stamps[file]) for file in files]
         _note_uncaptioned(result)
         return
-    # A text file counts only beside media of its name: a README.txt is no caption.
+    # A text file is a caption only if a media file has the same name: a README.txt is none.
     texts = {file: text for file in files if (text := walk.texts.get(_stem(file, walk.extensions)))}
     if texts:
         result.captions_from = "text files"
@@ -267,17 +267,17 @@ def _caption(walk: Walk, result: Scan) -> None:
 
 
 def _stem(file: str, extensions: frozenset[str]) -> str:
-    """What a text beside it is called; a folder that is a film has no extension to leave out."""
+    """The name of its text file without the extension; a folder of numbered images has no extension to remove."""
     stem, extension = posixpath.splitext(file)
     return stem if extension.lower() in extensions else file
 
 
 def _metadata_rows(walk: Walk, result: Scan) -> dict[str, Row] | None:
-    """The rows of all metadata files by file; None where there is no usable metadata file."""
+    """The rows of all metadata files by file; None if there is no usable metadata file."""
     known = {*walk.media, *(file for file, _ in walk.skipped)}
     rows: dict[str, Row] = {}
     repeated: list[str] = []
-    # The metadata file nearest to a picture is the one that speaks for it.
+    # The metadata file in the nearest parent folder counts.
     for prefix in sorted(walk.metadata, key=lambda folder: (-folder.count("/"), folder)):
         name, metadata = _metadata_of(walk, prefix, result)
         if metadata.rows and result.captions_from == "none":
@@ -296,7 +296,7 @@ def _metadata_rows(walk: Walk, result: Scan) -> dict[str, Row] | None:
 
 
 def _metadata_of(walk: Walk, prefix: str, result: Scan) -> tuple[str, Metadata]:
-    """Read the metadata file of one folder and pass on what it says beside its rows."""
+    """Read the metadata file of one folder; its columns, notes and skipped lines go to `result`."""
     names = walk.metadata[prefix]
     name = prefix + next(name for name in METADATA_NAMES if name in names)
     if len(names) > 1:
@@ -309,7 +309,7 @@ def _metadata_of(walk: Walk, prefix: str, result: Scan) -> tuple[str, Metadata]:
 
 
 def _resolve(prefix: str, written: str, known: set[str]) -> str:
-    """The path below the root that a row means; it may lead out of the root."""
+    """The path of a row relative to the root; it may lead out of the root."""
     if prefix + written in known:
         return prefix + written
     file = posixpath.normpath(posixpath.join(prefix, written))
@@ -323,7 +323,7 @@ def _row_problem(file: str, walk: Walk, known: set[str]) -> str | None:
         return "leads out of the folder; not read"
     if file in known:
         return None
-    return "is not of an accepted type" if file in walk.others else "does not exist"
+    return "is not of an accepted type" if file in walk.other_files else "does not exist"
 
 
 def _entry(file: str, row: Row | None, stamp: Stamp) -> Entry:
@@ -341,11 +341,11 @@ def _note_uncaptioned(result: Scan) -> None:
 
 def _nothing_usable(root: Path, extensions: frozenset[str], walk: Walk) -> str:
     accepted = ", ".join(sorted(extensions))
-    kinds = Counter(os.path.splitext(file)[1].lower() or "without extension" for file in walk.others)
+    kinds = Counter(os.path.splitext(file)[1].lower() or "without extension" for file in walk.other_files)
     seen = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
     skipped = ""
     if walk.skipped:
         file, reason = walk.skipped[0]
         skipped = f"{len(walk.skipped)} skipped, the first {file} ({reason})"
-    found = "; ".join(filter(None, (seen, skipped))) or "nothing at all"
-    return f"no usable file in {root}: looked for {accepted}, found {found}"
+    found = "; ".join(filter(None, (seen, skipped))) or "no files"
+    return f"no usable file in {root}: expected {accepted}, found {found}"

@@ -1,5 +1,4 @@
-"""Owns what a place of data holds, whatever it is: a folder of files, or shards. Who lists, splits or identifies the
-items of a data set does it here."""
+"""Listing, splitting and fingerprint of the items of a data set, which is a folder of files or a set of shards."""
 
 from __future__ import annotations
 
@@ -21,23 +20,23 @@ def list_media(
     extensions: frozenset[str],
     *,
     allow_empty: bool = False,
-    films: bool = False,
+    image_sequences: bool = False,
     cache: str | None = None,
     tree: Tree | None = None,
 ) -> Scan:
-    """The files with one of the extensions, and their captions; `cache` is where indexes and copies are kept.
+    """The files with one of the extensions, and their captions; `cache` is the folder of indexes and copies of shards.
 
-    Who lists several media of one folder hands over its shared `tree`.
+    A caller that lists several media of one folder passes a shared `tree`.
     """
     if is_address(root) or holds_shards(Path(root)):
-        return scan_shards(root, extensions, allow_empty=allow_empty, films=films, cache=cache)
-    return scan(root, extensions, allow_empty=allow_empty, films=films, tree=tree)
+        return scan_shards(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, cache=cache)
+    return scan(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, tree=tree)
 
 
 def split_items(
     entries: Sequence[Entry], fraction: float, seed: int, group: str | None = None
 ) -> tuple[Sequence[Entry], Sequence[Entry], dict[str, Sequence[Entry]]]:
-    """The items to train on, those to validate with, and by the name of their split those that are neither."""
+    """The training items, the validation items, and the other items by the name of their split."""
     if isinstance(entries, ShardEntries):
         train, validation = entries.split(fraction, seed, group)
         codes, names = entries.split_names()
@@ -45,26 +44,26 @@ def split_items(
         unused[train] = unused[validation] = False
         rest = np.flatnonzero(unused)
         aside = {names[code]: rest[codes[rest] == code] for code in np.unique(codes[rest])}
-        others = {name: entries.taken(places) for name, places in sorted(aside.items())}
-        return entries.taken(train), entries.taken(validation), {**others}
-    places = split_entries(entries, fraction, seed, group)
-    used = {place for side in places for place in side}
-    left: dict[str, list[Entry]] = defaultdict(list)
-    for place, entry in enumerate(entries):
-        if place not in used:
-            left[str(entry.split).lower()].append(entry)
-    train_entries, validation_entries = ([entries[place] for place in side] for side in places)
-    return train_entries, validation_entries, dict(sorted(left.items()))
+        others = {name: entries.select(indices) for name, indices in sorted(aside.items())}
+        return entries.select(train), entries.select(validation), {**others}
+    sides = split_entries(entries, fraction, seed, group)
+    used = {index for side in sides for index in side}
+    rest_by_split: dict[str, list[Entry]] = defaultdict(list)
+    for index, entry in enumerate(entries):
+        if index not in used:
+            rest_by_split[str(entry.split).lower()].append(entry)
+    train_entries, validation_entries = ([entries[index] for index in side] for side in sides)
+    return train_entries, validation_entries, dict(sorted(rest_by_split.items()))
 
 
 def joined(first: Sequence[Entry], second: Sequence[Entry]) -> Sequence[Entry]:
-    """All items of two parts of one data set."""
+    """The items of two parts of one data set."""
     if isinstance(first, ShardEntries) and isinstance(second, ShardEntries):
-        return ShardEntries(first.shards, np.concatenate([first.places, second.places]))
+        return ShardEntries(first.shards, np.concatenate([first.indices, second.indices]))
     return [*first, *second]
 
 
 def fingerprint_of(root: str | os.PathLike[str], entries: Sequence[Entry]) -> str:
-    """A hash that changes with names, sizes, captions and splits, and is the same for a copy elsewhere; of shards that
-    tell a hash of their media, with those too."""
+    """Hash of names, sizes, captions and splits, equal for a copy of the data; for shards also of the hashes of their
+    media, if those are known."""
     return entries.identity if isinstance(entries, ShardEntries) else fingerprint(root, entries)

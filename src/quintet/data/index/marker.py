@@ -1,6 +1,6 @@
-"""The marker of a synthetic data set: `dataset.json`, in its folder or beside its shards, says which one it is.
+"""The marker of a synthetic data set: `dataset.json`, in its folder or beside its shards, with its name.
 
-Data without a marker is a person's own, whatever its files and columns are called.
+Data without a marker is the user's own, whatever its files and columns are called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST_MARKER = 2**16
 
 
 def read_marker(path: Path | None) -> dict[str, Any] | None:
-    """What a marker says: `name`, `version` and how the set was made; none of a broken one or another program's."""
+    """The content of a marker: `name`, `version` and settings; None if it is damaged or from another program."""
     try:
         if path is None or not path.is_file() or path.stat().st_size > LARGEST_MARKER:
             return None

@@ -1,9 +1,9 @@
-"""Owns the index of a set of shards: of each item its name, its caption, and where its bytes lie.
+"""Index of a set of shards: the name, the caption, and the byte range of each item.
 
-An index is one safetensors file: columns of numbers, and columns of texts as their bytes one after another with where
-each ends. It is memory-mapped, so a million items are there at once, cost no memory of their own and are shared by all
-data workers. It names its shards with their sizes and, where that is known, a hash of the media in them; it is checked
-against its own hash when it is opened: a damaged one is an error, never a wrong item.
+An index is one safetensors file: columns of numbers, and columns of texts stored as their concatenated bytes with the
+end of each text. It is memory-mapped, so a million items open at once, use no memory per process and are shared by all
+data workers. It lists its shards with their sizes and, where known, a hash of the media in them. Opening it checks its
+own hash: a damaged index is an error, never a wrong item.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from quintet.errors import UsageError
 
 INDEX_NAME = "index.safetensors"
 FORMAT = "2"
-FILM = "film"
-"""The kind of an item that is several numbered pictures; of all others it is their extension."""
+IMAGE_SEQUENCE = "film"
+"""Kind of an item that is a sequence of numbered images; the kind of any other item is its extension."""
 
 HASHED_SEED = 42
-"""The seed of splits (`data.split_seed`) for which hashes of the names are kept: to make a million takes a second."""
+"""The split seed (`data.split_seed`) whose hashes of the names are stored: computing a million takes a second."""
 _HASHED_WITH = f"{HASHED_SEED}\n".encode()
 
 Column = npt.NDArray[Any]
@@ -39,7 +39,7 @@ _LARGEST_HEADER = 2**28
 
 
 class Shard(NamedTuple):
-    """One file of a set: its path below the root, its bytes, and a hash of the media in it where one is known."""
+    """One shard of a set: its path relative to the root, its size, and a hash of its media, empty if unknown."""
 
     name: str
     size: int
@@ -47,7 +47,7 @@ class Shard(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One item: where it lies, and what is known of it."""
+    """One item: its byte range in a shard, and its metadata."""
 
     shard: int
     offset: int
@@ -60,14 +60,14 @@ class Row(NamedTuple):
 
 
 class IndexBuilder:
-    """Collects rows, and writes them as an index."""
+    """Collects rows and writes them as an index."""
 
     def __init__(self) -> None:
         self.shards: list[Shard] = []
         self.skipped: list[tuple[str, str]] = []
         self.notes: list[str] = []
         self.names: dict[str, int] = {}
-        """Of each name its row."""
+        """The row of each name."""
         self._kinds: dict[str, int] = {}
         self._splits: dict[str | None, int] = {None: 0}
         self._numbers = {name: array({"I32": "i", "I64": "q", "U8": "B"}[kind]) for name, kind in _NUMBERS.items()}
@@ -78,12 +78,12 @@ class IndexBuilder:
         return len(self._numbers["shard"])
 
     def add(self, row: Row) -> None:
-        """One item; two of one name are an error."""
+        """Add one item; raises an error if its name exists already."""
         if row.name in self.names:
             other = self.shards[self._numbers["shard"][self.names[row.name]]].name
             raise UsageError(
-                f"two items are called {row.name!r}, in the shards {other} and {self.shards[row.shard].name}; keys "
-                "must be unique in a set: rename one, or leave one shard out"
+                f"two items are named {row.name!r}, in the shards {other} and {self.shards[row.shard].name}; names "
+                "must be unique in a set: rename one, or remove one of the shards"
             )
         self.names[row.name] = len(self)
         kind = _code(self._kinds, row.kind, "kinds of files")
@@ -97,7 +97,7 @@ class IndexBuilder:
             self._ends[name].append(len(self._texts[name]))
 
     def write(self, path: Path) -> None:
-        """All at once, or not at all."""
+        """Write the index atomically."""
         columns: dict[str, Column] = {
             name: np.frombuffer(self._numbers[name], _TYPES[kind]) for name, kind in _NUMBERS.items()
         }
@@ -116,28 +116,28 @@ class IndexBuilder:
 
 
 def _serialised(columns: Mapping[str, Column], about: Mapping[str, str]) -> bytes:
-    """A safetensors file, the same for the same columns. Those of large numbers come first, so that all are aligned."""
+    """A safetensors file, equal bytes for equal columns. Columns of wide types come first, so that all are aligned."""
     ordered = sorted(columns, key=lambda name: (-columns[name].itemsize, name))
     content = b"".join(columns[name].tobytes() for name in ordered)
     header: dict[str, Any] = {"__metadata__": {**about, "sha256": hashlib.sha256(content).hexdigest()}}
-    place = 0
+    position = 0
     for name in ordered:
-        end = place + columns[name].nbytes
+        end = position + columns[name].nbytes
         kind = next(kind for kind, dtype in _TYPES.items() if dtype == columns[name].dtype)
-        header[name] = {"dtype": kind, "shape": [len(columns[name])], "data_offsets": [place, end]}
-        place = end
+        header[name] = {"dtype": kind, "shape": [len(columns[name])], "data_offsets": [position, end]}
+        position = end
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     return len(encoded).to_bytes(8, "little") + encoded + content
 
 
 def joined_hash(hashes: Sequence[str]) -> str:
-    """The hash of a shard by those of its items, in order; none if one of them is unknown."""
+    """The hash of a shard from the hashes of its items, in order; empty if one of them is unknown."""
     return hashlib.sha256("\n".join(hashes).encode("utf-8", "replace")).hexdigest() if all(hashes) else ""
 
 
 def name_hash(start: Any, name: bytes) -> int:
-    """A number below 2**48 by which the name falls on one side of a split; `start` has taken in what comes before."""
+    """A number below 2**48 that decides the split of a name; `start` is a hash object that has the seed."""
     digest = start.copy()
     digest.update(name)
     return int.from_bytes(digest.digest()[:6], "big")
@@ -152,7 +152,7 @@ def _code(codes: dict[Any, int], value: Any, what: str) -> int:
 
 @dataclass
 class ShardIndex:
-    """An index that is open: columns by name, and what it says of the set as a whole."""
+    """An open index: its columns by name, and the metadata of the set."""
 
     path: Path
     shards: list[Shard]
@@ -162,14 +162,14 @@ class ShardIndex:
     notes: list[str]
     columns: Mapping[str, Column]
     digest: str
-    """A hash of all that is in it: what the data of a run is known by."""
+    """Hash of its full content; part of the fingerprint of a run's data."""
 
     @classmethod
     def open(cls, path: Path) -> ShardIndex:
         try:
             about, columns = _mapped(path)
             if about["format"] != FORMAT:
-                raise ValueError(f"it has format {about['format'][:20]}, this version reads {FORMAT}")
+                raise ValueError(f"its format is {about['format'][:20]}, this version reads {FORMAT}")
             shards = [Shard(str(name), int(size), str(sha256)) for name, size, sha256 in json.loads(about["shards"])]
             kinds, splits = _words(about["kinds"]), _words(about["splits"])
             _check(columns, shards, len(kinds), len(splits))
@@ -183,65 +183,65 @@ class ShardIndex:
         return len(self.columns["shard"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Data workers that are not forked open it themselves."""
+        """Data workers that are not forked open the file themselves."""
         return ShardIndex.open, (self.path,)
 
-    def row(self, place: int) -> Row:
+    def row(self, position: int) -> Row:
         columns = self.columns
         return Row(
-            int(columns["shard"][place]),
-            int(columns["offset"][place]),
-            int(columns["size"][place]),
-            self._text("names", place).decode("utf-8", "replace"),
-            self.kinds[columns["kind"][place]],
-            self._text("texts", place).decode("utf-8", "replace") or None,
-            self.splits[columns["split"][place]],
-            self._extra(place),
+            int(columns["shard"][position]),
+            int(columns["offset"][position]),
+            int(columns["size"][position]),
+            self._text("names", position).decode("utf-8", "replace"),
+            self.kinds[columns["kind"][position]],
+            self._text("texts", position).decode("utf-8", "replace") or None,
+            self.splits[columns["split"][position]],
+            self._extra(position),
         )
 
-    def names(self, places: npt.NDArray[np.int64]) -> Iterator[bytes]:
-        """Quicker than row by row."""
+    def names(self, positions: npt.NDArray[np.int64]) -> Iterator[bytes]:
+        """The names at these positions; faster than row by row."""
         blob = self.columns["names"].data
         ends = self.columns["names_end"]
-        starts = np.where(places > 0, ends[places - 1], 0)
-        for start, end in zip(starts.tolist(), ends[places].tolist(), strict=True):
+        starts = np.where(positions > 0, ends[positions - 1], 0)
+        for start, end in zip(starts.tolist(), ends[positions].tolist(), strict=True):
             yield bytes(blob[start:end])
 
-    def hashes(self, places: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
-        """Of each name the number in [0, 1) by which a folder is split; for the usual seed they are kept."""
+    def hashes(self, positions: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
+        """The number in [0, 1) of each name that decides its split; stored for the default seed."""
         if seed == HASHED_SEED:
-            return np.asarray(self.columns["hash"][places] / 2.0**48)
+            return np.asarray(self.columns["hash"][positions] / 2.0**48)
         start = hashlib.sha256(f"{seed}\n".encode())
-        return np.array([name_hash(start, name) for name in self.names(places)], np.float64) / 2.0**48
+        return np.array([name_hash(start, name) for name in self.names(positions)], np.float64) / 2.0**48
 
-    def _extra(self, place: int) -> dict[str, Any]:
-        """Looked at when it is asked for: to parse those of a million rows would make the start of a run slow."""
-        text = self._text("extras", place)
+    def _extra(self, position: int) -> dict[str, Any]:
+        """Parsed on access: parsing those of a million rows would delay the start of a run."""
+        text = self._text("extras", position)
         try:
             extra = json.loads(text) if text else {}
             if not isinstance(extra, dict):
-                raise ValueError(f"what is known of item {place} is no object")
+                raise ValueError(f"the metadata of item {position} is not a JSON object")
         except (ValueError, RecursionError) as error:
             raise _unusable(self.path, error) from None
         return extra
 
-    def _text(self, name: str, place: int) -> bytes:
+    def _text(self, name: str, position: int) -> bytes:
         ends = self.columns[f"{name}_end"]
-        start = int(ends[place - 1]) if place else 0
-        return bytes(self.columns[name][start : int(ends[place])])
+        start = int(ends[position - 1]) if position else 0
+        return bytes(self.columns[name][start : int(ends[position])])
 
 
 def _unusable(path: Path, error: Exception) -> UsageError:
     return UsageError(
-        f"{path} is not an index of shards that can be used ({files.one_line(error)}); delete it, and it is made "
-        "again from the shards"
+        f"{path} is not a usable index of shards ({files.one_line(error)}); delete it, and it is built again from the "
+        "shards"
     )
 
 
 def _words(text: str) -> list[Any]:
     words = json.loads(text)
     if not isinstance(words, list) or not all(isinstance(word, str | None) for word in words):
-        raise ValueError("a list of words is something else")
+        raise ValueError("its list of kinds or splits is not a list of texts")
     return words
 
 
@@ -250,29 +250,29 @@ def _texts(about: Mapping[str, str]) -> list[str]:
 
 
 def _mapped(path: Path) -> tuple[dict[str, str], dict[str, Column]]:
-    """What the header says, and the columns, without reading them."""
+    """The metadata of the header, and the memory-mapped columns."""
     content = np.memmap(path, np.uint8, "r")
     length = int(content[:8].view("<u8")[0]) if len(content) >= 8 else 0
     if not 0 < length <= min(_LARGEST_HEADER, len(content) - 8):
-        raise ValueError("its header is cut off")
+        raise ValueError("its header is truncated")
     header = json.loads(bytes(content[8 : 8 + length]))
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not a JSON object")
     about = header.pop("__metadata__")
     columns = {}
     for name, kind in {**_NUMBERS, **dict.fromkeys(_TEXTS, "U8"), **{f"{name}_end": "I64" for name in _TEXTS}}.items():
         column = header[name]
-        start, end = (8 + length + int(place) for place in column["data_offsets"])
+        start, end = (8 + length + int(position) for position in column["data_offsets"])
         if column["dtype"] != kind or not 8 + length <= start <= end <= len(content):
-            raise ValueError(f"its column '{name}' is cut off or of another type")
+            raise ValueError(f"its column '{name}' is truncated or has another type")
         columns[name] = np.asarray(content[start:end]).view(_TYPES[kind])
     if hashlib.sha256(content[8 + length :].data).hexdigest() != about["sha256"]:
-        raise ValueError("its content is not what was written")
+        raise ValueError("its content does not match its hash")
     return about, columns
 
 
 def _check(columns: Mapping[str, Column], shards: Sequence[Shard], kinds: int, splits: int) -> None:
-    """Whatever the bytes are: no row may lead out of its column or its shard."""
+    """Check that no row points outside its column or its shard, whatever the bytes are."""
     rows = len(columns["shard"])
     for name in (*_NUMBERS, *(f"{text}_end" for text in _TEXTS)):
         if len(columns[name]) != rows:
@@ -294,4 +294,4 @@ def _check(columns: Mapping[str, Column], shards: Sequence[Shard], kinds: int, s
         raise ValueError("a row names a shard, kind or split that is not in its list")
     sizes = np.array([each.size for each in shards], np.int64)[shard]
     if columns["offset"].min() < 0 or columns["size"].min() < 0 or (columns["offset"] > sizes - columns["size"]).any():
-        raise ValueError("a row leads out of its shard")
+        raise ValueError("a row points outside its shard")

@@ -1,13 +1,13 @@
-"""Listing shards that have no index: tar files in the layout of WebDataset, parquet files in that of Hugging Face.
+"""Listing of shards without an index: tar files in the WebDataset layout, parquet files in the Hugging Face layout.
 
-Members of a tar file that follow each other under one key (their path up to the first dot of the name) are one item:
-the media, the caption in a .txt or in the `text` or `caption` of a .json. Where names have more dots (`photo.v1.png`,
-`photo.v1.txt`), the text of the same name comes before that of the key. Numbered pictures under one key (`key.001.png`,
-…) are a film.
+Consecutive members of a tar file with the same key (their path up to the first dot of the name) are one item: the
+media, and the caption in a .txt or in the `text` or `caption` of a .json. If names have more dots (`photo.v1.png`,
+`photo.v1.txt`), the text of the same name takes precedence over that of the key. Numbered images of one key
+(`key.001.png`, …) are a video.
 
-A parquet file has a column of media as bytes and columns that tell of them. The bytes of a row lie compressed amid
-those of hundreds of others, so a file is unpacked into the cache once, row after row without anything between; items
-are then read from there like members of a tar file.
+A parquet file has a column of media as bytes and columns of metadata. The bytes of a row are compressed together with
+those of hundreds of others, so a file is unpacked into the cache once, as the concatenated bytes of its rows; items are
+then read from there like members of a tar file.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.common import files
-from quintet.common.caches import only_writer
+from quintet.common.caches import exclusive_lock
 from quintet.data.index.captions import captions_of, decoded
 from quintet.data.index.entry import printable
-from quintet.data.index.shard_index import FILM, IndexBuilder, Row, Shard, joined_hash
-from quintet.data.index.shard_store import MEDIA, Found, Store
+from quintet.data.index.shard_index import IMAGE_SEQUENCE, IndexBuilder, Row, Shard, joined_hash
+from quintet.data.index.shard_store import MEDIA, ShardFile, Store
 from quintet.data.index.tar_members import Member, TarListing, open_tar
 from quintet.errors import UsageError
 from quintet.media.video import FRAME_EXTENSIONS
@@ -42,15 +42,15 @@ MEDIA_COLUMNS = {
     **dict.fromkeys(("mesh", "glb", "model_3d"), ".glb"),
     **dict.fromkeys(("obj",), ".obj"),
 }
-"""Of a column that holds files, what they are where they have no names of their own. The content decides in the end."""
+"""Default extension of the files in a column, by its name. Decoders go by the content in any case."""
 TEXT_COLUMNS = ("text", "caption", "captions", "prompt", "sentence", "transcription", "label")
 _SPLIT = re.compile(r"(?:^|[-._ /0-9])(train|validation|valid|val|test)(?=[-._ /0-9])", re.IGNORECASE)
-"""A word of its own in the path of a file, as Hugging Face has them: between these characters."""
+"""The name of a split as a separate word in the path of a file, by the rules of Hugging Face."""
 _ROWS = 256
 
 
 class Layout(NamedTuple):
-    """Which columns of a file are used, and the names of its classes, where the caption is the number of one."""
+    """The columns of a file that are used, and the names of its classes if the caption is the number of a class."""
 
     media: str
     text: str | None
@@ -60,17 +60,17 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class UnpackedStore:
-    """A place of parquet files, each as one file of the media in it."""
+    """A store of parquet files, each unpacked into one file of its media."""
 
     packed: Store
     cache: Path
 
     @property
-    def shown(self) -> str:
-        return self.packed.shown
+    def label(self) -> str:
+        return self.packed.label
 
-    def found(self) -> list[Found]:
-        return self.packed.found()
+    def list_shards(self) -> list[ShardFile]:
+        return self.packed.list_shards()
 
     def index(self) -> Path | None:
         return None
@@ -86,23 +86,23 @@ class UnpackedStore:
         path = folder / f"{key}.bytes"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with only_writer(folder / f"{key}.lock"):
+            with exclusive_lock(folder / f"{key}.lock"):
                 if not path.exists():
-                    _unpack(source, path, f"{name} of {self.shown}")
+                    _unpack(source, path, f"{name} of {self.label}")
         return path
 
 
 def add_parquet(builder: IndexBuilder, store: UnpackedStore, number: int, name: str) -> None:
-    """The rows of a file as items, named after the file and their number."""
-    shown = f"{name} of {store.shown}"
+    """Add the rows of a parquet file as items, named after the file and their row number."""
+    label = f"{name} of {store.label}"
     offset = 0
     stem = posixpath.splitext(name)[0]
-    told = _SPLIT.findall(name)  # of several the one nearest to the file
+    split_names = _SPLIT.findall(name)  # the last one, nearest to the file name, counts
     content = hashlib.sha256()
-    for count, row in enumerate(_rows(store.packed.file(name), shown)):
+    for count, row in enumerate(_rows(store.packed.file(name), label)):
         file = f"{stem}/{count:06d}{row.kind}"
         if row.content:
-            split = row.split or (told[-1].lower() if told else None)
+            split = row.split or (split_names[-1].lower() if split_names else None)
             extra = {"texts": list(row.texts)} if len(row.texts) > 1 else {}
             text = row.texts[0] if row.texts else None
             builder.add(Row(number, offset, len(row.content), file, row.kind, text, split, extra))
@@ -120,32 +120,32 @@ class _Item(NamedTuple):
     split: str | None
 
 
-def _unpack(source: Path, path: Path, shown: str) -> None:
+def _unpack(source: Path, path: Path, label: str) -> None:
     with files.atomic_write(path) as temporary, temporary.open("wb") as stream:
-        for row in _rows(source, shown):
+        for row in _rows(source, label):
             stream.write(row.content)
 
 
-def _rows(path: Path, shown: str) -> Iterator[_Item]:
+def _rows(path: Path, label: str) -> Iterator[_Item]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UsageError(f"{shown}: parquet files need pyarrow: pip install 'quintet[shards]'") from None
+        raise UsageError(f"{label}: parquet files need pyarrow: pip install 'quintet[shards]'") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            layout = _layout(file.schema_arrow, shown)
+            layout = _layout(file.schema_arrow, label)
             columns = [column for column in (layout.media, layout.text, layout.split) if column is not None]
             for batch in file.iter_batches(_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     yield _item(row, layout)
     except (pyarrow.ArrowException, OSError) as error:
         raise UsageError(
-            f"the shard {shown} is cut off or damaged ({files.one_line(error)}); copy or make it again"
+            f"the shard {label} is truncated or damaged ({files.one_line(error)}); copy or create it again"
         ) from None
 
 
-def _layout(schema: Any, shown: str) -> Layout:
+def _layout(schema: Any, label: str) -> Layout:
     import pyarrow
 
     def holds_files(kind: Any) -> bool:
@@ -158,8 +158,8 @@ def _layout(schema: Any, shown: str) -> Layout:
     if not named:
         seen = ", ".join(f"{field.name} ({str(field.type)[:40]})" for field in schema)
         raise UsageError(
-            f"the shard {shown} has no usable column: it has {seen or 'none'}; the media must be bytes, or bytes and "
-            f"path, in a column with one of the names {', '.join(MEDIA_COLUMNS)}"
+            f"the shard {label} has no usable column of media: it has {seen or 'no columns'}; the media must be bytes, "
+            f"or a struct of bytes and path, in a column named one of {', '.join(MEDIA_COLUMNS)}"
         )
     text = next((name for name in TEXT_COLUMNS if name in schema.names), None)
     split = "split" if "split" in schema.names else None
@@ -167,7 +167,7 @@ def _layout(schema: Any, shown: str) -> Layout:
 
 
 def _classes(metadata: dict[bytes, bytes] | None, column: str | None) -> list[str]:
-    """The names of classes that Hugging Face keeps beside a column of their numbers."""
+    """The names of the classes that Hugging Face stores in the schema for a column of class numbers."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         names = features[column]["names"]
@@ -182,25 +182,25 @@ def _item(row: dict[str, Any], layout: Layout) -> _Item:
     if isinstance(media, dict):
         path, media = str(media.get("path") or ""), media["bytes"]
     kind = posixpath.splitext(path)[1].lower()
-    if kind not in MEDIA:  # the path may be an address (`x.jpg?width=640`), or end in whatever a server is called
+    if kind not in MEDIA:  # the path may be a URL (`x.jpg?width=640`), or end in the name of a server
         kind = MEDIA_COLUMNS[layout.media.lower()]
-    told = row[layout.text] if layout.text is not None else None
-    if layout.classes and isinstance(told, int) and 0 <= told < len(layout.classes):
-        told = layout.classes[told]
+    caption = row[layout.text] if layout.text is not None else None
+    if layout.classes and isinstance(caption, int) and 0 <= caption < len(layout.classes):
+        caption = layout.classes[caption]
     split = captions_of(row[layout.split]) if layout.split is not None else ()
-    return _Item(media or b"", kind, captions_of(told), split[0] if split else None)
+    return _Item(media or b"", kind, captions_of(caption), split[0] if split else None)
 
 
 TEXT_KEYS = ("text", "caption")
-"""In a .json, in this order."""
+"""Keys of a .json that hold the caption, in order of precedence."""
 OWN_KEY = "quintet_sha256"
-"""The hash of an item's media, in a .json that quintet wrote. Only there `file_name` is unique in the set, and the rest
-of use: others tell addresses, sizes and EXIF."""
+"""Key of a .json that quintet wrote: the hash of the item's media. Only such a .json has a unique `file_name` and other
+useful keys; those of other programs hold URLs, sizes and EXIF."""
 _LARGEST_TEXT = 2**20
 
 
-def build_index(store: Store, found: Sequence[Found]) -> IndexBuilder:
-    """The items of all shards, in the order of the shards' names and of their members."""
+def build_index(store: Store, found: Sequence[ShardFile]) -> IndexBuilder:
+    """Index of the items of all shards, in the order of the names of the shards and of their members."""
     builder = IndexBuilder()
     for number, each in enumerate(found):
         builder.shards.append(Shard(each.name, each.size))
@@ -212,9 +212,9 @@ def build_index(store: Store, found: Sequence[Found]) -> IndexBuilder:
 
 
 def _add_tar(builder: IndexBuilder, store: Store, number: int, name: str) -> None:
-    shown = f"{name} of {store.shown}"
+    label = f"{name} of {store.label}"
     hashes: list[str] = []
-    with open_tar(store.file(name), shown) as listing:
+    with open_tar(store.file(name), label) as listing:
         for key, members in groupby(_visible(listing), key=lambda member: split_key(member.name)[0]):
             hashes.append(_add_item(builder, listing, number, key, list(members), name))
         builder.skipped.extend((f"{name}: {printable(member)}", reason) for member, reason in listing.problems)
@@ -228,14 +228,14 @@ def _visible(listing: TarListing) -> Iterator[Member]:
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """The key of a member and its extension, which begins after the first dot of its name."""
+    """The key of a member and its extension, which starts after the first dot of its name."""
     folder, base = posixpath.split(name)
     stem, _, extension = base.partition(".")
     return posixpath.join(folder, stem), extension
 
 
-class _Known(NamedTuple):
-    """What the members beside a medium say of it."""
+class _Metadata(NamedTuple):
+    """The metadata of an item, from the other members of its key."""
 
     name: str | None
     text: str | None
@@ -245,7 +245,7 @@ class _Known(NamedTuple):
 
 
 _Parts = Mapping[tuple[str, str], Member]
-"""The members under one key, by what stands between the key and the extension, and the extension."""
+"""The members of one key, by the part of the name between key and extension, and the extension."""
 
 
 def _part(name: str) -> tuple[str, str]:
@@ -256,23 +256,23 @@ def _part(name: str) -> tuple[str, str]:
 def _add_item(
     builder: IndexBuilder, listing: TarListing, number: int, key: str, members: Sequence[Member], shard: str
 ) -> str:
-    """The media under a key; returns their hash, where quintet wrote it beside them."""
+    """Add the media of a key; returns their hash if quintet wrote the shard, else an empty text."""
     media = [member for member in members if posixpath.splitext(member.name)[1].lower() in MEDIA]
     if not media or printable(key) != key:
         reason = "a key with control characters" if media else f"no media under this key, only {_kinds(members)}"
         builder.skipped.append((f"{shard}: {printable(key)}", reason))
         return ""
-    parts = {_part(member.name): member for member in reversed(members)}  # of two of one name the first
-    of_key = _known(listing, parts, "")
-    # One picture with a number in its name may be any picture, unless quintet called it so.
+    parts = {_part(member.name): member for member in reversed(members)}  # of two with one name the first counts
+    of_key = _item_metadata(listing, parts, "")
+    # A single image with a number in its name is a video of one frame only if quintet wrote it.
     if _are_frames(media) and (len(media) > 1 or of_key.sha256):
         last = media[-1]
         span = last.offset + last.size - media[0].header
-        builder.add(Row(number, media[0].header, span, of_key.name or key, FILM, *of_key[1:4]))
+        builder.add(Row(number, media[0].header, span, of_key.name or key, IMAGE_SEQUENCE, *of_key[1:4]))
         return of_key.sha256
     for member in media:
         inner, kind = _part(member.name)
-        known = _known(listing, parts, inner) if inner else of_key
+        known = _item_metadata(listing, parts, inner) if inner else of_key
         name = (known.name if len(media) == 1 else None) or member.name
         if not member.size:
             builder.skipped.append((f"{shard}: {name}", "empty file"))
@@ -282,55 +282,61 @@ def _add_item(
 
 
 def _are_frames(media: Sequence[Member]) -> bool:
-    """Whether these are numbered pictures."""
+    """Whether all members are numbered images."""
     parts = [_part(member.name) for member in media]
     return all(inner.isdecimal() and f".{kind}" in FRAME_EXTENSIONS for inner, kind in parts)
 
 
-def _known(listing: TarListing, parts: _Parts, inner: str) -> _Known:
-    told = _told(listing, parts, inner)
-    own = isinstance(told.get(OWN_KEY), str)
-    texts = _texts(listing, parts, inner, told, own)
-    extra = {name: value for name, value in told.items() if own and name not in ("file_name", "split", "text", OWN_KEY)}
+def _item_metadata(listing: TarListing, parts: _Parts, inner: str) -> _Metadata:
+    metadata = _metadata(listing, parts, inner)
+    by_quintet = isinstance(metadata.get(OWN_KEY), str)
+    texts = _texts(listing, parts, inner, metadata, by_quintet)
+    extra = {
+        name: value
+        for name, value in metadata.items()
+        if by_quintet and name not in ("file_name", "split", "text", OWN_KEY)
+    }
     if len(texts) > 1:
         extra["texts"] = list(texts)
-    split = captions_of(told.get("split"))
-    file = told.get("file_name")
-    named = own and isinstance(file, str) and printable(file) == file
-    return _Known(
+    split = captions_of(metadata.get("split"))
+    file = metadata.get("file_name")
+    named = by_quintet and isinstance(file, str) and printable(file) == file
+    return _Metadata(
         file if named else None,
         texts[0] if texts else None,
         split[0] if split else None,
         extra,
-        told[OWN_KEY] if own else "",
+        metadata[OWN_KEY] if by_quintet else "",
     )
 
 
-def _beside(parts: _Parts, inner: str, extension: str) -> Member | None:
-    """The member that speaks for a medium: called as it is, or else as the key alone."""
+def _companion(parts: _Parts, inner: str, extension: str) -> Member | None:
+    """The member with the metadata of a media file: of the same name, or else named by the key alone."""
     return parts.get((inner, extension)) or parts.get(("", extension))
 
 
-def _told(listing: TarListing, parts: _Parts, inner: str) -> dict[str, Any]:
-    """What the .json of an item says; nothing where it is none."""
-    member = _beside(parts, inner, "json")
+def _metadata(listing: TarListing, parts: _Parts, inner: str) -> dict[str, Any]:
+    """The content of the .json of an item; empty if there is none, or it is not an object."""
+    member = _companion(parts, inner, "json")
     if member is None or member.size > _LARGEST_TEXT:
         return {}
     try:
-        told = json.loads(listing.content[member.offset : member.offset + member.size])
+        metadata = json.loads(listing.content[member.offset : member.offset + member.size])
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
-def _texts(listing: TarListing, parts: _Parts, inner: str, told: dict[str, Any], own: bool) -> tuple[str, ...]:
-    # In a .txt each line is a caption; a .json of quintet's tells captions of several lines too.
-    if own and (texts := captions_of(told.get("text"))):
+def _texts(
+    listing: TarListing, parts: _Parts, inner: str, metadata: dict[str, Any], by_quintet: bool
+) -> tuple[str, ...]:
+    # In a .txt each line is a caption; a .json that quintet wrote can also hold captions of several lines.
+    if by_quintet and (texts := captions_of(metadata.get("text"))):
         return texts
-    if (member := _beside(parts, inner, "txt")) is not None:
+    if (member := _companion(parts, inner, "txt")) is not None:
         content = listing.content[member.offset : member.offset + min(member.size, _LARGEST_TEXT)]
         return captions_of(decoded(content).split("\n"))
-    return next((texts for key in TEXT_KEYS if (texts := captions_of(told.get(key)))), ())
+    return next((texts for key in TEXT_KEYS if (texts := captions_of(metadata.get(key)))), ())
 
 
 def _kinds(members: Sequence[Member]) -> str:

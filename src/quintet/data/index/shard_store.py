@@ -1,10 +1,9 @@
-"""Where shards lie, in a folder or behind an address (`s3://…`, `https://…`, whatever fsspec knows), and one of them
-as a file on this machine.
+"""Stores of shards: a local folder, or a URL (`s3://…`, `https://…`, any file system of fsspec) with a local cache.
 
-A shard behind an address is copied whole when an item of it is first read, by one process while the others wait, and is
-there from then on. A copy is known by the address, the size and the version that the other side tells. Whatever goes
-wrong on the way is tried again, each time after twice as long, and said; at last it is an error that names the shard. A
-copy that is shorter or longer than the shard is never used.
+A remote shard is downloaded in full when one of its items is first read, by one process while the others wait, and then
+stays in the cache. The cache key is the URL, the size and the version that the server reports. A failed request is
+printed and tried again with exponential backoff; the last failure is an error that names the shard. A download of the
+wrong size is never used.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quintet.common import files
-from quintet.common.caches import only_writer
+from quintet.common.caches import exclusive_lock
 from quintet.common.logging import say
 from quintet.data.index.marker import LARGEST_MARKER, MARKER
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.errors import RunError, UsageError
-from quintet.media import audio as sounds
+from quintet.media import audio
 from quintet.media import image as images
 from quintet.media import mesh as meshes
-from quintet.media import video as films
+from quintet.media import video as videos
 
-MEDIA = images.EXTENSIONS | sounds.EXTENSIONS | meshes.EXTENSIONS | films.EXTENSIONS
+MEDIA = images.EXTENSIONS | audio.EXTENSIONS | meshes.EXTENSIONS | videos.EXTENSIONS
 TAR, PARQUET = ".tar", ".parquet"
 
 
-class Found(NamedTuple):
-    """A shard as it lies there: its path below the root, its size, and when or as what it was last written."""
+class ShardFile(NamedTuple):
+    """A shard of a store: its path relative to the root, its size, and its version (modification time or ETag)."""
 
     name: str
     size: int
@@ -42,46 +41,46 @@ class Found(NamedTuple):
 
 
 class Store(Protocol):
-    """A place of shards."""
+    """A folder or URL of shards."""
 
     @property
-    def shown(self) -> str:
-        """What it is called in messages."""
+    def label(self) -> str:
+        """Its name in messages."""
 
-    def found(self) -> list[Found]:
-        """Its shards, by name."""
+    def list_shards(self) -> list[ShardFile]:
+        """Its shards, sorted by name."""
 
     def index(self) -> Path | None:
-        """The index that lies beside them, if there is one."""
+        """The index beside the shards, if there is one."""
 
     def marker(self) -> Path | None:
-        """The marker of a synthetic data set beside them, if there is one."""
+        """The marker of a synthetic data set beside the shards, if there is one."""
 
     def file(self, name: str) -> Path:
-        """A shard as a file on this machine."""
+        """A shard as a local file."""
 
 
 @dataclass(frozen=True)
 class FolderStore:
-    """Shards in a folder of this machine; `only` one of its files where that was named."""
+    """Shards in a local folder; `only` is the name of a single file, if the user named one."""
 
     root: Path
     only: str | None = None
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         return str(self.root if self.only is None else self.root / self.only)
 
-    def found(self) -> list[Found]:
+    def list_shards(self) -> list[ShardFile]:
         names = [self.only] if self.only is not None else chosen_shards(_files_below(self.root))
-        return [self._found(name) for name in names]
+        return [self._shard_file(name) for name in names]
 
-    def _found(self, name: str) -> Found:
+    def _shard_file(self, name: str) -> ShardFile:
         try:
             facts = os.stat(self.root / name)
         except OSError as error:
             raise UsageError(f"the shard {self.root / name} cannot be opened: {error.strerror}") from None
-        return Found(name, facts.st_size, str(facts.st_mtime_ns))
+        return ShardFile(name, facts.st_size, str(facts.st_mtime_ns))
 
     def index(self) -> Path | None:
         path = self.root / INDEX_NAME
@@ -95,7 +94,7 @@ class FolderStore:
 
 
 def chosen_shards(files: Iterable[str]) -> list[str]:
-    """Of all files those that are shards. Parquet files beside tar files are tables about them."""
+    """The shards among these files. Parquet files beside tar files are metadata tables, not shards."""
     names = [*files]
     for extension in (TAR, PARQUET):
         chosen = sorted(name for name in names if name.lower().endswith(extension))
@@ -109,14 +108,14 @@ def is_shard(name: str) -> bool:
 
 
 def is_address(root: str | os.PathLike[str]) -> bool:
-    """Whether data lies behind an address, rather than in a folder of this machine."""
+    """Whether the data is at a URL rather than in a local folder."""
     return "://" in str(root)
 
 
 def holds_shards(root: Path) -> bool:
-    """Whether a place is to be read as shards: it has an index, or holds shards and nowhere a file of media.
+    """Whether a folder is read as shards: it has an index, or it holds shards and no media file in any subfolder.
 
-    Nowhere, since classes lie in folders of their own: a backup beside those is not what is to be trained on.
+    Media of classes are in subfolders, and an archive beside those is not the data to train on.
     """
     if root.is_file():
         return is_shard(root.name)
@@ -131,7 +130,7 @@ def holds_shards(root: Path) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file, or a folder on the way to it, is hidden: what was thrown away, or is kept by a program."""
+    """Whether a file, or a folder on its path, is hidden: trash, or the state of a program."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
@@ -145,13 +144,13 @@ def _files_below(root: Path) -> Iterator[str]:
 
 ResultT = TypeVar("ResultT")
 _HOPELESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
-"""Errors of the client of S3 that no second attempt mends."""
+"""Errors of the S3 client that no retry can fix."""
 _VERSIONS = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "mtime", "created")
-"""What file systems call what changes with the content."""
+"""Names of the properties that change with the content, in different file systems."""
 
 
 class Patience(NamedTuple):
-    """How often something is tried, and how many seconds pass before the second time; each pause is twice the last."""
+    """Retry policy: the number of attempts, and the seconds before the second one; each pause is twice the last."""
 
     attempts: int = 6
     pause: float = 0.5
@@ -159,22 +158,22 @@ class Patience(NamedTuple):
 
 @dataclass
 class RemoteStore:
-    """Shards below an address, or the one that it names."""
+    """The shards below a URL, or the single shard that it names."""
 
     url: str
     cache: Path
-    """The folder of copies."""
+    """The folder of downloaded shards."""
     patience: Patience = field(default_factory=Patience)
-    known: dict[str, Found] = field(default_factory=dict)
+    known: dict[str, ShardFile] = field(default_factory=dict)
     is_file: bool = False
-    """Whether the address is that of a shard itself."""
+    """Whether the URL names a single shard."""
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         return self.url
 
-    def found(self) -> list[Found]:
-        self.known = {each.name: each for each in self._tried("list", self.url, self._listed)}
+    def list_shards(self) -> list[ShardFile]:
+        self.known = {each.name: each for each in self._retry("list", self.url, self._list_remote)}
         return [self.known[name] for name in chosen_shards(list(self.known))]
 
     def index(self) -> Path | None:
@@ -185,60 +184,64 @@ class RemoteStore:
             return None
         try:
             return self.file(MARKER)
-        except UsageError:  # somebody else's file of that name, which may not be read
+        except UsageError:  # another program's file of that name, without permission to read it
             return None
 
     def file(self, name: str) -> Path:
         shard = self.known[name]
-        key = hashlib.sha256(repr((self.url, shard)).encode()).hexdigest()[:32]
+        # This text is the cache key of a copy, so it must never change, not even with the name of the class.
+        identity = f"({self.url!r}, Found(name={shard.name!r}, size={shard.size!r}, version={shard.version!r}))"
+        key = hashlib.sha256(identity.encode()).hexdigest()[:32]
         folder = self.cache / "shards" / key[:2]
         path = folder / f"{key}-{posixpath.basename(name)}"
-        if _is_whole(path, shard.size):
+        if _is_complete(path, shard.size):
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        with only_writer(folder / f"{key}.lock"):
-            if not _is_whole(path, shard.size):
+        with exclusive_lock(folder / f"{key}.lock"):
+            if not _is_complete(path, shard.size):
                 address = self.url if self.is_file else f"{self.url.rstrip('/')}/{name}"
-                self._tried("read", address, lambda: self._copy(shard, path))
+                self._retry("read", address, lambda: self._copy(shard, path))
         return path
 
-    def _copy(self, shard: Found, path: Path) -> None:
+    def _copy(self, shard: ShardFile, path: Path) -> None:
         system, root = self._system()
         remote = root if self.is_file else posixpath.join(root, shard.name)
         with files.atomic_write(path) as temporary:
             system.get_file(remote, str(temporary))
             size = temporary.stat().st_size
             if size != shard.size:
-                raise OSError(f"cut off: {size} of {shard.size} bytes came")
+                raise OSError(f"truncated: received {size} of {shard.size} bytes")
 
-    def _listed(self) -> list[Found]:
+    def _list_remote(self) -> list[ShardFile]:
         system, root = self._system()
-        system.invalidate_cache()  # what was there a moment ago may be gone
-        name = posixpath.basename(root.partition("?")[0])  # what a server is told beside the name stands after it
-        if is_shard(name):  # or a folder that is called so
-            facts = _facts(system, root)
+        system.invalidate_cache()  # an earlier listing may be out of date
+        name = posixpath.basename(root.partition("?")[0])  # without the query string
+        if is_shard(name):  # it may also be a folder with such a name
+            facts = _properties(system, root)
             self.is_file = facts.get("type") == "file"
             if self.is_file:
-                return [self._found(name, facts)]
+                return [self._shard_file(name, facts)]
         details = system.find(root, detail=True)
         if not details:
             raise FileNotFoundError(self.url)
         names = {posixpath.relpath(path, root): path for path in sorted(details)}
         chosen = {name: path for name, path in names.items() if name in (INDEX_NAME, MARKER) or is_shard(name)}
-        # Listings of web servers are mere names.
+        # Listings of web servers have names only.
         return [
-            self._found(name, details[path] if details[path].get("size") is not None else _facts(system, path))
+            self._shard_file(
+                name, details[path] if details[path].get("size") is not None else _properties(system, path)
+            )
             for name, path in chosen.items()
             if not is_hidden(name) and (name != MARKER or details[path].get("size") is not None)
         ]
 
-    def _found(self, name: str, facts: dict[str, Any]) -> Found:
+    def _shard_file(self, name: str, facts: dict[str, Any]) -> ShardFile:
         if facts.get("size") is None:
-            raise UsageError(f"{self.url} cannot be used: the server does not tell the size of {name}")
-        return Found(name, int(facts["size"]), _version(facts))
+            raise UsageError(f"{self.url} cannot be used: the server does not report the size of {name}")
+        return ShardFile(name, int(facts["size"]), _version(facts))
 
     def _system(self) -> tuple[Any, str]:
-        """The file system of this process, and the path on it: its connections do not live on in a forked one."""
+        """The file system of this process and the path on it; connections do not survive a fork."""
         import fsspec
 
         try:
@@ -248,42 +251,42 @@ class RemoteStore:
                 f"{self.url} needs a package that is not installed ({error}): pip install 'quintet[shards]'"
             ) from None
         except ValueError as error:
-            raise UsageError(f"{self.url} is no address that can be read: {error}") from None
+            raise UsageError(f"{self.url} is not a URL that can be read: {error}") from None
         if hasattr(system, "retries"):
-            system.retries = 1  # those of s3fs, which nobody would hear of
+            system.retries = 1  # s3fs would retry without a message
         return system, str(path).rstrip("/")
 
-    def _tried(self, verb: str, what: str, act: Callable[[], ResultT]) -> ResultT:
+    def _retry(self, verb: str, what: str, request: Callable[[], ResultT]) -> ResultT:
         pause = self.patience.pause
         for attempt in range(1, self.patience.attempts + 1):
             try:
-                return act()
+                return request()
             except UsageError:
                 raise
             except FileNotFoundError:
-                raise UsageError(f"{what} does not exist, or holds no shard") from None
+                raise UsageError(f"{what} does not exist or holds no shard") from None
             except PermissionError as error:
-                raise UsageError(f"{what} may not be read: {files.one_line(error)}") from None
-            except Exception as error:  # each file system has errors of its own
+                raise UsageError(f"no permission to read {what}: {files.one_line(error)}") from None
+            except Exception as error:  # each file system has its own errors
                 problem = f"{type(error).__name__}: {files.one_line(error)}"
                 if type(error).__name__ in _HOPELESS:
-                    raise UsageError(f"{what} may not be read: {problem}") from None
+                    raise UsageError(f"no permission to read {what}: {problem}") from None
             if attempt < self.patience.attempts:
                 again = f"attempt {attempt + 1} of {self.patience.attempts} in {pause:g} s"
                 say(f"{what}: {problem}; {again}", any_rank=True)
                 time.sleep(pause)
                 pause *= 2
         raise RunError(
-            f"cannot {verb} {what} in {self.patience.attempts} attempts ({problem}); `quintet resume` goes on once it "
+            f"cannot {verb} {what} after {self.patience.attempts} attempts ({problem}); run `quintet resume` once it "
             "can be reached"
         )
 
 
 def _options(url: str, configured: Mapping[str, Any]) -> dict[str, Any]:
-    """What clients are told; a person's own settings stand.
+    """Options of the clients, where the user has configured none.
 
-    That of S3 would try again by itself, unheard. That of web servers would end a copy after five minutes, however well
-    it went on; now it ends when a minute brought nothing.
+    The S3 client would retry silently. The HTTP client would abort every download after five minutes; with these
+    options it aborts after a minute without data.
     """
     if url.startswith(("s3://", "s3a://")) and "config_kwargs" not in configured.get("s3", {}):
         return {"config_kwargs": {"retries": {"max_attempts": 0}}}
@@ -294,8 +297,8 @@ def _options(url: str, configured: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _facts(system: Any, path: str) -> dict[str, Any]:
-    """What is known of a file. Where a web server fails to tell, fsspec says that there is none; the cause says why."""
+def _properties(system: Any, path: str) -> dict[str, Any]:
+    """The properties of a file. If a web server fails, fsspec raises `FileNotFoundError` from the real error."""
     try:
         return dict(system.info(path))
     except FileNotFoundError as error:
@@ -310,7 +313,7 @@ def _version(facts: dict[str, Any]) -> str:
     return next((str(facts[name]) for name in _VERSIONS if facts.get(name) is not None), "")
 
 
-def _is_whole(path: Path, size: int) -> bool:
+def _is_complete(path: Path, size: int) -> bool:
     try:
         return path.stat().st_size == size
     except OSError:

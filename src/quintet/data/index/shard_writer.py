@@ -1,10 +1,10 @@
-"""Owns `quintet data shard`: the media of a folder, with their captions, as tar files and an index.
+"""`quintet data shard`: writes the media of a folder, with their captions, as tar shards and an index.
 
-A shard is in the layout of WebDataset and can be read by other programs: of item 12 the members 000000012.png,
-000000012.txt with the caption, one a line, and 000000012.json with its name, split, whatever else is known of it, and a
-hash of its media, from which the index has a hash of each shard: media of the same sizes are not taken for each other.
-The order is that of the folder, so that training on shards sees what training on the folder would. The set appears
-whole or not at all; the same folder gives the same bytes.
+Shards have the WebDataset layout, which other programs can read. Item 12 has the members 000000012.png, 000000012.txt
+with its captions, one per line, and 000000012.json with its name, split, other metadata, and a hash of its media. From
+these hashes the index computes a hash of each shard, which distinguishes media of equal sizes. Items have the order of
+the folder, so training on shards equals training on the folder. The set is written atomically, and the same folder
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 
 from quintet.common import files
 from quintet.common.logging import track
-from quintet.data.index.entry import Entry, Scan, film_in
+from quintet.data.index.entry import Entry, Scan, read_sequence
 from quintet.data.index.marker import write_marker
-from quintet.data.index.shard_index import FILM, INDEX_NAME, IndexBuilder, Row, Shard, joined_hash
+from quintet.data.index.shard_index import IMAGE_SEQUENCE, INDEX_NAME, IndexBuilder, Row, Shard, joined_hash
 from quintet.data.index.shard_listing import OWN_KEY
 from quintet.data.index.tar_members import TarWriter
 from quintet.errors import UnreadableItem, UsageError
-from quintet.media.files import Blob, digest_of, place_of, read_file
+from quintet.media.files import Blob, digest_of, media_ref, read_file
 
 LARGEST_MEMBER = 8**11 - 1
-"""Bytes, of which a tar file in the common format can tell the number."""
+"""Largest size in bytes of a member of a ustar file."""
 
 
 @dataclass
 class ShardWriter:
-    """Writes items one by one; a shard is full at so many items or bytes, whichever comes first."""
+    """Writes items one by one; a shard is full at `items` items or `megabytes`, whichever comes first."""
 
     folder: Path
     items: int
@@ -42,40 +42,40 @@ class ShardWriter:
     index: IndexBuilder = field(default_factory=IndexBuilder)
     _tar: TarWriter | None = None
     _hashes: list[str] = field(default_factory=list)
-    """Of the items of the shard that is being written."""
+    """Hashes of the items of the current shard."""
 
     def add(self, entry: Entry, media: Blob) -> None:
-        """One item. Its name, caption and split are those of the entry; its bytes those of the file."""
+        """Add one item: name, caption and split of the entry, and the bytes of the file."""
         key = f"{len(self.index):09d}"
-        tar = self._tar_with_room(len(media.content) + sum(map(len, (media.pictures or {}).values())))
+        tar = self._tar_with_room(len(media.content) + sum(map(len, (media.frames or {}).values())))
         texts = _texts(entry)
-        if media.pictures is None:
+        if media.frames is None:
             kind = posixpath.splitext(entry.file)[1].lower()
             member = tar.add(key + kind, media.content)
             offset, size = member.offset, member.size
         else:
-            kind, offset = FILM, tar.place
-            for number, (name, content) in enumerate(media.pictures.items()):
+            kind, offset = IMAGE_SEQUENCE, tar.offset
+            for number, (name, content) in enumerate(media.frames.items()):
                 member = tar.add(f"{key}.{number:06d}{posixpath.splitext(name)[1].lower()}", content)
             size = member.offset + member.size - offset
         self._hashes.append(digest_of(media))
-        told = {**_told(entry, texts), OWN_KEY: self._hashes[-1]}
-        # A column of a person's own may hold half a surrogate pair. It is a question mark then, as in the index.
+        metadata = {**_metadata(entry, texts), OWN_KEY: self._hashes[-1]}
+        # A metadata column may hold a lone surrogate, which becomes a question mark, as in the index.
         if texts:
             tar.add(f"{key}.txt", "\n".join(texts).encode("utf-8", "replace"))
-        tar.add(f"{key}.json", json.dumps(told, ensure_ascii=False).encode("utf-8", "replace"))
+        tar.add(f"{key}.json", json.dumps(metadata, ensure_ascii=False).encode("utf-8", "replace"))
         shard = len(self.index.shards) - 1
         self.index.add(Row(shard, offset, size, entry.file, kind, entry.text, entry.split, entry.extra))
 
     def close(self) -> int:
-        """The last shard and the index; returns how many shards there are."""
+        """Finish the last shard and write the index; returns the number of shards."""
         self._finish()
         self.index.write(self.folder / INDEX_NAME)
         return len(self.index.shards)
 
     def _tar_with_room(self, size: int) -> TarWriter:
         full = self._tar is not None and (
-            len(self._hashes) >= self.items or self._tar.place + size > self.megabytes * 2**20
+            len(self._hashes) >= self.items or self._tar.offset + size > self.megabytes * 2**20
         )
         if full and self._hashes:
             self._finish()
@@ -96,15 +96,15 @@ class ShardWriter:
 
 
 def _texts(entry: Entry) -> list[str]:
-    """All captions. A column of a person's own may be called as the list of them is."""
+    """All captions of an entry. A user's metadata column may also be named `texts`."""
     several = entry.extra.get("texts")
     if isinstance(several, list) and several[:1] == [entry.text] and all(isinstance(text, str) for text in several):
         return several
     return [entry.text] if entry.text else []
 
 
-def _told(entry: Entry, texts: list[str]) -> dict[str, Any]:
-    """What is in the .json of an item: enough to make the same index again."""
+def _metadata(entry: Entry, texts: list[str]) -> dict[str, Any]:
+    """The .json of an item: enough to build the same index again."""
     known: dict[str, Any] = {"file_name": entry.file}
     if texts:
         known["text"] = texts if len(texts) > 1 else texts[0]
@@ -116,7 +116,7 @@ def _told(entry: Entry, texts: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a folder."""
+    """Number of items and shards written, and the skipped files with the reasons."""
 
     items: int
     shards: int
@@ -126,11 +126,11 @@ class Written:
 def write_shards(
     root: str | os.PathLike[str], scanned: Scan, out: Path, *, items: int = 10_000, megabytes: int = 1024
 ) -> Written:
-    """All files that were listed, into a new folder."""
+    """Write all scanned files as shards to a new folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already; choose a new folder for the shards")
-    if out.resolve() == Path.cwd():  # it would be taken away from under the person's feet, and another put in its place
-        raise UsageError(f"{out} is the folder you are in; choose a new one for the shards")
+        raise UsageError(f"{out} already exists; choose a new folder for the shards")
+    if out.resolve() == Path.cwd():  # the current folder would be removed and replaced
+        raise UsageError(f"{out} is the current folder; choose a new folder for the shards")
     temporary = out.with_name(f".{out.name}.writing")
     skipped = [*scanned.skipped]
     try:
@@ -144,7 +144,7 @@ def write_shards(
                 skipped.append((entry.file, str(problem)))
         count = len(writer.index)
         if not count:
-            raise UsageError(f"no file of {root} can be read, {skipped[0][0]} for one ({skipped[0][1]})")
+            raise UsageError(f"no file of {root} can be read, for example {skipped[0][0]} ({skipped[0][1]})")
         writer.index.skipped.extend(skipped)
         if scanned.marker is not None:
             write_marker(temporary, scanned.marker)
@@ -161,12 +161,12 @@ def write_shards(
 
 def _content(entry: Entry, root: str | os.PathLike[str]) -> Blob:
     try:
-        place = place_of(entry.media(root))
-        if isinstance(place, Blob):
-            return place
-        if place.is_dir():
-            return film_in(place)
-        content = read_file(place)
+        media = media_ref(entry.media(root))
+        if isinstance(media, Blob):
+            return media
+        if media.is_dir():
+            return read_sequence(media)
+        content = read_file(media)
     except OSError as error:
         raise UnreadableItem(f"cannot be opened: {error.strerror}") from error
     if len(content) > LARGEST_MEMBER:

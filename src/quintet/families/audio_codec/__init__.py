@@ -1,1 +1,1 @@
-"""The audio codec: sound to residual codes and back."""
+"""Neural audio codec: waveforms to residual codes and back."""

@@ -1,4 +1,4 @@
-"""The keys of the recipe `audio-codec`. Imports no torch, so that help is quick."""
+"""Configuration keys of the recipe `audio-codec`. Does not import torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -12,149 +12,175 @@ from quintet.config import AudioDataConfig, EvalConfig, RunConfig, Section
 from quintet.config.adversarial import AdversarialLossConfig, AdversarialOptimConfig
 from quintet.config.presets import BASE, DEBUG, SMALL, discriminator, preset
 
-LONGEST_HOP = 2**16
+MAX_HOP = 2**16
 Stride = Annotated[int, Field(ge=1, le=64)]
 Window = Annotated[int, Field(ge=16, le=2**16)]
 Period = Annotated[int, Field(ge=1, le=256)]
 
 
 class AudioCodecModelConfig(Section):
-    """The tokenizer; the keyword arguments of `AudioCodec`."""
+    """The codec; its keys are the keyword arguments of `AudioCodec`."""
 
-    sample_rate: int = Field(16_000, ge=1000, le=384_000, description="Samples a second; files are resampled to it.")
+    sample_rate: int = Field(16_000, ge=1000, le=384_000, description="Sampling rate in Hz; files are resampled to it.")
     transform: int | None = Field(
         None,
         ge=2,
         le=4096,
-        description="Samples of a frame that a transform makes to how loud each frequency is, and its phase; layers "
-        "learn beside it: quick. None: layers see the samples.",
+        description="Frame length, in samples, of a fixed lapped transform into magnitude and phase, with a learned "
+        "residual branch; trains quickly. null: strided convolutions on the waveform.",
     )
     strides: tuple[Stride, ...] = Field(
         (8, 5, 4, 2),
         max_length=12,
-        description="By how much each layer of the encoder shortens; their product is the samples of a frame. Large "
-        "ones first are quick. Of a transform there are none.",
+        description="Downsampling factor of each encoder layer; their product is the hop length in samples. Large "
+        "factors first are faster. Must be empty with model.transform.",
     )
-    dim: int = Field(32, ge=4, le=4096, description="Width at full rate; doubles with every stride, to 8x at most.")
+    dim: int = Field(
+        32, ge=4, le=4096, description="Channels at the full sampling rate; they double with every stride, up to 8x."
+    )
     num_residual_units: int = Field(
-        3, ge=0, le=8, description="Residual units after each stride, dilated by 1, 3, 9, …; the decoder has as many."
+        3, ge=0, le=8, description="Residual units per stride, with dilations 1, 3, 9, …, in encoder and decoder."
     )
     latent_dim: int | None = Field(
-        None, ge=2, le=4096, description="Width of the vectors that are quantized; none: 64, or as a transform has it."
+        None,
+        ge=2,
+        le=4096,
+        description="Dimension of the latent vectors that are quantized; null: 64. Must be null with model.transform.",
     )
     activation: Literal["snake", "elu"] = Field(
-        "snake", description="snake: x + sin(ax)^2 / a, for what is periodic; elu: quicker."
+        "snake", description="Activation: snake, x + sin(ax)^2 / a, for periodic signals; elu is faster."
     )
-    causal: bool = Field(False, description="Frames know nothing of later ones, so that streams need not wait.")
+    causal: bool = Field(False, description="Use causal convolutions, so that streaming has no look-ahead.")
     quantizer: Literal["vq", "lfq", "fsq"] = Field(
-        "vq", description="Vector, lookup-free or finite scalar quantization, residual over the levels."
+        "vq", description="Quantizer: vq (vector), lfq (lookup-free) or fsq (finite scalar)."
     )
     codebook_size: int = Field(
-        1024, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
+        1024,
+        ge=2,
+        le=2**24,
+        description="Number of codes of each quantizer; lfq needs a power of two, fsq one of its supported sizes.",
     )
-    num_quantizers: int = Field(8, ge=1, le=64, description="Codes of a frame, each of what the ones before left over.")
+    num_quantizers: int = Field(8, ge=1, le=64, description="Number of residual quantizers per frame.")
     num_loudness_quantizers: int | None = Field(
         None,
         ge=1,
         le=63,
-        description="Of the levels behind a transform so many, the first, say how loud frequencies are; none: a sixth.",
+        description="Number of quantizers, the first ones, that encode magnitudes; the others encode phases. Needs "
+        "model.transform. null: a sixth of them.",
     )
     transformers_config: str | None = Field(
         None,
-        description="Configuration of a codec of transformers (JSON) that stands in for all of this, as its folder has "
-        "it; there is nothing to train then.",
+        description="Configuration (JSON) of a pretrained codec of transformers, which replaces the model of the other "
+        "keys and is not trained; recorded from its folder. null: no pretrained codec.",
     )
 
     @property
     def hop(self) -> int:
-        """Samples of a frame."""
+        """Hop length: samples per frame."""
         return (self.transform or 1) * math.prod(self.strides)
 
     @property
-    def width(self) -> int:
-        """Numbers of a vector that is quantized."""
+    def quantizer_dim(self) -> int:
+        """Dimension of the latent vectors that are quantized."""
         return 2 * self.transform if self.transform else self.latent_dim or 64
 
     @property
-    def levels_of_loudness(self) -> int:
-        """The first levels behind a transform."""
+    def loudness_quantizers(self) -> int:
+        """Number of quantizers that encode magnitudes, with `transform`."""
         return self.num_loudness_quantizers or max(1, self.num_quantizers // 6)
 
     @field_validator("transformers_config")
     @classmethod
-    def _is_a_configuration(cls, text: str | None) -> str | None:
+    def _is_transformers_config(cls, text: str | None) -> str | None:
         try:
-            known = text is None or isinstance(json.loads(text)["model_type"], str)
+            is_valid = text is None or isinstance(json.loads(text)["model_type"], str)
         except (ValueError, KeyError, TypeError, RecursionError):
-            known = False
-        if not known:
-            raise ValueError("this is not the configuration of a model of transformers; name its folder instead")
+            is_valid = False
+        if not is_valid:
+            raise ValueError(
+                "model.transformers_config is not the configuration of a transformers model; "
+                "pass the folder of the model instead"
+            )
         return text
 
-    def _fits_a_transform(self) -> None:
+    def _check_transform(self) -> None:
         if self.strides or self.latent_dim is not None:
             raise ValueError(
-                "model.transform makes the frames and their vectors: set model.strides=[] and no model.latent_dim"
+                "model.transform defines the frames and the latent dimension: set model.strides=[] and "
+                "model.latent_dim=null"
             )
-        if self.levels_of_loudness >= self.num_quantizers:
+        if self.loudness_quantizers >= self.num_quantizers:
             raise ValueError(
-                f"model.num_loudness_quantizers={self.levels_of_loudness} of model.num_quantizers={self.num_quantizers} leave none for phases"
+                f"model.num_loudness_quantizers={self.loudness_quantizers} must be smaller than "
+                f"model.num_quantizers={self.num_quantizers}: the other quantizers encode phases"
             )
 
     @model_validator(mode="after")
-    def _frames_are_short(self) -> AudioCodecModelConfig:
+    def _check_hop(self) -> AudioCodecModelConfig:
         if self.transform is None and self.num_loudness_quantizers is not None:
-            raise ValueError("model.num_loudness_quantizers are those behind a transform: set model.transform")
+            raise ValueError("model.num_loudness_quantizers needs model.transform")
         if self.transform is not None:
-            self._fits_a_transform()
-        if not 1 < self.hop <= LONGEST_HOP:
+            self._check_transform()
+        if not 1 < self.hop <= MAX_HOP:
             raise ValueError(
-                f"model.strides={list(self.strides)} and model.transform={self.transform} make frames of {self.hop} "
-                f"samples; 2 to {LONGEST_HOP} can be"
+                f"model.strides={list(self.strides)} and model.transform={self.transform} give a hop length of "
+                f"{self.hop} samples; it must be between 2 and {MAX_HOP}"
             )
         return self
 
 
 class AudioCodecLossConfig(AdversarialLossConfig):
-    """What the codec is trained for. Each aim pulls at a clip as strongly as its weight says, however far it is."""
+    """Losses of the codec. The gradient of each loss is normalised per clip, so that the weights alone balance them."""
 
     waveform: float = Field(
-        1.0, ge=0, description="Weight of the mean square difference of samples, as a share of the clip's own power."
+        1.0, ge=0, description="Weight of the waveform loss: mean squared error relative to the power of the clip."
     )
-    mel: float = Field(0.5, ge=0, description="Weight of the mean absolute difference of log-mel spectrograms.")
+    mel: float = Field(
+        0.5, ge=0, description="Weight of the mel loss: mean absolute difference of log-mel spectrograms."
+    )
     mel_windows: tuple[Window, ...] = Field(
-        (2048, 1024, 512, 256, 128), min_length=1, max_length=16, description="Samples of their windows, one each."
+        (2048, 1024, 512, 256, 128),
+        min_length=1,
+        max_length=16,
+        description="STFT window lengths of the mel loss, in samples; one spectrogram each.",
     )
-    quantizer: float = Field(1.0, ge=0, description="Weight of the quantizer's own loss: commitment, or entropy.")
+    quantizer: float = Field(1.0, ge=0, description="Weight of the quantizer loss (commitment or entropy).")
     quantizer_dropout: float = Field(
-        0.5, ge=0, le=1, description="Share of the training clips of which only the first few levels, drawn, are used."
+        0.5, ge=0, le=1, description="Fraction of training clips that use only a random number of the first quantizers."
     )
-    discriminator_dim: int = Field(16, ge=4, le=1024, description="Width of the discriminators' first layers.")
+    discriminator_dim: int = Field(16, ge=4, le=1024, description="Channels of the first layer of each discriminator.")
     stft_windows: tuple[Window, ...] = Field(
-        (1024, 512, 256), max_length=16, description="One discriminator of the spectrum for each; samples of a window."
+        (1024, 512, 256),
+        max_length=16,
+        description="Window lengths of the STFT discriminators, in samples; one discriminator each.",
     )
     periods: tuple[Period, ...] = Field(
         (2, 3, 5, 7, 11),
         max_length=16,
-        description="One discriminator of the wave for each: it sees every n-th sample.",
+        description="Periods of the multi-period discriminators, in samples; one discriminator each.",
     )
-    gan_loss: Literal["hinge", "least-squares"] = Field("hinge", description="The adversarial loss.")
+    gan_loss: Literal["hinge", "least-squares"] = Field("hinge", description="Adversarial loss function.")
     adversarial: float = Field(0.1, ge=0, description="Weight of the adversarial loss.")
     feature_matching: float = Field(
-        0.5, ge=0, description="Weight of feature matching: how far the discriminators' features are apart, relatively."
+        0.5, ge=0, description="Weight of the feature-matching loss: relative L1 distance of discriminator features."
     )
 
     @model_validator(mode="after")
-    def _someone_judges(self) -> AudioCodecLossConfig:
+    def _check_discriminators(self) -> AudioCodecLossConfig:
         if self.discriminator and not self.stft_windows and not self.periods:
-            raise ValueError("loss.stft_windows and loss.periods are both empty; for none set loss.discriminator=false")
+            raise ValueError(
+                "loss.stft_windows and loss.periods are both empty; to train without discriminators set "
+                "loss.discriminator=false"
+            )
         return self
 
 
 class AudioCodecEvalConfig(EvalConfig):
     """Validation."""
 
-    seconds: float = Field(30.0, gt=0, description="Of each clip so much is measured and shown, from its start.")
+    seconds: float = Field(
+        30.0, gt=0, description="Seconds of each clip, from its start, that are evaluated and shown."
+    )
 
 
 class AudioCodecConfig(RunConfig):
@@ -168,7 +194,7 @@ class AudioCodecConfig(RunConfig):
             loss={"stft_windows": [256], "periods": [3]},
             sample={"num": 4},
         ),
-        # Two CPU cores, within half an hour: 25 frames a second of 24 codes, 6 kbit/s.
+        # Trains on two CPU cores within half an hour: 25 frames per second with 24 codes each, 6 kbit/s.
         "small": preset(
             SMALL,
             discriminator(260, ramp=30, dim=8),
@@ -192,9 +218,9 @@ class AudioCodecConfig(RunConfig):
         ),
     }
 
-    recipe: Literal["audio-codec"] = Field("audio-codec", description="What is trained.")
-    data: AudioDataConfig = Field(default_factory=AudioDataConfig, description="The files.")
+    recipe: Literal["audio-codec"] = Field("audio-codec", description="Recipe of the run.")
+    data: AudioDataConfig = Field(default_factory=AudioDataConfig, description="Training data.")
     model: AudioCodecModelConfig = Field(default_factory=AudioCodecModelConfig, description="The tokenizer.")
-    loss: AudioCodecLossConfig = Field(default_factory=AudioCodecLossConfig, description="What it is trained for.")
+    loss: AudioCodecLossConfig = Field(default_factory=AudioCodecLossConfig, description="Losses.")
     optim: AdversarialOptimConfig = Field(default_factory=AdversarialOptimConfig, description="Optimizer and schedule.")
     eval: AudioCodecEvalConfig = Field(default_factory=AudioCodecEvalConfig, description="Validation.")

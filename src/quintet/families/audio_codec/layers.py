@@ -1,8 +1,8 @@
-"""Convolutions of the codec: over whole clips at once, or over a clip as it comes in, with the same result.
+"""1D convolutions of the codec that also run as a stream, chunk by chunk, with the same result.
 
-Every layer pads with silence itself, in front and, unless it is causal, behind. As a stream it keeps the end of what it
-has seen, puts out what can be known already and, at the last chunk, pads behind. So nothing is computed twice, chunks
-may be of any length, and a causal codec puts out a frame as soon as it has its samples.
+Every layer pads its input with zeros at the start and, unless it is causal, at the end. In a stream a layer stores the
+end of its input, returns the outputs that are complete and pads the end with the last chunk. So nothing is computed
+twice, chunks may have any length, and a causal codec returns a frame as soon as its samples are in.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from einops import rearrange
 from torch import Tensor, nn
 
 Memory = dict[nn.Module, Tensor]
-"""What the layers of one stream have kept of it."""
+"""The buffered inputs of the layers of one stream."""
 
 
 class FrameMask:
-    """Which frames (batch, frames) of a batch are of a clip; the rest is padding, and silence to every layer."""
+    """Mask of the valid frames (batch, frames) of a padded batch; every layer sees zeros in the padding."""
 
-    def __init__(self, present: Tensor) -> None:
-        self.present = present
+    def __init__(self, valid: Tensor) -> None:
+        self.valid = valid
         self._padding: dict[int, Tensor] = {}
 
-    def silenced(self, x: Tensor) -> Tensor:
-        """`x (batch, channels, steps)`, some whole number of steps a frame, with zeros in the padding."""
+    def mask_padding(self, x: Tensor) -> Tensor:
+        """`x (batch, channels, steps)`, with a whole number of steps per frame, with zeros in the padding."""
         steps = x.shape[-1]
         if steps not in self._padding:
-            per_frame = steps // self.present.shape[1]
-            self._padding[steps] = ~self.present.repeat_interleave(per_frame, dim=1)[:, None]
+            per_frame = steps // self.valid.shape[1]
+            self._padding[steps] = ~self.valid.repeat_interleave(per_frame, dim=1)[:, None]
         return x.masked_fill(self._padding[steps], 0)
 
 
 class Snake(nn.Module):
-    """x + sin(a x)^2 / a with an `a` for each channel (2006.08195): goes on waving beyond what it was trained on."""
+    """Snake activation: x + sin(a x)^2 / a with a learned `a` per channel (2006.08195), for periodic signals."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -48,27 +48,27 @@ class Snake(nn.Module):
 
 
 def make_activation(name: str | None, dim: int) -> nn.Module:
-    """What a layer does to its input first; none: nothing."""
+    """The activation of this name; the identity for None."""
     if name is None:
         return nn.Identity()
     return Snake(dim) if name == "snake" else nn.ELU()
 
 
 class Layer(nn.Module, ABC):
-    """Something that a stack is made of: `forward` takes `(x, mask)`, `stream` a clip chunk by chunk."""
+    """A layer of a `Stack`: `forward` takes `(x, mask)` with whole clips, `stream` takes a clip chunk by chunk."""
 
     @abstractmethod
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
-        """What is known once these steps are, perhaps nothing; with the last ones all the rest."""
+        """The outputs that these steps complete, perhaps none; with the last chunk all remaining ones."""
 
 
 class Conv(Layer):
-    """An activation, then a convolution that makes one step of every `stride`."""
+    """An activation, then a 1D convolution with a stride."""
 
     def __init__(
         self,
-        before: int,
-        after: int,
+        in_channels: int,
+        out_channels: int,
         kernel: int,
         *,
         stride: int = 1,
@@ -77,61 +77,63 @@ class Conv(Layer):
         activation: str | None = None,
     ) -> None:
         super().__init__()
-        self.activation = make_activation(activation, before)
-        self.conv = nn.Conv1d(before, after, kernel, stride=stride, dilation=dilation)
-        # Of the scale of its input: a stack of layers as torch begins them would turn sound to nearly nothing.
+        self.activation = make_activation(activation, in_channels)
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel, stride=stride, dilation=dilation)
+        # Keeps the scale of the input: with the default initialisation a deep stack would attenuate it to almost zero.
         nn.init.kaiming_normal_(self.conv.weight, nonlinearity="linear")
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
         self.stride = stride
         self.span = (kernel - 1) * dilation + 1
-        self.behind = 0 if causal else (self.span - stride) // 2
-        self.front = self.span - stride - self.behind
+        self.pad_right = 0 if causal else (self.span - stride) // 2
+        self.pad_left = self.span - stride - self.pad_right
 
-    def begin_at_nothing(self) -> Conv:
+    def zero_init(self) -> Conv:
         nn.init.zeros_(self.conv.weight)
         return self
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
         x = self.activation(x)
-        # Without a look ahead no step of a clip sees the padding after it.
-        if mask is not None and self.behind:
-            x = mask.silenced(x)
-        made: Tensor = self.conv(F.pad(x, (self.front, self.behind)))
-        return made
+        # Without look-ahead no step of a clip sees the padding behind it.
+        if mask is not None and self.pad_right:
+            x = mask.mask_padding(x)
+        out: Tensor = self.conv(F.pad(x, (self.pad_left, self.pad_right)))
+        return out
 
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
         x = self.activation(x)
-        kept = memory[self] if self in memory else x.new_zeros(*x.shape[:2], self.front)
-        seen = torch.cat([kept, F.pad(x, (0, self.behind if last else 0))], dim=-1)
-        steps = max(0, (seen.shape[-1] - self.span) // self.stride + 1)
-        memory[self] = seen[..., steps * self.stride :]
+        buffered = memory[self] if self in memory else x.new_zeros(*x.shape[:2], self.pad_left)
+        inputs = torch.cat([buffered, F.pad(x, (0, self.pad_right if last else 0))], dim=-1)
+        steps = max(0, (inputs.shape[-1] - self.span) // self.stride + 1)
+        memory[self] = inputs[..., steps * self.stride :]
         if not steps:
             return x.new_zeros(len(x), self.conv.out_channels, 0)
-        made: Tensor = self.conv(seen[..., : (steps - 1) * self.stride + self.span])
-        return made
+        out: Tensor = self.conv(inputs[..., : (steps - 1) * self.stride + self.span])
+        return out
 
 
 class Upsample(Layer):
-    """`stride` steps of every one: what a transposed convolution does, as a convolution to so many times the width."""
+    """Upsampling by `stride`: a convolution to `stride` times the channels, which are then interleaved in time."""
 
-    def __init__(self, before: int, after: int, stride: int, *, causal: bool, activation: str | None = None) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int, *, causal: bool, activation: str | None = None
+    ) -> None:
         super().__init__()
         self.stride = stride
-        self.conv = Conv(before, after * stride, 2 if causal else 3, causal=causal, activation=activation)
+        self.conv = Conv(in_channels, out_channels * stride, 2 if causal else 3, causal=causal, activation=activation)
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
-        return self._unfolded(self.conv(x, mask))
+        return self._interleave(self.conv(x, mask))
 
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
-        return self._unfolded(self.conv.stream(x, memory, last))
+        return self._interleave(self.conv.stream(x, memory, last))
 
-    def _unfolded(self, x: Tensor) -> Tensor:
+    def _interleave(self, x: Tensor) -> Tensor:
         return rearrange(x, "b (c s) t -> b c (t s)", s=self.stride)
 
 
 class ResidualUnit(Layer):
-    """A dilated convolution and one of single steps, beside the identity."""
+    """Residual branch of a dilated convolution and a pointwise convolution."""
 
     recomputable = True
 
@@ -139,8 +141,8 @@ class ResidualUnit(Layer):
         super().__init__()
         self.first = Conv(dim, dim, 7, dilation=dilation, causal=causal, activation=activation)
         self.second = Conv(dim, dim, 1, activation=activation)
-        # A unit starts as the identity, so that depth costs nothing at the beginning.
-        self.second.begin_at_nothing()
+        # A unit starts as the identity, so that depth does not hurt at the start of training.
+        self.second.zero_init()
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
         update: Tensor = self.second(self.first(x, mask))
@@ -148,11 +150,11 @@ class ResidualUnit(Layer):
 
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
         update = self.second.stream(self.first.stream(x, memory, last), memory, last)
-        return _waited_for(self, x, update, memory)
+        return _add_delayed(self, x, update, memory)
 
 
 class Residual(Layer):
-    """Layers beside the identity, of which the last has to start at nothing."""
+    """A residual branch of several layers; the last one should be initialised to zero."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
@@ -163,11 +165,11 @@ class Residual(Layer):
         return x + update
 
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
-        return _waited_for(self, x, self.stack.stream(x, memory, last), memory)
+        return _add_delayed(self, x, self.stack.stream(x, memory, last), memory)
 
 
 class Stack(nn.Module):
-    """Layers one after another."""
+    """A sequence of layers."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
@@ -185,8 +187,8 @@ class Stack(nn.Module):
         return x
 
 
-def _waited_for(layer: nn.Module, x: Tensor, update: Tensor, memory: Memory) -> Tensor:
-    """What goes past a layer of a stream, kept until what the layer makes of it is there, and added to that."""
+def _add_delayed(layer: nn.Module, x: Tensor, update: Tensor, memory: Memory) -> Tensor:
+    """The residual sum in a stream: inputs wait in `memory` until the update of their steps is complete."""
     waiting = torch.cat([memory[layer], x], dim=-1) if layer in memory else x
     steps = update.shape[-1]
     memory[layer] = waiting[..., steps:]

@@ -1,7 +1,7 @@
 """`AudioCodec`: convolutional encoder, residual quantizer, convolutional decoder (SoundStream, 2107.03312).
 
-A clip is padded with silence to whole frames of `hop` samples. What lies behind it in a padded batch is silence to
-every layer, so that a clip has the same codes alone and beside longer ones.
+A clip is padded with zeros to whole frames of `hop` samples. Every layer sees zeros in the padding of a batch, so that
+a clip has the same codes alone and in a batch with longer clips.
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Residual, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
 from quintet.families.audio_codec.pretrained import CodecProperties, PretrainedCodec
-from quintet.nn.quantize import PartedQuantizer, Quantized, Quantizer, ResidualQuantizer, configured_quantizer
+from quintet.nn.quantize import ProductQuantizer, Quantized, Quantizer, ResidualQuantizer, configured_quantizer
 
 __all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]
 
-AT_ONCE = 2**20
-"""Samples of the longest clips that go through at once, about a minute; longer ones come in chunks, one by one."""
+MAX_SAMPLES_AT_ONCE = 2**20
+"""About a minute; a batch with longer clips is processed clip by clip, in chunks."""
 CHUNK = 2**18
+"""Samples per chunk."""
 
 
 @dataclass
 class Reconstruction:
-    """One pass through the codec; `waves` has the shape of the input, and silence where that has padding."""
+    """Output of one pass through the codec."""
 
     waves: Tensor
+    """(batch, samples) as the input, zero in its padding."""
     codes: Tensor
+    """(batch, frames, num_quantizers)"""
     loss: Tensor
     statistics: Statistics
 
 
 class AudioCodec(CodecProperties, Pretrained, nn.Module):
-    """Waves (batch, samples) to codes (batch, frames, levels) and back.
+    """Waveforms (batch, samples) to codes (batch, frames, num_quantizers) and back.
 
     Keyword arguments are the keys of `model.*`; see `AudioCodecModelConfig`.
     """
@@ -61,74 +64,80 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
 
     @property
     def codebooks(self) -> Tensor:
-        """What the codes of each level stand for, (levels, codes, width)."""
-        levels: list[Quantizer] = [self.quantizer]
-        if isinstance(self.quantizer, ResidualQuantizer | PartedQuantizer):
-            levels = [self.quantizer.level(level) for level in range(self.levels)]
+        """The vectors of the codes of each quantizer, (num_quantizers, num_codes, dim)."""
+        quantizers: list[Quantizer] = [self.quantizer]
+        if isinstance(self.quantizer, ResidualQuantizer | ProductQuantizer):
+            quantizers = [self.quantizer.level(level) for level in range(self.num_quantizers)]
         codes = torch.arange(self.num_codes, device=next(self.parameters()).device)
-        return torch.stack([level.look_up(codes) for level in levels]).detach()
+        return torch.stack([quantizer.look_up(codes) for quantizer in quantizers]).detach()
 
     # --- training -------------------------------------------------------------------------------------------
 
     def forward(
         self, waves: Tensor, lengths: Tensor, active_levels: Tensor | None = None, return_candidates: bool = False
     ) -> Reconstruction:
-        """Encode and decode. Changes no state.
+        """Encode and decode `waves` (batch, samples) with `lengths` (batch,) in samples. Changes no state.
 
-        Of each row so many samples are sound. `active_levels (batch,)`: a clip uses only its first so many levels.
+        `active_levels` (batch,) is the number of quantizers that each clip uses; None: all.
         `return_candidates` adds candidates for dead codes to the statistics.
         """
-        present = self._present(waves, lengths)
-        mask = _needed(present)
+        valid = self._valid_frames(waves, lengths)
+        mask = _frame_mask(valid)
         latents = self._latents(waves, lengths, mask)
-        quantized = self._quantized(latents, present, active_levels, return_candidates)
-        made = self._waves(quantized.vectors, mask)[:, : waves.shape[1]]
-        made = made.masked_fill(_beyond(made, lengths), 0)
-        return Reconstruction(made, self._with_levels(quantized.codes), quantized.loss, quantized.statistics)
+        quantized = self._quantized(latents, valid, active_levels, return_candidates)
+        decoded = self._waves(quantized.vectors, mask)[:, : waves.shape[1]]
+        decoded = decoded.masked_fill(_is_padding(decoded, lengths), 0)
+        return Reconstruction(decoded, self._with_quantizer_axis(quantized.codes), quantized.loss, quantized.statistics)
 
     def latents(self, waves: Tensor, lengths: Tensor) -> Tensor:
-        """The encoder's vectors of all frames that hold sound, one row each: what a codebook can start from."""
-        present = self._present(waves, lengths)
-        return self._latents(waves, lengths, FrameMask(present))[present]
+        """Encoder outputs (frames, dim) of all valid frames of a batch, from which a codebook can be initialised."""
+        valid = self._valid_frames(waves, lengths)
+        return self._latents(waves, lengths, FrameMask(valid))[valid]
 
     # --- codes ----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def encode(self, waves: Tensor, lengths: Tensor | None = None, levels: int | None = None) -> Tensor:
-        """Codes of the first `levels`, or of all; -1 in frames beyond the `lengths`, in samples, of the clips."""
+    def encode(self, waves: Tensor, lengths: Tensor | None = None, num_quantizers: int | None = None) -> Tensor:
+        """Codes (batch, frames, num_quantizers) of waveforms (batch, samples), of the first quantizers or of all.
+
+        `lengths` (batch,) are in samples; frames behind the end of a clip are -1.
+        """
         if waves.ndim != 2 or not waves.shape[1]:
-            raise UsageError(f"the codec takes mono sound, (batch, samples), not the shape {tuple(waves.shape)}")
+            raise UsageError(f"the codec expects mono audio of shape (batch, samples), not {tuple(waves.shape)}")
         if lengths is None:
             lengths = torch.full((len(waves),), waves.shape[1], device=waves.device)
-        if waves.shape[1] > AT_ONCE:
+        if waves.shape[1] > MAX_SAMPLES_AT_ONCE:
             rows = zip(waves, lengths.tolist(), strict=True)
-            return _padded([self._encoded_in_chunks(wave[:length], levels) for wave, length in rows], -1)
-        present = self._present(waves, lengths)
-        codes = self.quantizer.encode(self._latents(waves, lengths, _needed(present)), present, levels)
-        return self._with_levels(codes)
+            return _padded([self._encoded_in_chunks(wave[:length], num_quantizers) for wave, length in rows], -1)
+        valid = self._valid_frames(waves, lengths)
+        codes = self.quantizer.encode(self._latents(waves, lengths, _frame_mask(valid)), valid, num_quantizers)
+        return self._with_quantizer_axis(codes)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Waves (batch, frames * hop) in [-1, 1] of codes of all levels or only the first; frames of -1 are silence."""
+        """Waveforms (batch, frames * hop) in [-1, 1] of codes (batch, frames, quantizers).
+
+        Codes of only the first quantizers are enough; frames of -1 become silence.
+        """
         self._check(codes)
-        present = (codes >= 0).any(-1)
-        if codes.shape[1] * self.hop > AT_ONCE:
-            parts = [self._decoded_in_chunks(row[:count]) for row, count in zip(codes, present.sum(1), strict=True)]
+        valid = (codes >= 0).any(-1)
+        if codes.shape[1] * self.hop > MAX_SAMPLES_AT_ONCE:
+            parts = [self._decoded_in_chunks(row[:count]) for row, count in zip(codes, valid.sum(1), strict=True)]
             waves = _padded(parts, 0.0)
             return F.pad(waves, (0, codes.shape[1] * self.hop - waves.shape[1]))
-        made = self._waves(self._vectors(codes), None if present.all() else FrameMask(present))
-        return made.masked_fill(~present.repeat_interleave(self.hop, dim=1), 0).clamp(-1, 1)
+        decoded = self._waves(self._vectors(codes), None if valid.all() else FrameMask(valid))
+        return decoded.masked_fill(~valid.repeat_interleave(self.hop, dim=1), 0).clamp(-1, 1)
 
-    def encode_stream(self, levels: int | None = None) -> EncodeStream:
-        """Takes a clip chunk by chunk, gives codes as soon as they are known; together they are those of `encode`."""
-        return EncodeStream(self, levels)
+    def encode_stream(self, num_quantizers: int | None = None) -> EncodeStream:
+        """A streaming encoder: takes a clip chunk by chunk and returns the same codes as `encode`."""
+        return EncodeStream(self, num_quantizers)
 
     def decode_stream(self) -> DecodeStream:
-        """Takes codes frame by frame and gives waves as soon as they are known; together they are those of `decode`."""
+        """A streaming decoder: takes codes frame by frame and returns the same waveform as `decode`."""
         return DecodeStream(self)
 
-    def _encoded_in_chunks(self, wave: Tensor, levels: int | None) -> Tensor:
-        stream = self.encode_stream(levels)
+    def _encoded_in_chunks(self, wave: Tensor, num_quantizers: int | None) -> Tensor:
+        stream = self.encode_stream(num_quantizers)
         parts = [stream.push(chunk[None]) for chunk in torch.split(wave, CHUNK)]
         return torch.cat([*parts, stream.finish()], dim=1)[0]
 
@@ -139,25 +148,25 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
 
     # --- parts ----------------------------------------------------------------------------------------------
 
-    def _present(self, waves: Tensor, lengths: Tensor) -> Tensor:
-        """Which frames hold sound, (batch, frames)."""
+    def _valid_frames(self, waves: Tensor, lengths: Tensor) -> Tensor:
+        """Mask (batch, frames) of the frames within each clip."""
         count = -(-waves.shape[1] // self.hop)
         return torch.arange(count, device=waves.device) < self.frames(lengths)[:, None]
 
     def _latents(self, waves: Tensor, lengths: Tensor, mask: FrameMask | None) -> Tensor:
-        """(batch, frames, width)"""
-        sound = waves.masked_fill(_beyond(waves, lengths), 0)
-        latents: Tensor = self.encoder(F.pad(sound, (0, -waves.shape[1] % self.hop))[:, None], mask)
+        """Encoder outputs (batch, frames, dim)."""
+        masked = waves.masked_fill(_is_padding(waves, lengths), 0)
+        latents: Tensor = self.encoder(F.pad(masked, (0, -waves.shape[1] % self.hop))[:, None], mask)
         return latents.transpose(1, 2)
 
     def _quantized(
-        self, latents: Tensor, present: Tensor, active_levels: Tensor | None, return_candidates: bool
+        self, latents: Tensor, valid: Tensor, active_levels: Tensor | None, return_candidates: bool
     ) -> Quantized:
-        if isinstance(self.quantizer, ResidualQuantizer | PartedQuantizer):
-            return self.quantizer(latents, present, return_candidates, active_levels)  # type: ignore[no-any-return]
-        return self.quantizer(latents, present, return_candidates)  # type: ignore[no-any-return]
+        if isinstance(self.quantizer, ResidualQuantizer | ProductQuantizer):
+            return self.quantizer(latents, valid, return_candidates, active_levels)  # type: ignore[no-any-return]
+        return self.quantizer(latents, valid, return_candidates)  # type: ignore[no-any-return]
 
-    def _with_levels(self, codes: Tensor) -> Tensor:
+    def _with_quantizer_axis(self, codes: Tensor) -> Tensor:
         return codes if self.quantizer.code_axes else codes[..., None]
 
     def _vectors(self, codes: Tensor) -> Tensor:
@@ -168,43 +177,43 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
         return waves[:, 0]
 
     def _check(self, codes: Tensor) -> None:
-        if codes.ndim != 3 or not codes.shape[1] or not 1 <= codes.shape[2] <= self.levels:
+        if codes.ndim != 3 or not codes.shape[1] or not 1 <= codes.shape[2] <= self.num_quantizers:
             raise UsageError(
-                f"the codec takes codes (batch, frames, levels) of at most {self.levels} levels, "
-                f"not the shape {tuple(codes.shape)}"
+                f"the codec expects codes of shape (batch, frames, quantizers) with at most {self.num_quantizers} "
+                f"quantizers, not {tuple(codes.shape)}"
             )
 
 
 class EncodeStream:
-    """A clip, or several of one length, chunk by chunk to codes; made by `AudioCodec.encode_stream`."""
+    """Encodes a clip, or several of equal length, chunk by chunk; see `AudioCodec.encode_stream`."""
 
-    def __init__(self, codec: AudioCodec, levels: int | None) -> None:
+    def __init__(self, codec: AudioCodec, num_quantizers: int | None) -> None:
         self.codec = codec
-        self.levels = levels
+        self.num_quantizers = num_quantizers
         self._memory: Memory = {}
         self._samples = 0
         self._rest: Tensor | None = None
 
     def push(self, waves: Tensor) -> Tensor:
-        """The codes (batch, frames, levels) that are known once (batch, samples) more are; perhaps of no frame."""
+        """The codes (batch, frames, num_quantizers) that the next samples (batch, samples) complete; perhaps none."""
         self._samples += waves.shape[1]
         self._rest = waves[:, :0]
         return self._codes(waves, last=False)
 
     def finish(self) -> Tensor:
-        """The codes of the last frames."""
+        """The codes of the remaining frames."""
         if self._rest is None or not self._samples:
-            raise UsageError("this stream has no samples; push some before it is finished")
+            raise UsageError("the stream is empty; push samples before finish")
         return self._codes(F.pad(self._rest, (0, -self._samples % self.codec.hop)), last=True)
 
     @torch.no_grad()
     def _codes(self, waves: Tensor, last: bool) -> Tensor:
         latents = self.codec.encoder.stream(waves[:, None], self._memory, last).transpose(1, 2)
-        return self.codec._with_levels(self.codec.quantizer.encode(latents, levels=self.levels))
+        return self.codec._with_quantizer_axis(self.codec.quantizer.encode(latents, levels=self.num_quantizers))
 
 
 class DecodeStream:
-    """Codes of one clip, or of several of one length, frame by frame to waves; made by `AudioCodec.decode_stream`."""
+    """Decodes the codes of one clip, or of several of equal length, frame by frame; see `AudioCodec.decode_stream`."""
 
     def __init__(self, codec: AudioCodec) -> None:
         self.codec = codec
@@ -213,7 +222,7 @@ class DecodeStream:
 
     @torch.no_grad()
     def push(self, codes: Tensor) -> Tensor:
-        """The waves (batch, samples) that are known once codes (batch, frames, levels) of more frames are."""
+        """The samples (batch, samples) that the next codes (batch, frames, quantizers) complete; perhaps none."""
         self.codec._check(codes)
         vectors = self.codec._vectors(codes).transpose(1, 2)
         self._rest = vectors[..., :0]
@@ -221,22 +230,22 @@ class DecodeStream:
 
     @torch.no_grad()
     def finish(self) -> Tensor:
-        """The last of the waves."""
+        """The remaining samples."""
         if self._rest is None:
-            raise UsageError("this stream has no codes; push some before it is finished")
+            raise UsageError("the stream is empty; push codes before finish")
         return self._waves(self._rest, last=True)
 
     def _waves(self, vectors: Tensor, last: bool) -> Tensor:
         return self.codec.decoder.stream(vectors, self._memory, last)[:, 0].clamp(-1, 1)
 
 
-def _needed(present: Tensor) -> FrameMask | None:
-    """None where no frame is padding. A GPU would have to wait for the answer, so there it is not asked."""
-    return None if present.device.type == "cpu" and present.all() else FrameMask(present)
+def _frame_mask(valid: Tensor) -> FrameMask | None:
+    """None if no frame is padding. Checked on the CPU only: on a GPU the check would synchronise."""
+    return None if valid.device.type == "cpu" and valid.all() else FrameMask(valid)
 
 
-def _beyond(waves: Tensor, lengths: Tensor) -> Tensor:
-    """Which samples lie behind the end of their clip."""
+def _is_padding(waves: Tensor, lengths: Tensor) -> Tensor:
+    """Mask (batch, samples) of the samples behind the end of their clip."""
     return torch.arange(waves.shape[1], device=waves.device) >= lengths[:, None]
 
 
@@ -245,9 +254,9 @@ def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
 
 
 def _quantizer(config: AudioCodecModelConfig) -> Quantizer:
-    loud = config.levels_of_loudness
-    levels = config.num_quantizers if config.transform is None else (loud, config.num_quantizers - loud)
-    return configured_quantizer(config, config.width, levels)
+    loudness = config.loudness_quantizers
+    counts = config.num_quantizers if config.transform is None else (loudness, config.num_quantizers - loudness)
+    return configured_quantizer(config, config.quantizer_dim, counts)
 
 
 def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:
@@ -265,14 +274,14 @@ def _encoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
     for (before, after), stride in zip(pairwise(widths), config.strides, strict=True):
         layers.append(Conv(before, after, 2 * stride, stride=stride, **style))
         layers += _units(config, after)
-    return Stack([*layers, Conv(widths[-1], config.width, 3, **style)])
+    return Stack([*layers, Conv(widths[-1], config.quantizer_dim, 3, **style)])
 
 
 def _decoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
     if config.transform is not None:
         return Stack([_residual(config), FromPolar(config.transform, causal=config.causal)])
     style: dict[str, Any] = {"causal": config.causal, "activation": config.activation}
-    layers: list[Layer] = [Conv(config.width, widths[-1], 7, causal=config.causal)]
+    layers: list[Layer] = [Conv(config.quantizer_dim, widths[-1], 7, causal=config.causal)]
     for (after, before), stride in zip(reversed(list(pairwise(widths))), reversed(config.strides), strict=True):
         layers += _units(config, before)
         layers.append(Upsample(before, after, stride, **style))
@@ -280,7 +289,7 @@ def _decoder(config: AudioCodecModelConfig, widths: list[int]) -> Stack:
 
 
 def _residual(config: AudioCodecModelConfig) -> Residual:
-    """What is learned beside a transform, which passes as it is from the beginning."""
-    into = Conv(config.width, config.dim, 3, causal=config.causal)
-    out = Conv(config.dim, config.width, 3, causal=config.causal, activation=config.activation)
-    return Residual([into, *_units(config, config.dim), out.begin_at_nothing()])
+    """The learned residual branch around a transform; it is zero at the start of training."""
+    into = Conv(config.quantizer_dim, config.dim, 3, causal=config.causal)
+    out = Conv(config.dim, config.quantizer_dim, 3, causal=config.causal, activation=config.activation)
+    return Residual([into, *_units(config, config.dim), out.zero_init()])

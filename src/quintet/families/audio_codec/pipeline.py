@@ -1,4 +1,4 @@
-"""`AudioCodecPipeline`: waves to residual codes and back, by a trained codec or one of `transformers`."""
+"""`AudioCodecPipeline`: waveforms to residual codes and back, with a trained codec or one of `transformers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.inference import inference_mode
 from quintet.config import validate
-from quintet.data.audio import audio_folder_splits, pad_windows, say_resampled
+from quintet.data.audio import audio_folder_splits, pad_windows, report_resampling
 from quintet.data.splits import Splits
 from quintet.data.tokenized import TokenEncoder
 from quintet.errors import UsageError
@@ -26,7 +26,7 @@ Codec = AudioCodec | PretrainedCodec
 
 
 class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
-    """An audio tokenizer.
+    """An audio tokenizer: encodes waveforms to codes and decodes codes to waveforms.
 
     codec = AudioCodecPipeline.from_pretrained("runs/codec")    # or the folder of an EnCodec, DAC or Mimi
     waves = codec.decode(codec.encode(waves))                   # (batch, samples) at codec.sample_rate
@@ -53,59 +53,62 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second."""
-        return self.codec.rate
+        """Sampling rate in Hz."""
+        return self.codec.sample_rate
 
-    def encode(self, waves: Tensor, lengths: Tensor | None = None, *, levels: int | None = None) -> Tensor:
-        """Codes (batch, frames, levels) of mono waves (batch, samples) at `sample_rate`, of the first levels or of all.
+    def encode(self, waves: Tensor, lengths: Tensor | None = None, *, num_quantizers: int | None = None) -> Tensor:
+        """Codes (batch, frames, num_quantizers) of mono waveforms (batch, samples) at `sample_rate`.
 
-        `lengths` (batch,) are the samples of each clip in a padded batch; frames behind a clip's end are -1.
+        `num_quantizers` limits the codes to the first quantizers; None: all. `lengths` (batch,) are the samples of each
+        clip in a padded batch; frames behind the end of a clip are -1.
         """
         with self.inference():
             lengths = None if lengths is None else lengths.to(self.device)
-            return self.codec.encode(self.media(waves, is_bytes=False), lengths, levels)
+            return self.codec.encode(self.media(waves, is_bytes=False), lengths, num_quantizers)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Waves (batch, samples of all frames) in [-1, 1] of codes (batch, frames, levels), of all levels or the first
-        few; frames of -1 are silence."""
+        """Waveforms (batch, frames * hop) in [-1, 1] of codes (batch, frames, quantizers).
+
+        Codes of only the first quantizers are enough; frames of -1 become silence.
+        """
         with self.inference():
             return self.codec.decode(codes.to(self.device))
 
     def splits(self) -> Splits:
         rate = self.config.model.sample_rate
         splits = audio_folder_splits(self.config.data, rate)
-        say_resampled(splits.train, rate, "the model (model.sample_rate)")
+        report_resampling(splits.train, rate, "the model (model.sample_rate)")
         return splits
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return pad_windows(items)
 
-    def encode_batch(self, batch: Batch, levels: int | None = None) -> Tensor:
-        """Codes (items, frames of the longest, levels), of the first levels or of all; -1 behind the others' end."""
+    def encode_batch(self, batch: Batch, num_quantizers: int | None = None) -> Tensor:
+        """Codes (batch, frames, num_quantizers) of a batch of clips; frames behind the end of a clip are -1."""
         waves: Tensor = batch["wavs"]
         if len(waves) != len(batch):
-            raise UsageError("a clip that comes as several windows has no codes of its own; take it whole")
-        return self.codec.encode(waves, batch["lengths"], levels)
+            raise UsageError("cannot encode clips that are split into windows; load them as whole clips")
+        return self.codec.encode(waves, batch["lengths"], num_quantizers)
 
     def decode_files(self, codes: Tensor, name: str) -> list[Artifact]:
-        """A WAV file of each clip, of whole frames."""
+        """One WAV file per clip, of whole frames."""
         waves = self.codec.decode(codes)
         frames = (codes >= 0).any(-1).sum(1).tolist()
         return [
             Artifact(
                 f"{name}.wav" if len(waves) == 1 else f"{name}-{number}.wav",
-                partial(write_audio, wave[: count * self.codec.hop], rate=self.codec.rate),
+                partial(write_audio, wave[: count * self.codec.hop], rate=self.codec.sample_rate),
             )
             for number, (wave, count) in enumerate(zip(waves.float().cpu(), frames, strict=True))
         ]
 
-    def token_encoder(self, levels: int | None = None) -> TokenEncoder:
-        """Of the first levels alone where fewer than all are asked for: a codec may have many more."""
-        if levels is None or levels >= self.codec.levels:
+    def token_encoder(self, num_quantizers: int | None = None) -> TokenEncoder:
+        """The encoder for the token cache, of the first `num_quantizers` only: a codec may have many more."""
+        if num_quantizers is None or num_quantizers >= self.codec.num_quantizers:
             return super().token_encoder()
 
         def encode(batch: Batch) -> Tensor:
             with inference_mode(self.modules):
-                return self.encode_batch(batch.to(self.device, self.dtype), levels)
+                return self.encode_batch(batch.to(self.device, self.dtype), num_quantizers)
 
-        return TokenEncoder(f"{self.digest} {levels} levels", self.collate, encode)
+        return TokenEncoder(f"{self.digest} {num_quantizers} levels", self.collate, encode)

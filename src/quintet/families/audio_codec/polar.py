@@ -1,8 +1,8 @@
 """A lapped transform in polar form: magnitude and phase of each frequency of a frame, from samples and back.
 
-A lapped cosine transform (Princen and Bradley 1986) keeps all of a sound, but its numbers swing with the phase of a
-tone. Beside it stands the same transform by sines: together they say how loud a frequency is whatever its phase. A
-vector of a frame is both parts, `size` numbers each: first how loud, then what the cosine transform is beside that.
+A lapped cosine transform (MDCT; Princen and Bradley 1986) is invertible, but its coefficients oscillate with the phase
+of a tone. The same transform with sines (MDST) completes it: together they give the magnitude of a frequency whatever
+its phase. The vector of a frame holds `size` log-magnitudes, then `size` cosine coefficients relative to them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from quintet.common.precision import at_least_fp32
 from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Upsample
 
 QUIET = 0.01
-"""Of a transform's numbers: what is below is heard as nothing. A tone of full scale makes ten, or more."""
-LOUDEST = 14.0
-"""Logarithm, in the units of a vector, that nothing exceeds."""
+"""Magnitude that counts as silence. A full-scale tone has a magnitude of ten or more."""
+MAX_LOG_MAGNITUDE = 14.0
+"""Upper limit of the log-magnitudes of a vector."""
 NEGLIGIBLE = 1e-12
 WEAK = 0.1
-"""Share of a frame's loudest number: what is below gets phases of its own where the codes leave them open."""
-UNTOLD_ONLY = 16
-"""How quickly, the more of a frame has phases by its codes, its strong frequencies stop to get others."""
-TURNS = 3.0
-"""Standard deviation, in radians, of such phases over frames."""
+"""Fraction of a frame's largest magnitude: weaker frequencies get a synthetic phase where the codes give none."""
+CODED_EXPONENT = 16
+"""How quickly strong frequencies stop getting synthetic phases as more of the frame has coded phases."""
+PHASE_STD = 3.0
+"""Standard deviation of the synthetic phases over frames, in radians."""
 
 
 class ToPolar(Layer):
-    """Every `size` samples to a vector of twice as many numbers.
+    """Waveform (batch, 1, samples) to vectors (batch, 2 * size, frames) of frames of `size` samples.
 
-    Not learned: each number is a sum over so many samples that a small step of all their weights would be a large one.
+    Not learned: each coefficient sums over many samples, so a small step of all their weights would be large.
     """
 
     def __init__(self, size: int, *, causal: bool) -> None:
@@ -50,19 +50,19 @@ class ToPolar(Layer):
         return self._polar(self.conv.stream(x, memory, last))
 
     def _polar(self, x: Tensor) -> Tensor:
-        # Phases do not survive half precision.
+        # Half precision is too coarse for phases.
         cosine, sine = at_least_fp32(x).chunk(2, dim=1)
-        loudness = (cosine.square() + sine.square() + NEGLIGIBLE).sqrt()
-        # By the root of the loudness, so that quiet frequencies count as well.
-        return torch.cat([(loudness / QUIET).log1p(), cosine / (loudness + QUIET).sqrt()], dim=1)
+        magnitude = (cosine.square() + sine.square() + NEGLIGIBLE).sqrt()
+        # Divided by the root of the magnitude, so that quiet frequencies count as well.
+        return torch.cat([(magnitude / QUIET).log1p(), cosine / (magnitude + QUIET).sqrt()], dim=1)
 
 
 class FromPolar(Layer):
-    """The way back.
+    """The inverse: vectors (batch, 2 * size, frames) to a waveform (batch, 1, samples).
 
-    No number may be greater than its frequency is loud, so that what lies between tones is silent whatever noise the
-    codes of the phases carry. Where they leave a weak frequency without a phase it gets one, as if at random, but
-    always the same of the same vector: it is heard that such a frequency is there, and not how it turns.
+    No coefficient exceeds the magnitude of its frequency, so that the gaps between tones stay silent despite noise in
+    the coded phases. A weak frequency without a coded phase gets a pseudo-random one, a function of the vector:
+    listeners hear that such a frequency is present, but not its phase.
     """
 
     def __init__(self, size: int, *, causal: bool) -> None:
@@ -70,36 +70,38 @@ class FromPolar(Layer):
         self.upsample = Upsample(size, 1, size, causal=causal)
         _make_inverse(self.upsample, size, causal)
         self.upsample.requires_grad_(False)
-        self.turns: Tensor
-        turns = torch.randn(size, 2 * size, generator=torch.Generator().manual_seed(0))
-        self.register_buffer("turns", TURNS * size**-0.5 * turns, persistent=False)
+        self.phase_projection: Tensor
+        projection = torch.randn(size, 2 * size, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("phase_projection", PHASE_STD * size**-0.5 * projection, persistent=False)
 
     def forward(self, x: Tensor, mask: FrameMask | None = None) -> Tensor:
-        return self.upsample(self._numbers(x), mask)  # type: ignore[no-any-return]
+        return self.upsample(self._coefficients(x), mask)  # type: ignore[no-any-return]
 
     def stream(self, x: Tensor, memory: Memory, last: bool) -> Tensor:
-        return self.upsample.stream(self._numbers(x), memory, last)
+        return self.upsample.stream(self._coefficients(x), memory, last)
 
-    def _numbers(self, x: Tensor) -> Tensor:
-        # Phases do not survive half precision.
+    def _coefficients(self, x: Tensor) -> Tensor:
+        # Half precision is too coarse for phases.
         x = at_least_fp32(x)
         logarithm, phase = x.chunk(2, dim=1)
-        loudness = QUIET * logarithm.clamp(0, LOUDEST).expm1()
-        known = (phase * (loudness + QUIET).sqrt()).clamp(-loudness, loudness)
+        magnitude = QUIET * logarithm.clamp(0, MAX_LOG_MAGNITUDE).expm1()
+        coded = (phase * (magnitude + QUIET).sqrt()).clamp(-magnitude, magnitude)
         with torch.no_grad():
-            share = loudness / (loudness.amax(1, keepdim=True) + QUIET)
-            told = known.square().sum(1, keepdim=True) / (loudness.square().sum(1, keepdim=True) + NEGLIGIBLE)
-            untold = (1 - told) ** UNTOLD_ONLY
-            openness = (1 - known.abs() / (loudness + NEGLIGIBLE)).square() * torch.maximum(
-                WEAK / (WEAK + share), untold
+            relative = magnitude / (magnitude.amax(1, keepdim=True) + QUIET)
+            coded_fraction = coded.square().sum(1, keepdim=True) / (
+                magnitude.square().sum(1, keepdim=True) + NEGLIGIBLE
             )
-            made_up = openness * (self.turns.to(x) @ x).cos()
-        return known + loudness * made_up
+            uncoded = (1 - coded_fraction) ** CODED_EXPONENT
+            weight = (1 - coded.abs() / (magnitude + NEGLIGIBLE)).square() * torch.maximum(
+                WEAK / (WEAK + relative), uncoded
+            )
+            synthetic = weight * (self.phase_projection.to(x) @ x).cos()
+        return coded + magnitude * synthetic
 
 
 def basis(size: int, causal: bool, wave: Callable[[Tensor], Tensor] = torch.cos) -> Tensor:
-    """(channels, 2 * size): with a look ahead all samples of a frame by a soft window, otherwise the newest."""
-    # Double, since single precision does not know large angles.
+    """Basis functions (size, 2 * size): under a sine window, or, if causal, over the newest `size` samples alone."""
+    # Double precision: the angles are large.
     channel, sample = torch.arange(size).double()[:, None] + 0.5, torch.arange(2 * size).double() + 0.5
     scale = math.sqrt(2 / size)
     if causal:
@@ -109,12 +111,12 @@ def basis(size: int, causal: bool, wave: Callable[[Tensor], Tensor] = torch.cos)
 
 
 def _make_inverse(layer: Upsample, size: int, causal: bool) -> None:
-    """Of the cosine transform."""
+    """Set the weights of `layer` to the inverse of the cosine transform."""
     cosines = basis(size, causal)
     frames = torch.arange(layer.conv.conv.kernel_size[0])
-    # Where each sample of a block lies in the frame before, in its own and, with a look ahead, in the one after.
-    place = torch.arange(size)[:, None] + size * (2 - frames) - (0 if causal else size // 2)
-    there = (place >= 0) & (place < 2 * size)
+    # Position of each sample of a block in the previous frame, in its own and, with look-ahead, in the next one.
+    position = torch.arange(size)[:, None] + size * (2 - frames) - (0 if causal else size // 2)
+    inside = (position >= 0) & (position < 2 * size)
     with torch.no_grad():
-        weights = cosines[:, place.clamp(0, 2 * size - 1)] * there
+        weights = cosines[:, position.clamp(0, 2 * size - 1)] * inside
         layer.conv.conv.weight.copy_(weights.transpose(0, 1))

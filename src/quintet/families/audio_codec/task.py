@@ -1,4 +1,4 @@
-"""`AudioCodecTask`: the codec's two phases on one forward pass, its validation metrics and samples."""
+"""`AudioCodecTask`: trains the codec and its discriminators on one forward pass; validation metrics and samples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from quintet.families.audio_codec.discriminators import (
     discriminator_loss,
     feature_distance,
     generator_loss,
-    judged,
+    mean_over_logits,
 )
 from quintet.families.audio_codec.measures import (
     MelDistance,
     audible,
-    measured_mel,
+    eval_mel_distance,
     si_sdr,
     stft_distance,
     waveform_distance,
@@ -41,12 +41,12 @@ from quintet.training.gan_task import GanTokenizerTask, count_codes, mean_metric
 from quintet.training.phase import Loss, Modules, Output, frozen
 from quintet.training.task import Traits
 
-FRAMES_OF_A_CODE = 16
-"""From so many frames a code each of the codebooks starts."""
+FRAMES_PER_CODE = 16
+"""Frames per code from which the codebooks are initialised."""
 PER_CLIP = ("mel_distance", "stft_distance")
-FLATTEST = 1e-20
-"""Length of a gradient that points nowhere."""
-SHOWN = 320
+MIN_GRADIENT_NORM = 1e-20
+"""Smallest norm that a gradient is divided by."""
+SPECTROGRAM_WIDTH = 320
 """Pixels of the time axis of a spectrogram."""
 
 
@@ -60,7 +60,7 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
     def __init__(self, config: AudioCodecConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen, modules)
         self.mel = MelDistance(config.model.sample_rate, config.loss.mel_windows)
-        self.measured_mel = measured_mel(config.model.sample_rate)
+        self.eval_mel_distance = eval_mel_distance(config.model.sample_rate)
 
     @property
     def trainable(self) -> bool:
@@ -73,16 +73,16 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
 
     @property
     def num_init_batches(self) -> int:
-        """As many as it takes for each code to begin as the mean of several frames."""
+        """Enough batches that each code can be initialised as the mean of several frames."""
         model = self.config.model
         frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.sample_rate / model.hop))
-        return -(-FRAMES_OF_A_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
+        return -(-FRAMES_PER_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
 
     def latents(self, batch: Batch) -> Tensor:
         if not isinstance(self.model, AudioCodec):
             raise UsageError(
-                "a codec of transformers is used as it is, and not trained: `quintet train soundstorm DATA --tokenizer "
-                "FOLDER`"
+                "a pretrained transformers codec cannot be trained; use it as it is: `quintet train soundstorm DATA "
+                "--tokenizer FOLDER`"
             )
         return self.model.latents(*self.window(batch))
 
@@ -92,122 +92,124 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         result: Reconstruction = modules["codec"](
             waves, lengths, levels, return_candidates=step % self.revive_every == 0
         )
-        values = {"waves": waves, "lengths": lengths, "made": result.waves.to(waves.dtype), "quantizer": result.loss}
+        values = {"waves": waves, "lengths": lengths, "decoded": result.waves.to(waves.dtype), "quantizer": result.loss}
         return Output(values, result.statistics.with_prefix("quantizer"))
 
     def window(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The clips of a training batch and their lengths, padded to the length of a window whatever the batch holds:
-        to the discriminators too a clip is then the same in every batch."""
+        """Waveforms (batch, samples) of a training batch and their lengths (batch,).
+
+        Padded to the length of a training window, so that the discriminators see a clip the same in every batch.
+        """
         waves: Tensor = batch["wavs"]
         window = max(1, round(self.config.data.seconds * self.config.model.sample_rate))
         return F.pad(waves, (0, window - waves.shape[1])), batch["lengths"]
 
     def active_levels(self, batch: Batch) -> Tensor:
-        """How many levels each clip uses: all, or as many as are drawn, so that any number can be decoded."""
-        levels = self.config.model.num_quantizers
-        drawn = batch.rng.integers("levels", 1, levels + 1)
-        return torch.where(batch.rng.uniform("drop levels") < self.loss.quantizer_dropout, drawn, levels)
+        """Quantizer dropout: the number of quantizers (batch,) each clip uses, so that any number can be decoded."""
+        count = self.config.model.num_quantizers
+        random = batch.rng.integers("levels", 1, count + 1)
+        return torch.where(batch.rng.uniform("drop levels") < self.loss.quantizer_dropout, random, count)
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        waves, made, lengths = output["waves"], output["made"], output["lengths"]
-        aims = {
-            "waveform": (self.loss.waveform, waveform_distance(made, waves, lengths)),
-            "mel": (self.loss.mel, self.mel.to(waves.device)(made, waves, lengths)),
+        waves, decoded, lengths = output["waves"], output["decoded"], output["lengths"]
+        terms = {
+            "waveform": (self.loss.waveform, waveform_distance(decoded, waves, lengths)),
+            "mel": (self.loss.mel, self.mel.to(waves.device)(decoded, waves, lengths)),
         }
         if self.loss.is_adversarial(step):
             with frozen(self.discriminator) as discriminator:
                 with torch.no_grad():
                     real: list[Maps] = discriminator(waves)
-                fake: list[Maps] = discriminator(made)
+                fake: list[Maps] = discriminator(decoded)
             ramp = self.loss.adversarial_ramp(step)
-            aims["adversarial"] = (ramp * self.loss.adversarial, generator_loss(self.loss.gan_loss, fake, lengths))
-            aims["feature"] = (ramp * self.loss.feature_matching, feature_distance(real, fake, lengths))
-        parts = {name: distances.detach().mean() for name, (_, distances) in aims.items()}
+            terms["adversarial"] = (ramp * self.loss.adversarial, generator_loss(self.loss.gan_loss, fake, lengths))
+            terms["feature"] = (ramp * self.loss.feature_matching, feature_distance(real, fake, lengths))
+        parts = {name: distances.detach().mean() for name, (_, distances) in terms.items()}
         parts["quantizer"] = output["quantizer"]
-        return Loss(balance_gradients(made, aims.values()) + self.loss.quantizer * parts["quantizer"], parts)
+        return Loss(balance_gradients(decoded, terms.values()) + self.loss.quantizer * parts["quantizer"], parts)
 
     def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, lengths = output["waves"], output["lengths"]
-        # One call for both: a module that DDP wraps may be called only once before its backward pass.
-        both: list[Maps] = modules["discriminator"](torch.cat([waves, output["made"].detach()]))
-        real, fake = ([[(each.chunk(2)[side], step) for each, step in maps] for maps in both] for side in (0, 1))
+        # One call for both: a DDP module may be called only once before its backward pass.
+        both: list[Maps] = modules["discriminator"](torch.cat([waves, output["decoded"].detach()]))
+        real, fake = ([[(each.chunk(2)[side], hop) for each, hop in maps] for maps in both] for side in (0, 1))
         loss = discriminator_loss(self.loss.gan_loss, real, fake, lengths)
-        judgements = {"real": real, "fake": fake}
-        parts = {name: judged(maps, lengths, torch.Tensor.detach).mean() for name, maps in judgements.items()}
+        logits = {"real": real, "fake": fake}
+        parts = {name: mean_over_logits(maps, lengths, torch.Tensor.detach).mean() for name, maps in logits.items()}
         return Loss(loss.mean(), parts)
 
     # --- validation -----------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
-        waves, lengths = self.opening(batch)
-        codes, made = round_trip(self.pipeline(modules).codec, waves, lengths)
-        waves, made = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (waves, made))
-        heard = audible(waves, lengths)
+        waves, lengths = self.first_seconds(batch)
+        codes, decoded = round_trip(self.pipeline(modules).codec, waves, lengths)
+        waves, decoded = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (waves, decoded))
+        is_audible = audible(waves, lengths)
         sums = {
             "count": torch.tensor(float(len(waves)), device=waves.device),
-            "mel_distance": self.measured_mel.to(waves.device)(made, waves, lengths).double().sum(),
-            "stft_distance": stft_distance(made, waves, lengths).double().sum(),
-            # Of silence there is no such ratio.
-            "heard": heard.sum().double(),
-            "si_sdr": si_sdr(made, waves)[heard].double().sum(),
-            "codes": count_codes(codes, self.model.num_codes, self.model.levels),
+            "mel_distance": self.eval_mel_distance.to(waves.device)(decoded, waves, lengths).double().sum(),
+            "stft_distance": stft_distance(decoded, waves, lengths).double().sum(),
+            # SI-SDR is undefined for silent clips.
+            "audible": is_audible.sum().double(),
+            "si_sdr": si_sdr(decoded, waves)[is_audible].double().sum(),
+            "codes": count_codes(codes, self.model.num_codes, self.model.num_quantizers),
         }
         return Statistics(sums)
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = statistics.sums
-        figures = mean_metrics(sums, PER_CLIP)
-        if sums["heard"]:
-            figures["si_sdr"] = float(sums["si_sdr"] / sums["heard"])
-        for name, of_level in (("codebook_usage", usage), ("codebook_perplexity", perplexity)):
-            levels = of_level(sums["codes"])
-            figures[name] = float(levels.mean())
-            figures |= {f"{name}_level_{number}": float(level) for number, level in enumerate(levels, start=1)}
-        figures["bitrate_kbps"] = self.model.bitrate / 1000
-        return figures
+        metrics = mean_metrics(sums, PER_CLIP)
+        if sums["audible"]:
+            metrics["si_sdr"] = float(sums["si_sdr"] / sums["audible"])
+        for name, per_level in (("codebook_usage", usage), ("codebook_perplexity", perplexity)):
+            levels = per_level(sums["codes"])
+            metrics[name] = float(levels.mean())
+            metrics |= {f"{name}_level_{number}": float(level) for number, level in enumerate(levels, start=1)}
+        metrics["bitrate_kbps"] = self.model.bitrate / 1000
+        return metrics
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """Each clip and what the codec makes of it, to listen to; and a sheet of their spectrograms, side by side."""
-        waves, lengths = self.opening(batch)
+        """Each clip and its reconstruction as WAV files, and a sheet of their spectrograms side by side."""
+        waves, lengths = self.first_seconds(batch)
         codec: Codec = self.pipeline(modules).codec
-        _, made = round_trip(codec, waves, lengths)
+        _, decoded = round_trip(codec, waves, lengths)
         artifacts: list[Artifact] = []
-        pictures = []
+        images = []
         for number, (name, length) in enumerate(zip(batch.names, lengths.tolist(), strict=True)):
-            for what, sounds in (("input", waves), ("reconstruction", made)):
-                wave = sounds[number, :length].float().cpu()
-                write = partial(write_audio, wave, rate=codec.rate)
+            for what, source in (("input", waves), ("reconstruction", decoded)):
+                wave = source[number, :length].float().cpu()
+                write = partial(write_audio, wave, rate=codec.sample_rate)
                 artifacts.append(Artifact(f"{number:03d}-{what}.wav", write, {"item": name, "what": what}))
-                pictures.append(spectrogram(wave, codec.rate, width=SHOWN))
-        sheet = image_grid(pictures, columns=2)
-        about = {"columns": "input, reconstruction", "items": list(batch.names)}
-        picture = Artifact("spectrograms.png", partial(write_image, sheet), about, torch.from_numpy(sheet))
-        return [picture, *artifacts]
+                images.append(spectrogram(wave, codec.sample_rate, width=SPECTROGRAM_WIDTH))
+        sheet = image_grid(images, columns=2)
+        metadata = {"columns": "input, reconstruction", "items": list(batch.names)}
+        image = Artifact("spectrograms.png", partial(write_image, sheet), metadata, torch.from_numpy(sheet))
+        return [image, *artifacts]
 
-    def opening(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The first `eval.seconds` of each clip, and their lengths."""
-        most = max(1, round(self.config.eval.seconds * self.config.model.sample_rate))
-        return batch["wavs"][:, :most], batch["lengths"].clamp(max=most)
+    def first_seconds(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The first `eval.seconds` of each clip (batch, samples), and their lengths (batch,)."""
+        limit = max(1, round(self.config.eval.seconds * self.config.model.sample_rate))
+        return batch["wavs"][:, :limit], batch["lengths"].clamp(max=limit)
 
 
-def balance_gradients(made: Tensor, aims: Iterable[tuple[float, Tensor]]) -> Tensor:
-    """The weighted sum of the aims' distances, with a gradient that draws each clip to each aim as its weight says.
+def balance_gradients(decoded: Tensor, terms: Iterable[tuple[float, Tensor]]) -> Tensor:
+    """The weighted sum of loss terms, whose gradients are normalised per clip, so that the weights alone balance them.
 
-    An aim is a weight and a distance (batch,) of what was made, (batch, samples). How steep a distance is changes by
-    orders of magnitude in the course of a training and from clip to clip, and the steepest would hide the others; so
-    the direction of its gradient alone counts (as in EnCodec, 2210.13438, but clip by clip, which needs no memory).
+    A term is a weight and a loss (batch,) of the decoded waveforms (batch, samples). Gradient norms differ by orders of
+    magnitude during training and between clips, and the largest would dominate. This is the loss balancer of EnCodec
+    (2210.13438), but per clip instead of with a moving average, so that it has no state.
     """
-    value, total = made.new_zeros(()), torch.zeros_like(made)
-    for weight, distances in aims:
-        (gradient,) = torch.autograd.grad(distances.sum(), made, retain_graph=True)
-        total += weight * F.normalize(gradient, dim=1, eps=FLATTEST)
+    value, total = decoded.new_zeros(()), torch.zeros_like(decoded)
+    for weight, distances in terms:
+        (gradient,) = torch.autograd.grad(distances.sum(), decoded, retain_graph=True)
+        total += weight * F.normalize(gradient, dim=1, eps=MIN_GRADIENT_NORM)
         value = value + weight * distances.detach().mean()
-    drawn = (made * total).sum() / len(made)
-    return value + (drawn - drawn.detach())
+    surrogate = (decoded * total).sum() / len(decoded)
+    return value + (surrogate - surrogate.detach())
 
 
 def round_trip(codec: Codec, waves: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes, and waves of the length of the input, with silence behind the end of each clip."""
+    """Codes (batch, frames, quantizers) and decoded waveforms (batch, samples), zero behind the end of each clip."""
     codes = codec.encode(waves, lengths)
-    made = codec.decode(codes)[:, : waves.shape[1]].to(waves.dtype)
-    return codes, made * (torch.arange(waves.shape[1], device=waves.device) < lengths[:, None])
+    decoded = codec.decode(codes)[:, : waves.shape[1]].to(waves.dtype)
+    return codes, decoded * (torch.arange(waves.shape[1], device=waves.device) < lengths[:, None])

@@ -16,11 +16,11 @@ from quintet.training.task import Task
 
 
 class AudioCodecTrainer(PythonTrainer):
-    """Train an `AudioCodec` on a folder of sounds or a data set object.
+    """Train an `AudioCodec` on a folder of audio files or a dataset object.
 
-        AudioCodecTrainer(AudioCodec(dim=32, sample_rate=16_000), data="sounds/", out="runs/codec", steps=10_000).train()
+        AudioCodecTrainer(AudioCodec(dim=32, sample_rate=16_000), data="audio/", out="runs/codec", steps=10_000).train()
 
-    Items of a data set are waves at the model's rate, alone or under the name `wavs`; captions are not looked at.
+    Items of a dataset are waveforms at the model's sampling rate, alone or under the name `wavs`; captions are ignored.
     """
 
     config_class = AudioCodecConfig

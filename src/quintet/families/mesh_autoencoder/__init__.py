@@ -1,1 +1,1 @@
-"""Mesh autoencoder: triangle meshes to codes, a few a face, and back."""
+"""Mesh autoencoder: meshes to a fixed number of codes per face, and back."""

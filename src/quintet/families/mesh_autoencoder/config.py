@@ -1,4 +1,4 @@
-"""The keys of the recipe `mesh-autoencoder`. Free of torch, so that help is quick."""
+"""Configuration keys of the recipe `mesh-autoencoder`. Does not import torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -13,40 +13,51 @@ Width = Annotated[int, Field(ge=8, multiple_of=8)]
 
 
 class MeshAutoencoderModelConfig(Section):
-    """The tokenizer; the keyword arguments of `MeshAutoencoder`."""
+    """The tokenizer; its keys are the keyword arguments of `MeshAutoencoder`."""
 
     kind: Literal["learned", "coordinates"] = Field(
         "learned",
-        description="learned: as below; coordinates: the bins of the coordinates are the codes, and there is nothing "
-        "to train.",
+        description="learned: a trained autoencoder; coordinates: the quantized coordinates are the codes, and nothing "
+        "is trained.",
     )
-    vertices_per_face: Literal[3, 4] = Field(3, description="3: triangles; 4: quads, of files that hold nothing else.")
-    bins: int = Field(128, ge=2, le=1024, description="Steps of the grid along each axis; coordinates are cut to it.")
-    coordinate_dim: int = Field(64, gt=0, description="Width of the embedding of one coordinate.")
-    angle_dim: int = Field(16, gt=0, description="Width of the embedding of one angle.")
-    area_dim: int = Field(16, gt=0, description="Width of the embedding of the area.")
-    normal_dim: int = Field(64, gt=0, description="Width of the embedding of one part of the normal.")
+    vertices_per_face: Literal[3, 4] = Field(
+        3, description="Vertices per face: 3 (triangles), or 4 (quads; other files are skipped)."
+    )
+    bins: int = Field(128, ge=2, le=1024, description="Number of bins per axis to which coordinates are quantized.")
+    coordinate_dim: int = Field(64, gt=0, description="Dimension of the embedding of a coordinate.")
+    angle_dim: int = Field(16, gt=0, description="Dimension of the embedding of an angle.")
+    area_dim: int = Field(16, gt=0, description="Dimension of the embedding of the area of a face.")
+    normal_dim: int = Field(64, gt=0, description="Dimension of the embedding of a component of the normal.")
     encoder_dims: tuple[Width, ...] = Field(
-        (64, 128, 256, 256, 576), min_length=1, description="Widths of the graph convolutions over neighbouring faces."
+        (64, 128, 256, 256, 576),
+        min_length=1,
+        description="Dimensions of the graph convolution layers over adjacent faces, one per layer.",
     )
-    encoder_attention: int = Field(0, ge=0, description="Layers of local attention behind the graph convolutions.")
-    code_dim: int = Field(192, gt=0, description="Width of a vertex's vector before and behind the quantizer.")
+    encoder_attention: int = Field(
+        0, ge=0, description="Number of local attention layers after the graph convolutions."
+    )
+    code_dim: int = Field(192, gt=0, description="Dimension of the vector of a vertex before and after quantization.")
     quantizer: Literal["lfq", "vq", "fsq"] = Field(
-        "lfq", description="Lookup-free, vector or finite scalar quantization."
+        "lfq", description="Quantizer: vq (vector), lfq (lookup-free) or fsq (finite scalar)."
     )
     codebook_size: int = Field(
-        16384, ge=2, le=2**24, description="Codes of a level; lfq needs a power of two, fsq a size it knows."
+        16384,
+        ge=2,
+        le=2**24,
+        description="Number of codes of each quantizer; lfq needs a power of two, fsq one of its supported sizes.",
     )
-    num_quantizers: int = Field(2, ge=1, le=64, description="Codes a vertex; a face has one set for each vertex.")
+    num_quantizers: int = Field(
+        2, ge=1, le=64, description="Number of residual quantizers, each with one code per vertex of a face."
+    )
     decoder_dims: tuple[Width, ...] = Field(
         (128,) * 4 + (192,) * 4 + (256,) * 4 + (384,) * 4,
         min_length=1,
-        description="Widths of the residual blocks along the faces, in their order.",
+        description="Dimensions of the residual blocks along the sequence of faces, one per block.",
     )
-    decoder_attention: int = Field(0, ge=0, description="Layers of local attention behind the residual blocks.")
-    attention_window: int = Field(64, gt=0, description="How many faces away local attention sees, either way.")
-    attention_head_dim: int = Field(32, ge=8, description="Width of a head of local attention.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout in every layer.")
+    decoder_attention: int = Field(0, ge=0, description="Number of local attention layers after the residual blocks.")
+    attention_window: int = Field(64, gt=0, description="Local attention: number of visible faces on either side.")
+    attention_head_dim: int = Field(32, ge=8, description="Local attention: dimension of each attention head.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of every layer.")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> MeshAutoencoderModelConfig:
@@ -56,18 +67,18 @@ class MeshAutoencoderModelConfig(Section):
         ):
             if layers and width < self.attention_head_dim:
                 raise ValueError(
-                    f"model.attention_head_dim={self.attention_head_dim} does not fit into layers {width} wide"
+                    f"model.attention_head_dim={self.attention_head_dim} is larger than the layer's dimension {width}"
                 )
         return self
 
 
 class MeshAutoencoderLossConfig(Section):
-    """What the tokenizer is trained for."""
+    """Losses of the tokenizer."""
 
     bin_blur_sigma: float = Field(
-        0.4, ge=0, le=4, description="Bins by which right answers are blurred (standard deviation); 0: not at all."
+        0.4, ge=0, le=4, description="Standard deviation, in bins, of the Gaussian blur of target bins; 0 disables it."
     )
-    quantizer: float = Field(0.1, ge=0, description="Weight of the quantizer's own loss.")
+    quantizer: float = Field(0.1, ge=0, description="Weight of the quantizer loss (commitment or entropy).")
 
 
 class MeshAutoencoderConfig(RunConfig):
@@ -85,7 +96,7 @@ class MeshAutoencoderConfig(RunConfig):
             eval={"batches": 2},
             sample={"num": 4},
         ),
-        # Two CPU cores, minutes.
+        # Trains on two CPU cores within minutes.
         "small": preset(
             SMALL,
             model={"coordinate_dim": 32, "normal_dim": 32, "encoder_dims": [64, 128, 256], "code_dim": 96}
@@ -96,9 +107,7 @@ class MeshAutoencoderConfig(RunConfig):
         "base": preset(BASE, train={"steps": 200_000}, optim={"lr": 3e-4, "warmup_steps": 2000, "max_grad_norm": 1.0}),
     }
 
-    recipe: Literal["mesh-autoencoder"] = Field("mesh-autoencoder", description="What is trained.")
-    data: MeshDataConfig = Field(default_factory=MeshDataConfig, description="The files.")
+    recipe: Literal["mesh-autoencoder"] = Field("mesh-autoencoder", description="Recipe of the run.")
+    data: MeshDataConfig = Field(default_factory=MeshDataConfig, description="Training data.")
     model: MeshAutoencoderModelConfig = Field(default_factory=MeshAutoencoderModelConfig, description="The tokenizer.")
-    loss: MeshAutoencoderLossConfig = Field(
-        default_factory=MeshAutoencoderLossConfig, description="What it is trained for."
-    )
+    loss: MeshAutoencoderLossConfig = Field(default_factory=MeshAutoencoderLossConfig, description="Losses.")

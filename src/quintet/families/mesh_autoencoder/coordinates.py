@@ -1,7 +1,7 @@
-"""Owns the tokenizer without learning: the bins of a face's coordinates are its codes, exact to the size of a bin.
+"""`CoordinateTokenizer`: a tokenizer without training, whose codes are the quantized coordinates of a face.
 
-Nine codes a triangle: z, y, x of each vertex, the order in which meshes are sorted, so that the codes of a canonical
-mesh only ever rise from face to face.
+A triangle has nine codes: z, y, x of each vertex. Meshes are sorted in this order, so that the faces of a canonical
+mesh are sorted by their codes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quintet.families.mesh_autoencoder.packed import FaceTokenizer, Meshes, chec
 
 
 class CoordinateTokenizer(FaceTokenizer, Pretrained, nn.Module):
-    """Meshes with coordinates in [-1, 1] to codes `(faces, 3 * vertices of a face)` and back."""
+    """Meshes with coordinates in [-1, 1] to codes (faces, 3 * vertices_per_face) and back."""
 
     centres: Tensor
 
@@ -30,7 +30,7 @@ class CoordinateTokenizer(FaceTokenizer, Pretrained, nn.Module):
     def __init__(self, config: MeshAutoencoderModelConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config or validate(MeshAutoencoderModelConfig, {"kind": "coordinates", **keywords})
-        # One row a corner: whatever is saved or hashed of this model tells both its numbers.
+        # One row per corner: the saved and hashed state depends on both `bins` and `vertices_per_face`.
         centres = bin_centres(torch.arange(self.config.bins), self.config.bins)
         self.register_buffer("centres", centres.repeat(self.config.vertices_per_face, 1))
 
@@ -43,15 +43,15 @@ class CoordinateTokenizer(FaceTokenizer, Pretrained, nn.Module):
         return 3 * self.config.vertices_per_face
 
     @property
-    def levels(self) -> int:
+    def num_quantizers(self) -> int:
         return 1
 
     def encode(self, meshes: Meshes) -> Tensor:
-        """The codes of all faces, `(faces, tokens of a face)`."""
+        """Codes (faces, tokens_per_face) of packed meshes."""
         return coordinate_bins(meshes.corners.flip(-1).flatten(1), self.bins)
 
     def decode_from_codes(self, codes: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """The corners `(faces, vertices of a face, 3)` of packed codes; `lengths` are the meshes' numbers of faces."""
+        """Corners (faces, vertices_per_face, 3) of packed codes; `lengths` are the numbers of faces of the meshes."""
         check_codes(codes, len(codes) if lengths is None else sum(lengths), self.tokens_per_face)
         corners = F.embedding(codes.clamp(min=0), self.centres[0, :, None])
         return corners.view(-1, self.vertices_per_face, 3).flip(-1)

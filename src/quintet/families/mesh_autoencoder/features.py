@@ -1,7 +1,7 @@
-"""Owns what the encoder is told of a face: coordinates, angles, area and normal, each cut into bins and embedded.
+"""`FaceFeatures`: quantized and embedded coordinates, angles, area and normal of a face, the input of the encoder.
 
-The angles are the face's own and do not change when the mesh is moved. The area is cut on a logarithmic scale, because
-most faces are small. All of it is for faces of any number of corners, with the triangle as the case of three.
+The angles are those between the edges of a face and do not change when the mesh is moved. The area is quantized on a
+logarithmic scale, because most faces are small. Works for triangles and quads.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 
 SMALLEST_AREA = 2.0**-18
-"""Under half of the smallest face on a grid of 256 bins."""
+"""Less than half of the smallest face on a grid of 256 bins."""
 LARGEST_AREA = 4.0
-"""A square that fills the box from -1 to 1."""
+"""The area of a square across the box from -1 to 1."""
 
 
 class FaceFeatures(nn.Module):
-    """Corners `(faces, vertices of a face, 3)` to one vector a face."""
+    """Corners (faces, vertices_per_face, 3) to one vector per face (faces, dim)."""
 
     def __init__(self, config: MeshAutoencoderModelConfig, dim: int) -> None:
         super().__init__()
@@ -39,53 +39,53 @@ class FaceFeatures(nn.Module):
     def forward(self, corners: Tensor) -> Tensor:
         with torch.no_grad():
             crossed = crossed_diagonals(corners)
-            places = (
+            features = (
                 (self.coordinates, coordinate_bins(corners.flatten(1), self.bins)),
                 (self.angles, binned(corner_angles(corners), 0, math.pi, self.bins)),
                 (self.area, binned(log_area(crossed), 0, 1, self.bins)),
                 (self.normal, binned(nn.functional.normalize(crossed, dim=-1), -1, 1, self.bins)),
             )
-        embedded = [table(bins).flatten(1) for table, bins in places]
+        embedded = [table(bins).flatten(1) for table, bins in features]
         out: Tensor = self.project(torch.cat(embedded, dim=-1))
         return out
 
 
 def waves(bins: int, count: int) -> Tensor:
-    """Smooth functions of a bin's number, `(bins, count)`: cosines of no less than eight bins a wave, of power one.
+    """Smooth functions of the bin index, (bins, count): cosines with a period of at least eight bins and power one.
 
-    What begins as these knows which bins lie beside each other, and need not learn it from the data.
+    Embeddings with this initialisation are similar for adjacent bins, which need not be learned from the data.
     """
-    places = (torch.arange(bins) + 0.5) / bins
+    positions = (torch.arange(bins) + 0.5) / bins
     half_waves = torch.arange(1, count + 1) * min(1.0, bins / (4 * count))
-    return math.sqrt(2) * torch.cos(math.pi * places[:, None] * half_waves)
+    return math.sqrt(2) * torch.cos(math.pi * positions[:, None] * half_waves)
 
 
 def binned(values: Tensor, low: float, high: float, bins: int) -> Tensor:
-    """The number of the bin of each value; what is outside goes to the nearest, what is no number to the first."""
-    shares = (values - low) / (high - low) * bins
-    return shares.nan_to_num(0).clamp(0, bins - 1).long()
+    """The bin index of each value; values outside go to the nearest bin, NaN to the first."""
+    positions = (values - low) / (high - low) * bins
+    return positions.nan_to_num(0).clamp(0, bins - 1).long()
 
 
 def coordinate_bins(coordinates: Tensor, bins: int) -> Tensor:
-    """As `media.mesh.quantise` cuts them: a number a hair below the edge of a bin is meant to be on it."""
+    """Bin indices as those of `media.mesh.quantise`: a value just below the edge of a bin counts as on it."""
     return binned(coordinates.double() + 2e-6 / bins, -1, 1, bins)
 
 
-def bin_centres(places: Tensor, bins: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The coordinates in the middle of bins."""
-    return (places.to(dtype) + 0.5) * (2 / bins) - 1
+def bin_centres(indices: Tensor, bins: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The coordinates of the centres of bins."""
+    return (indices.to(dtype) + 0.5) * (2 / bins) - 1
 
 
 def corner_angles(corners: Tensor) -> Tensor:
-    """The angle at each corner, `(faces, vertices of a face)`, 0 to pi; 0 where two corners are one."""
+    """The angle at each corner, (faces, vertices_per_face), from 0 to pi; 0 where two corners coincide."""
     forth = corners.roll(-1, 1) - corners
     back = corners.roll(1, 1) - corners
-    # Unlike the arc cosine of a quotient this is exact near 0 and pi, and divides by nothing.
+    # Unlike the arc cosine of a quotient this is exact near 0 and pi, and does not divide by zero.
     return torch.atan2(torch.linalg.cross(forth, back).norm(dim=-1), (forth * back).sum(-1))
 
 
 def crossed_diagonals(corners: Tensor) -> Tensor:
-    """A vector along the normal, twice as long as the area: of two sides of a triangle, or a quad's diagonals."""
+    """Cross product (faces, 3) of two edges of a triangle, or of the diagonals of a quad: twice the area long."""
     first, second = ((0, 1), (0, 2)) if corners.shape[1] == 3 else ((0, 2), (1, 3))
     one, other = (corners[:, end] - corners[:, start] for start, end in (first, second))
     crossed: Tensor = torch.linalg.cross(one, other)
@@ -93,6 +93,6 @@ def crossed_diagonals(corners: Tensor) -> Tensor:
 
 
 def log_area(crossed: Tensor) -> Tensor:
-    """The area `(faces, 1)` on a logarithmic scale from 0, the smallest worth telling apart, to 1, the largest."""
+    """The area (faces, 1) on a logarithmic scale from 0, `SMALLEST_AREA`, to 1, `LARGEST_AREA`."""
     area: Tensor = torch.linalg.vector_norm(crossed, dim=-1, keepdim=True) / 2
     return (area.clamp(min=SMALLEST_AREA) / SMALLEST_AREA).log() / math.log(LARGEST_AREA / SMALLEST_AREA)

@@ -1,9 +1,8 @@
-"""Owns the mesh autoencoder of MeshGPT (2311.15475): faces to codes, the same number for each, and back.
+"""`MeshAutoencoder` (MeshGPT, 2311.15475): faces to a fixed number of codes each, and back.
 
-Graph convolutions over neighbouring faces make a vector for each face, and of it one for each of its corners. The
-corners that are one vertex are averaged, so that a vertex has the same codes in all of its faces. The decoder is a
-convolutional network along the faces in their order. Batches are packed: there is no padding to leave out, and
-nothing of one mesh reaches another.
+Graph convolutions over adjacent faces give a vector per face, which is projected to one vector per corner. Corners of
+the same vertex are averaged, so that a vertex has the same codes in all of its faces. The decoder is a convolutional
+network along the sequence of faces. Batches are packed without padding, and meshes of a batch do not affect each other.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from quintet.nn.quantize import Quantizer, configured_quantizer
 from quintet.nn.transformer import Block
 
 WAVES = 32
-"""Of which the logits of neighbouring bins begin as sums."""
+"""Number of cosines of which the initial logits are sums, so that adjacent bins start with similar logits."""
 
 __all__ = ["CoordinateTokenizer", "FaceDecoder", "MeshAutoencoder", "Reconstruction", "blurred_cross_entropy"]
 
 
 @dataclass
 class Reconstruction:
-    """One pass through the tokenizer, of all faces of a batch."""
+    """Output of one pass through the tokenizer, for all faces of a batch."""
 
     logits: Tensor
-    """Of every coordinate's bin, `(faces, 3 * vertices of a face, bins)`."""
+    """(faces, 3 * vertices_per_face, bins)"""
     codes: Tensor
-    """`(faces, tokens of a face)`"""
+    """(faces, tokens_per_face)"""
     loss: Tensor
     statistics: Statistics
 
 
 class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
-    """Meshes with coordinates in [-1, 1] to codes `(faces, vertices of a face * levels)` and back.
+    """Meshes with coordinates in [-1, 1] to codes (faces, vertices_per_face * num_quantizers) and back.
 
-    The codes of a face are those of its vertices in turn, coarsest level first. Keyword arguments are the keys of
-    `model.*`; see `MeshAutoencoderModelConfig`.
+    The codes of a face are those of its vertices in order, the coarsest quantizer first. Keyword arguments are the keys
+    of `model.*`; see `MeshAutoencoderModelConfig`.
     """
 
     CONFIG = MeshAutoencoderModelConfig
@@ -69,16 +68,17 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
 
     @property
     def num_codes(self) -> int:
-        """The vocabulary of each level."""
+        """Vocabulary size of each quantizer."""
         return self.quantizer.num_codes
 
     @property
     def tokens_per_face(self) -> int:
+        """Number of codes per face."""
         return self.config.vertices_per_face * self.quantizer.levels
 
     @property
-    def levels(self) -> int:
-        """Codes of a vertex, each of a vocabulary of its own."""
+    def num_quantizers(self) -> int:
+        """Residual quantizers, each with one code per vertex and its own codebook."""
         return self.quantizer.levels
 
     def forward(self, meshes: Meshes, return_candidates: bool = False) -> Reconstruction:
@@ -90,53 +90,50 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
         return Reconstruction(logits, self._face_codes(meshes, quantized.codes), quantized.loss, quantized.statistics)
 
     def encode(self, meshes: Meshes) -> Tensor:
-        """The codes of all faces, `(faces, tokens of a face)`."""
+        """Codes (faces, tokens_per_face) of packed meshes."""
         return self._face_codes(meshes, self.quantizer.encode(*self._vertex_vectors(meshes)))
 
     @torch.no_grad()
     def decode_from_codes(self, codes: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """The corners `(faces, vertices of a face, 3)` of packed codes; `lengths` are the meshes' numbers of faces.
+        """Corners (faces, vertices_per_face, 3) of packed codes; `lengths` are the numbers of faces of the meshes.
 
-        Corners of a mesh that have the same codes are one vertex, and what is said of them is averaged: they come out
-        at one place, and a mesh without holes stays without.
+        Corners of a mesh with the same codes are one vertex: their log-probabilities are averaged, so that they get the
+        same position and a watertight mesh stays watertight.
         """
         rows = packing([len(codes)] if lengths is None else lengths, codes.device)
         check_codes(codes, len(rows), self.tokens_per_face)
-        levels = (self.quantizer.levels,) if self.quantizer.code_axes else ()
-        vectors = self.quantizer.codes_to_vectors(codes.view(len(codes), self.vertices_per_face, *levels))
+        code_axes = (self.quantizer.levels,) if self.quantizer.code_axes else ()
+        vectors = self.quantizer.codes_to_vectors(codes.view(len(codes), self.vertices_per_face, *code_axes))
         logits = self.decoder(vectors.flatten(1), rows)
         logits = at_least_fp32(logits)
         own = codes.view(len(codes) * self.vertices_per_face, -1)
         owners = rows.items.repeat_interleave(self.vertices_per_face)[:, None]
-        codebook_smoothing, numbers = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
-        chances = logits.log_softmax(-1).view(len(own), -1)
-        vertices = (
-            means_at(chances, numbers, len(codebook_smoothing)).view(len(codebook_smoothing), 3, self.bins).argmax(-1)
-        )
-        places = vertices[numbers].view(-1, self.vertices_per_face, 3)
-        return bin_centres(places, self.bins, torch.promote_types(vectors.dtype, torch.float32))
+        distinct, indices = torch.unique(torch.cat([owners, own], dim=1), dim=0, return_inverse=True)
+        log_probs = logits.log_softmax(-1).view(len(own), -1)
+        vertices = means_at(log_probs, indices, len(distinct)).view(len(distinct), 3, self.bins).argmax(-1)
+        bins = vertices[indices].view(-1, self.vertices_per_face, 3)
+        return bin_centres(bins, self.bins, torch.promote_types(vectors.dtype, torch.float32))
 
     def latents(self, meshes: Meshes) -> Tensor:
-        """The vectors of all vertices, one row each: what a codebook can start from."""
+        """The vectors (vertices, code_dim) of all vertices, from which a codebook can be initialised."""
         vectors, mask = self._vertex_vectors(meshes)
         return vectors[mask]
 
     def _vertex_vectors(self, meshes: Meshes) -> tuple[Tensor, Tensor]:
-        """A vector for each vertex, the mean over its faces, and which of them are there.
+        """The vectors (meshes, vertices, code_dim) of the vertices, means over their faces, and the valid mask.
 
-        Padded to `(items, longest, code_dim)`, because a quantizer picks its candidates mesh by mesh; a vertex
-        without a face has no vector.
+        Padded, because a quantizer samples its candidates per mesh; a vertex without a face is not valid.
         """
         if meshes.faces.shape[1] != self.vertices_per_face:
             raise UsageError(
-                f"faces of {meshes.faces.shape[1]} vertices, but the model was built for "
+                f"the faces have {meshes.faces.shape[1]} vertices, but the model was built with "
                 f"vertices_per_face={self.vertices_per_face}"
             )
         hidden = self.encoder(self.features(meshes.corners), meshes.edges, meshes.by_face)
         corners = self.to_vertices(hidden).view(-1, self.config.code_dim)
-        places, count = meshes.faces.flatten(), len(meshes.vertices)
-        means = means_at(corners, places, count)
-        mask = meshes.by_vertex.mask & meshes.by_vertex.pad(counts_at(places, count) > 0)
+        indices, count = meshes.faces.flatten(), len(meshes.vertices)
+        means = means_at(corners, indices, count)
+        mask = meshes.by_vertex.mask & meshes.by_vertex.pad(counts_at(indices, count) > 0)
         return meshes.by_vertex.pad(means), mask
 
     def _face_codes(self, meshes: Meshes, codes: Tensor) -> Tensor:
@@ -144,7 +141,7 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
 
 
 class GraphEncoder(nn.Module):
-    """Graph convolutions of growing width over neighbouring faces, then local attention where the keys ask for it."""
+    """Graph convolutions over adjacent faces, then optional local attention: (faces, dim) to (faces, dim)."""
 
     def __init__(self, config: MeshAutoencoderModelConfig) -> None:
         super().__init__()
@@ -160,7 +157,7 @@ class GraphEncoder(nn.Module):
 
 
 class GraphLayer(nn.Module):
-    """A normalised graph convolution, beside the identity where the width stays."""
+    """Layer norm and graph convolution, with a residual connection if the dimension stays the same."""
 
     recomputable = True
 
@@ -169,15 +166,15 @@ class GraphLayer(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.convolution = GraphConvolution(dim, out_dim)
         self.dropout = nn.Dropout(dropout)
-        self.adds = dim == out_dim
+        self.is_residual = dim == out_dim
 
     def forward(self, faces: Tensor, edges: Tensor) -> Tensor:
         out: Tensor = self.dropout(F.silu(self.convolution(self.norm(faces), edges)))
-        return faces + out if self.adds else out
+        return faces + out if self.is_residual else out
 
 
 class FaceDecoder(nn.Module):
-    """The vectors of all corners, `(faces, vertices of a face * code_dim)`, to logits of their coordinates' bins."""
+    """Corner vectors (faces, vertices_per_face * code_dim) to logits (faces, 3 * vertices_per_face, bins)."""
 
     def __init__(self, config: MeshAutoencoderModelConfig) -> None:
         super().__init__()
@@ -206,13 +203,13 @@ class FaceDecoder(nn.Module):
 
 
 def _smooth_logits(coordinates: int, bins: int, dim: int) -> Tensor:
-    """Weights `(coordinates * bins, dim)` as large as a linear layer's own, by which near bins are about as likely."""
+    """Initial weights (coordinates * bins, dim) with which adjacent bins have similar logits, scaled as by default."""
     mixed = torch.randn(coordinates, WAVES, dim) / math.sqrt(3 * WAVES * dim)
     return (waves(bins, WAVES) @ mixed).flatten(0, 1)
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions along the faces beside the identity, or beside a linear map to another width."""
+    """Two convolutions along the faces with a residual connection, linear if the dimension changes."""
 
     recomputable = True
 
@@ -223,7 +220,7 @@ class ResidualBlock(nn.Module):
         self.first = RowConvolution(dim, out_dim)
         self.second = RowConvolution(out_dim, out_dim)
         self.dropout = nn.Dropout(dropout)
-        # A block starts as the identity, so that depth costs nothing at the beginning.
+        # A block starts as the identity, so that depth does not hurt at the start of training.
         nn.init.zeros_(self.second.linear.weight)
 
     def forward(self, rows: Tensor, present: Tensor) -> Tensor:
@@ -233,7 +230,7 @@ class ResidualBlock(nn.Module):
 
 
 class LocalAttention(nn.Module):
-    """Layers of attention in which a face sees those of its mesh that are near it in the order. None: the identity."""
+    """Attention layers in which a face attends to faces of its mesh within a window; the identity without layers."""
 
     def __init__(self, config: MeshAutoencoderModelConfig, dim: int, layers: int) -> None:
         super().__init__()
@@ -246,9 +243,9 @@ class LocalAttention(nn.Module):
     def forward(self, faces: Tensor, by_face: Packing) -> Tensor:
         if not self.blocks:
             return faces
-        places = torch.arange(by_face.mask.shape[1], device=faces.device)
-        near = (places[:, None] - places).abs() <= self.window
-        # Padding sees its own neighbourhood; it must see something, and nobody sees it.
+        positions = torch.arange(by_face.mask.shape[1], device=faces.device)
+        near = (positions[:, None] - positions).abs() <= self.window
+        # Padding attends to padding: every row of the mask needs an entry, and no valid face attends to padding.
         mask = (near & (by_face.mask[:, None] | ~by_face.mask[..., None]))[:, None]
         rows = by_face.pad(faces)
         for block in self.blocks:
@@ -257,25 +254,25 @@ class LocalAttention(nn.Module):
 
 
 def _quantizer(config: MeshAutoencoderModelConfig) -> Quantizer:
-    # One unit of commitment: its weight is `loss.quantizer`, for all of the quantizer's loss.
+    # A commitment weight of one: `loss.quantizer` scales the whole quantizer loss.
     options = {} if config.quantizer == "fsq" else {"commitment_weight": 1.0}
     return configured_quantizer(config, config.code_dim, config.num_quantizers, **options)
 
 
-def blurred_cross_entropy(logits: Tensor, places: Tensor, blur: float) -> Tensor:
-    """The cross-entropy of each row of logits `(…, bins)` against the bin at its place and a little of those beside it.
+def blurred_cross_entropy(logits: Tensor, targets: Tensor, blur: float) -> Tensor:
+    """Cross-entropy (…) of logits (…, bins) with target bins (…) blurred by a Gaussian.
 
-    The weights are a Gaussian's over the bins that exist: they sum to one at the edges too. `blur` 0 is the plain
-    cross-entropy.
+    The weights are normalised over the existing bins, so that they sum to one at the edges too. `blur` is the standard
+    deviation in bins; 0 is the plain cross-entropy.
     """
     exact = at_least_fp32(logits)
     bins = logits.shape[-1]
     radius = int(2.5 * blur + 0.999)
     offsets = torch.arange(-radius, radius + 1, device=logits.device)
     weights = torch.exp(-0.5 * (offsets / max(blur, 1e-6)) ** 2).to(exact.dtype)
-    taps = places[..., None] + offsets
-    present = ((taps >= 0) & (taps < bins)).to(exact.dtype) * weights
-    present = present / present.sum(-1, keepdim=True)
+    taps = targets[..., None] + offsets
+    probs = ((taps >= 0) & (taps < bins)).to(exact.dtype) * weights
+    probs = probs / probs.sum(-1, keepdim=True)
     chosen = exact.gather(-1, taps.clamp(0, bins - 1))
-    # Only the taps are read: there is no table of targets as large as the logits.
-    return exact.logsumexp(-1) - (chosen * present).sum(-1)
+    # Only the taps are gathered, without a target tensor of the size of the logits.
+    return exact.logsumexp(-1) - (chosen * probs).sum(-1)

@@ -1,4 +1,4 @@
-"""`Meshes`: a batch of meshes laid one after another, and making it of items, of single meshes or of padded tensors."""
+"""`Meshes`: a packed batch of meshes, built from items, from single meshes or from padded tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from quintet.nn.graph import Packing
 
 @dataclass(frozen=True)
 class Meshes:
-    """Several meshes without padding. `faces` are rows of `vertices`, `edges` pairs of rows of `faces`."""
+    """Several meshes, concatenated without padding. `faces` index `vertices`, and `edges` index `faces`."""
 
     vertices: Tensor
-    """`(vertices of all, 3)`, in [-1, 1]"""
+    """(vertices of all meshes, 3), in [-1, 1]"""
     faces: Tensor
-    """`(faces of all, vertices of a face)`"""
+    """(faces of all meshes, vertices_per_face)"""
     edges: Tensor
-    """`(2, pairs)`: faces that share an edge, each pair both ways, and every face with itself."""
+    """(2, pairs): faces that share an edge, each pair in both directions, and every face with itself."""
     vertex_counts: tuple[int, ...]
     face_counts: tuple[int, ...]
 
@@ -45,7 +45,7 @@ class Meshes:
 
     @property
     def corners(self) -> Tensor:
-        """The coordinates of every face's vertices, `(faces, vertices of a face, 3)`."""
+        """The coordinates of the vertices of every face, (faces, vertices_per_face, 3)."""
         return self.vertices[self.faces]
 
     def to(self, device: torch.device) -> Meshes:
@@ -54,11 +54,11 @@ class Meshes:
 
 
 def pack(vertices: Sequence[Tensor], faces: Sequence[Tensor]) -> Meshes:
-    """Meshes one after another."""
+    """Pack the vertices (n, 3) and faces (m, vertices_per_face) of several meshes."""
     vertex_counts = tuple(len(each) for each in vertices)
     face_counts = tuple(len(each) for each in faces)
     if not face_counts or min(face_counts) == 0:
-        raise UsageError("a mesh without a face cannot be encoded")
+        raise UsageError("a mesh without faces cannot be encoded")
     vertex_starts = np.cumsum((0, *vertex_counts[:-1])).tolist()
     face_starts = np.cumsum((0, *face_counts[:-1])).tolist()
     edges = [neighbours(each) + start for each, start in zip(faces, face_starts, strict=True)]
@@ -72,7 +72,7 @@ def pack(vertices: Sequence[Tensor], faces: Sequence[Tensor]) -> Meshes:
 
 
 def neighbours(faces: Tensor) -> Tensor:
-    """The edges of `Meshes` for one mesh, sorted: sums over neighbours come out the same in every batch."""
+    """The `edges` of `Meshes` for one mesh, sorted, so that sums over neighbours are the same in every batch."""
     pairs = torch.from_numpy(face_adjacency(faces.cpu().numpy()))
     itself = torch.arange(len(faces)).expand(2, -1)
     edges = torch.cat([itself, pairs, pairs.flip(0)], dim=1)
@@ -81,17 +81,17 @@ def neighbours(faces: Tensor) -> Tensor:
 
 
 def unpadded(vertices: Tensor, faces: Tensor) -> Meshes:
-    """Of one mesh, `(n, 3)` and `(m, k)`, or of a padded batch with one axis more, in which padding faces are -1."""
+    """Pack one mesh, vertices (n, 3) and faces (m, k), or a padded batch with one axis more and -1 in padding faces."""
     if faces.ndim == 2:
         vertices, faces = vertices[None], faces[None]
-    kept = [each[(each >= 0).all(-1)] for each in faces]
-    # Vertices behind the last one in use are padding; no face knows of them.
-    used = [each[: int(mesh.max()) + 1] if len(mesh) else each for each, mesh in zip(vertices, kept, strict=True)]
-    return pack(used, kept)
+    valid = [each[(each >= 0).all(-1)] for each in faces]
+    # Vertices behind the last used one are padding.
+    used = [each[: int(mesh.max()) + 1] if len(mesh) else each for each, mesh in zip(vertices, valid, strict=True)]
+    return pack(used, valid)
 
 
 class FaceTokenizer:
-    """What a tokenizer of faces has beside its codes, whether it learns or not."""
+    """Base class of the learned tokenizer and of the coordinate tokenizer."""
 
     config: MeshAutoencoderModelConfig
 
@@ -104,12 +104,15 @@ class FaceTokenizer:
         return self.config.bins
 
     def encode(self, meshes: Meshes) -> Tensor:
-        """The codes of all faces, `(faces, tokens of a face)`."""
+        """Codes (faces, tokens_per_face) of packed meshes."""
         raise NotImplementedError
 
     @torch.no_grad()
     def tokenize(self, vertices: Tensor, faces: Tensor) -> Tensor:
-        """Codes of one mesh, `(n, 3)` and `(m, k)`; or of a padded batch, in which padding faces and codes are -1."""
+        """Codes (m, tokens_per_face) of one mesh, vertices (n, 3) and faces (m, k).
+
+        Or those of a padded batch with one axis more, in which padding faces and their codes are -1.
+        """
         meshes = unpadded(vertices, faces)
         codes = self.encode(meshes)
         if faces.ndim == 2:
@@ -120,13 +123,15 @@ class FaceTokenizer:
 
 def check_codes(codes: Tensor, faces: int, tokens_per_face: int) -> None:
     if codes.ndim != 2 or codes.shape != (faces, tokens_per_face):
-        raise UsageError(f"the codes of {faces} faces are {faces} x {tokens_per_face}, not {tuple(codes.shape)}")
+        raise UsageError(
+            f"the codes of {faces} faces must have the shape ({faces}, {tokens_per_face}), not {tuple(codes.shape)}"
+        )
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:
-    """The fields of a batch. `reach`, one row an item, is where the loop finds the item with a non-finite number.
+    """The fields of a packed batch. Meshes of all sizes share a batch without padding.
 
-    Packed, so meshes of all sizes share a batch without waste; batches of similar length would gain nothing.
+    `reach` (batch, 3) has one row per item: the training loop finds items with non-finite values in it.
     """
     meshes = pack([item["vertices"] for item in items], [item["faces"] for item in items])
     fields: dict[str, Any] = {
@@ -142,4 +147,5 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def meshes_of(batch: Batch) -> Meshes:
+    """The packed meshes of a batch."""
     return Meshes(batch["vertices"], batch["faces"], batch["edges"], batch["vertex_counts"], batch["face_counts"])

@@ -1,4 +1,4 @@
-"""`MeshAutoencoderPipeline`: meshes to codes, the same number for each face, and back; learned, or by coordinates."""
+"""`MeshAutoencoderPipeline`: meshes to codes and back, with a trained tokenizer or quantized coordinates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
 from quintet.families.mesh_autoencoder.packed import collate, meshes_of
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
-from quintet.media.mesh_measures import as_triangles, merged
+from quintet.media.mesh_measures import as_triangles, merge_vertices
 from quintet.nn.graph import Packing
 from quintet.pipelines.base import Frozen, Tokenizer
 
 
 class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
-    """A mesh tokenizer.
+    """A mesh tokenizer: encodes meshes to codes and decodes codes to meshes.
 
     tokenizer = MeshAutoencoderPipeline.from_pretrained("runs/tok")  # or "coordinates", which needs no training
     mesh = read_mesh("table.obj", bins=tokenizer.autoencoder.bins)
@@ -48,18 +48,18 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
         return model
 
     def encode(self, vertices: Tensor | np.ndarray, faces: Tensor | np.ndarray) -> Tensor:
-        """Codes (faces, tokens of a face) of a mesh: vertices (n, 3) in [-1, 1] and faces (m, vertices of a face).
+        """Codes (faces, tokens_per_face) of a mesh: vertices (n, 3) in [-1, 1] and faces (m, vertices_per_face).
 
-        Of a padded batch, with one axis more, where -1 marks the faces, and then the codes, that are not there. Codes
-        depend on the order of the faces: `read_mesh` gives the canonical one that the model was trained on.
+        Or of a padded batch with one axis more, in which padding faces and their codes are -1. Codes depend on the
+        order of the faces: `read_mesh` returns the canonical order that the model was trained on.
         """
         with self.inference():
             vertices = torch.as_tensor(vertices).to(self.device, self.dtype)
             return self.autoencoder.tokenize(vertices, torch.as_tensor(faces).to(self.device))
 
     def decode(self, codes: Tensor) -> list[Mesh]:
-        """Meshes of triangles in canonical order, of codes (faces, tokens of a face) or (meshes, faces, tokens of a
-        face), padded with -1."""
+        """Triangle meshes in canonical order, of codes (faces, tokens_per_face) or (meshes, faces, tokens_per_face),
+        padded with -1."""
         with self.inference():
             return self._decode(codes.to(self.device)[None] if codes.ndim == 2 else codes.to(self.device))
 
@@ -79,7 +79,7 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
         return collate(items)
 
     def encode_batch(self, batch: Batch) -> Tensor:
-        """`(items, faces of the largest, tokens of a face)`; behind the last face of the others stands -1."""
+        """Codes (batch, faces, tokens_per_face) of a batch, padded with -1."""
         meshes = meshes_of(batch)
         return meshes.by_face.pad(self.autoencoder.encode(meshes), -1)
 
@@ -90,23 +90,21 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
         ]
 
     def reconstruct(self, batch: Batch) -> list[Mesh]:
-        """What it makes of the meshes of a batch."""
+        """The reconstructions of the meshes of a batch."""
         return self._decode(self.encode_batch(batch))
 
     def _decode(self, codes: Tensor) -> list[Mesh]:
-        """The meshes of padded codes."""
+        """The meshes of codes (meshes, faces, tokens_per_face), padded with -1."""
         if codes.ndim != 3:
-            raise UsageError(
-                f"codes of meshes have the axes meshes, faces and tokens, not the shape {tuple(codes.shape)}"
-            )
-        model, present = self.autoencoder, (codes >= 0).all(-1)
-        rows = Packing(tuple(present.sum(1).tolist()), codes.device)
-        corners = model.decode_from_codes(codes[present], rows.lengths)
-        return [_tidy(merged(each.cpu().numpy(), model.bins), model.bins) for each in rows.split(corners)]
+            raise UsageError(f"codes must have the shape (meshes, faces, tokens_per_face), not {tuple(codes.shape)}")
+        model, valid = self.autoencoder, (codes >= 0).all(-1)
+        rows = Packing(tuple(valid.sum(1).tolist()), codes.device)
+        corners = model.decode_from_codes(codes[valid], rows.lengths)
+        return [_tidy(merge_vertices(each.cpu().numpy(), model.bins), model.bins) for each in rows.split(corners)]
 
 
 def _tidy(mesh: Mesh, bins: int) -> Mesh:
-    """Clean and in canonical order; as it is where no face has an area, so that there is something to look at."""
+    """The cleaned mesh in canonical order; unchanged if all faces are degenerate, so that there is something to see."""
     triangles = Mesh(mesh.vertices, as_triangles(mesh.faces))
     cleaned = clean(triangles, bins)
     return canonical(cleaned, bins) if len(cleaned.faces) else triangles

@@ -1,4 +1,4 @@
-"""`MeshAutoencoderTask`: one phase, the cross-entropy of every coordinate's bin; its validation metrics and samples."""
+"""`MeshAutoencoderTask`: trains the tokenizer with a cross-entropy over coordinate bins; metrics and samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quintet.families.mesh_autoencoder.packed import Meshes, meshes_of
 from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, write_mesh
-from quintet.media.mesh_measures import as_triangles, compare, is_valid, is_watertight, merged
+from quintet.media.mesh_measures import as_triangles, compare, is_valid, is_watertight, merge_vertices
 from quintet.media.mesh_render import contact_sheet
 from quintet.training.gan_task import TokenizerTask, codebook_metrics, count_codes, mean_metrics
 from quintet.training.phase import Loss, Modules, Output, Phase
@@ -27,8 +27,8 @@ from quintet.training.task import Traits
 
 RENDERED = 192
 """Pixels of one mesh in a sheet."""
-TURNED = 8
-"""Pairs of meshes that are written beside the sheet of all."""
+MESH_FILES = 8
+"""Pairs of meshes that are written as files, in addition to the sheet of all."""
 
 PER_MESH = ("chamfer", "normal_consistency", "valid", "watertight", "watertight_originals")
 
@@ -49,7 +49,7 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
     def latents(self, batch: Batch) -> Tensor:
         if not self.trainable:
             raise UsageError(
-                "model.kind=coordinates has nothing to train; use it as it is: "
+                "model.kind=coordinates cannot be trained; use it as it is: "
                 "`quintet train mesh-transformer DATA --tokenizer coordinates`"
             )
         latents: Tensor = self.model.latents(meshes_of(batch))
@@ -64,9 +64,9 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
     def reconstruction_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         corners = meshes_of(batch).corners.flatten(1)
         result: Reconstruction = output["result"]
-        places = coordinate_bins(corners, self.config.model.bins)
-        losses = blurred_cross_entropy(result.logits, places, self.config.loss.bin_blur_sigma)
-        # What is no number was put into some bin; the step must not pass for a good one.
+        targets = coordinate_bins(corners, self.config.model.bins)
+        losses = blurred_cross_entropy(result.logits, targets, self.config.loss.bin_blur_sigma)
+        # NaN coordinates were put into some bin; the loss must be NaN, so that the step is skipped.
         losses = torch.where(corners.isfinite(), losses, torch.nan)
         reconstruction = collectives.mean_over_ranks(losses, torch.ones_like(losses))
         total = reconstruction + self.config.loss.quantizer * result.loss
@@ -78,52 +78,52 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
         meshes = meshes_of(batch)
         model = self.pipeline(modules).autoencoder
         codes = model.encode(meshes)
-        made = model.decode_from_codes(codes, meshes.face_counts)
-        away = (coordinate_bins(made, model.bins) - coordinate_bins(meshes.corners, model.bins)).abs()
-        figures: dict[str, float] = dict.fromkeys(PER_MESH, 0.0)
-        for original, corners in zip(originals(meshes), meshes.by_face.split(made), strict=True):
-            other = merged(corners.cpu().numpy(), model.bins)
-            close = compare(original, other)
-            figures["chamfer"] += close.chamfer
-            figures["normal_consistency"] += close.normals
-            figures["valid"] += is_valid(other)
-            figures["watertight"] += is_watertight(other)
-            figures["watertight_originals"] += is_watertight(original)
+        decoded = model.decode_from_codes(codes, meshes.face_counts)
+        errors = (coordinate_bins(decoded, model.bins) - coordinate_bins(meshes.corners, model.bins)).abs()
+        sums: dict[str, float] = dict.fromkeys(PER_MESH, 0.0)
+        for original, corners in zip(originals(meshes), meshes.by_face.split(decoded), strict=True):
+            reconstruction = merge_vertices(corners.cpu().numpy(), model.bins)
+            distance = compare(original, reconstruction)
+            sums["chamfer"] += distance.chamfer
+            sums["normal_consistency"] += distance.normals
+            sums["valid"] += is_valid(reconstruction)
+            sums["watertight"] += is_watertight(reconstruction)
+            sums["watertight_originals"] += is_watertight(original)
         return Statistics(
             {
                 "count": torch.tensor(float(len(meshes))),
-                **{name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()},
-                "coordinates": torch.tensor(float(away.numel())),
-                "coordinate_accuracy": (away <= 1).sum().double(),
-                "coordinate_exact": (away == 0).sum().double(),
-                "codes": count_codes(codes.cpu(), model.num_codes, model.levels),
+                **{name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()},
+                "coordinates": torch.tensor(float(errors.numel())),
+                "coordinate_accuracy": (errors <= 1).sum().double(),
+                "coordinate_exact": (errors == 0).sum().double(),
+                "codes": count_codes(codes.cpu(), model.num_codes, model.num_quantizers),
             }
         )
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = statistics.sums
-        figures = {
+        metrics = {
             name: float(sums[name] / sums["coordinates"]) for name in ("coordinate_accuracy", "coordinate_exact")
         }
-        return {**figures, **mean_metrics(sums, PER_MESH), **codebook_metrics(sums["codes"])}
+        return {**metrics, **mean_metrics(sums, PER_MESH), **codebook_metrics(sums["codes"])}
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """A sheet of pairs: the mesh, and what the tokenizer makes of it; the first of them also as files to turn."""
-        made = self.pipeline(modules).reconstruct(batch)
-        given = [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in originals(meshes_of(batch))]
-        pairs = [mesh for pair in zip(given, made, strict=True) for mesh in pair]
+        """A sheet of pairs of meshes and reconstructions; the first pairs also as mesh files."""
+        reconstructions = self.pipeline(modules).reconstruct(batch)
+        inputs = [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in originals(meshes_of(batch))]
+        pairs = [mesh for pair in zip(inputs, reconstructions, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=RENDERED)
-        about = {"columns": "input, reconstruction", "items": list(batch.names)}
-        artifacts = [Artifact("reconstructions.png", partial(write_image, sheet), about, torch.from_numpy(sheet))]
-        for number, (name, pair) in enumerate(zip(batch.names, zip(given, made, strict=True), strict=True)):
+        metadata = {"columns": "input, reconstruction", "items": list(batch.names)}
+        artifacts = [Artifact("reconstructions.png", partial(write_image, sheet), metadata, torch.from_numpy(sheet))]
+        for number, (name, pair) in enumerate(zip(batch.names, zip(inputs, reconstructions, strict=True), strict=True)):
             for what, mesh in zip(("input", "reconstruction"), pair, strict=True):
-                about_mesh = {"item": name, "what": what, "faces": len(mesh.faces)}
-                artifacts.append(Artifact(f"{number:03d}-{what}.glb", partial(write_mesh, mesh), about_mesh))
-        return artifacts[: 1 + 2 * TURNED]
+                mesh_metadata = {"item": name, "what": what, "faces": len(mesh.faces)}
+                artifacts.append(Artifact(f"{number:03d}-{what}.glb", partial(write_mesh, mesh), mesh_metadata))
+        return artifacts[: 1 + 2 * MESH_FILES]
 
 
 def originals(meshes: Meshes) -> list[Mesh]:
-    """The meshes one by one, as `media.mesh` knows them."""
+    """The single meshes of a packed batch, with indices into their own vertices."""
     vertices = meshes.by_vertex.split(meshes.vertices.double().cpu())
     starts = meshes.by_vertex.starts.cpu()
     faces = meshes.by_face.split(meshes.faces.cpu())

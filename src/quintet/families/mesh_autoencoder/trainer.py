@@ -16,11 +16,11 @@ from quintet.training.task import Task
 
 
 class MeshAutoencoderTrainer(PythonTrainer):
-    """Train a `MeshAutoencoder` on a folder or a data set object.
+    """Train a `MeshAutoencoder` on a folder or a dataset object.
 
         MeshAutoencoderTrainer(MeshAutoencoder(bins=128), data="meshes/", out="runs/tok", steps=10_000).train()
 
-    Any configuration key goes through `config={"optim.lr": 1e-4}`.
+    Any configuration key can be set through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = MeshAutoencoderConfig

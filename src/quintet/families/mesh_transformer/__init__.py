@@ -1,1 +1,1 @@
-"""Meshes from texts: a transformer over the tokens of faces."""
+"""Mesh transformer: text to mesh with an autoregressive transformer over the tokens of faces."""

@@ -1,4 +1,7 @@
-"""The keys of the recipe `mesh-transformer` and the options of its pipeline. Free of torch, so that help is quick."""
+"""Configuration keys of the recipe `mesh-transformer` and options of its pipeline.
+
+Does not import torch, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -13,89 +16,113 @@ from quintet.config.text import TextConfig
 
 
 class MeshTransformerModelConfig(TextConfig):
-    """A transformer over the faces of meshes; the keyword arguments of `MeshTransformer`."""
+    """A transformer over the faces of meshes; its keys are the keyword arguments of `MeshTransformer`."""
 
     kind: Literal["coarse_fine", "flat"] = Field(
         "coarse_fine",
-        description="coarse_fine: one transformer over faces and a small one over the tokens of a face; "
-        "flat: one over all tokens.",
+        description="coarse_fine: a transformer over faces and a small one over the tokens of a face; "
+        "flat: one transformer over all tokens.",
     )
-    num_codes: int | None = Field(None, gt=1, description="Vocabulary; none: that of the tokenizer.")
+    num_codes: int | None = Field(
+        None, gt=1, description="Number of codes (vocabulary size); null takes it from the tokenizer."
+    )
     tokens_per_face: int | None = Field(
-        None, ge=1, le=64, description="Codes that make a face; none: those of the tokenizer."
+        None, ge=1, le=64, description="Number of codes per face; null takes it from the tokenizer."
     )
-    max_faces: int = Field(256, ge=1, le=65_536, description="Faces of the largest mesh.")
-    dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Width of the transformers.")
-    depth: int = Field(6, ge=1, le=256, description="Blocks of the transformer over faces, or over all tokens.")
+    max_faces: int = Field(256, ge=1, le=65_536, description="Maximum number of faces of a mesh.")
+    dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Hidden dimension of the transformers.")
+    depth: int = Field(
+        6, ge=1, le=256, description="Number of blocks of the transformer over faces, or over all tokens (kind=flat)."
+    )
     fine_depth: int = Field(
-        2, ge=1, le=64, description="Blocks of the transformer over the tokens of a face (kind=coarse_fine)."
+        2,
+        ge=1,
+        le=64,
+        description="Number of blocks of the transformer over the tokens of a face (kind=coarse_fine).",
     )
-    heads: int = Field(8, ge=1, description="Attention heads, among which the width is shared out.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch of a block.")
+    heads: int = Field(8, ge=1, description="Number of attention heads; must divide `model.dim` into even dimensions.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of the output of each residual branch.")
     face_buckets: int = Field(
         32,
         ge=0,
         le=4096,
-        description="Ranges of face counts that the model can be told apart from one another; 0: it is told none.",
+        description="Number of buckets of face counts, for conditioning on the face count; 0 disables it.",
     )
 
     @model_validator(mode="after")
     def _fits(self) -> MeshTransformerModelConfig:
-        # Rotary positions turn pairs of numbers.
+        # Rotary embeddings rotate pairs of dimensions.
         if self.dim % (2 * self.heads):
-            raise ValueError(f"model.heads={self.heads} does not divide model.dim={self.dim} into even parts")
+            raise ValueError(
+                f"model.heads={self.heads} does not divide model.dim={self.dim} into heads of even dimension"
+            )
         return self
 
 
 class MeshTransformerDataConfig(MeshDataConfig):
     variants: int = Field(
-        8, ge=1, le=1000, description="Augmented variants of each training mesh in the code cache (data.augment)."
+        8,
+        ge=1,
+        le=1000,
+        description="Number of augmented variants of each training mesh in the token cache (data.augment).",
     )
     allow_missing_captions: bool = Field(
-        False, description="Train a text model although meshes without caption are there."
+        False, description="Train a text-conditional model even if some items have no caption."
     )
 
 
 class MeshTransformerLossConfig(Section):
-    """What it is trained for."""
+    """Losses of next-token prediction."""
 
     cond_drop_prob: float = Field(
-        0.1, ge=0, lt=1, description="Share of texts dropped, so that guidance has something to lead away from."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Probability of dropping the text of a training item, for classifier-free guidance.",
     )
     face_count_drop_prob: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Share of meshes whose number of faces is not told; meshes can then be made with and without.",
+        description="Probability of dropping the face count of a mesh, to train with and without this conditioning.",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all codes.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Label smoothing: fraction of the target probability spread over all codes."
+    )
     window_faces: int | None = Field(
         None,
         ge=2,
-        description="Faces of the stretch that is trained on of a larger mesh, drawn anew each epoch; none: whole "
-        "meshes only, and those of more than model.max_faces are left out.",
+        description="Train on a random window of N consecutive faces of larger meshes, another one in each epoch; "
+        "null: full meshes only, and those above model.max_faces are skipped.",
     )
 
 
 class MeshTransformerSampleConfig(SampleConfig):
-    temperature: float = Field(1.0, ge=0, description="Of drawing a token; 0: the likeliest.")
-    top_k: int | None = Field(None, ge=1, description="Draw from so many likeliest codes.")
+    temperature: float = Field(1.0, ge=0, description="Temperature of token sampling; 0 takes the most likely token.")
+    top_k: int | None = Field(None, ge=1, description="Sample from the K most likely codes; null uses all codes.")
     top_p: float | None = Field(
-        None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
+        None,
+        gt=0,
+        le=1,
+        description="Sample from the most likely codes of this total probability; null uses all codes.",
     )
-    guidance_scale: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
-    max_faces: int | None = Field(None, ge=1, description="Faces after which a mesh is cut off; none: the model's.")
-    faces: int = Field(0, ge=0, description="Number of faces to ask for, roughly; 0: as many as it takes.")
+    guidance_scale: float = Field(1.0, ge=0, description="Classifier-free guidance scale; 1 disables guidance.")
+    max_faces: int | None = Field(
+        None, ge=1, description="Maximum number of faces of a generated mesh; null: model.max_faces."
+    )
+    faces: int = Field(
+        0, ge=0, description="Approximate number of faces to generate; 0: no conditioning on the face count."
+    )
     grammar: Literal["none", "strict"] = Field(
         "none",
-        description="none: any code, and the end after a whole face; strict, for the tokenizer `coordinates`: no face "
-        "without an area, out of order or twice.",
+        description="Grammar: `none` allows any code, and the end token after complete faces; `strict`, for the "
+        "tokenizer `coordinates`, also forbids degenerate, unordered and duplicate faces.",
     )
 
 
 class MeshTransformerOptions(NegativePromptOptions):
     mesh: Path | None = Field(
-        None, description="A part of a mesh to go on from: its first faces along z, in the box -1 to 1."
+        None, description="Mesh file with the first faces along z, in the box from -1 to 1, of a mesh to complete."
     )
 
 
@@ -106,7 +133,7 @@ class MeshTransformerConfig(RunConfig):
         "debug": preset(
             DEBUG_GENERATOR, DEBUG_TEXT, model={"fine_depth": 1}, data={"variants": 1}, sample={"max_faces": 16}
         ),
-        # Two CPU cores, minutes.
+        # Trains on two CPU cores within minutes.
         "small": preset(
             SMALL_GENERATOR,
             model={"fine_depth": 2, "text_dim": 96},
@@ -124,32 +151,32 @@ class MeshTransformerConfig(RunConfig):
         ),
     }
 
-    recipe: Literal["mesh-transformer"] = Field("mesh-transformer", description="What is trained.")
+    recipe: Literal["mesh-transformer"] = Field("mesh-transformer", description="Recipe of the run.")
     tokenizer: str | None = Field(
-        None, description="The trained tokenizer: RUN, RUN@step, an exported folder, or `coordinates`."
+        None, description="Trained mesh tokenizer: RUN, RUN@STEP, an exported folder, or `coordinates`."
     )
-    tokenizer_hash: str | None = Field(None, description="Of its weights; none: that of the tokenizer, from then on.")
-    data: MeshTransformerDataConfig = Field(default_factory=MeshTransformerDataConfig, description="The files.")
+    tokenizer_hash: str | None = Field(
+        None, description="SHA-256 of the tokenizer's weights, recorded when the run starts."
+    )
+    data: MeshTransformerDataConfig = Field(default_factory=MeshTransformerDataConfig, description="Training data.")
     model: MeshTransformerModelConfig = Field(
         default_factory=MeshTransformerModelConfig, description="The transformer over faces."
     )
-    loss: MeshTransformerLossConfig = Field(
-        default_factory=MeshTransformerLossConfig, description="What it is trained for."
-    )
+    loss: MeshTransformerLossConfig = Field(default_factory=MeshTransformerLossConfig, description="Losses.")
     sample: MeshTransformerSampleConfig = Field(
-        default_factory=MeshTransformerSampleConfig, description="Decoding, here and while training."
+        default_factory=MeshTransformerSampleConfig, description="Samples during training, and decoding."
     )
 
     @model_validator(mode="after")
     def _faces_fit(self) -> MeshTransformerConfig:
-        most = self.model.max_faces
-        asked = {"loss.window_faces": self.loss.window_faces, "sample.max_faces": self.sample.max_faces}
-        for key, faces in {**asked, "sample.faces": self.sample.faces}.items():
-            if faces is not None and faces > most:
-                raise ValueError(f"{key}={faces} is more than model.max_faces={most}")
+        limit = self.model.max_faces
+        requested = {"loss.window_faces": self.loss.window_faces, "sample.max_faces": self.sample.max_faces}
+        for key, faces in {**requested, "sample.faces": self.sample.faces}.items():
+            if faces is not None and faces > limit:
+                raise ValueError(f"{key}={faces} is more than model.max_faces={limit}")
         if self.sample.faces and (not self.model.face_buckets or self.loss.face_count_drop_prob == 1):
             raise ValueError(
-                "sample.faces needs a model that is told numbers of faces: model.face_buckets above 0, "
+                "sample.faces needs a model that is conditioned on face counts: set model.face_buckets above 0 and "
                 "loss.face_count_drop_prob below 1"
             )
         return self

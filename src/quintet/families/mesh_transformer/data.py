@@ -1,4 +1,4 @@
-"""The codes of captioned meshes, made once by a frozen tokenizer and kept in the token cache."""
+"""Data of the mesh transformer: codes of captioned meshes, encoded once and stored in the token cache."""
 
 from __future__ import annotations
 
@@ -26,54 +26,54 @@ from quintet.pipelines.base import Tokenizer
 
 @dataclass
 class FaceDataset:
-    """The codes of those meshes that are small enough; of larger ones a stretch, where there is a window.
+    """The codes of meshes that are small enough, or of a random window of larger ones.
 
-    An item holds `codes` (faces, tokens of a face), `faces`, how many the whole mesh has, and whether the codes begin
-    and end with it; where stretches are only looked at, also `whole`, all of its codes.
+    An item holds `codes` (faces, tokens_per_face), `faces`, the face count of the full mesh, and whether the codes
+    include its first face (`begins`) and its last (`ends`). Outside training with a window it also holds `full_codes`.
     """
 
     codes: TokenDataset
-    places: Sequence[int]
-    """Of the items that are used."""
+    positions: Sequence[int]
+    """Indices into `codes` of the items that are used."""
     counts: Sequence[int]
-    """Faces of each of them, in the variant that has most."""
+    """Face count of each of them, in the variant with most faces."""
     window: int | None
     train: bool
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.positions)
 
     def name(self, item: int) -> str:
-        return self.codes.name(self.places[item])
+        return self.codes.name(self.positions[item])
 
     def load(self, item: int, rng: ItemRNG) -> Item:
-        loaded = self.codes.load(self.places[item], rng)
+        loaded = self.codes.load(self.positions[item], rng)
         codes: Tensor = loaded["codes"]
         faces, size = len(codes), len(codes) if self.window is None else min(len(codes), self.window)
         start = int(rng.number("window") * (faces - size + 1))
-        whole = {} if self.train or self.window is None else {"whole": codes}
+        full = {} if self.train or self.window is None else {"full_codes": codes}
         ends = {"begins": start == 0, "ends": start + size == faces}
-        return {**loaded, **whole, **ends, "codes": codes[start : start + size], "faces": faces}
+        return {**loaded, **full, **ends, "codes": codes[start : start + size], "faces": faces}
 
     def lengths(self) -> list[int]:
-        """Faces of what is loaded."""
+        """The number of faces of each loaded item."""
         return [min(count, self.window or count) for count in self.counts]
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:
-    """The codes padded to those of the longest, with their `lengths`."""
+    """A batch: `codes` (batch, faces, tokens_per_face) padded to the largest mesh, and their `lengths` (batch,)."""
     codes = [item["codes"] for item in items]
-    uneven = ("codes", "whole")
+    uneven = ("codes", "full_codes")
     fields = collate_equal([{name: value for name, value in item.items() if name not in uneven} for item in items])
-    if "whole" in items[0]:
-        fields["whole"] = [item["whole"] for item in items]
+    if "full_codes" in items[0]:
+        fields["full_codes"] = [item["full_codes"] for item in items]
     fields["codes"] = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=PADDING)
     fields["lengths"] = torch.tensor([len(each) for each in codes])
     return fields
 
 
 def token_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Splits:
-    """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
+    """The codes of the folders of the configuration, from the token cache or encoded now."""
     data = config.data
     media = mesh_folder_splits(
         data,
@@ -88,7 +88,7 @@ def token_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Sp
 
 
 def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
-    """The same items as codes, without the meshes that are too large."""
+    """The items of `media` as codes, without the meshes that are too large."""
     check_captions(config.model, media, "meshes", config.data.allow_missing_captions)
     variants = config.data.variants if config.data.augment else 1
     encoder = tokenizer.token_encoder()
@@ -109,16 +109,16 @@ def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
 def _small_enough(
     config: MeshTransformerConfig, codes: TokenDataset, part: str, skipped: dict[str, str]
 ) -> FaceDataset:
-    """Without what could not be read, and without what is too large where nothing is cut; both are in `skipped`."""
-    counts, most = codes.lengths(), config.model.max_faces
-    limit = most if config.loss.window_faces is None else max(counts, default=0)
+    """The dataset without unreadable meshes and, unless windows are used, without too large ones; see `skipped`."""
+    counts, max_faces = codes.lengths(), config.model.max_faces
+    limit = max_faces if config.loss.window_faces is None else max(counts, default=0)
     large = [item for item, count in enumerate(counts) if count > limit]
     for item in large:
-        skipped[codes.name(item)] = f"{counts[item]} faces, more than model.max_faces={most}"
+        skipped[codes.name(item)] = f"{counts[item]} faces, more than model.max_faces={max_faces}"
     if large:
         say(
-            f"{len(large)} of {len(counts)} meshes ({part}) have more than model.max_faces={most} faces and are left "
-            "out; a larger model.max_faces takes them whole, loss.window_faces in stretches"
+            f"{len(large)} of {len(counts)} meshes ({part}) have more than model.max_faces={max_faces} faces and are "
+            "skipped; raise model.max_faces, or set loss.window_faces to train on windows of them"
         )
     used = [item for item, count in enumerate(counts) if 0 < count <= limit]
     if not used:

@@ -1,7 +1,7 @@
-"""`MeshTransformer`: texts and a number of faces to the tokens of meshes, face by face.
+"""`MeshTransformer`: an autoregressive transformer over the tokens of meshes, conditioned on text and face count.
 
-A mesh is a row of faces, and a face `tokens_per_face` codes of a tokenizer. After the last face comes the end token,
-`num_codes`; it is a target there alone, and nothing after it is one.
+A mesh is a sequence of faces, and a face is `tokens_per_face` codes of a tokenizer. The end token `num_codes` follows
+the last face; it is a target only there, and nothing behind it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.grammar import whole_faces
-from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineRows, Flat, FlatRows
+from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState
 from quintet.nn.conditioning import Conditioning, FrozenText, TextConditioning, make_text_conditioning
 from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling import autoregressive
@@ -29,21 +29,21 @@ from quintet.sampling.autoregressive import Legal, Sampling
 from quintet.sampling.guidance import encode_prompts
 
 PADDING = -1
-"""Fills the codes of faces that are not there; what stands there is never looked at."""
+"""Padding value of codes; the model ignores the values of padding."""
 
 KINDS: dict[str, type[CoarseFine] | type[Flat]] = {"coarse_fine": CoarseFine, "flat": Flat}
 
 
 class Predicted(NamedTuple):
-    """Logits (places, num_codes + 1) and targets (places,) of the places that count, row by row and no other."""
+    """Logits (positions, num_codes + 1) and targets (positions,) of the positions with a loss, row by row."""
 
     logits: Tensor
     targets: Tensor
 
 
 class Generated(NamedTuple):
-    """Codes (batch, faces, tokens_per_face) with padding behind, lengths (batch,) in faces, and which rows have ended
-    by themselves rather than by being as long as they may."""
+    """Padded codes (batch, faces, tokens_per_face), lengths (batch,) in faces, and which meshes `ended` (batch,) with
+    the end token rather than at the maximum length."""
 
     codes: Tensor
     lengths: Tensor
@@ -56,12 +56,12 @@ class Generated(NamedTuple):
 
 
 def unpadded(codes: Tensor, lengths: Tensor) -> list[Tensor]:
-    """Of each row of a padded batch its own codes."""
+    """The codes (faces, tokens_per_face) of each row of a padded batch."""
     return [row[:length] for row, length in zip(codes, lengths.tolist(), strict=True)]
 
 
 class MeshTransformer(Pretrained, nn.Module):
-    """Faces so far, a text and a number of faces to the logits of the next code.
+    """Predicts the logits of the next code from previous faces, a text and a face count.
 
     Keyword arguments are the keys of `model.*`; see `MeshTransformerModelConfig`.
     """
@@ -72,12 +72,12 @@ class MeshTransformer(Pretrained, nn.Module):
         super().__init__()
         config = config or validate(MeshTransformerModelConfig, keywords)
         if config.num_codes is None or config.tokens_per_face is None:
-            raise UsageError("model.num_codes and model.tokens_per_face are needed where no tokenizer gives them")
+            raise UsageError("set model.num_codes and model.tokens_per_face, or give a tokenizer")
         self.config = config
         self.end_id = config.num_codes
         self.tokens_per_face = config.tokens_per_face
         self.embedding = nn.Embedding(config.num_codes, config.dim)
-        # A row begins with the mesh, or, where it is cut out of a longer one, in the middle of it.
+        # Start embeddings: of a row that starts with the mesh, and of a window from the middle of a mesh.
         self.starts = nn.Embedding(2, config.dim)
         self.face_counts = nn.Embedding(config.face_buckets + 1, config.dim) if config.face_buckets else None
         for table in (self.embedding, self.starts, self.face_counts):
@@ -90,25 +90,25 @@ class MeshTransformer(Pretrained, nn.Module):
     # --- conditioning -----------------------------------------------------------------------------------------
 
     def texts(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
-        """Texts as conditioning; where `keep` is False the text is dropped, which is not the same as an empty one."""
+        """Conditioning on texts; where `keep` (batch,) is False the text is dropped, unlike an empty text."""
         if self.text_encoder is None:
             return {}
-        return {name: made.to(self._device) for name, made in self.text_encoder.prepare(texts, keep).items()}
+        return {name: tensor.to(self._device) for name, tensor in self.text_encoder.prepare(texts, keep).items()}
 
     def faces(self, counts: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
-        """Numbers of faces as conditioning; where `keep` is False, or the number is 0, it is unknown.
+        """Conditioning on face counts (batch,); where `keep` (batch,) is False or the count is 0, it is unknown.
 
-        A bucket is a range of counts; the ranges grow with the counts, because a few faces more matter less then.
+        A bucket is a range of counts on a logarithmic scale, because a few faces matter less in a large mesh.
         """
         if self.face_counts is None:
             return {}
-        share = counts.double().clamp(min=1).log() / math.log(self.config.max_faces + 1)
-        buckets = 1 + (share * self.config.face_buckets).long().clamp(max=self.config.face_buckets - 1)
+        fraction = counts.double().clamp(min=1).log() / math.log(self.config.max_faces + 1)
+        buckets = 1 + (fraction * self.config.face_buckets).long().clamp(max=self.config.face_buckets - 1)
         known = counts > 0 if keep is None else keep.to(counts.device) & (counts > 0)
         return {"faces": buckets.masked_fill(~known, 0).to(self._device)}
 
     def cache_texts(self, folder: Path | None) -> None:
-        """Where a frozen text encoder's embeddings are kept, if not in the user's cache folder; None: nowhere."""
+        """Set the cache folder for embeddings of a frozen text encoder, by default the user's; None: no cache."""
         if isinstance(self.text_encoder, FrozenText):
             self.text_encoder.encoder.root = folder
 
@@ -122,34 +122,35 @@ class MeshTransformer(Pretrained, nn.Module):
         begins: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> Predicted:
-        """`codes` (batch, faces, tokens_per_face) with any padding behind `lengths` (batch,) faces.
+        """Logits and targets of `codes` (batch, faces, tokens_per_face), padded behind `lengths` (batch,) in faces.
 
-        Of rows that are cut out of a longer mesh, `begins` and `ends` (batch,) tell which have its first face and which
-        its last: without the last there is no end token to predict, and without the first nothing to predict it from.
+        For windows of larger meshes, `begins` and `ends` (batch,) say whether a row has the first and the last face of
+        its mesh: a window without the last face has no end token, and the first face of a window without the first
+        face of the mesh is not predicted.
         """
         self._check(codes)
         batch, faces = codes.shape[:2]
         begins = torch.ones_like(lengths, dtype=torch.bool) if begins is None else begins
         ends = torch.ones_like(lengths, dtype=torch.bool) if ends is None else ends
-        there = torch.arange(faces, device=codes.device) < lengths[:, None]
-        codes = codes.masked_fill(~there[..., None], 0)
+        valid = torch.arange(faces, device=codes.device) < lengths[:, None]
+        codes = codes.masked_fill(~valid[..., None], 0)
         targets = codes.new_full((batch, faces + 1, self.tokens_per_face), self.end_id)
-        targets[:, :-1] = codes.masked_fill(~there[..., None], self.end_id)
-        wanted = torch.zeros_like(targets, dtype=torch.bool)
-        wanted[:, :-1] = there[..., None]
-        wanted[:, 0] &= begins[:, None]
+        targets[:, :-1] = codes.masked_fill(~valid[..., None], self.end_id)
+        loss_mask = torch.zeros_like(targets, dtype=torch.bool)
+        loss_mask[:, :-1] = valid[..., None]
+        loss_mask[:, 0] &= begins[:, None]
         after = torch.arange(faces + 1, device=codes.device) == lengths[:, None]
-        wanted[:, :, 0] |= after & ends[:, None]
+        loss_mask[:, :, 0] |= after & ends[:, None]
         context, context_mask = self._context(conditioning)
         vectors = self.stages(
             self.embedding(codes),
             self.starts((~begins).long()),
             self._face_count_vectors(conditioning, batch),
-            wanted,
+            loss_mask,
             context,
             context_mask,
         )
-        return Predicted(self.to_logits(vectors), targets[wanted])
+        return Predicted(self.to_logits(vectors), targets[loss_mask])
 
     # --- generation -------------------------------------------------------------------------------------------
 
@@ -166,25 +167,25 @@ class MeshTransformer(Pretrained, nn.Module):
         legal: Legal | None = None,
         name: str = "decode",
     ) -> Generated:
-        """One mesh for each text; an empty text is none, and so is a face count of 0.
+        """One mesh per text; an empty text means no text, and a face count of 0 no face count.
 
-        `prompts` are the tokens that rows begin with, each (tokens,) or (faces, tokens_per_face) and of any length. By
-        `legal` the end token may come after a whole face alone; a stricter grammar can be given. Rows end after
-        `max_faces` faces at the latest.
+        `prompts` are the tokens that the meshes start with, each (tokens,) or (faces, tokens_per_face), of any length.
+        `legal` is the grammar; by default the end token may follow a complete face only. Meshes end after `max_faces`
+        faces at the latest.
         """
         tokens, lengths = self._prompts(prompts or [torch.empty(0, dtype=torch.int64)] * len(texts), len(texts))
         cond, uncond = self._encode_prompts(texts, negative)
         if face_counts is not None:
             if self.face_counts is None:
-                raise UsageError("this model knows no numbers of faces (model.face_buckets=0)")
+                raise UsageError("this model is not conditioned on face counts (model.face_buckets=0)")
             cond |= self.faces(torch.tensor(face_counts))
-        most = self._most(max_faces)
+        limit = self._face_limit(max_faces)
         decoded = autoregressive.decode(
             self.begin,
             tokens,
             lengths,
             end_id=self.end_id,
-            max_length=most * self.tokens_per_face,
+            max_length=limit * self.tokens_per_face,
             rng=rng,
             settings=settings or Sampling(),
             cond=cond,
@@ -195,18 +196,18 @@ class MeshTransformer(Pretrained, nn.Module):
         return self._faces(decoded)
 
     @torch.no_grad()
-    def begin(self, conditioning: Conditioning, batch: int) -> _Tokens:
-        """Rows of tokens, as `sampling/autoregressive.py` grows them."""
+    def begin(self, conditioning: Conditioning, batch: int) -> _DecodingState:
+        """The decoding state of a batch, for `sampling/autoregressive.py`."""
         context, context_mask = self._context(conditioning)
         start = self.starts(torch.zeros(batch, dtype=torch.int64, device=self._device))
-        return _Tokens(
+        return _DecodingState(
             self, self.stages.begin(start, self._face_count_vectors(conditioning, batch), context, context_mask)
         )
 
     def _encode_prompts(
         self, texts: Sequence[str], negative: str | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        """As `encode_prompts`; nothing to lead away from where the model takes no text."""
+        """Conditional and unconditional conditioning; the latter is None if the model takes no text."""
         if self.text_encoder is None:
             if any(texts) or negative:
                 raise UsageError("this model takes no text (model.text=none)")
@@ -214,10 +215,10 @@ class MeshTransformer(Pretrained, nn.Module):
         return encode_prompts(self, texts, negative)
 
     def _prompts(self, prompts: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """In one tensor, with their lengths in tokens."""
+        """The prompts as one padded tensor (batch, tokens), and their lengths (batch,) in tokens."""
         rows = [prompt.flatten().to(self._device, torch.int64) for prompt in prompts]
         if len(rows) != count:
-            raise UsageError(f"{len(rows)} prompts for {count} texts; give one for each, which may be empty")
+            raise UsageError(f"{len(rows)} prompts for {count} texts; give one for each text, which may be empty")
         longest = max((len(row) for row in rows), default=0)
         if longest > self.config.max_faces * self.tokens_per_face:
             raise UsageError(
@@ -225,28 +226,31 @@ class MeshTransformer(Pretrained, nn.Module):
             )
         for row in rows:
             if len(row) and not 0 <= int(row.min()) <= int(row.max()) < self.end_id:
-                raise UsageError(f"a prompt has tokens that are no codes below model.num_codes={self.end_id}")
+                raise UsageError(
+                    f"a prompt has tokens outside the codes from 0 to {self.end_id - 1} (model.num_codes={self.end_id})"
+                )
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64, device=self._device)
         return nn.utils.rnn.pad_sequence(rows, batch_first=True) if rows else lengths[:, None], lengths
 
-    def _most(self, max_faces: int | None) -> int:
+    def _face_limit(self, max_faces: int | None) -> int:
         if max_faces is None:
             return self.config.max_faces
         if not 1 <= max_faces <= self.config.max_faces:
-            raise UsageError(f"{max_faces} faces are not between 1 and model.max_faces={self.config.max_faces}")
+            raise UsageError(f"max_faces={max_faces} is not between 1 and model.max_faces={self.config.max_faces}")
         return max_faces
 
     def _faces(self, decoded: autoregressive.Decoded) -> Generated:
-        """Whole faces; of a prompt that was as long as may be, the part of a face at its end is left out."""
+        """The complete faces of decoded tokens; an incomplete last face of a prompt of maximum length is dropped."""
         lengths = decoded.lengths // self.tokens_per_face
         faces = int(lengths.max()) if len(lengths) else 0
         codes = decoded.tokens[:, : faces * self.tokens_per_face].reshape(len(lengths), faces, self.tokens_per_face)
-        there = torch.arange(faces, device=codes.device) < lengths[:, None]
-        return Generated(codes.masked_fill(~there[..., None], PADDING), lengths, decoded.ended)
+        valid = torch.arange(faces, device=codes.device) < lengths[:, None]
+        return Generated(codes.masked_fill(~valid[..., None], PADDING), lengths, decoded.ended)
 
-    # --- both -------------------------------------------------------------------------------------------------
+    # --- shared -----------------------------------------------------------------------------------------------
 
     def _context(self, conditioning: Conditioning) -> tuple[Tensor | None, Tensor | None]:
+        """The text embeddings (batch, length, text_dim) for cross-attention and their mask; None without text."""
         if "text" not in conditioning:
             return None, None
         if self.text_encoder is None:
@@ -255,7 +259,7 @@ class MeshTransformer(Pretrained, nn.Module):
         return vectors, mask
 
     def _face_count_vectors(self, conditioning: Conditioning, batch: int) -> Tensor:
-        """The embedding of each row's number of faces, (batch, dim)."""
+        """The embedding of the face count of each row, (batch, dim)."""
         if self.face_counts is None:
             return self.starts.weight.new_zeros(batch, self.config.dim)
         unknown = torch.zeros(batch, dtype=torch.int64, device=self._device)
@@ -276,16 +280,18 @@ class MeshTransformer(Pretrained, nn.Module):
         return self.embedding.weight.device
 
 
-class _Tokens:
-    """Rows of tokens in the making, on rows of vectors."""
+class _DecodingState:
+    """KV-cached decoding: embeds tokens, advances the stages and returns logits."""
 
-    def __init__(self, model: MeshTransformer, rows: CoarseFineRows | FlatRows) -> None:
+    def __init__(self, model: MeshTransformer, stages: CoarseFineState | FlatState) -> None:
         self.model = model
-        self.rows = rows
+        self.stages = stages
 
     def advance(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.model.to_logits(self.rows.advance(self.model.embedding(tokens)))
+        """Logits (batch, num_codes + 1) of the next token after new tokens (batch, new)."""
+        logits: Tensor = self.model.to_logits(self.stages.advance(self.model.embedding(tokens)))
         return logits
 
-    def select(self, numbers: Tensor) -> None:
-        self.rows.select(numbers)
+    def select(self, indices: Tensor) -> None:
+        """Keep only these rows of the batch."""
+        self.stages.select(indices)

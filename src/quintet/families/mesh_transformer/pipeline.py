@@ -1,4 +1,4 @@
-"""`MeshTransformerPipeline`: texts to meshes."""
+"""`MeshTransformerPipeline`: text to mesh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quintet.families.mesh_transformer.model import Generated, MeshTransformer
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_formats import read_soup
-from quintet.media.mesh_measures import as_triangles, merged
+from quintet.media.mesh_measures import as_triangles, merge_vertices
 from quintet.media.mesh_render import contact_sheet
 from quintet.pipelines.base import Frozen, Tokenizer
 from quintet.pipelines.prompts import Prompts, TextGenerator, check_prompts, sample_record
@@ -31,7 +31,7 @@ RENDERED = 192
 
 
 class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
-    """Text to mesh, perhaps from a part of the mesh on.
+    """Text to mesh; can complete a partial mesh.
 
     (mesh,) = MeshTransformerPipeline.from_pretrained("runs/mesh")(["a tall table"], seed=0)
     write_mesh(mesh, "table.glb")
@@ -45,14 +45,11 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
     def fit(cls, config: MeshTransformerConfig, frozen: Frozen) -> MeshTransformerConfig:
         tokenizer = frozen.get("tokenizer")
         if tokenizer is None:
-            raise UsageError(
-                "mesh-transformer makes the codes of a tokenizer: name one with --tokenizer RUN, or take "
-                "--tokenizer coordinates"
-            )
+            raise UsageError("mesh-transformer needs a mesh tokenizer: set --tokenizer RUN or --tokenizer coordinates")
         model = tokenizer.model
         if not isinstance(tokenizer, Tokenizer) or not hasattr(model, "tokens_per_face"):
             raise UsageError(
-                f"mesh-transformer needs a tokenizer of meshes; {tokenizer.reference} is of recipe '{tokenizer.recipe}'"
+                f"mesh-transformer needs a mesh tokenizer; {tokenizer.reference} is of recipe '{tokenizer.recipe}'"
             )
         found = {"model.num_codes": model.num_codes, "model.tokens_per_face": model.tokens_per_face}
         return super().fit(config.adopt(f"the tokenizer {tokenizer.reference}", found), frozen)
@@ -72,37 +69,39 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         seed: int = 0,
         mesh: str | Path | None = None,
     ) -> list[Mesh]:
-        """Meshes, `num` of each prompt, with `vertices` in [-1, 1] and triangles as `faces`; nothing is mended.
+        """Meshes, `num` per prompt, with `vertices` in [-1, 1] and triangles as `faces`; nothing is repaired.
 
-        `mesh` is a file with the first faces of all of them, where they stand in the box from -1 to 1.
+        `mesh` is a file with the first faces of all of them, at their position in the box from -1 to 1.
         """
         return self._run(Prompts.of(prompts, num, seed), negative_prompt, mesh)[0]
 
     def files(self, prompts: Sequence[str], options: MeshTransformerOptions) -> list[Artifact]:
-        """Each mesh in two formats, and a sheet of all of them."""
-        asked = Prompts.of(prompts, options.num, options.seed)
-        meshes, ended = self._run(asked, options.negative_prompt, options.mesh)
+        """Each mesh in two formats, and a sheet of renderings of all meshes."""
+        requested = Prompts.of(prompts, options.num, options.seed)
+        meshes, ended = self._run(requested, options.negative_prompt, options.mesh)
         common = sample_record(self.config.sample, options.seed, negative=options.negative_prompt, mesh=options.mesh)
         sheet = contact_sheet(meshes, columns=min(8, len(meshes)), size=RENDERED)
-        artifacts = [Artifact("sheet.png", partial(write_image, sheet), {"texts": asked.items, **common})]
-        for number, (mesh, text) in enumerate(zip(meshes, asked.items, strict=True)):
-            about = {"text": text, "number": number, "faces": len(mesh.faces), "ended": ended[number], **common}
+        artifacts = [Artifact("sheet.png", partial(write_image, sheet), {"texts": requested.items, **common})]
+        for number, (mesh, text) in enumerate(zip(meshes, requested.items, strict=True)):
+            metadata = {"text": text, "number": number, "faces": len(mesh.faces), "ended": ended[number], **common}
             artifacts += [
-                Artifact(f"{number:03d}.{suffix}", partial(write_mesh, mesh), about) for suffix in ("glb", "obj")
+                Artifact(f"{number:03d}.{suffix}", partial(write_mesh, mesh), metadata) for suffix in ("glb", "obj")
             ]
         return artifacts
 
-    def _run(self, asked: Prompts, negative: str | None, mesh: str | Path | None) -> tuple[list[Mesh], list[bool]]:
-        """The meshes, and which of them ended by themselves."""
-        check_prompts(self.config.model, asked.texts, negative, self.config.sample.guidance_scale, self.guidance)
+    def _run(self, requested: Prompts, negative: str | None, mesh: str | Path | None) -> tuple[list[Mesh], list[bool]]:
+        """The meshes, and which of them ended with the end token."""
+        check_prompts(
+            self.config.model, requested.texts, negative, self.config.sample.guidance_scale, self.guidance_scale
+        )
         meshes: list[Mesh] = []
         ended: list[bool] = []
         with self.inference():
             part = None if mesh is None else self._encode_part(Path(mesh))
-            for texts, rng in asked.batches(MESHES_AT_ONCE):
-                made = self.generate(texts, rng, negative, part, self.grammar())
-                meshes += self.decode(made.rows)
-                ended += made.ended.tolist()
+            for texts, rng in requested.batches(MESHES_AT_ONCE):
+                generated = self.generate(texts, rng, negative, part, self.grammar())
+                meshes += self.decode(generated.rows)
+                ended += generated.ended.tolist()
         return meshes, ended
 
     def generate(
@@ -113,12 +112,15 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         part: Tensor | None = None,
         legal: Legal | None = None,
     ) -> Generated:
-        """Codes of one batch of texts, by the random numbers of its items; `part` are the codes that all begin with."""
+        """Codes of one batch of texts, with the random numbers of its items.
+
+        `part` (faces, tokens_per_face) are the codes that all meshes start with.
+        """
         config = self.config.sample
         return self.transformer.generate(
             [""] * len(texts) if self.unconditional else texts,
             rng,
-            Sampling(config.temperature, config.top_k, config.top_p, self.guidance),
+            Sampling(config.temperature, config.top_k, config.top_p, self.guidance_scale),
             negative=negative,
             face_counts=[config.faces] * len(texts) if config.faces else None,
             prompts=None if part is None else [part] * len(texts),
@@ -127,52 +129,55 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         )
 
     def decode(self, rows: Sequence[Tensor]) -> list[Mesh]:
-        """The meshes of codes (faces, tokens of a face), as they are, nothing left out and nothing mended."""
+        """The meshes of codes (faces, tokens_per_face), without cleaning or repair."""
         model = self.frozen["tokenizer"].model
         faces = [len(row) for row in rows]
         corners = model.decode_from_codes(torch.cat([*rows]), faces).cpu()
-        soups = [merged(part.double().numpy(), model.bins) for part in torch.split(corners, faces)]
+        soups = [merge_vertices(part.double().numpy(), model.bins) for part in torch.split(corners, faces)]
         return [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in soups]
 
     def grammar(self) -> Legal | None:
-        """Which codes may come next by `sample.grammar`; None: the end after whole faces alone."""
+        """The grammar of `sample.grammar`; None: the default, which allows the end token after complete faces only."""
         if self.config.sample.grammar == "none":
             return None
         keys = self.frozen["tokenizer"].model.config
         if keys.kind != "coordinates" or keys.vertices_per_face != 3:
-            raise UsageError("sample.grammar=strict needs a model over the tokenizer `coordinates` of triangles")
+            raise UsageError(
+                "sample.grammar=strict needs a model trained with the tokenizer `coordinates` on triangles"
+            )
         return CanonicalCoordinates(keys.bins)
 
     def _encode_part(self, path: Path) -> Tensor:
-        """The codes of the part of a mesh to go on from."""
+        """The codes (faces, tokens_per_face) of a partial mesh."""
         tokenizer, sample = self.frozen["tokenizer"].model, self.config.sample
         try:
             part = _read_part(path, tokenizer.bins)
         except UnreadableItem as problem:
             raise UsageError(f"--mesh {path}: {problem}") from None
-        most = sample.max_faces or self.config.model.max_faces
-        if len(part.faces) > most:
+        limit = sample.max_faces or self.config.model.max_faces
+        if len(part.faces) > limit:
             key = "sample.max_faces" if sample.max_faces else "model.max_faces"
-            raise UsageError(f"--mesh {path} has {len(part.faces)} faces, more than {key}={most}")
+            raise UsageError(f"--mesh {path} has {len(part.faces)} faces, more than {key}={limit}")
         vertices, faces = torch.from_numpy(part.vertices).float(), torch.from_numpy(part.faces)
         codes: Tensor = tokenizer.tokenize(vertices.to(self.device), faces.to(self.device))
         return codes
 
 
 def _read_part(path: Path, bins: int) -> Mesh:
-    """The faces of a file in canonical order, clean at the size of a bin.
+    """The cleaned faces of a file in canonical order.
 
-    A whole mesh is scaled to the unit box when it is read; a part says by its coordinates where in the box it belongs.
+    A full mesh is scaled to the unit box when it is read; a partial mesh is not, because its coordinates are its
+    position in the box.
     """
     soup = read_soup(path)
     used = soup.vertices[np.unique(soup.faces)]
     if np.abs(used).max() > 1:
         low, high = used.min(), used.max()
         raise UnreadableItem(
-            f"a part stands where the whole mesh will have it, in the box from -1 to 1; its coordinates go from "
-            f"{low:.3g} to {high:.3g}"
+            f"a partial mesh must be at its position in the box from -1 to 1; its coordinates are from {low:.3g} to "
+            f"{high:.3g}"
         )
     part = clean(Mesh(soup.vertices, soup.faces), bins)
     if not len(part.faces):
-        raise UnreadableItem(f"no face of it has an area at {bins} bins a side")
+        raise UnreadableItem(f"all of its faces are degenerate with {bins} bins per axis")
     return canonical(part, bins)

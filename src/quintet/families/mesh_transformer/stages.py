@@ -1,8 +1,8 @@
-"""The transformer over meshes: in two stages, a coarse one over faces and a fine one over the tokens of each face; or
-flat, all tokens of all faces in one causal row.
+"""The transformers over meshes: `CoarseFine`, in two stages over faces and over the tokens of a face, and `Flat`.
 
-The coarse stage sees a face as one vector, so it runs over a sixth or a ninth of the tokens; the fine stage sees a face
-and what the coarse one knows of those before it, so its attention is over a handful of places.
+The coarse stage sees a face as one vector, so its sequence is six or nine times shorter than the tokens. The fine stage
+sees the tokens of one face and the coarse state of the faces before it, so its attention covers few positions. `Flat`
+is one causal transformer over all tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
 from quintet.nn.transformer import Transformer
 
 
-def _told_transformer(config: MeshTransformerModelConfig, places: int) -> Transformer:
-    """Over a row of so many places, each seeing those before it and the text."""
+def _text_transformer(config: MeshTransformerModelConfig, max_length: int) -> Transformer:
+    """A causal transformer over up to `max_length` positions, with cross-attention to the text."""
     head_dim = config.dim // config.heads
     return Transformer(
         config.dim,
@@ -28,12 +28,12 @@ def _told_transformer(config: MeshTransformerModelConfig, places: int) -> Transf
         context_dim=None if config.text == "none" else config.text_dim,
         dropout=config.dropout,
         causal=True,
-        positions=Rotary((places,), head_dim),
+        positions=Rotary((max_length,), head_dim),
     )
 
 
 class CoarseFine(nn.Module):
-    """Vectors of the codes of faces to the last vectors of the places where a code is predicted."""
+    """Code embeddings of faces to the output vectors of the predicted positions."""
 
     def __init__(self, config: MeshTransformerModelConfig, tokens_per_face: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class CoarseFine(nn.Module):
         self.tokens_per_face = tokens_per_face
         self.max_faces = config.max_faces
         self.to_face = nn.Linear(tokens_per_face * dim, dim)
-        self.coarse = _told_transformer(config, config.max_faces + 1)
+        self.coarse = _text_transformer(config, config.max_faces + 1)
         self.fine = Transformer(
             dim,
             config.fine_depth,
@@ -56,81 +56,83 @@ class CoarseFine(nn.Module):
         self,
         codes: Tensor,
         start: Tensor,
-        told: Tensor,
-        wanted: Tensor,
+        face_count: Tensor,
+        loss_mask: Tensor,
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
-        """`(places, dim)`, the places that are `wanted` (batch, faces + 1, tokens of a face), row by row.
+        """Vectors (positions, dim) of the positions in `loss_mask` (batch, faces + 1, tokens_per_face), row by row.
 
-        `codes` (batch, faces, tokens of a face, dim) stand behind `start` (batch, dim); `told` (batch, dim) is added
-        to every input of the coarse stage. No padding needs a mask: it comes after all that is wanted.
+        `codes` (batch, faces, tokens_per_face, dim) follow `start` (batch, dim); `face_count` (batch, dim) is added to
+        every input of the coarse stage. Padding needs no mask: it is behind all predicted positions.
         """
         faces = self.to_face(codes.flatten(2))
         states = self.coarse(
-            torch.cat([start[:, None], faces], dim=1) + told[:, None], context=context, context_mask=context_mask
+            torch.cat([start[:, None], faces], dim=1) + face_count[:, None], context=context, context_mask=context_mask
         )
-        # The faces that count, in one batch, whichever row they are of.
-        count = wanted.any(-1)
+        # The faces with predicted positions of all rows, as one batch.
+        is_predicted = loss_mask.any(-1)
         before = F.pad(codes[:, :, :-1], (0, 0, 1, 0, 0, 1))
-        vectors: Tensor = self.fine(states[count][:, None] + before[count])
-        return vectors[wanted[count]]
+        vectors: Tensor = self.fine(states[is_predicted][:, None] + before[is_predicted])
+        return vectors[loss_mask[is_predicted]]
 
     def begin(
-        self, start: Tensor, told: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None
-    ) -> CoarseFineRows:
+        self, start: Tensor, face_count: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None
+    ) -> CoarseFineState:
         batch = len(start)
-        return CoarseFineRows(
+        return CoarseFineState(
             self,
             start[:, None],
-            told[:, None],
+            face_count[:, None],
             self.coarse.start(batch, self.max_faces + 1, context, context_mask),
             self.fine.start(batch, self.tokens_per_face),
         )
 
 
-class CoarseFineRows:
-    """Rows in the making: the coarse stage goes on once a face, the fine one at every token and anew in every face."""
+class CoarseFineState:
+    """KV-cached decoding: the coarse stage advances once per face; the fine stage advances at every token and restarts
+    at every face."""
 
-    def __init__(self, model: CoarseFine, start: Tensor, told: Tensor, coarse: KVCache, fine: KVCache) -> None:
+    def __init__(self, model: CoarseFine, start: Tensor, face_count: Tensor, coarse: KVCache, fine: KVCache) -> None:
         self.model = model
-        self.unseen = start
-        self.told = told
+        self.new_faces = start  # not yet processed by the coarse stage
+        self.face_count = face_count
         self.coarse, self.fine = coarse, fine
         self.state = start
-        self.pending = start[:, :0]
+        self.pending = start[:, :0]  # codes of the incomplete last face
 
     def advance(self, codes: Tensor) -> Tensor:
-        """The last vectors (batch, dim) after codes (batch, new, dim)."""
+        """The output vectors (batch, dim) after new code embeddings (batch, new, dim)."""
         size = self.model.tokens_per_face
         pending = codes if not self.pending.shape[1] else torch.cat([self.pending, codes], dim=1)
-        whole = pending.shape[1] // size
-        if whole:
-            faces = self.model.to_face(pending[:, : whole * size].reshape(len(pending), whole, -1))
-            self.unseen = torch.cat([self.unseen, faces], dim=1)
-            pending = pending[:, whole * size :]
+        complete = pending.shape[1] // size
+        if complete:
+            faces = self.model.to_face(pending[:, : complete * size].reshape(len(pending), complete, -1))
+            self.new_faces = torch.cat([self.new_faces, faces], dim=1)
+            pending = pending[:, complete * size :]
         self.pending = pending
-        if self.unseen.shape[1]:
-            self.state = self.model.coarse.step(self.unseen + self.told, self.coarse)[:, -1:]
-            self.unseen = self.unseen[:, :0]
+        if self.new_faces.shape[1]:
+            self.state = self.model.coarse.step(self.new_faces + self.face_count, self.coarse)[:, -1:]
+            self.new_faces = self.new_faces[:, :0]
             self.fine.rewind()
             new = F.pad(pending, (0, 0, 1, 0))
         else:
             new = codes
         return self.model.fine.step(self.state + new, self.fine)[:, -1]
 
-    def select(self, numbers: Tensor) -> None:
-        self.unseen, self.told, self.state, self.pending = (
-            tensor[numbers] for tensor in (self.unseen, self.told, self.state, self.pending)
+    def select(self, indices: Tensor) -> None:
+        """Keep only these rows of the batch."""
+        self.new_faces, self.face_count, self.state, self.pending = (
+            tensor[indices] for tensor in (self.new_faces, self.face_count, self.state, self.pending)
         )
-        self.coarse.select(numbers)
-        self.fine.select(numbers)
+        self.coarse.select(indices)
+        self.fine.select(indices)
 
 
 class Flat(nn.Module):
-    """Vectors of the codes of faces to the last vectors of the places where a code is predicted.
+    """Code embeddings of faces to the output vectors of the predicted positions.
 
-    Rotary positions tell the order of tokens; a table tells which place of a face is to be predicted.
+    Rotary embeddings encode the order of tokens; learned embeddings encode the position within a face.
     """
 
     def __init__(self, config: MeshTransformerModelConfig, tokens_per_face: int) -> None:
@@ -138,51 +140,52 @@ class Flat(nn.Module):
         self.tokens_per_face = tokens_per_face
         self.max_length = config.max_faces * tokens_per_face + 1
         self.places = nn.Parameter(torch.randn(tokens_per_face, config.dim) * EMBEDDING_SCALE)
-        self.transformer = _told_transformer(config, self.max_length)
+        self.transformer = _text_transformer(config, self.max_length)
 
     def forward(
         self,
         codes: Tensor,
         start: Tensor,
-        told: Tensor,
-        wanted: Tensor,
+        face_count: Tensor,
+        loss_mask: Tensor,
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
-        """As `CoarseFine` does it; `told` is added to every input."""
+        """Vectors (positions, dim), as `CoarseFine.forward`; `face_count` (batch, dim) is added to every input."""
         row = torch.cat([start[:, None], codes.flatten(1, 2)], dim=1)
-        x = row + self.places_between(0, row.shape[1]) + told[:, None]
+        x = row + self.position_vectors(0, row.shape[1]) + face_count[:, None]
         vectors: Tensor = self.transformer(x, context=context, context_mask=context_mask)
-        return vectors[wanted.flatten(1)[:, : row.shape[1]]]
+        return vectors[loss_mask.flatten(1)[:, : row.shape[1]]]
 
     def begin(
-        self, start: Tensor, told: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None
-    ) -> FlatRows:
+        self, start: Tensor, face_count: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None
+    ) -> FlatState:
         cache = self.transformer.start(len(start), self.max_length, context, context_mask)
-        return FlatRows(self, start[:, None], told[:, None], cache)
+        return FlatState(self, start[:, None], face_count[:, None], cache)
 
-    def places_between(self, first: int, last: int) -> Tensor:
-        """The vectors of the places from `first` to before `last` of a row."""
-        numbers = torch.arange(first, last, device=self.places.device) % self.tokens_per_face
-        return nn.functional.embedding(numbers, self.places)
+    def position_vectors(self, first: int, last: int) -> Tensor:
+        """The embeddings (last - first, dim) of the positions within a face, from `first` to before `last` of a row."""
+        indices = torch.arange(first, last, device=self.places.device) % self.tokens_per_face
+        return nn.functional.embedding(indices, self.places)
 
 
-class FlatRows:
-    """Rows in the making."""
+class FlatState:
+    """KV-cached decoding, one transformer step per token."""
 
-    def __init__(self, model: Flat, start: Tensor, told: Tensor, cache: KVCache) -> None:
+    def __init__(self, model: Flat, start: Tensor, face_count: Tensor, cache: KVCache) -> None:
         self.model = model
-        self.unseen = start
-        self.told = told
+        self.start = start  # empty after the first step
+        self.face_count = face_count
         self.cache = cache
 
     def advance(self, codes: Tensor) -> Tensor:
-        """The last vectors (batch, dim) after codes (batch, new, dim)."""
-        new = torch.cat([self.unseen, codes], dim=1)
-        self.unseen = self.unseen[:, :0]
-        places = self.model.places_between(self.cache.length, self.cache.length + new.shape[1])
-        return self.model.transformer.step(new + places + self.told, self.cache)[:, -1]
+        """The output vectors (batch, dim) after new code embeddings (batch, new, dim)."""
+        new = torch.cat([self.start, codes], dim=1)
+        self.start = self.start[:, :0]
+        positions = self.model.position_vectors(self.cache.length, self.cache.length + new.shape[1])
+        return self.model.transformer.step(new + positions + self.face_count, self.cache)[:, -1]
 
-    def select(self, numbers: Tensor) -> None:
-        self.unseen, self.told = self.unseen[numbers], self.told[numbers]
-        self.cache.select(numbers)
+    def select(self, indices: Tensor) -> None:
+        """Keep only these rows of the batch."""
+        self.start, self.face_count = self.start[indices], self.face_count[indices]
+        self.cache.select(indices)

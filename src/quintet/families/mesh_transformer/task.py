@@ -1,4 +1,4 @@
-"""`MeshTransformerTask`: next-code prediction on captioned meshes, its validation metrics and samples."""
+"""`MeshTransformerTask`: next-token prediction on captioned meshes; validation metrics and samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
 from quintet.families.mesh_transformer import data
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
@@ -25,15 +25,15 @@ from quintet.families.mesh_transformer.model import MeshTransformer, unpadded
 from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformerPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
-from quintet.media.mesh_measures import cloud, compare_sets, is_valid, is_watertight
+from quintet.media.mesh_measures import compare_sets, is_valid, is_watertight, point_cloud
 from quintet.media.mesh_render import contact_sheet
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
 
-TURNED = 8
-"""Pairs of meshes that are written beside the sheet of all."""
+MESH_FILES = 8
+"""Pairs of meshes that are written as files, in addition to the sheet of all."""
 
 
 class MeshTransformerTask(Task[MeshTransformerConfig]):
@@ -44,7 +44,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         self, config: MeshTransformerConfig, frozen: Frozen | None = None, modules: Modules | None = None
     ) -> None:
         super().__init__(config, frozen)
-        self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
+        self.config = self.config.changed(inferred_text_keys(self.config.model, self.config.data, EXTENSIONS))
         self.modules = dict(modules or MeshTransformerPipeline.build_modules(self.config, self.frozen))
         self.transformer: MeshTransformer = self.pipeline(self.modules).transformer
         if self.config.data.cache_dir:
@@ -71,9 +71,9 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         return Output(self._predicted(modules, batch, conditioning))
 
     def _texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
-        # An empty caption is none, here as in generation.
-        there = torch.tensor([bool(text) for text in batch["texts"]])
-        return self.transformer.texts(batch["texts"], there if keep is None else keep & there)
+        # An empty caption means no text, as in generation.
+        has_text = torch.tensor([bool(text) for text in batch["texts"]])
+        return self.transformer.texts(batch["texts"], has_text if keep is None else keep & has_text)
 
     def _predicted(self, modules: Modules, batch: Batch, conditioning: dict[str, Tensor]) -> dict[str, Tensor]:
         logits, targets = modules["transformer"](
@@ -85,89 +85,91 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         logits, targets = output["logits"], output["targets"]
         each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.config.loss.label_smoothing)
         everything = torch.ones_like(each, dtype=torch.bool)
-        right = (logits.argmax(-1) == targets).to(each.dtype)
-        parts = {"accuracy": collectives.mean_over_ranks(right, everything)}
+        correct = (logits.argmax(-1) == targets).to(each.dtype)
+        parts = {"accuracy": collectives.mean_over_ranks(correct, everything)}
         return Loss(collectives.mean_over_ranks(each, everything), parts)
 
     # --- validation -------------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
-        """Of every token, given the text and no number of faces, as in generation."""
+        """Loss and accuracy of all tokens, conditioned on the text but not on the face count, as in generation."""
         logits, targets = self._predicted(modules, batch, self._texts(batch)).values()
         return Statistics(
             {
                 "loss": F.cross_entropy(logits, targets, reduction="sum"),
-                "right": (logits.argmax(-1) == targets).sum().to(logits.dtype),
+                "correct": (logits.argmax(-1) == targets).sum().to(logits.dtype),
                 "tokens": torch.tensor(float(len(targets)), dtype=logits.dtype),
             }
         )
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What is found in meshes that were made from captions without a grammar, and in the set of them."""
+        """Validity, scores by the judge, and set metrics of meshes generated from captions without a grammar."""
         if split != "validation":
             return Statistics()
         pipeline: MeshTransformerPipeline = self.pipeline(modules)
-        made = pipeline.generate(batch["texts"], batch.rng)
-        meshes, real = pipeline.decode(made.rows), _reconstruct(pipeline, batch)
-        sums = {"made": torch.tensor(float(len(meshes)), dtype=torch.float64)}
-        sums |= soundness(meshes, made.ended.tolist())
+        generated = pipeline.generate(batch["texts"], batch.rng)
+        meshes, real = pipeline.decode(generated.rows), _reconstruct(pipeline, batch)
+        sums = {"generated": torch.tensor(float(len(meshes)), dtype=torch.float64)}
+        sums |= validity_sums(meshes, generated.ended.tolist())
         judge = judge_of(batch, split)
         rows = {} if judge is None else judged_rows(judge, batch, split, meshes, real)
-        return Statistics(sums, {"made": clouds(meshes), "real": clouds(real), **rows})
+        return Statistics(sums, {"generated": point_clouds(meshes), "real": point_clouds(real), **rows})
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = {name: float(value) for name, value in statistics.sums.items()}
         loss = sums["loss"] / sums["tokens"]
-        figures = {
+        metrics = {
             "loss": loss,
             "perplexity": float(torch.tensor(loss, dtype=torch.float64).exp()),
-            "accuracy": sums["right"] / sums["tokens"],
+            "accuracy": sums["correct"] / sums["tokens"],
         }
-        if not sums.get("made"):
-            return figures
-        figures |= {name: sums[name] / sums["made"] for name in ("valid", "watertight", "ended")}
-        return figures | mean_scores(statistics.rows) | set_metrics(statistics.rows)
+        if not sums.get("generated"):
+            return metrics
+        metrics |= {name: sums[name] / sums["generated"] for name in ("valid", "watertight", "ended")}
+        return metrics | mean_scores(statistics.rows) | set_metrics(statistics.rows)
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """A sheet of pairs: the mesh as the tokenizer has it, and what is made from its caption; the first of them also
-        as files to turn."""
+        """A sheet of pairs of reconstructions and meshes generated from their captions; the first pairs also as mesh
+        files."""
         pipeline: MeshTransformerPipeline = self.pipeline(modules)
-        made = pipeline.decode(pipeline.generate(batch["texts"], batch.rng, legal=pipeline.grammar()).rows)
-        given = _reconstruct(pipeline, batch)
-        pairs = [mesh for pair in zip(given, made, strict=True) for mesh in pair]
+        generated = pipeline.decode(pipeline.generate(batch["texts"], batch.rng, legal=pipeline.grammar()).rows)
+        reconstructions = _reconstruct(pipeline, batch)
+        pairs = [mesh for pair in zip(reconstructions, generated, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=RENDERED)
-        about = {"columns": "reconstruction, made from its caption", "texts": list(batch["texts"])}
-        artifacts = [Artifact("made.png", partial(write_image, sheet), about, torch.from_numpy(sheet))]
-        for number, (text, pair) in enumerate(zip(batch["texts"], zip(given, made, strict=True), strict=True)):
+        metadata = {"columns": "reconstruction, made from its caption", "texts": list(batch["texts"])}
+        artifacts = [Artifact("made.png", partial(write_image, sheet), metadata, torch.from_numpy(sheet))]
+        for number, (text, pair) in enumerate(
+            zip(batch["texts"], zip(reconstructions, generated, strict=True), strict=True)
+        ):
             for what, mesh in zip(("reconstruction", "made"), pair, strict=True):
-                about_mesh = {"text": text, "what": what, "faces": len(mesh.faces)}
-                artifacts.append(Artifact(f"{number:03d}-{what}.glb", partial(write_mesh, mesh), about_mesh))
-        return artifacts[: 1 + 2 * TURNED]
+                mesh_metadata = {"text": text, "what": what, "faces": len(mesh.faces)}
+                artifacts.append(Artifact(f"{number:03d}-{what}.glb", partial(write_mesh, mesh), mesh_metadata))
+        return artifacts[: 1 + 2 * MESH_FILES]
 
 
 def _reconstruct(pipeline: MeshTransformerPipeline, batch: Batch) -> list[Mesh]:
-    """What the tokenizer makes of the codes of a batch, whole meshes even where it holds stretches of them."""
+    """The reconstructions of the meshes of a batch; full meshes even if it holds windows of them."""
     device = batch["codes"].device
-    whole = batch["whole"] if "whole" in batch else unpadded(batch["codes"], batch["lengths"])
-    return pipeline.decode([codes.to(device) for codes in whole])
+    full = batch["full_codes"] if "full_codes" in batch else unpadded(batch["codes"], batch["lengths"])
+    return pipeline.decode([codes.to(device) for codes in full])
 
 
-def soundness(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Tensor]:
-    """Sums over meshes as they were generated, nothing mended; one that had to be cut off is not sound."""
-    found = {
+def validity_sums(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Tensor]:
+    """The numbers of valid, watertight and ended meshes as generated; one without an end token counts as invalid."""
+    results = {
         "valid": [end and is_valid(mesh) for mesh, end in zip(meshes, ended, strict=True)],
         "watertight": [end and is_watertight(mesh) for mesh, end in zip(meshes, ended, strict=True)],
         "ended": list(ended),
     }
-    return {name: torch.tensor(float(sum(values)), dtype=torch.float64) for name, values in found.items()}
+    return {name: torch.tensor(float(sum(values)), dtype=torch.float64) for name, values in results.items()}
 
 
-def clouds(meshes: Sequence[Mesh]) -> Tensor:
-    """Points (meshes, points, 3), the same for the same mesh."""
-    return torch.from_numpy(np.stack([cloud(mesh) for mesh in meshes]).astype(np.float32))
+def point_clouds(meshes: Sequence[Mesh]) -> Tensor:
+    """Point clouds (meshes, points, 3), deterministic for each mesh."""
+    return torch.from_numpy(np.stack([point_cloud(mesh) for mesh in meshes]).astype(np.float32))
 
 
 def set_metrics(rows: Mapping[str, Tensor]) -> dict[str, float]:
-    """How the points of generated meshes compare with those of real ones."""
-    made, real = (rows[name].cpu().numpy() for name in ("made", "real"))
-    return compare_sets(made, real)._asdict()
+    """Metrics between the sets of point clouds of generated and real meshes."""
+    generated, real = (rows[name].cpu().numpy() for name in ("generated", "real"))
+    return compare_sets(generated, real)._asdict()

@@ -18,13 +18,13 @@ from quintet.training.task import Task
 
 
 class MeshTransformerTrainer(PythonTrainer):
-    """Train a `MeshTransformer` on the codes of a folder of captioned meshes, or of a data set object.
+    """Train a `MeshTransformer` on the codes of a folder of captioned meshes, or of a dataset object.
 
         tokenizer = MeshAutoencoderPipeline.from_pretrained("runs/tok")
         model = MeshTransformer(num_codes=tokenizer.model.num_codes, tokens_per_face=tokenizer.model.tokens_per_face)
         MeshTransformerTrainer(model, tokenizer=tokenizer, data="meshes/", out="runs/mesh", steps=10_000).train()
 
-    Any configuration key goes through `config={"optim.lr": 1e-4}`.
+    Any configuration key can be set through `config={"optim.lr": 1e-4}`.
     """
 
     config_class = MeshTransformerConfig

@@ -1,1 +1,1 @@
-"""MuLaN: sound and text in one space."""
+"""MuLaN: a joint embedding of audio and text, trained with a contrastive loss."""

@@ -1,8 +1,7 @@
-"""Augmentation: hides a band and a stretch of each training clip, some of its patches, and words of its caption.
+"""Augmentation of training pairs: SpecAugment masks and patch dropout for audio, word dropout for captions.
 
-All of it is drawn for each clip by itself. SpecAugment (1904.08779) silences a band of frequencies and a stretch of
-time: never more than half of either, so that there is always something to hear. Captions lose words, so that short
-texts, as people search with, mean something too.
+The random numbers are drawn per clip. SpecAugment (1904.08779) masks a frequency band and a time span, never more than
+half of either. Word dropout trains on short texts too, as people use them to search.
 """
 
 from __future__ import annotations
@@ -15,57 +14,60 @@ from torch import Tensor
 from quintet.common.rng import ItemRNG
 from quintet.families.mulan.config import AudioTowerConfig
 
-MASKS = 4
-"""Numbers that a clip's masks take: width and place of the band, and of the stretch."""
+MASK_NUMBERS = 4
+"""Random numbers per clip: width and position of the frequency band, and of the time span."""
 
 
-def draw_masks(rng: ItemRNG) -> Tensor:
-    """What `hide` takes, `(batch, 4)`."""
-    return rng.uniform("spectrogram masks", MASKS)
+def mask_noise(rng: ItemRNG) -> Tensor:
+    """Random numbers (batch, 4) in [0, 1) for `spec_augment`."""
+    return rng.uniform("spectrogram masks", MASK_NUMBERS)
 
 
-def hide(spectrogram: Tensor, frames: Tensor, masks: Tensor, config: AudioTowerConfig) -> Tensor:
-    """Spectrograms `(batch, bins, windows)`, of which so many windows are sound, with a band and a stretch at zero."""
-    width, place = masks[:, 0] * config.frequency_mask, masks[:, 1]
+def spec_augment(spectrogram: Tensor, frames: Tensor, noise: Tensor, config: AudioTowerConfig) -> Tensor:
+    """Spectrograms (batch, bins, frames) with a frequency band and a time span set to zero.
+
+    `frames` (batch,) are the valid frames of each clip, `noise` (batch, 4) is that of `mask_noise`.
+    """
+    width, position = noise[:, 0] * config.frequency_mask, noise[:, 1]
     bins = torch.arange(spectrogram.shape[1], device=spectrogram.device)
-    hidden = _span(bins, width, place, torch.full_like(width, spectrogram.shape[1]))[:, :, None]
+    masked = _span(bins, width, position, torch.full_like(width, spectrogram.shape[1]))[:, :, None]
     longest = (frames / 2).clamp(max=config.time_mask)
-    windows = torch.arange(spectrogram.shape[2], device=spectrogram.device)
-    hidden = hidden | _span(windows, masks[:, 2] * longest, masks[:, 3], frames)[:, None, :]
-    return spectrogram.masked_fill(hidden, 0)
+    steps = torch.arange(spectrogram.shape[2], device=spectrogram.device)
+    masked = masked | _span(steps, noise[:, 2] * longest, noise[:, 3], frames)[:, None, :]
+    return spectrogram.masked_fill(masked, 0)
 
 
-def _span(numbers: Tensor, width: Tensor, place: Tensor, length: Tensor) -> Tensor:
-    """Which numbers are in a span of this width within the first `length`, in each row; whole numbers alone."""
+def _span(indices: Tensor, width: Tensor, position: Tensor, length: Tensor) -> Tensor:
+    """Mask (batch, indices) of a span of `width` (batch,) at the relative `position` within the first `length`."""
     width = width.floor()
-    start = (place * (length - width + 1)).floor()
-    return (numbers >= start[:, None]) & (numbers < (start + width)[:, None])
+    start = (position * (length - width + 1)).floor()
+    return (indices >= start[:, None]) & (indices < (start + width)[:, None])
 
 
-def without_words(texts: Sequence[str], rng: ItemRNG, share: float) -> list[str]:
-    """Captions without some of their words: half of them whole, of the others up to `share`, never all."""
-    most = 2 * rng.uniform("words left out") - 1
+def drop_words(texts: Sequence[str], rng: ItemRNG, word_dropout: float) -> list[str]:
+    """Captions without some of their words: half of them unchanged, the others lose up to this fraction, never all."""
+    rates = 2 * rng.uniform("words left out") - 1
     words = [text.split() for text in texts]
-    chances = rng.uniform("words", max(map(len, words), default=0))
+    noise = rng.uniform("words", max(map(len, words), default=0))
     return [
-        " ".join(_kept(own, row[: len(own)], share * float(rate))) if rate > 0 and own else text
-        for text, own, row, rate in zip(texts, words, chances, most, strict=True)
+        " ".join(_retained(own, row[: len(own)], word_dropout * float(rate))) if rate > 0 and own else text
+        for text, own, row, rate in zip(texts, words, noise, rates, strict=True)
     ]
 
 
-def _kept(words: list[str], chances: Tensor, share: float) -> list[str]:
-    kept = [word for word, chance in zip(words, chances.tolist(), strict=True) if chance >= share]
-    return kept or [words[int(chances.argmax())]]
+def _retained(words: list[str], noise: Tensor, fraction: float) -> list[str]:
+    retained = [word for word, number in zip(words, noise.tolist(), strict=True) if number >= fraction]
+    return retained or [words[int(noise.argmax())]]
 
 
-def keep_patches(present: Tensor, order: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """The numbers of the patches that stay, `(batch, kept)`, and which of them hold sound.
+def drop_patches(valid_mask: Tensor, noise: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    """Patch dropout: the indices (batch, retained) of the retained patches, and the mask of the valid ones among them.
 
-    `present` tells which patches hold sound, `order` is a random number for each. Every clip loses a share of its own
-    patches, however long the others are.
+    `valid_mask` (batch, patches) marks patches within the clip; `noise` (batch, patches) is random in [0, 1). Each clip
+    loses the same fraction of its own patches, whatever the lengths of the others.
     """
-    counts = present.sum(1)
-    staying = counts - (counts * dropout).long()
-    longest = present.shape[1] - int(present.shape[1] * dropout)
-    kept = torch.where(present, order, order + 1).argsort(dim=1)[:, :longest]
-    return kept, torch.arange(longest, device=present.device) < staying[:, None]
+    counts = valid_mask.sum(1)
+    retained_counts = counts - (counts * dropout).long()
+    longest = valid_mask.shape[1] - int(valid_mask.shape[1] * dropout)
+    retained = torch.where(valid_mask, noise, noise + 1).argsort(dim=1)[:, :longest]
+    return retained, torch.arange(longest, device=valid_mask.device) < retained_counts[:, None]

@@ -1,4 +1,4 @@
-"""The keys of the recipe `mulan`. Imports no torch, so that help is quick."""
+"""Configuration keys of the recipe `mulan`. Does not import torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -11,32 +11,38 @@ from quintet.config.presets import BASE, DEBUG, SMALL, preset
 from quintet.config.text import PRETRAINED
 
 TOKENS = "tokens:"
-"""Before the folder of a tokenizer."""
+"""Prefix of the folder of a tokenizer."""
 
 
 class TowerConfig(Section):
     """The transformer of a tower."""
 
-    dim: int = Field(256, ge=16, multiple_of=8, description="Width.")
-    depth: int = Field(4, ge=1, le=64, description="Blocks.")
-    heads: int = Field(4, ge=1, description="Attention heads.")
-    head_dim: int = Field(64, ge=8, multiple_of=4, description="Width of a head.")
-    ff_mult: float = Field(4.0, gt=0, description="Weights of a feed-forward layer, in squares of the width / 2.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch.")
+    dim: int = Field(256, ge=16, multiple_of=8, description="Hidden dimension of the transformer.")
+    depth: int = Field(4, ge=1, le=64, description="Number of transformer blocks.")
+    heads: int = Field(4, ge=1, description="Number of attention heads.")
+    head_dim: int = Field(64, ge=8, multiple_of=4, description="Dimension of each attention head.")
+    ff_mult: float = Field(4.0, gt=0, description="Feed-forward expansion factor.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of the output of each residual branch.")
 
 
 class AudioTowerConfig(TowerConfig):
-    """The tower of sound; the keyword arguments of `AudioSpectrogramTransformer`."""
+    """The audio tower; its keys are the keyword arguments of `AudioSpectrogramTransformer`."""
 
-    sample_rate: int = Field(16_000, ge=1000, le=384_000, description="Samples a second; files are resampled to it.")
-    n_fft: int = Field(1024, ge=16, description="Samples of a window of the spectrogram.")
-    hop_length: int = Field(160, gt=0, description="Samples from one window to the next.")
-    n_mels: int = Field(64, ge=8, description="Bins of the spectrogram, on the mel scale.")
-    patch_size: int = Field(16, ge=1, description="Side of a patch, in bins and in windows.")
-    max_seconds: float = Field(10.0, gt=0, description="Longest window of sound; longer clips come as several.")
-    patch_dropout: float = Field(0.25, ge=0, lt=1, description="Share of the patches left out in training.")
-    frequency_mask: int = Field(16, ge=0, description="Widest band of bins that is silenced in training; 0: none.")
-    time_mask: int = Field(32, ge=0, description="Longest stretch of windows that is silenced in training; 0: none.")
+    sample_rate: int = Field(16_000, ge=1000, le=384_000, description="Sampling rate in Hz; files are resampled to it.")
+    n_fft: int = Field(1024, ge=16, description="STFT window length of the spectrogram, in samples.")
+    hop_length: int = Field(160, gt=0, description="STFT hop length, in samples.")
+    n_mels: int = Field(64, ge=8, description="Number of mel bins of the spectrogram.")
+    patch_size: int = Field(16, ge=1, description="Side of a square patch, in mel bins and spectrogram frames.")
+    max_seconds: float = Field(
+        10.0, gt=0, description="Maximum length of a window, in seconds; longer clips are split into windows."
+    )
+    patch_dropout: float = Field(0.25, ge=0, lt=1, description="Fraction of the patches dropped in training.")
+    frequency_mask: int = Field(
+        16, ge=0, description="SpecAugment: maximum width of the masked frequency band, in mel bins; 0 disables it."
+    )
+    time_mask: int = Field(
+        32, ge=0, description="SpecAugment: maximum length of the masked time span, in frames; 0 disables it."
+    )
 
     @model_validator(mode="after")
     def _patches_fit(self) -> AudioTowerConfig:
@@ -46,99 +52,109 @@ class AudioTowerConfig(TowerConfig):
             )
         if self.frequency_mask > self.n_mels // 2:
             raise ValueError(
-                f"model.audio.frequency_mask={self.frequency_mask} could silence more than half of "
+                f"model.audio.frequency_mask={self.frequency_mask} could mask more than half of "
                 f"model.audio.n_mels={self.n_mels}"
             )
         return self
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches over the bins and over the longest window."""
+        """Rows and columns of patches of a window of `max_seconds`."""
         frames = int(self.sample_rate * self.max_seconds) // self.hop_length + 1
         return self.n_mels // self.patch_size, -(-frames // self.patch_size)
 
 
 class TextTowerConfig(TowerConfig):
-    """The tower of text; the keyword arguments of `TextTransformer`."""
+    """The text tower; its keys are the keyword arguments of `TextTransformer`."""
 
     encoder: str = Field(
         "bytes",
-        description="What a text is read as: bytes; tokens:FOLDER, of a tokenizer of transformers; hf:PATH_OR_NAME, "
-        "what a frozen encoder of transformers makes of it.",
+        description="Input of the text tower: bytes; tokens:FOLDER, tokens of a transformers tokenizer; "
+        "hf:PATH_OR_NAME, hidden states of a frozen transformers text encoder.",
     )
     vocab_size: int | None = Field(
-        None, ge=2, description="Symbols of the text; none: those of bytes, or of the tokenizer."
+        None, ge=2, description="Vocabulary size; null takes that of bytes, or of the tokenizer."
     )
-    max_length: int = Field(128, ge=8, le=4096, description="Longest text, in bytes or tokens; longer ones are cut.")
+    max_length: int = Field(
+        128, ge=8, le=4096, description="Maximum length of a text, in bytes or tokens; longer texts are truncated."
+    )
 
     @field_validator("encoder")
     @classmethod
-    def _known_reader(cls, reads: str) -> str:
-        named = any(reads.startswith(kind) and reads.removeprefix(kind).strip() for kind in (TOKENS, PRETRAINED))
-        if reads != "bytes" and not named:
+    def _known_encoder(cls, encoder: str) -> str:
+        named = any(encoder.startswith(kind) and encoder.removeprefix(kind).strip() for kind in (TOKENS, PRETRAINED))
+        if encoder != "bytes" and not named:
             raise ValueError("choose bytes, tokens:FOLDER, or hf:PATH_OR_NAME")
-        return reads
+        return encoder
 
 
 class MuLaNModelConfig(Section):
-    """Both towers and the space they share; the keyword arguments of `MuLaN`."""
+    """Both towers and the joint embedding space; its keys are the keyword arguments of `MuLaN`."""
 
-    audio: AudioTowerConfig = Field(default_factory=AudioTowerConfig, description="The tower of sound.")
-    text: TextTowerConfig = Field(default_factory=TextTowerConfig, description="The tower of text.")
-    latent_dim: int = Field(128, ge=2, description="Dimensions of the space both share.")
+    audio: AudioTowerConfig = Field(default_factory=AudioTowerConfig, description="The audio tower.")
+    text: TextTowerConfig = Field(default_factory=TextTowerConfig, description="The text tower.")
+    latent_dim: int = Field(128, ge=2, description="Dimension of the joint embedding space.")
     contrastive_loss: Literal["softmax", "decoupled", "sigmoid"] = Field(
         "softmax",
-        description="What is asked of a batch: softmax, which of all captions is a clip's, and the other way round; "
-        "decoupled, the same without the right one among the wrong; sigmoid, of every pair, whether it is one.",
+        description="Contrastive loss: softmax (InfoNCE, both directions), decoupled (DCL), or sigmoid (SigLIP).",
     )
-    temperature: float = Field(0.1, gt=0, le=10, description="By which similarities are divided at the start.")
-    min_temperature: float = Field(0.01, gt=0, description="The least that training may bring it to.")
+    temperature: float = Field(0.1, gt=0, le=10, description="Initial temperature of the contrastive loss.")
+    min_temperature: float = Field(0.01, gt=0, description="Lower limit of the learned temperature.")
     intermediate_losses: int = Field(
-        0, ge=0, description="Evenly spaced blocks of both towers that the loss is asked of too, each by itself."
+        0, ge=0, description="Number of intermediate blocks, evenly spaced in both towers, with a contrastive loss too."
     )
     num_quantizers: int = Field(
-        0, ge=0, le=64, description="Levels of a residual quantizer of the shared space, for generators; 0: none."
+        0,
+        ge=0,
+        le=64,
+        description="Number of residual quantizers of the embedding space, for generators; 0 disables it.",
     )
-    codebook_size: int = Field(1024, ge=2, description="Codes of each of its levels.")
+    codebook_size: int = Field(1024, ge=2, description="Number of codes of each quantizer.")
 
     @model_validator(mode="after")
-    def _middle_exists(self) -> MuLaNModelConfig:
+    def _check_intermediate_losses(self) -> MuLaNModelConfig:
         shallower = min(self.audio.depth, self.text.depth)
         if self.intermediate_losses >= shallower:
             raise ValueError(
-                f"model.intermediate_losses={self.intermediate_losses} needs towers of more than that many blocks, not {shallower}"
+                f"model.intermediate_losses={self.intermediate_losses} must be smaller than the depth of both towers "
+                f"({shallower})"
             )
         return self
 
 
 class MuLaNDataConfig(WindowedAudioDataConfig):
-    """Clips and their captions."""
+    """Captioned audio clips."""
 
     word_dropout: float = Field(
-        0.8, ge=0, le=1, description="Most of a training caption's words that may be left out; half of them stay whole."
+        0.8,
+        ge=0,
+        le=1,
+        description="Maximum fraction of words dropped from a training caption; half of the captions stay complete.",
     )
-    allow_missing_captions: bool = Field(False, description="Train on clips without a caption too.")
+    allow_missing_captions: bool = Field(False, description="Train even if some items have no caption.")
 
 
 class MuLaNEvalConfig(EvalConfig):
-    """Validation: of every caption, at which place its clip is found."""
+    """Validation: retrieval of clips by captions, and zero-shot classification."""
 
-    batches: int | None = Field(None, gt=0, description="Validation batches while training; none: all.")
+    batches: int | None = Field(None, gt=0, description="Validation batches during training; null uses all.")
     distinct_captions: int = Field(
-        0, ge=0, description="Search among the first so many clips of different captions; 0: among all clips."
+        0, ge=0, description="Retrieve among the first N clips with distinct captions; 0 retrieves among all clips."
     )
     zero_shot_labels: tuple[str, ...] = Field(
         (),
-        description="Words to tell clips by, without having been trained to: a clip's own is the one in its caption.",
+        description="Labels for zero-shot classification; the label of a clip is the one its caption contains.",
     )
-    zero_shot_template: str = Field("{}", description="The text that a label stands in, such as 'the sound of a {}'.")
+    zero_shot_template: str = Field(
+        "{}", description="Text template for the labels; {} is replaced by the label, as in 'the sound of a {}'."
+    )
 
     @field_validator("zero_shot_template")
     @classmethod
-    def _has_a_place(cls, prompt: str) -> str:
-        if "{}" not in prompt:
-            raise ValueError("needs {}, where the label goes")
-        return prompt
+    def _has_placeholder(cls, template: str) -> str:
+        if "{}" not in template:
+            raise ValueError("must contain {}, the placeholder of the label")
+        return template
 
 
 class MuLaNConfig(RunConfig):
@@ -150,7 +166,7 @@ class MuLaNConfig(RunConfig):
             data={"seconds": 1.0},
             sample={"num": 8},
         ),
-        # Two CPU cores, minutes.
+        # Trains on two CPU cores within minutes.
         "small": preset(
             SMALL,
             model={
@@ -173,7 +189,7 @@ class MuLaNConfig(RunConfig):
         ),
     }
 
-    recipe: Literal["mulan"] = Field("mulan", description="What is trained.")
-    data: MuLaNDataConfig = Field(default_factory=MuLaNDataConfig, description="The files.")
+    recipe: Literal["mulan"] = Field("mulan", description="Recipe of the run.")
+    data: MuLaNDataConfig = Field(default_factory=MuLaNDataConfig, description="Training data.")
     model: MuLaNModelConfig = Field(default_factory=MuLaNModelConfig, description="The two towers.")
     eval: MuLaNEvalConfig = Field(default_factory=MuLaNEvalConfig, description="Validation.")

@@ -1,4 +1,4 @@
-"""Clips as MuLaN hears them: windows of training, whole clips as several windows, and checks of their captions."""
+"""Data of MuLaN: splits, windows of clips in memory, and checks of the captions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.towers import TextTransformer
 from quintet.media.audio import resample, to_loudness, window_starts
 
-LOOKED_AT = 100
-"""Items of a data set in Python whose captions are looked at before training."""
+MAX_CHECKED = 100
+"""Items of a Python dataset whose captions are checked before training."""
 
 
 def mulan_splits(config: MuLaNConfig, tower: TextTransformer) -> Splits:
@@ -28,45 +28,45 @@ def mulan_splits(config: MuLaNConfig, tower: TextTransformer) -> Splits:
 
 
 def clip_windows(wave: Tensor, rate: int, config: MuLaNConfig) -> Item:
-    """A clip (samples,) as an item: at the rate of the model, in windows as those of files, as loud."""
-    data, own_rate = config.data, config.model.audio.sample_rate
-    samples = resample(wave.detach().float().cpu().numpy()[None], rate, own_rate)
-    size, stride = (max(1, round(each * own_rate)) for each in (data.seconds, data.stride))
+    """A clip (samples,) as an item, preprocessed as files are: resampled, split into windows, loudness normalised."""
+    data, sample_rate = config.data, config.model.audio.sample_rate
+    samples = resample(wave.detach().float().cpu().numpy()[None], rate, sample_rate)
+    size, stride = (max(1, round(each * sample_rate)) for each in (data.seconds, data.stride))
     starts = window_starts(samples.shape[1], size, stride, data.max_windows)
     windows = [samples[:, start : start + size] for start in starts]
     if data.loudness is not None:
-        windows = [to_loudness(window, own_rate, data.loudness) for window in windows]
+        windows = [to_loudness(window, sample_rate, data.loudness) for window in windows]
     wavs = torch.cat([torch.from_numpy(window) for window in windows])
     return {"wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
 
 
 def check_captions(splits: Splits, config: MuLaNConfig, tower: TextTransformer) -> None:
-    """Without captions there is nothing to learn; what is odd about them is said."""
+    """Raise if captions are missing; warn if they are too long or all the same."""
     captions = [pair for source in (splits.train, splits.validation) for pair in _captions(source)]
     if not captions:
         return
     missing = [name for name, text in captions if not text]
     if missing and not config.data.allow_missing_captions:
         raise UsageError(
-            f"{len(missing)} of {len(captions)} clips have no caption, {missing[0]} for one; add captions, or train "
-            "with data.allow_missing_captions=true"
+            f"{len(missing)} of {len(captions)} clips have no caption, for example {missing[0]}; add captions, or set "
+            "data.allow_missing_captions=true"
         )
     if long := tower.too_long([text for _, text in captions]):
         say(
-            f"{len(long)} captions are longer than model.text.max_length={config.model.text.max_length} and are cut at "
-            f"their end, for one: {long[0]!r}"
+            f"{len(long)} captions are longer than model.text.max_length={config.model.text.max_length} and are "
+            f"truncated, for example {long[0]!r}"
         )
     ((text, count),) = Counter(text for _, text in captions).most_common(1)
     if text and count == len(captions):
-        say(f"warning: all {count} clips have the caption {text!r}: there is nothing to tell them apart by")
+        say(f"warning: all {count} clips have the same caption {text!r}: a contrastive loss cannot learn from it")
 
 
 def _captions(source: Dataset) -> Iterator[tuple[str, str]]:
-    """Of each clip its name and its caption, where it has one in words."""
+    """Name and caption of each clip; clips whose captions are token ids are left out."""
     assert isinstance(source, AudioFolder | PythonAudio)
-    # A data set in Python may have to make a whole sound to tell its caption.
-    count = len(source) if isinstance(source, AudioFolder) else min(len(source), LOOKED_AT)
+    # A Python dataset may have to load the whole clip to return its caption.
+    count = len(source) if isinstance(source, AudioFolder) else min(len(source), MAX_CHECKED)
     for item in range(count):
-        about = source.metadata(item)
-        if "texts" in about:
-            yield source.name(item), about["texts"]
+        metadata = source.metadata(item)
+        if "texts" in metadata:
+            yield source.name(item), metadata["texts"]

@@ -1,4 +1,4 @@
-"""`MuLaN`: sound and text in one space (Huang et al. 2022, 2208.12415)."""
+"""`MuLaN`: a joint embedding of audio and text (Huang et al. 2022, 2208.12415)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNModelConfig
-from quintet.families.mulan.towers import AudioSpectrogramTransformer, Hiding, Prepared, TextTransformer
+from quintet.families.mulan.towers import AudioSpectrogramTransformer, Prepared, SpecAugmentNoise, TextTransformer
 from quintet.nn.quantize import make_quantizer
 
 __all__ = ["AudioSpectrogramTransformer", "MuLaN", "MuLaNEmbedQuantizer", "TextTransformer", "Vectors"]
 
-FIRST_BIAS = -10.0
-"""Of the sigmoid loss, where nearly all pairs are wrong ones (2303.15343)."""
-FEWEST = 0.05
-"""A code that is used less often than this share of the mean is dead."""
+INITIAL_BIAS = -10.0
+"""Initial bias of the sigmoid loss, for which nearly all pairs are negatives (2303.15343)."""
+DEAD_FRACTION = 0.05
+"""A code that is used less often than this fraction of the mean is dead."""
 
 
 class Vectors(NamedTuple):
-    """Both views of a batch, `(batch, states, latent_dim)`, of length one; the last state is the one to use.
+    """Unit embeddings of clips and texts, each (batch, states, latent_dim), and logit `scale` and `bias` (states,).
 
-    `scale` and `bias` are those of each state's loss.
+    A state is the output of a block with a contrastive loss; the last state is the embedding to use.
     """
 
     audio: Tensor
@@ -40,7 +40,7 @@ class Vectors(NamedTuple):
 
 
 class MuLaN(Pretrained, nn.Module):
-    """Two towers with one space above them.
+    """An audio tower and a text tower with projections into a joint embedding space.
 
     MuLaN(audio_transformer=AudioSpectrogramTransformer(dim=512), text_transformer=TextTransformer(dim=512)), or
     keyword arguments that are the keys of `model.*`; see `MuLaNModelConfig`.
@@ -69,40 +69,45 @@ class MuLaN(Pretrained, nn.Module):
         self.audio_to_latent = _projections(config.audio.dim, config.latent_dim, states)
         self.text_to_latent = _projections(config.text.dim, config.latent_dim, states)
         self.log_scale = nn.Parameter(torch.full((states,), -math.log(config.temperature)))
-        self.bias = nn.Parameter(torch.full((states,), FIRST_BIAS)) if config.contrastive_loss == "sigmoid" else None
+        self.bias = nn.Parameter(torch.full((states,), INITIAL_BIAS)) if config.contrastive_loss == "sigmoid" else None
 
     @property
-    def rate(self) -> int:
-        """Samples a second of what it hears."""
+    def sample_rate(self) -> int:
+        """Sampling rate of its input, in Hz."""
         return self.config.audio.sample_rate
 
     @property
     def latent_dim(self) -> int:
         return self.config.latent_dim
 
-    def forward(self, waves: Tensor, lengths: Tensor, text: Tensor, mask: Tensor, hiding: Hiding | None) -> Vectors:
-        """Both views of a batch, in training; `text` and `mask` are what `prepare` made."""
+    def forward(
+        self, waves: Tensor, lengths: Tensor, text: Tensor, mask: Tensor, noise: SpecAugmentNoise | None
+    ) -> Vectors:
+        """Embeddings of a training batch: `waves` (batch, samples), `text` and `mask` as returned by `prepare`."""
         config = self.config
-        audio = self.audio(waves, lengths, hiding, _evenly(config.audio.depth, config.intermediate_losses))
+        audio = self.audio(waves, lengths, noise, _evenly(config.audio.depth, config.intermediate_losses))
         texts = self.text(text, mask, _evenly(config.text.depth, config.intermediate_losses))
-        return Vectors(_latents(self.audio_to_latent, audio), _latents(self.text_to_latent, texts), *self._sharpness())
+        return Vectors(
+            _latents(self.audio_to_latent, audio), _latents(self.text_to_latent, texts), *self._scale_and_bias()
+        )
 
     def embed_audio(self, waves: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Vectors `(batch, latent_dim)` of length one."""
+        """Unit embeddings (batch, latent_dim) of waveforms (batch, samples)."""
         if lengths is None:
             lengths = torch.full((len(waves),), waves.shape[1], device=waves.device)
         return _latents(self.audio_to_latent[-1:], self.audio(waves, lengths)[:, -1:])[:, 0]
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Vectors `(batch, latent_dim)` of length one."""
+        """Unit embeddings (batch, latent_dim) of texts."""
         return self.embed_prepared(self.text.prepare(texts))
 
     def embed_prepared(self, prepared: Prepared) -> Tensor:
+        """Unit embeddings (batch, latent_dim) of texts as returned by `prepare`."""
         device = self.log_scale.device
         text, mask = (tensor.to(device) for tensor in prepared)
         return _latents(self.text_to_latent[-1:], self.text(text, mask)[:, -1:])[:, 0]
 
-    def _sharpness(self) -> tuple[Tensor, Tensor]:
+    def _scale_and_bias(self) -> tuple[Tensor, Tensor]:
         scale = self.log_scale.exp()
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias
 
@@ -112,7 +117,10 @@ def _projections(dim: int, latent_dim: int, states: int) -> nn.ModuleList:
 
 
 def _latents(projections: nn.ModuleList, states: Tensor) -> Tensor:
-    """In full precision: autocast has too little for differences of directions."""
+    """Unit embeddings (batch, states, latent_dim) of states (batch, states, dim).
+
+    In full precision: autocast is too coarse for small angles between embeddings.
+    """
     with torch.autocast(states.device.type, enabled=False):
         exact = at_least_fp32(states)
         vectors = [project(state) for project, state in zip(projections, exact.unbind(1), strict=True)]
@@ -120,48 +128,49 @@ def _latents(projections: nn.ModuleList, states: Tensor) -> Tensor:
 
 
 def _evenly(depth: int, count: int) -> tuple[int, ...]:
-    """The numbers of so many blocks, evenly spaced, the last one not among them."""
+    """The indices of `count` evenly spaced blocks, without the last one."""
     return tuple(depth * number // (count + 1) - 1 for number in range(1, count + 1))
 
 
 class MuLaNEmbedQuantizer(nn.Module):
-    """Vectors `(batch, latent_dim)` to codes `(batch, levels)`, the coarsest first, and back, for generators that they
-    condition (MusicLM, 2301.11325): a residual quantizer of moving averages.
+    """Residual quantizer of embeddings: (batch, latent_dim) to codes (batch, num_quantizers) and back.
 
-    `positions` is how many vectors a step brings in training.
+    For generators that are conditioned on the codes (MusicLM, 2301.11325). Its codebooks are moving averages.
+    `positions` is the number of embeddings per training step.
     """
 
     def __init__(
         self,
         latent_dim: int,
-        levels: int = 8,
+        num_quantizers: int = 8,
         codebook_size: int = 1024,
         *,
         positions: int = 1024,
     ) -> None:
         super().__init__()
-        if levels < 1:
-            raise UsageError(f"MuLaNEmbedQuantizer needs levels of at least 1, not {levels}")
-        # Vectors that take part in no gradient: nothing has to commit itself to a code.
+        if num_quantizers < 1:
+            raise UsageError(f"MuLaNEmbedQuantizer needs num_quantizers of at least 1, not {num_quantizers}")
+        # The embeddings get no gradient from the quantizer, so there is no commitment loss.
         self.quantizer = make_quantizer(
             "vq",
             latent_dim,
             codebook_size,
-            levels,
+            num_quantizers,
             commitment_weight=0.0,
-            revive_below=FEWEST * positions / codebook_size,
+            revive_below=DEAD_FRACTION * positions / codebook_size,
         )
 
     def encode(self, vectors: Tensor) -> Tensor:
+        """Codes (batch, num_quantizers) of embeddings (batch, latent_dim)."""
         codes: Tensor = self.quantizer.encode(vectors[None])[0]
         return codes if self.quantizer.code_axes else codes[:, None]
 
     def decode(self, codes: Tensor) -> Tensor:
-        """The vectors that codes stand for, of length one."""
+        """Unit embeddings (batch, latent_dim) of codes (batch, num_quantizers)."""
         inner = codes if self.quantizer.code_axes else codes[:, 0]
         return F.normalize(self.quantizer.codes_to_vectors(inner[None])[0], dim=-1)
 
     def forward(self, views: Tensor, return_candidates: bool) -> Statistics:
-        """What the views of a batch, `(batch, views, latent_dim)`, add to the codebooks."""
+        """Codebook statistics of the embeddings of a batch, (batch, views, latent_dim)."""
         statistics: Statistics = self.quantizer(views, return_candidates=return_candidates).statistics
         return statistics

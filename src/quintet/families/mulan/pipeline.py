@@ -1,4 +1,4 @@
-"""`MuLaNPipeline`: clips and texts to vectors of one space."""
+"""`MuLaNPipeline`: embeds clips and texts into one space."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
         mulan = MuLaNPipeline.from_pretrained("runs/mulan")
         scores = mulan.embed_audio(waves, rate=44_100) @ mulan.embed_texts(["slow drums"]).T
 
-    It computes in the precision of its weights, or under the autocast of its caller: of `inference()`, or of a
-    generator that is conditioned on its vectors.
+    It computes in the precision of its weights, or under the autocast of its caller: `inference()`, or a generator that
+    is conditioned on its embeddings.
     """
 
     recipe = "mulan"
@@ -48,10 +48,10 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
         cls,
         config: MuLaNConfig,
         frozen: Frozen,
-        given: Mapping[str, nn.Module] | None = None,
+        existing: Mapping[str, nn.Module] | None = None,
     ) -> dict[str, nn.Module]:
-        """`given` are modules that exist already; the others are made."""
-        modules, model = dict(given or {}), config.model
+        """The modules of a configuration; those that are not in `existing` are built."""
+        modules, model = dict(existing or {}), config.model
         if "mulan" not in modules:
             modules["mulan"] = MuLaN(model)
         if model.num_quantizers and "quantizer" not in modules:
@@ -62,7 +62,7 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
 
     @classmethod
     def fit(cls, config: MuLaNConfig, frozen: Frozen) -> MuLaNConfig:
-        """With the folder of the text encoder or tokenizer, where there is one, and its vocabulary."""
+        """The configuration with the resolved folder of the text encoder or tokenizer, and its vocabulary size."""
         config = config.changed(_text_keys(config))
         if config.data.seconds > config.model.audio.max_seconds:
             raise UsageError(
@@ -79,18 +79,18 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
 
     @property
     def quantizer(self) -> MuLaNEmbedQuantizer:
-        """The residual quantizer of the space, of a model with `model.num_quantizers`."""
+        """The residual quantizer of the embeddings; exists if `model.num_quantizers` is above 0."""
         quantizer = self.modules["quantizer"]
         assert isinstance(quantizer, MuLaNEmbedQuantizer)
         return quantizer
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second of what the model hears; clips of another rate are resampled."""
-        return self.mulan.rate
+        """Sampling rate of the model, in Hz; clips of another rate are resampled."""
+        return self.mulan.sample_rate
 
     def embed_audio(self, waves: Sequence[Tensor], rate: int) -> Tensor:
-        """Vectors (clips, dim), of length one, of mono clips (samples,) at a rate, each of its own length."""
+        """Unit embeddings (clips, latent_dim) of mono clips (samples,) of any length, at the sampling rate `rate`."""
         items = [clip_windows(wave, rate, self.config) for wave in waves]
         count = len(items)
         batch = Batch(pad_windows(items), ("",) * count, ItemRNG(0, [0] * count, range(count)))
@@ -98,21 +98,21 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
             return self.embed_batch(batch.to(self.device, self.mulan.log_scale.dtype))
 
     def embed_texts(self, texts: str | Sequence[str]) -> Tensor:
-        """Vectors (texts, dim), of length one."""
+        """Unit embeddings (texts, latent_dim) of texts."""
         texts = [texts] if isinstance(texts, str) else texts
         if long := self.mulan.text.too_long(texts):
-            say(f"warning: cut at its end, the model reads no more (model.text.max_length): {long[0]!r}")
+            say(f"warning: text truncated to model.text.max_length={self.config.model.text.max_length}: {long[0]!r}")
         parts = [texts[start : start + TEXTS_AT_ONCE] for start in range(0, len(texts), TEXTS_AT_ONCE)]
         with inference_mode(self.modules):
             return torch.cat([self.mulan.embed_texts(part) for part in parts])
 
     def embed_batch(self, batch: Batch) -> Tensor:
-        """Of a long clip the mean over its windows."""
+        """Unit embeddings (batch, latent_dim) of clips; for a long clip the mean over its windows."""
         windows = self.mulan.embed_audio(batch["wavs"], batch["lengths"])
         return F.normalize(mean_over_windows(windows, batch["owners"], len(batch)), dim=-1)
 
     def audio_features(self) -> AudioFeatureExtractor:
-        """Hidden states of the audio tower, from which semantic tokens are made."""
+        """Hidden states of the audio tower, for semantic tokens."""
         return MuLaNFeatures(self.mulan, self.config)
 
     def splits(self) -> Splits:
@@ -123,13 +123,13 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
 
 
 def _text_keys(config: MuLaNConfig) -> dict[str, Any]:
-    """The keys that follow from the files of a tokenizer or a frozen text encoder: where it lies, its vocabulary."""
-    reads = config.model.text.encoder
+    """Keys that follow from the files of a tokenizer or frozen text encoder: its folder and vocabulary size."""
+    encoder = config.model.text.encoder
     found: dict[str, Any] = {}
     for kind in (TOKENS, PRETRAINED):
-        folder = Path(reads.removeprefix(kind)).expanduser()
-        if reads.startswith(kind) and folder.is_dir():
+        folder = Path(encoder.removeprefix(kind)).expanduser()
+        if encoder.startswith(kind) and folder.is_dir():
             found["model.text.encoder"] = f"{kind}{folder.resolve()}"
-    if reads.startswith(TOKENS) and config.model.text.vocab_size is None:
-        found["model.text.vocab_size"] = TokenizerFolder(reads.removeprefix(TOKENS)).vocabulary
+    if encoder.startswith(TOKENS) and config.model.text.vocab_size is None:
+        found["model.text.vocab_size"] = TokenizerFolder(encoder.removeprefix(TOKENS)).vocabulary
     return found

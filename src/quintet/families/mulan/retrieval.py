@@ -1,4 +1,4 @@
-"""Retrieval metrics: the rank of the right answer when all are ordered by similarity."""
+"""Retrieval metrics: the rank of the correct candidate when all are sorted by similarity."""
 
 from __future__ import annotations
 
@@ -13,50 +13,54 @@ from quintet.nn.contrastive import similarities
 
 RECALLS = (1, 5, 10)
 _ROWS = 1024
-"""Questions that are answered at a time: all at once would fill the memory of a large data set."""
+"""Queries per batch: a large dataset would not fit into memory at once."""
 
 
 def retrieval_metrics(audio: Tensor, text: Tensor, captions: Tensor) -> dict[str, float]:
-    """Recall, median rank and mean reciprocal rank, both ways. Any clip of the same caption is a right answer."""
-    figures: dict[str, float] = {}
-    for name, asked, answers in (("text_to_audio", text, audio), ("audio_to_text", audio, text)):
-        ranks = ranks_of(asked, answers, captions)
-        figures.update({f"{name}_r{most}": float((ranks <= most).double().mean()) for most in RECALLS})
-        figures[f"{name}_median_rank"] = float(ranks.double().median())
-        figures[f"{name}_mrr"] = float((1 / ranks.double()).mean())
-    return figures
+    """Recall@K, median rank and mean reciprocal rank, text to audio and audio to text.
+
+    `audio` and `text` are embeddings (clips, dim), `captions` (clips,) the ids of the captions. Any clip with the same
+    caption is a correct answer.
+    """
+    metrics: dict[str, float] = {}
+    for name, queries, candidates in (("text_to_audio", text, audio), ("audio_to_text", audio, text)):
+        ranks = best_ranks(queries, candidates, captions)
+        metrics.update({f"{name}_r{k}": float((ranks <= k).double().mean()) for k in RECALLS})
+        metrics[f"{name}_median_rank"] = float(ranks.double().median())
+        metrics[f"{name}_mrr"] = float((1 / ranks.double()).mean())
+    return metrics
 
 
-def ranks_of(asked: Tensor, answers: Tensor, groups: Tensor) -> Tensor:
-    """The place of the best right answer to each question, 1 being the first.
+def best_ranks(queries: Tensor, candidates: Tensor, groups: Tensor) -> Tensor:
+    """The rank (queries,) of the best correct candidate of each query, 1 being the first.
 
-    An answer is right that is of the same group. Of equal scores the right one stands last, so that a model that
-    tells nothing apart finds nothing.
+    A candidate is correct if it is in the same group. Among equal scores the correct one ranks last, so that a model
+    with constant embeddings has the worst metrics.
     """
     ranks = []
-    for start in range(0, len(asked), _ROWS):
-        scores = similarities(asked[start : start + _ROWS], answers)
-        right = groups[start : start + _ROWS, None] == groups[None]
-        best = scores.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
-        ranks.append(1 + (~right & (scores >= best)).sum(1))
+    for start in range(0, len(queries), _ROWS):
+        scores = similarities(queries[start : start + _ROWS], candidates)
+        correct = groups[start : start + _ROWS, None] == groups[None]
+        best = scores.masked_fill(~correct, -torch.inf).amax(1, keepdim=True)
+        ranks.append(1 + (~correct & (scores >= best)).sum(1))
     return torch.cat(ranks)
 
 
-def first_of_each(groups: Tensor, most: int) -> Tensor:
-    """The places of the first row of each group, at most so many."""
-    seen: dict[int, int] = {}
-    for place, group in enumerate(groups.tolist()):
-        seen.setdefault(group, place)
-    return torch.tensor(list(seen.values())[:most], device=groups.device)
+def first_per_group(groups: Tensor, limit: int) -> Tensor:
+    """The indices of the first row of each group, at most `limit`."""
+    first: dict[int, int] = {}
+    for index, group in enumerate(groups.tolist()):
+        first.setdefault(group, index)
+    return torch.tensor(list(first.values())[:limit], device=groups.device)
 
 
 def caption_number(text: str) -> int:
-    """A number that stands for a caption: equal captions have equal numbers."""
+    """A hash of the words of a caption, without case and punctuation."""
     words = " ".join(re.findall(r"\w+", text.lower()))
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big", signed=True)
 
 
 def label_in(text: str, labels: Sequence[str]) -> int | None:
-    """Which label a caption names: of several the longest, as of 'drum' and 'snare drum'; None if none."""
+    """The index of the label that a caption contains; the longest of several, as of 'drum' and 'snare drum'."""
     found = [label for label in labels if re.search(rf"\b{re.escape(label.lower())}\b", text.lower())]
     return labels.index(max(found, key=len)) if found else None

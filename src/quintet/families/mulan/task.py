@@ -1,4 +1,4 @@
-"""`MuLaNTask`: a contrastive loss over the whole batch, retrieval metrics and samples."""
+"""`MuLaNTask`: contrastive training over the whole batch, retrieval metrics and samples."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.data.audio import pad_windows
 from quintet.data.splits import Splits
-from quintet.families.mulan.augment import without_words
+from quintet.families.mulan.augment import drop_words
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import mulan_splits
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.retrieval import caption_number, first_of_each, label_in, retrieval_metrics
+from quintet.families.mulan.retrieval import caption_number, first_per_group, label_in, retrieval_metrics
 from quintet.families.mulan.towers import Prepared
 from quintet.media.chart import draw_matrix
 from quintet.media.image import write_image
 from quintet.nn.contrastive import contrastive_loss, similarities
 from quintet.pipelines.base import Frozen
 from quintet.training.engine import Engine
+from quintet.training.grad_cache import grad_cache_backward
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Report, Task, Traits
-from quintet.training.whole_batch import whole_batch_backward
 
 REVIVE_EVERY = 20
-"""Steps between two looks for dead codes: candidates are gathered only then."""
-NOTHING_LEARNED = 0.02
-"""A loss this near to that of guessing has learned nothing."""
+"""Steps between two revivals of dead codes; candidates are gathered only then."""
+CHANCE_MARGIN = 0.02
+"""A loss this close to that of chance means that nothing was learned."""
 
 
 class MuLaNTask(Task[MuLaNConfig]):
@@ -65,32 +65,32 @@ class MuLaNTask(Task[MuLaNConfig]):
     # --- training -------------------------------------------------------------------------------------------
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
-        """Learn how loud the data is, and start the codebooks from the first batch's vectors."""
+        """Measure mean and deviation of the spectrograms, and initialise the codebooks from the first embeddings."""
         held = list(batches)
-        levels = [Statistics({"level": self.mulan.audio.level(batch["wavs"], batch["lengths"])}) for batch in held]
-        self.mulan.audio.adjust(sum(levels, Statistics()).over_ranks().sums["level"])
+        moments = [Statistics({"moments": self.mulan.audio.moments(*_waves(batch))}) for batch in held]
+        self.mulan.audio.set_normalisation(sum(moments, Statistics()).over_ranks().sums["moments"])
         if self.config.model.num_quantizers:
             with torch.no_grad():
                 views = [Statistics(rows={"views": _views(self._vectors(modules, batch))}) for batch in held]
             vectors = sum(views, Statistics()).over_ranks().rows["views"].flatten(0, 1)
-            self.quantizer.quantizer.initialise(vectors, seed_from(self.config.train.seed, "codebook"))
+            self.quantizer.quantizer.init_from_data(vectors, seed_from(self.config.train.seed, "codebook"))
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         vectors = self._vectors(modules, batch)
         statistics = Statistics()
         if self.config.model.num_quantizers:
-            # The codebooks follow the vectors, and the vectors know nothing of them.
+            # The codebooks follow the embeddings; no gradient flows back to them.
             counted = self.quantizer(_views(vectors).detach(), return_candidates=step % REVIVE_EVERY == 0)
             statistics = counted.with_prefix("quantizer")
         rows = {"audio": vectors.audio, "text": vectors.text}
         return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}}, statistics)
 
     def backward(self, micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
-        return whole_batch_backward(self, micro_batches, modules, engine, step)
+        return grad_cache_backward(self, micro_batches, modules, engine, step)
 
     def loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         rows, shared = output["rows"], output["shared"]
-        # Every rank's rows, so that each is held against all; the loss is then the same on every rank.
+        # The rows of all ranks, so that each is compared with all; the loss is the same on every rank.
         audio, text = (collectives.gather_rows(rows[name]).unbind(1) for name in ("audio", "text"))
         losses = [
             contrastive_loss(self.config.model.contrastive_loss, clips, texts, scale, bias)
@@ -116,91 +116,96 @@ class MuLaNTask(Task[MuLaNConfig]):
         captions = torch.tensor([caption_number(each) for each in _texts_of(batch)], device=audio.device)
         sums = self._zero_shot(pipeline, batch, audio) if self.config.eval.zero_shot_labels else {}
         if self.config.model.num_quantizers:
-            kept = F.cosine_similarity(pipeline.quantizer.decode(pipeline.quantizer.encode(audio)), audio)
-            sums["quantized"] = kept.double().sum()
-        # The temperature of these weights, averaged or live, as often as there are batches.
+            quantized = pipeline.quantizer.decode(pipeline.quantizer.encode(audio))
+            sums["quantized"] = F.cosine_similarity(quantized, audio).double().sum()
+        # The temperature of the evaluated weights, EMA or live; the mean over batches is the same value.
         sums |= {"log_scale": pipeline.mulan.log_scale[-1].double(), "batches": torch.tensor(1.0)}
         return Statistics(sums, {"audio": audio, "text": text, "captions": captions})
 
     def _zero_shot(self, pipeline: MuLaNPipeline, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
-        """How many clips name a label in their caption, and of how many the nearest label is that one."""
+        """The number of clips whose caption contains a label, and of those whose nearest label is that one."""
         labels = self.config.eval.zero_shot_labels
         prompts = pipeline.mulan.embed_texts(
             [self.config.eval.zero_shot_template.replace("{}", label) for label in labels]
         )
-        guesses = similarities(audio, prompts).argmax(1).tolist()
+        predicted = similarities(audio, prompts).argmax(1).tolist()
         named = [label_in(text, labels) for text in _texts_of(batch)]
-        right = [guess == own for guess, own in zip(guesses, named, strict=True) if own is not None]
-        return {"labelled": torch.tensor(float(len(right))), "told_right": torch.tensor(float(sum(right)))}
+        correct = [guess == label for guess, label in zip(predicted, named, strict=True) if label is not None]
+        return {"labelled": torch.tensor(float(len(correct))), "correct": torch.tensor(float(sum(correct)))}
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         audio, text, captions = (statistics.rows[name] for name in ("audio", "text", "captions"))
         sums = statistics.sums
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if "quantized" in sums:
-            figures["quantizer_similarity"] = float(sums["quantized"] / len(audio))
+            metrics["quantizer_similarity"] = float(sums["quantized"] / len(audio))
         if self.config.eval.distinct_captions:
-            chosen = first_of_each(captions, self.config.eval.distinct_captions)
+            chosen = first_per_group(captions, self.config.eval.distinct_captions)
             audio, text, captions = audio[chosen], text[chosen], captions[chosen]
-        figures |= retrieval_metrics(audio, text, captions)
-        figures["compared"] = float(len(audio))
-        figures["loss"] = _loss_of_all(audio, text, (sums["log_scale"] / sums["batches"]).exp())
+        metrics |= retrieval_metrics(audio, text, captions)
+        metrics["compared"] = float(len(audio))
+        metrics["loss"] = _retrieval_loss(audio, text, (sums["log_scale"] / sums["batches"]).exp())
         if sums.get("labelled"):
-            figures["zero_shot_accuracy"] = float(sums["told_right"] / sums["labelled"])
-            figures["zero_shot_clips"] = float(sums["labelled"])
+            metrics["zero_shot_accuracy"] = float(sums["correct"] / sums["labelled"])
+            metrics["zero_shot_clips"] = float(sums["labelled"])
         elif "labelled" in sums:
-            say("warning: no caption names just one of eval.zero_shot_labels, so nothing can be told of them")
-        return figures
+            say("warning: no caption contains any of eval.zero_shot_labels; zero-shot accuracy is not computed")
+        return metrics
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """How near each clip is to each caption: the diagonal should shine."""
+        """An image of the similarities of all clips and captions of a batch; the diagonal should be brightest."""
         pipeline: MuLaNPipeline = self.pipeline(modules)
         audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self._texts(batch))
         scores = similarities(audio, text).double().cpu()
-        picture = draw_matrix(scores.numpy(), [Path(name).name for name in batch.names], _texts_of(batch))
-        about = {"rows": list(batch.names), "columns": _texts_of(batch)}
-        return [Artifact("similarities.png", partial(write_image, picture), about, torch.from_numpy(picture.copy()))]
+        image = draw_matrix(scores.numpy(), [Path(name).name for name in batch.names], _texts_of(batch))
+        metadata = {"rows": list(batch.names), "columns": _texts_of(batch)}
+        return [Artifact("similarities.png", partial(write_image, image), metadata, torch.from_numpy(image.copy()))]
 
     # --- parts ----------------------------------------------------------------------------------------------
 
     def _texts(self, batch: Batch, word_dropout: float = 0.0) -> Prepared:
-        """The captions of a batch as the tower takes them, on its device."""
+        """The captions of a batch, prepared for the text tower, on the device of the batch."""
         tower = self.mulan.text
         if "token_ids" in batch:
             prepared = tower.prepare_ids(batch["token_ids"])
         else:
             texts = batch["texts"]
-            prepared = tower.prepare(without_words(texts, batch.rng, word_dropout) if word_dropout else texts)
+            prepared = tower.prepare(drop_words(texts, batch.rng, word_dropout) if word_dropout else texts)
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
 
     def _vectors(self, modules: Modules, batch: Batch) -> Vectors:
-        """A batch as training sees it."""
-        hiding = self.mulan.audio.hiding(batch.rng).to(batch["wavs"].device)
+        """The embeddings of an augmented training batch."""
+        noise = self.mulan.audio.augment_noise(batch.rng).to(batch["wavs"].device)
         prepared = self._texts(batch, word_dropout=self.config.data.word_dropout)
-        vectors: Vectors = modules["mulan"](batch["wavs"], batch["lengths"], *prepared, hiding)
+        vectors: Vectors = modules["mulan"](*_waves(batch), *prepared, noise)
         return vectors
 
 
-def _loss_of_all(audio: Tensor, text: Tensor, scale: Tensor) -> float:
-    """The softmax loss over all that is compared; guessing gives the logarithm of their number."""
+def _retrieval_loss(audio: Tensor, text: Tensor, scale: Tensor) -> float:
+    """The softmax loss over all compared pairs; chance gives the logarithm of their number."""
     loss = float(contrastive_loss("softmax", audio, text, scale.to(audio), torch.zeros_like(scale)))
-    guessing = math.log(len(audio))
-    if len(audio) > 1 and abs(loss - guessing) < NOTHING_LEARNED:
+    chance = math.log(len(audio))
+    if len(audio) > 1 and abs(loss - chance) < CHANCE_MARGIN:
         say(
-            f"warning: the loss {loss:.3f} is that of guessing among {len(audio)}, ln({len(audio)}) = "
-            f"{guessing:.3f}: the vectors tell nothing apart; lower optim.lr, or look at the captions"
+            f"warning: the loss {loss:.3f} is that of chance among {len(audio)} clips, ln({len(audio)}) = "
+            f"{chance:.3f}: the embeddings do not distinguish clips; lower optim.lr, or check the captions"
         )
     return loss
 
 
 def _views(vectors: Vectors) -> Tensor:
-    """The clip's vector and the caption's of each item, `(batch, 2, latent_dim)`."""
+    """The embeddings of clip and caption of each item, (batch, 2, latent_dim)."""
     return torch.stack([vectors.audio[:, -1], vectors.text[:, -1]], dim=1)
 
 
+def _waves(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Waveforms (windows, samples) and their lengths (windows,)."""
+    return batch["wavs"], batch["lengths"]
+
+
 def _texts_of(batch: Batch) -> list[str]:
-    """The captions in words; where they came as ids, the ids."""
+    """The captions; for a dataset of token ids, the ids as text."""
     if "token_ids" in batch:
         return [" ".join(map(str, ids.tolist())) for ids in batch["token_ids"]]
     return list(batch["texts"])

@@ -1,7 +1,8 @@
-"""The two towers of MuLaN. `AudioSpectrogramTransformer`: waves to log-mel spectrograms, to patches, through a
-transformer (AST, 2104.01778). `TextTransformer`: bytes, tokens, or the vectors of a frozen text encoder, through one.
+"""The two towers of MuLaN.
 
-Patches beyond the end of a clip are masked, so that a clip means the same alone and beside longer ones.
+`AudioSpectrogramTransformer` (AST, 2104.01778) is a transformer over patches of log-mel spectrograms. `TextTransformer`
+is a transformer over bytes, tokens, or the hidden states of a frozen text encoder. Patches behind the end of a clip are
+masked, so that a clip has the same embedding alone and in a batch with longer clips.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from quintet.common.rng import ItemRNG
 from quintet.config import validate
 from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
-from quintet.families.mulan.augment import draw_masks, hide, keep_patches
+from quintet.families.mulan.augment import drop_patches, mask_noise, spec_augment
 from quintet.families.mulan.config import TOKENS, AudioTowerConfig, TextTowerConfig, TowerConfig
 from quintet.media.mel import LogMel
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
@@ -29,22 +30,23 @@ from quintet.nn.text import NUM_SYMBOLS, TokenizerFolder, encode_bytes, padded_l
 from quintet.nn.transformer import Transformer
 
 Prepared = tuple[Tensor, Tensor]
-"""Symbols `(batch, length)`, or a frozen encoder's vectors with a width behind; and which of them are there."""
+"""Token ids (batch, length), or hidden states (batch, length, dim) of a frozen encoder; and their valid mask."""
 
 
-class Hiding(NamedTuple):
-    """The random numbers by which parts of a batch are hidden in training."""
+class SpecAugmentNoise(NamedTuple):
+    """Random numbers in [0, 1) of the augmentation of a training batch."""
 
     masks: Tensor
-    order: Tensor
-    """Of the patches of the longest clip, `(batch, rows, columns)`."""
+    """(batch, 4), of the SpecAugment masks."""
+    patches: Tensor
+    """(batch, rows, columns), of the dropout of the patches of a window of `max_seconds`."""
 
-    def to(self, device: torch.device) -> Hiding:
-        return Hiding(*(numbers.to(device) for numbers in self))
+    def to(self, device: torch.device) -> SpecAugmentNoise:
+        return SpecAugmentNoise(*(noise.to(device) for noise in self))
 
 
 class AudioSpectrogramTransformer(nn.Module):
-    """Waves `(batch, samples)` to vectors `(batch, dim)`. Keyword arguments are the keys of `model.audio`."""
+    """Waveforms (batch, samples) to vectors (batch, dim). Keyword arguments are the keys of `model.audio`."""
 
     mean: Tensor
     deviation: Tensor
@@ -52,81 +54,84 @@ class AudioSpectrogramTransformer(nn.Module):
     def __init__(self, config: AudioTowerConfig | None = None, **keywords: Any) -> None:
         super().__init__()
         self.config = config = config or validate(AudioTowerConfig, keywords)
-        self.log_mel = LogMel(config.sample_rate, n_fft=config.n_fft, hop=config.hop_length, mels=config.n_mels)
-        # What a spectrogram is brought to zero and one by; set from the data when training begins.
+        self.log_mel = LogMel(
+            config.sample_rate, n_fft=config.n_fft, hop_length=config.hop_length, n_mels=config.n_mels
+        )
+        # Spectrograms are normalised to zero mean and unit deviation; set from the data when training starts.
         self.register_buffer("mean", torch.tensor(-6.0))
         self.register_buffer("deviation", torch.tensor(4.0))
         self.project = nn.Linear(config.patch_size**2, config.dim)
         self.transformer = _transformer(
             config,
-            # Which tone a patch is of is what counts, so places are told; distances come by turning.
+            # The frequency of a patch matters, so absolute positions are learned; rotary embeddings add distances.
             positions=LearnedPositions(config.grid, config.dim),
             rotary=Rotary(config.grid, config.head_dim),
         )
 
     def forward(
-        self, waves: Tensor, lengths: Tensor, hiding: Hiding | None = None, after: Sequence[int] = ()
+        self, waves: Tensor, lengths: Tensor, noise: SpecAugmentNoise | None = None, after: Sequence[int] = ()
     ) -> Tensor:
-        """One vector a clip for each of the blocks `after` and the last norm, `(batch, states, dim)`.
+        """Mean-pooled vectors (batch, states, dim): after each of the blocks `after`, and after the last norm.
 
-        Of each row so many samples are sound.
+        `lengths` (batch,) are in samples; `noise` turns on the augmentation.
         """
         frames = self.log_mel.frames(lengths)
         spectrogram = self._normalised(waves, frames)
-        if hiding is not None:
-            spectrogram = hide(spectrogram, frames, hiding.masks, self.config)
+        if noise is not None:
+            spectrogram = spec_augment(spectrogram, frames, noise.masks, self.config)
         patches = self._patches(spectrogram)
         columns = patches.shape[1] // self.config.grid[0]
-        present = self._present(frames, columns)
-        places = self._places(columns, patches.device).expand(len(patches), -1)
-        if hiding is not None and self.config.patch_dropout:
-            order = hiding.order[:, :, :columns].flatten(1)
-            kept, present = keep_patches(present, order, self.config.patch_dropout)
-            patches, places = patches.take_along_dim(kept[..., None], dim=1), places.gather(1, kept)
+        valid_mask = self._valid_patches(frames, columns)
+        positions = self._positions(columns, patches.device).expand(len(patches), -1)
+        if noise is not None and self.config.patch_dropout:
+            patch_noise = noise.patches[:, :, :columns].flatten(1)
+            retained, valid_mask = drop_patches(valid_mask, patch_noise, self.config.patch_dropout)
+            patches, positions = patches.take_along_dim(retained[..., None], dim=1), positions.gather(1, retained)
         vectors = self.project(patches.to(self.project.weight.dtype))
-        return pooled_states(self.transformer, vectors, present, after, places)
+        return pooled_states(self.transformer, vectors, valid_mask, after, positions)
 
-    def states(self, waves: Tensor, lengths: Tensor, layer: int) -> Tensor:
-        """Vectors of the columns of patches behind a block, of which 1 is the first, `(batch, columns, dim)`: each the
-        mean over its bands."""
+    def hidden_states(self, waves: Tensor, lengths: Tensor, layer: int) -> Tensor:
+        """Hidden states (batch, columns, dim) after a block, counted from 1: means over the patches of a column."""
         frames = self.log_mel.frames(lengths)
         patches = self._patches(self._normalised(waves, frames))
         columns = patches.shape[1] // self.config.grid[0]
-        places = self._places(columns, patches.device).expand(len(patches), -1)
-        blocks = self.transformer.hidden(self.project(patches), self._present(frames, columns), places=places)
+        positions = self._positions(columns, patches.device).expand(len(patches), -1)
+        blocks = self.transformer.hidden(
+            self.project(patches), self._valid_patches(frames, columns), position_ids=positions
+        )
         state = next(islice(blocks, layer - 1, None))
         return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
 
-    def hiding(self, rng: ItemRNG) -> Hiding:
-        """What `forward` hides of a batch. It does not depend on how long the other clips of the batch are."""
-        return Hiding(draw_masks(rng), rng.uniform("patches", *self.config.grid))
+    def augment_noise(self, rng: ItemRNG) -> SpecAugmentNoise:
+        """The random numbers of the augmentation of a batch; those of a clip do not depend on the other clips."""
+        return SpecAugmentNoise(mask_noise(rng), rng.uniform("patches", *self.config.grid))
 
     @torch.no_grad()
-    def level(self, waves: Tensor, lengths: Tensor) -> Tensor:
-        """Sum, sum of squares and number of the spectrogram's values where there is sound."""
+    def moments(self, waves: Tensor, lengths: Tensor) -> Tensor:
+        """Sum, sum of squares and count (3,) of the values of the valid spectrogram frames."""
         frames = self.log_mel.frames(lengths)
         values = self.log_mel(waves).double()
-        there = (torch.arange(values.shape[-1], device=values.device) < frames[:, None])[:, None].expand_as(values)
-        chosen = values[there]
-        return torch.stack([chosen.sum(), chosen.square().sum(), chosen.new_tensor(float(len(chosen)))])
+        valid_mask = (torch.arange(values.shape[-1], device=values.device) < frames[:, None])[:, None]
+        valid = values[valid_mask.expand_as(values)]
+        return torch.stack([valid.sum(), valid.square().sum(), valid.new_tensor(float(len(valid)))])
 
     @torch.no_grad()
-    def adjust(self, level: Tensor) -> None:
-        """Bring spectrograms of this level to zero and one from now on."""
-        mean = level[0] / level[2]
-        deviation = (level[1] / level[2] - mean.square()).clamp(min=0).sqrt()
+    def set_normalisation(self, moments: Tensor) -> None:
+        """Normalise spectrograms by the mean and deviation of these `moments` from now on."""
+        mean = moments[0] / moments[2]
+        deviation = (moments[1] / moments[2] - mean.square()).clamp(min=0).sqrt()
         self.mean.copy_(mean)
         self.deviation.copy_(deviation.clamp(min=1e-3))
 
     def _normalised(self, waves: Tensor, frames: Tensor) -> Tensor:
-        """Spectrograms in which all beyond the end of a clip is zero, as what is hidden is."""
+        """Normalised spectrograms (batch, bins, frames), zero behind the end of a clip."""
         values: Tensor = (self.log_mel(waves) - self.mean) / self.deviation
         beyond = torch.arange(values.shape[-1], device=values.device) >= frames[:, None]
         return values.masked_fill(beyond[:, None], 0)
 
     def _columns(self, frames: int) -> int:
-        columns, most = -(-frames // self.config.patch_size), self.config.grid[1]
-        if columns > most:
+        columns = -(-frames // self.config.patch_size)
+        if columns > self.config.grid[1]:
             seconds = (frames - 1) * self.config.hop_length / self.config.sample_rate
             raise UsageError(
                 f"a clip of {seconds:.2f} s is longer than model.audio.max_seconds={self.config.max_seconds}"
@@ -134,25 +139,27 @@ class AudioSpectrogramTransformer(nn.Module):
         return columns
 
     def _patches(self, spectrogram: Tensor) -> Tensor:
-        """`(batch, rows * columns, side * side)`"""
+        """Patches (batch, rows * columns, side * side), padded to whole columns."""
         side = self.config.patch_size
         columns = self._columns(spectrogram.shape[-1])
-        whole = F.pad(spectrogram, (0, columns * side - spectrogram.shape[-1]))
-        return rearrange(whole, "b (rows p) (columns q) -> b (rows columns) (p q)", p=side, q=side)
+        padded = F.pad(spectrogram, (0, columns * side - spectrogram.shape[-1]))
+        return rearrange(padded, "b (rows p) (columns q) -> b (rows columns) (p q)", p=side, q=side)
 
-    def _present(self, frames: Tensor, columns: int) -> Tensor:
-        """Which patches hold sound, `(batch, patches)`."""
+    def _valid_patches(self, frames: Tensor, columns: int) -> Tensor:
+        """Mask (batch, patches) of the patches within each clip."""
         starts = torch.arange(columns, device=frames.device) * self.config.patch_size
         return (starts < frames[:, None]).repeat(1, self.config.grid[0])
 
-    def _places(self, columns: int, device: torch.device) -> Tensor:
-        """The numbers of the patches on the grid of the longest clip."""
-        rows, most = self.config.grid
-        return (torch.arange(rows, device=device)[:, None] * most + torch.arange(columns, device=device)).flatten()
+    def _positions(self, columns: int, device: torch.device) -> Tensor:
+        """Positions (patches,) of the patches on the grid of a window of `max_seconds`."""
+        rows, max_columns = self.config.grid
+        return (
+            torch.arange(rows, device=device)[:, None] * max_columns + torch.arange(columns, device=device)
+        ).flatten()
 
 
 class TextTransformer(nn.Module):
-    """Texts to vectors `(batch, dim)`. Keyword arguments are the keys of `model.text`."""
+    """Texts to vectors (batch, dim). Keyword arguments are the keys of `model.text`."""
 
     def __init__(self, config: TextTowerConfig | None = None, **keywords: Any) -> None:
         super().__init__()
@@ -165,68 +172,72 @@ class TextTransformer(nn.Module):
         else:
             if config.encoder.startswith(TOKENS):
                 self.tokenizer = TokenizerFolder(config.encoder.removeprefix(TOKENS))
-            self.embedding = nn.Embedding(config.vocab_size or self._own_vocabulary(), config.dim)
+            self.embedding = nn.Embedding(config.vocab_size or self._default_vocab_size(), config.dim)
             nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.transformer = _transformer(config, positions=Rotary((config.max_length,), config.head_dim))
 
     def prepare(self, texts: Sequence[str]) -> Prepared:
-        """What `forward` takes, on the CPU. What is too long is cut at its end."""
+        """The inputs of `forward`, on the CPU; texts longer than `max_length` are truncated."""
         if self.frozen is not None:
             return self.frozen.embed(texts)
         ids, mask, _ = self._encode(texts)
         return ids, mask
 
     def too_long(self, texts: Sequence[str]) -> list[str]:
-        """Those that `prepare` cuts; a frozen encoder tells of its own cuts."""
+        """The texts that `prepare` truncates; a frozen encoder reports truncation itself."""
         if self.frozen is not None:
             return []
-        cut = self._encode(texts)[2].tolist()
-        return [text for text, shorter in zip(texts, cut, strict=True) if shorter]
+        truncated = self._encode(texts)[2].tolist()
+        return [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
 
     def prepare_ids(self, rows: Sequence[Tensor]) -> Prepared:
-        """The same of texts that come as ids of the vocabulary, without padding."""
+        """The inputs of `forward` for texts that are given as unpadded token ids."""
         if self.frozen is not None:
-            raise UsageError(f"model.text.encoder={self.config.encoder} reads texts, not ids")
-        kept = [row[: self.config.max_length] for row in rows]
-        largest = max((int(row.max()) for row in kept if len(row)), default=0)
-        if largest >= self.embedding.num_embeddings or any(int(row.min()) < 0 for row in kept if len(row)):
+            raise UsageError(f"model.text.encoder={self.config.encoder} takes texts, not token ids")
+        truncated = [row[: self.config.max_length] for row in rows]
+        largest = max((int(row.max()) for row in truncated if len(row)), default=0)
+        if largest >= self.embedding.num_embeddings or any(int(row.min()) < 0 for row in truncated if len(row)):
             raise UsageError(
-                f"ids of a text go from 0 to {self.embedding.num_embeddings - 1} (model.text.vocab_size), "
-                f"and there is a {largest}"
+                f"token ids must be between 0 and {self.embedding.num_embeddings - 1} (model.text.vocab_size); "
+                f"the largest is {largest}"
             )
-        width = padded_length(max((len(row) for row in kept), default=1) or 1, self.config.max_length)
-        ids = torch.stack([F.pad(row, (0, width - len(row))) for row in kept])
-        return ids, torch.arange(width) < torch.tensor([len(row) for row in kept])[:, None]
+        width = padded_length(max((len(row) for row in truncated), default=1) or 1, self.config.max_length)
+        ids = torch.stack([F.pad(row, (0, width - len(row))) for row in truncated])
+        return ids, torch.arange(width) < torch.tensor([len(row) for row in truncated])[:, None]
 
     def forward(self, text: Tensor, mask: Tensor, after: Sequence[int] = ()) -> Tensor:
-        """One vector a text for each of the blocks `after` and the last norm, `(batch, states, dim)`."""
+        """Mean-pooled vectors (batch, states, dim): after each of the blocks `after`, and after the last norm."""
         if self.frozen is None:
             x = self.embedding(text)
         else:
-            # Frozen encoders differ in the scale of what they make; the tower should not.
+            # Frozen encoders differ in the scale of their outputs; layer norm removes it.
             x = self.project(F.layer_norm(text.to(self.project.weight.dtype), (self.frozen.dim,)))
         return pooled_states(self.transformer, x, mask, after)
 
     def _encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids and valid mask, both (batch, length), and which texts (batch,) were truncated."""
         if self.tokenizer is not None:
             return self.tokenizer.encode(texts, self.config.max_length)
         return encode_bytes(texts, self.config.max_length)
 
-    def _own_vocabulary(self) -> int:
+    def _default_vocab_size(self) -> int:
         return NUM_SYMBOLS if self.tokenizer is None else self.tokenizer.vocabulary
 
 
 def _transformer(config: TowerConfig, **positions: Any) -> Transformer:
     shape = (config.dim, config.depth, config.heads, config.head_dim)
-    return Transformer(*shape, multiplier=config.ff_mult, dropout=config.dropout, **positions)
+    return Transformer(*shape, ff_mult=config.ff_mult, dropout=config.dropout, **positions)
 
 
 def pooled_states(
-    transformer: Transformer, x: Tensor, mask: Tensor, after: Sequence[int] = (), places: Tensor | None = None
+    transformer: Transformer, x: Tensor, mask: Tensor, after: Sequence[int] = (), positions: Tensor | None = None
 ) -> Tensor:
-    """The mean over the tokens that are there, after these blocks and at the end, `(batch, states, dim)`."""
+    """Means over the valid positions of x (batch, positions, dim), after these blocks and at the end.
+
+    Returns (batch, states, dim).
+    """
     states = []
-    for number, state in enumerate(transformer.hidden(x, mask, places=places)):
+    for number, state in enumerate(transformer.hidden(x, mask, position_ids=positions)):
         last = state
         if number in after:
             states.append(_mean(state, mask))
@@ -234,5 +245,5 @@ def pooled_states(
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    there = x.masked_fill(~mask[..., None], 0)
-    return there.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+    masked = x.masked_fill(~mask[..., None], 0)
+    return masked.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)

@@ -11,23 +11,23 @@ from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import check_captions
 from quintet.families.mulan.model import MuLaN
 from quintet.families.mulan.task import MuLaNTask
-from quintet.training.options import CONTRASTIVE, TrainerOptions
+from quintet.training.options import CONTRASTIVE_BATCH, TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
 
 
 class MuLaNTrainer(PythonTrainer):
-    """Train a `MuLaN` on a folder of captioned sounds or a data set object.
+    """Train a `MuLaN` on a folder of captioned audio files or a dataset object.
 
-        MuLaNTrainer(MuLaN(latent_dim=128), data="sounds/", out="runs/mulan", steps=10_000, batch_size=64).train()
+        MuLaNTrainer(MuLaN(latent_dim=128), data="audio/", out="runs/mulan", steps=10_000, batch_size=64).train()
 
-    Items of a data set hold `wavs`, samples at the model's rate, and `texts`, a caption or ids of a vocabulary.
+    Items of a dataset hold `wavs`, samples at the model's sampling rate, and `texts`, a caption or token ids.
     """
 
     config_class = MuLaNConfig
     task_class = MuLaNTask
     model_class = MuLaN
-    batch_sizes = CONTRASTIVE
+    batch_sizes = CONTRASTIVE_BATCH
 
     def __init__(self, model: MuLaN, **options: Unpack[TrainerOptions]) -> None:
         super().__init__(model, **options)

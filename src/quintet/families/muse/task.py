@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
@@ -19,7 +19,7 @@ from quintet.media.image import EXTENSIONS, image_grid, write_image
 from quintet.nn.codebook import check_codebook_smoothing
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
-from quintet.training.maskgit_task import MaskGitTask, Rows
+from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
 from quintet.training.phase import Modules
 
 
@@ -28,7 +28,7 @@ class MuseTask(MaskGitTask[MuseConfig]):
 
     def __init__(self, config: MuseConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen)
-        self.config = self.config.changed(found_keys(self.config.model, self.config.data, EXTENSIONS))
+        self.config = self.config.changed(inferred_text_keys(self.config.model, self.config.data, EXTENSIONS))
         self.tokenizer, self.base = as_tokenizer(self.frozen["tokenizer"]), self.frozen.get("base")
         check_codebook_smoothing(config.loss.codebook_smoothing, self.tokenizer.model.quantizer.levels)
         self.make_modules(self.tokenizer, modules)
@@ -37,8 +37,8 @@ class MuseTask(MaskGitTask[MuseConfig]):
         low = None if self.base is None else as_tokenizer(self.base.frozen["tokenizer"])
         return token_splits(self.config, self.tokenizer, low)
 
-    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
-        return Rows(batch["codes"].flatten(1), self._conditioning(batch, keep))
+    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
+        return MaskGitInputs(batch["codes"].flatten(1), self._conditioning(batch, keep))
 
     def _conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
         # An empty caption means unconditional, as in sampling.

@@ -15,7 +15,7 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
-from quintet.data.captioned import found_keys
+from quintet.data.captioned import inferred_text_keys
 from quintet.data.index.captions import read_lines
 from quintet.data.splits import Splits
 from quintet.families.phenaki.config import PhenakiConfig
@@ -27,7 +27,7 @@ from quintet.media.video_writing import filmstrip
 from quintet.nn.codebook import check_codebook_smoothing
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
-from quintet.training.maskgit_task import MaskGitTask, Rows
+from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
 from quintet.training.phase import Modules
 
 
@@ -56,7 +56,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def rows(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> Rows:
+    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
         if self.config.loss.frame_autoregressive:
             return self._up_to_latent_frame(batch, keep)
         valid: Tensor | None = batch.fields.get("valid_mask")
@@ -64,11 +64,11 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         conditioning = self._texts(batch, keep)
         if valid is not None:
             codes = codes.masked_fill(~valid, 0)
-            conditioning["there"] = valid
+            conditioning["valid_mask"] = valid
         known = self._known_codes(batch) if train and self.config.loss.continuation_prob else None
-        return Rows(codes, conditioning, valid, known)
+        return MaskGitInputs(codes, conditioning, valid, known)
 
-    def _up_to_latent_frame(self, batch: Batch, keep: Tensor | None) -> Rows:
+    def _up_to_latent_frame(self, batch: Batch, keep: Tensor | None) -> MaskGitInputs:
         """One latent frame of each clip to predict, with all earlier ones known and all later ones removed."""
         codes = batch["codes"]
         chosen = self._latent_frames_to_predict(batch, _latent_frames(codes).sum(1))
@@ -78,8 +78,8 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         positions = prod(codes.shape[2:])
         valid = (indices <= chosen[:, None]).repeat_interleave(positions, 1)
         known = (indices < chosen[:, None]).repeat_interleave(positions, 1)
-        conditioning = self._texts(batch, keep) | {"there": valid}
-        return Rows(codes.flatten(1).masked_fill(~valid, 0), conditioning, valid, known)
+        conditioning = self._texts(batch, keep) | {"valid_mask": valid}
+        return MaskGitInputs(codes.flatten(1).masked_fill(~valid, 0), conditioning, valid, known)
 
     def _latent_frames_to_predict(self, batch: Batch, lengths: Tensor) -> Tensor:
         """Index of the latent frame to predict for each clip (batch,)."""
@@ -160,4 +160,4 @@ def _with_texts(config: PhenakiConfig) -> PhenakiConfig:
     if isinstance(config.sample.texts, str):
         # Stores the prompts themselves, so that the run does not depend on the file.
         config = config.changed({"sample.texts": read_lines(Path(config.sample.texts), "sample.texts", "caption")})
-    return config.changed(found_keys(config.model, config.data, EXTENSIONS))
+    return config.changed(inferred_text_keys(config.model, config.data, EXTENSIONS))

@@ -1,1 +1,1 @@
-"""SoundStorm: sound from the codes of a codec, level by level."""
+"""SoundStorm: audio generation by masked prediction of codec codes, one quantizer level after another."""

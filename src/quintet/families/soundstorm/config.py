@@ -1,4 +1,7 @@
-"""The keys of the recipe `soundstorm`. Imports no torch, so that help is quick."""
+"""Configuration keys of the recipe `soundstorm` and options of its pipeline.
+
+Does not import torch, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -15,111 +18,150 @@ Steps = Annotated[int, Field(ge=1, le=1000)]
 
 
 class SoundStormModelConfig(Section):
-    """A conformer over the frames of a codec; the keyword arguments of `SoundStorm`."""
+    """A conformer over the frames of a codec; its keys are the keyword arguments of `SoundStorm`."""
 
-    num_codes: int | None = Field(None, gt=1, description="Vocabulary of a level; none: that of the tokenizer.")
+    num_codes: int | None = Field(
+        None, gt=1, description="Number of codes (vocabulary size); null takes it from the tokenizer."
+    )
     num_quantizers: int | None = Field(
-        None, ge=1, le=64, description="Codes of a frame that are made at most, the tokenizer's first; none: all."
+        None,
+        ge=1,
+        le=64,
+        description="Number of residual quantizers to generate, the first ones of the tokenizer; null: all of them.",
     )
-    frame_rate: float | None = Field(None, gt=0, description="Frames a second; none: those of the tokenizer.")
+    frame_rate: float | None = Field(
+        None, gt=0, description="Frames per second; null takes the frame rate of the tokenizer."
+    )
     max_frames: int | None = Field(
-        None, ge=1, le=2**16, description="Most frames of a clip, prompt and all; none: those of data.seconds."
+        None,
+        ge=1,
+        le=2**16,
+        description="Maximum number of frames of a clip, including a prompt; null takes it from data.seconds.",
     )
-    dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Width of the conformer.")
-    depth: int = Field(6, ge=1, le=256, description="Blocks of the conformer.")
-    heads: int = Field(4, ge=1, description="Attention heads.")
-    head_dim: int = Field(64, ge=8, multiple_of=2, description="Width of a head.")
-    ff_mult: float = Field(4.0, gt=0, description="Weights of a feed-forward layer, in squares of the width / 2.")
-    conv_kernel_size: int = Field(5, ge=1, le=255, description="Frames that a convolution sees; odd.")
-    conv_expansion: int = Field(1, ge=1, le=8, description="Width of the convolution, in widths of the conformer.")
+    dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Hidden dimension of the conformer.")
+    depth: int = Field(6, ge=1, le=256, description="Number of conformer blocks.")
+    heads: int = Field(4, ge=1, description="Number of attention heads.")
+    head_dim: int = Field(64, ge=8, multiple_of=2, description="Dimension of each attention head.")
+    ff_mult: float = Field(4.0, gt=0, description="Feed-forward expansion factor.")
+    conv_kernel_size: int = Field(
+        5, ge=1, le=255, description="Kernel size of the convolutions, in frames; must be odd."
+    )
+    conv_expansion: int = Field(1, ge=1, le=8, description="Channel expansion factor of the convolutions.")
     position_embedding: bool = Field(
-        True, description="Tell frames where they are in a clip; without, they know only how far they are apart."
+        True, description="Add learned absolute position embeddings; false uses rotary (relative) positions alone."
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch of a block.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of the output of each residual branch.")
     semantic_codes: int | None = Field(
-        None, gt=1, description="Vocabulary of the semantic tokens it is told; none: it is told none."
+        None, gt=1, description="Vocabulary size of the semantic tokens; null: no conditioning on semantic tokens."
     )
-    semantic_rate: float | None = Field(None, gt=0, description="Semantic tokens a second; none: it is told none.")
+    semantic_rate: float | None = Field(
+        None, gt=0, description="Semantic tokens per second; null: no conditioning on semantic tokens."
+    )
     condition_dim: int | None = Field(
-        None, ge=1, description="Width of the one vector it is told of a whole clip, such as MuLaN's; none: no vector."
+        None,
+        ge=1,
+        description="Dimension of the clip embedding that conditions the model, such as MuLaN's; null: no embedding.",
     )
     condition_form: Literal["vector", "quantized"] = Field(
         "vector", description="Condition on MuLaN's continuous embedding or on its quantized embedding."
     )
-    self_conditioning: bool = Field(False, description="Show the model what it made of the step before.")
-    self_critic: bool = Field(False, description="A head that scores codes, on the generator itself.")
+    self_conditioning: bool = Field(
+        False, description="Self-conditioning: feed the prediction of the previous step back as input."
+    )
+    self_critic: bool = Field(
+        False, description="Self-critic: add a head to the generator that scores tokens for re-masking."
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> SoundStormModelConfig:
         if self.conv_kernel_size % 2 == 0:
-            raise ValueError(
-                f"model.conv_kernel_size={self.conv_kernel_size} has no frame in its middle; give an odd number"
-            )
+            raise ValueError(f"model.conv_kernel_size={self.conv_kernel_size} must be odd")
         if (self.semantic_codes is None) != (self.semantic_rate is None):
-            raise ValueError("model.semantic_codes and model.semantic_rate are given both or not at all")
+            raise ValueError("set both model.semantic_codes and model.semantic_rate, or neither")
         return self
 
     @property
     def conditioned(self) -> bool:
-        """Whether it is told anything that could be left out, which guidance needs."""
+        """Whether the model is conditional, which classifier-free guidance needs."""
         return self.semantic_codes is not None or self.condition_dim is not None
 
 
 class SoundStormDataConfig(AudioDataConfig):
-    """Clips, from their start: they are encoded once, so what is used of them is the same in every epoch."""
+    """Audio clips, from their start: they are encoded once, so every epoch uses the same part of each."""
 
-    seconds: float = Field(4.0, gt=0, description="Of each clip so much is used, from its start.")
+    seconds: float = Field(4.0, gt=0, description="Length of each clip that is used, from its start, in seconds.")
     semantic_tokens: str | None = Field(
         None,
-        description="Folder of the semantic tokens of these files, as `quintet encode DATA --layer N` writes it; none: "
-        "none are told.",
+        description="Folder of the semantic tokens of the files, written by `quintet encode DATA --layer N`; null: no "
+        "conditioning on semantic tokens.",
     )
 
 
 class SoundStormLossConfig(Section):
-    """What it is trained for."""
+    """Losses of masked code prediction."""
 
-    mask_schedule: Literal["cosine", "linear"] = Field("cosine", description="How the share of masked codes is drawn.")
-    mask_span: int = Field(1, ge=1, le=64, description="Frames that are masked together.")
+    mask_schedule: Literal["cosine", "linear"] = Field(
+        "cosine", description="Schedule that the fraction of masked tokens is sampled from."
+    )
+    mask_span: int = Field(1, ge=1, le=64, description="Number of consecutive frames that are masked together.")
     coarse_bias: float = Field(
-        1.0, ge=1, le=16, description="1: all levels as often; 2: the lower of two drawn ones, and so on."
+        1.0,
+        ge=1,
+        le=16,
+        description="Bias towards coarse quantizers: N trains the coarsest of N random ones; 1 trains all equally.",
     )
     cond_drop_prob: float = Field(
-        0.1, ge=0, lt=1, description="Share of clips told nothing, so that guidance has something to lead away from."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Probability of dropping the conditioning of a training clip, for classifier-free guidance.",
     )
     caption_cond_prob: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Share of captioned clips that are told as their caption's vector instead of their sound's.",
+        description="Fraction of captioned clips conditioned on the embedding of their caption instead of their audio.",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all codes.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Label smoothing: fraction of the target probability spread over all codes."
+    )
     train_only: Literal["generator", "critic"] | None = Field(
-        None, description="Train only this of the two; the critic alone needs a trained generator (--init RUN)."
+        None,
+        description="Train only the generator or only the critic (which needs --init RUN); null trains both.",
     )
 
 
 class SoundStormSampleConfig(MaskedSampleConfig):
-    """The courses of guidance and temperature are those over the steps of a level."""
+    """Decoding. The schedules of guidance and temperature run over the steps of one quantizer level."""
 
     steps: tuple[Steps, ...] = Field(
-        (16, 1), min_length=1, max_length=64, description="Decoding steps of each level; the last number holds on."
+        (16, 1),
+        min_length=1,
+        max_length=64,
+        description="Number of decoding steps of each quantizer level; the last number holds for all further levels.",
     )
-    greedy_last_step: bool = Field(True, description="Take the likeliest codes at the last step of a level.")
+    greedy_last_step: bool = Field(
+        True, description="Take the most likely codes at the last step of each quantizer level."
+    )
     top_k: int | float | None = Field(
-        None, gt=0, description="Draw from so many likeliest codes, or, below 1, from this share of them."
+        None,
+        gt=0,
+        description="Sample from the K most likely codes, or, below 1, from this fraction; null uses all codes.",
     )
     best_of: int = Field(
-        1, ge=1, le=1000, description="Make so many of each, and keep the one nearest to its text (needs --condition)."
+        1,
+        ge=1,
+        le=1000,
+        description="Generate N candidates per clip and return the one most similar to its text (needs --condition).",
     )
 
 
 class SoundStormOptions(GenerateOptions):
-    prompt: Path | None = Field(None, description="An audio file to go on from.")
+    prompt: Path | None = Field(None, description="Audio file to continue.")
     seconds: float | None = Field(
         None,
-        allow_inf_nan=True,  # the pipeline refuses them as it refuses other lengths
-        description="Length of a clip, prompt included; if not given, the model's longest.",
+        allow_inf_nan=True,  # the pipeline refuses them with the message for other invalid lengths
+        description="Length of a clip in seconds, including --prompt; default: the maximum of the model.",
     )
 
 
@@ -128,7 +170,7 @@ class SoundStormConfig(RunConfig):
     FROZEN_KEYS = ("tokenizer", "condition")
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}),
-        # Two CPU cores, within an hour.
+        # Trains on two CPU cores within an hour.
         "small": preset(
             SMALL_GENERATOR,
             model={"num_quantizers": 4, "head_dim": 32},
@@ -140,22 +182,31 @@ class SoundStormConfig(RunConfig):
         "base": preset(BASE_GENERATOR, model={"depth": 12}, data={"seconds": 30.0}, optim={"lr": 2e-4}),
     }
 
-    recipe: Literal["soundstorm"] = Field("soundstorm", description="What is trained.")
-    tokenizer: str | None = Field(None, description="The trained codec: RUN, RUN@step, or an exported folder.")
-    tokenizer_hash: str | None = Field(None, description="Of its weights; none: that of the codec, from then on.")
-    condition: str | None = Field(
-        None, description="The trained mulan whose vectors tell it what to make; none: it is told nothing by vectors."
+    recipe: Literal["soundstorm"] = Field("soundstorm", description="Recipe of the run.")
+    tokenizer: str | None = Field(
+        None,
+        description="Trained audio codec: RUN, RUN@STEP, an exported folder, or the folder of a transformers codec.",
     )
-    condition_hash: str | None = Field(None, description="Of its weights; none: that of the mulan, from then on.")
-    data: SoundStormDataConfig = Field(default_factory=SoundStormDataConfig, description="The files.")
+    tokenizer_hash: str | None = Field(
+        None, description="SHA-256 of the tokenizer's weights, recorded when the run starts."
+    )
+    condition: str | None = Field(
+        None,
+        description="Trained mulan whose embeddings condition the model: RUN, RUN@STEP or an exported folder; null: no "
+        "conditioning on embeddings.",
+    )
+    condition_hash: str | None = Field(
+        None, description="SHA-256 of the mulan's weights, recorded when the run starts."
+    )
+    data: SoundStormDataConfig = Field(default_factory=SoundStormDataConfig, description="Training data.")
     model: SoundStormModelConfig = Field(default_factory=SoundStormModelConfig, description="The conformer.")
-    loss: SoundStormLossConfig = Field(default_factory=SoundStormLossConfig, description="What it is trained for.")
+    loss: SoundStormLossConfig = Field(default_factory=SoundStormLossConfig, description="Losses.")
     sample: SoundStormSampleConfig = Field(
-        default_factory=SoundStormSampleConfig, description="Decoding, here and while training."
+        default_factory=SoundStormSampleConfig, description="Samples during training, and decoding."
     )
 
     @model_validator(mode="after")
     def _critic_exists(self) -> SoundStormConfig:
         if self.loss.train_only == "critic" and not self.model.self_critic:
-            raise ValueError("loss.train_only=critic needs a critic: model.self_critic=true")
+            raise ValueError("loss.train_only=critic needs a critic: set model.self_critic=true")
         return self

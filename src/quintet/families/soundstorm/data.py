@@ -1,8 +1,8 @@
-"""SoundStorm's data: the codes of clips, made once by a frozen codec, and the conditioning of each.
+"""Data of SoundStorm: the codes of clips, encoded once by a frozen codec, and the conditioning of each clip.
 
-A clip is used from its start, as far as `data.seconds`. Codes, and the vectors that a MuLaN makes of clips, are kept in
-the cache. Semantic tokens come from a folder of their own, by the names of the files. Data sets in Python may hold
-token ids, as the original trainer takes them: (semantic, acoustic) pairs, dictionaries of them, or acoustic ones alone.
+The first `data.seconds` of a clip are used. Codes and MuLaN embeddings of clips are stored in the token cache. Semantic
+tokens are read from a separate folder, by file name. Python datasets may hold token ids, as the original trainer takes
+them: (semantic, acoustic) pairs, dictionaries of both, or acoustic tokens alone.
 """
 
 from __future__ import annotations
@@ -22,34 +22,37 @@ from torch import Tensor
 from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.rng import ItemRNG
-from quintet.data.audio import audio_folder_splits, say_resampled
+from quintet.data.audio import audio_folder_splits, report_resampling
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
 from quintet.data.token_files import SemanticTokens, read_semantic
 from quintet.data.tokenized import tokenized_splits
 from quintet.errors import UnreadableItem, UsageError
-from quintet.families.soundstorm.conditioning import misfit
+from quintet.families.soundstorm.conditioning import length_mismatch
 from quintet.families.soundstorm.config import SoundStormConfig, SoundStormModelConfig
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
 
 PADDING = -1
-_OWN_LENGTH = ("codes", "semantic")
+_VARIABLE_LENGTH = ("codes", "semantic")
 
 
 @dataclass
 class ClipDataset:
-    """Clips as codes. An item holds `codes` (frames, levels), its `texts` and what is known of it; with a MuLaN also
-    its vector `clip`; where captions condition it in training the vector `caption`, and whether it is `captioned`; and
-    its `semantic` tokens (tokens), if there are any."""
+    """Clips as codes.
+
+    An item holds `codes` (frames, num_quantizers), its `texts` and other metadata. With a MuLaN it holds the embedding
+    `clip` of its audio, and with `loss.caption_cond_prob` the embedding `caption` and whether it is `captioned`. With
+    semantic tokens it holds `semantic` (tokens,).
+    """
 
     codes: TokenDataset
     clips: TokenDataset | None = None
     captions: Mapping[str, Tensor] | None = None
     semantic: Mapping[int, Tensor] | None = None
-    """By the number of the item; none: the model has no semantic tokens."""
+    """By the index of the item; None: the model has no semantic tokens."""
     unusable: Mapping[int, str] = field(default_factory=dict)
-    """Items that lack their semantic tokens, with the reason."""
+    """Items without semantic tokens, with the reason."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -71,14 +74,16 @@ class ClipDataset:
         return loaded
 
     def lengths(self) -> list[int]:
-        """Frames of each clip; 0 where it cannot be used."""
+        """The number of frames of each clip; 0 if it cannot be used."""
         return [0 if item in self.unusable else count for item, count in enumerate(self.codes.lengths())]
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:
-    """The codes padded to those of the longest clip, and `frames`, which of them are there."""
-    fields = collate_equal([{name: value for name, value in item.items() if name not in _OWN_LENGTH} for item in items])
-    for name in _OWN_LENGTH:
+    """A batch: `codes` (batch, frames, num_quantizers) padded to the longest clip, and `frames`, their valid mask."""
+    fields = collate_equal(
+        [{name: value for name, value in item.items() if name not in _VARIABLE_LENGTH} for item in items]
+    )
+    for name in _VARIABLE_LENGTH:
         if all(name in item for item in items):
             values = [item[name] for item in items]
             fields[name] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=PADDING)
@@ -87,24 +92,24 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def clip_splits(config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None) -> Splits:
-    """The codes of the folders that the configuration names, from the cache, encoded where they are not yet."""
-    media = audio_folder_splits(config.data, tokenizer.model.rate, opening=True)
-    say_resampled(media.train, tokenizer.model.rate, "the tokenizer")
-    return coded_splits(config, tokenizer, conditioner, media)
+    """The codes of the folders of the configuration, from the token cache or encoded now."""
+    media = audio_folder_splits(config.data, tokenizer.model.sample_rate, first_window_only=True)
+    report_resampling(media.train, tokenizer.model.sample_rate, "the tokenizer")
+    return encode_splits(config, tokenizer, conditioner, media)
 
 
-def coded_splits(
+def encode_splits(
     config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None, media: Splits
 ) -> Splits:
-    """The same items as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
+    """The items of `media` as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
     codes = tokenized_splits(
         tokenizer.token_encoder(config.model.num_quantizers), media, "clips encoded", cache=config.data.cache_dir
     )
-    clips = heard = None
+    clips = embedded = None
     if conditioner is not None:
-        encoder = conditioner.token_encoder(tokenizer.model.rate)
-        heard = tokenized_splits(encoder, media, "clips heard", cache=config.data.cache_dir)
-        clips = {"train": heard.train, "validation": heard.validation, **heard.extra_splits}
+        encoder = conditioner.token_encoder(tokenizer.model.sample_rate)
+        embedded = tokenized_splits(encoder, media, "clips embedded", cache=config.data.cache_dir)
+        clips = {"train": embedded.train, "validation": embedded.validation, **embedded.extra_splits}
     captions = (
         _captions(media.train, conditioner) if config.loss.caption_cond_prob and conditioner is not None else None
     )
@@ -133,8 +138,7 @@ def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
     if config.data.semantic_tokens is None:
         if config.model.semantic_codes is not None:
             raise UsageError(
-                "this model is told semantic tokens (model.semantic_codes): name those of the files with "
-                "data.semantic_tokens=FOLDER"
+                "this model is conditioned on semantic tokens (model.semantic_codes): set data.semantic_tokens=FOLDER"
             )
         return None
     tokens = read_semantic(Path(config.data.semantic_tokens))
@@ -147,24 +151,25 @@ def _semantic(config: SoundStormConfig) -> SemanticTokens | None:
 def _semantic_of_items(
     config: SoundStormConfig, codes: TokenDataset, tokens: SemanticTokens
 ) -> tuple[dict[int, Tensor], dict[int, str]]:
-    """The semantic tokens of each item, as far as it is used; and the items that have none."""
+    """The semantic tokens of each item, truncated as its clip is; and the items that have none, with the reason."""
     found: dict[int, Tensor] = {}
     missing: dict[int, str] = {}
     assert config.model.frame_rate is not None
     ratio = tokens.rate / config.model.frame_rate
-    cut = math.floor(config.data.seconds * config.model.frame_rate)
+    max_frames = math.floor(config.data.seconds * config.model.frame_rate)
     for item, frames in enumerate(codes.lengths()):
         own = tokens.of_file.get(codes.name(item))
         if own is None:
             missing[item] = f"has no semantic tokens in {config.data.semantic_tokens}"
             continue
-        own = own[: max(1, math.ceil(frames * ratio))] if frames >= cut else own
-        if frames and (reason := misfit(config.model, len(own), frames)):
+        own = own[: max(1, math.ceil(frames * ratio))] if frames >= max_frames else own
+        if frames and (reason := length_mismatch(config.model, len(own), frames)):
             raise UsageError(f"{codes.name(item)}: {reason}")
         found[item] = own
     if missing and not found:
         raise UsageError(
-            f"{config.data.semantic_tokens} has no tokens of any file, {codes.name(0)} for one; encode this folder, as it is"
+            f"{config.data.semantic_tokens} has no tokens of any file of the data, for example {codes.name(0)}; "
+            "encode the same data folder"
         )
     return found, missing
 
@@ -177,11 +182,11 @@ def _fingerprint(tokens: SemanticTokens) -> str:
 
 
 def _captions(source: Dataset, conditioner: MuLaNConditioner) -> dict[str, Tensor]:
-    """Of each caption that is trained on its vector. All at once and in order, so that a resumed run has the same."""
+    """The embedding of each training caption. Embedded together and sorted, so that a resumed run gets the same."""
     assert isinstance(source, MediaDataset)
     texts = sorted({source.metadata(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
-        raise UsageError("loss.caption_cond_prob tells captions, and no clip has one; leave it at 0, or add captions")
+        raise UsageError("loss.caption_cond_prob needs captions, but no clip has one; leave it at 0, or add captions")
     return dict(zip(texts, conditioner.embed_texts(texts).cpu(), strict=True))
 
 
@@ -193,18 +198,18 @@ ACOUSTIC = Field(
     "codes",
     ("acoustic_token_ids", "acoustic_tokens", "acoustic", "x"),
     lambda value: _are_ids(value, 2),
-    "whole numbers (frames, levels), the acoustic tokens",
+    "integers (frames, quantizers), the acoustic tokens",
 )
 SEMANTIC = Field(
     "semantic",
     ("semantic_token_ids", "cond_semantic_token_ids", "semantic_tokens"),
     lambda value: _are_ids(value, 1),
-    "whole numbers (tokens), the semantic tokens",
+    "integers (tokens), the semantic tokens",
 )
 
 
-def hold_tokens(dataset: Indexable, declared: Sequence[str] | None) -> bool:
-    """Whether the items of a data set are token ids and not sounds."""
+def has_token_ids(dataset: Indexable, declared: Sequence[str] | None) -> bool:
+    """Whether the items of a dataset are token ids, not waveforms."""
     declared = declared or getattr(dataset, "data_kwargs", None)
     item = dataset[0]
     if isinstance(item, Mapping):
@@ -216,8 +221,8 @@ def hold_tokens(dataset: Indexable, declared: Sequence[str] | None) -> bool:
 
 @dataclass
 class PythonTokens(PythonDataset):
-    """Items of a person's own data set. What does not fit the model makes an item unreadable; frames of -1 at the end
-    are padding."""
+    """A Python dataset of token ids. Items that do not fit the model are unreadable; frames of -1 at the end are
+    padding."""
 
     fields = (ACOUSTIC, SEMANTIC)
 
@@ -229,14 +234,14 @@ class PythonTokens(PythonDataset):
         codes = _ids(routed["codes"], 2, "acoustic tokens", model.num_codes)
         if codes.shape[1] != model.num_quantizers:
             raise UnreadableItem(
-                f"has {codes.shape[1]} levels of acoustic tokens; model.num_quantizers={model.num_quantizers}"
+                f"has acoustic tokens of {codes.shape[1]} quantizers; model.num_quantizers={model.num_quantizers}"
             )
         if model.max_frames is not None and len(codes) > model.max_frames:
             raise UnreadableItem(f"has {len(codes)} frames, more than model.max_frames={model.max_frames}")
         if model.semantic_codes is None:
             return {"codes": codes}
         semantic = _ids(routed["semantic"], 1, "semantic tokens", model.semantic_codes)
-        if reason := misfit(model, len(semantic), len(codes)):
+        if reason := length_mismatch(model, len(semantic), len(codes)):
             raise UnreadableItem(reason)
         return {"codes": codes, "semantic": semantic}
 
@@ -246,17 +251,18 @@ class PythonTokens(PythonDataset):
 
 
 def _ids(value: Any, axes: int, what: str, vocabulary: int | None) -> Tensor:
+    """Token ids without padding; raises `UnreadableItem` if they are invalid."""
     if not _are_ids(value, axes):
         kind = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
-        raise UnreadableItem(f"has {kind} for {what}; whole numbers of {axes} axes are expected")
+        raise UnreadableItem(f"has {kind} for {what}; expected integers with {axes} axes")
     ids = value.detach().cpu().long() if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value, np.int64))
-    there = ids >= 0 if axes == 1 else (ids >= 0).all(1)
-    length = int(there.sum())
+    valid = ids >= 0 if axes == 1 else (ids >= 0).all(1)
+    length = int(valid.sum())
     if not length:
         raise UnreadableItem(f"has no {what}")
-    # Behind the last one only padding may stand, and padding is -1.
-    if not there[:length].all() or bool((ids[length:] != -1).any()):
-        raise UnreadableItem(f"has {what} below 0 that are no padding at its end")
+    # Only padding, which is -1, may follow the last token.
+    if not valid[:length].all() or bool((ids[length:] != -1).any()):
+        raise UnreadableItem(f"has {what} below 0 that are not padding at its end")
     if vocabulary is not None and int(ids.max()) >= vocabulary:
         raise UnreadableItem(f"has {what} up to {int(ids.max())}; the vocabulary ends at {vocabulary - 1}")
     return ids[:length]
@@ -269,5 +275,5 @@ def python_token_splits(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
 ) -> Splits:
-    """A data set of token ids, split by fraction and seed unless a validation set comes with it."""
+    """The splits of a dataset of token ids; without a validation dataset they are split by fraction and seed."""
     return split_object(dataset, config.data, partial(PythonTokens, model=config.model), validation, declared)

@@ -1,7 +1,7 @@
-"""Decoding of SoundStorm: codes are filled in level by level, the coarsest first, each by masked decoding.
+"""Decoding of SoundStorm: masked decoding of one quantizer level after another, the coarsest first.
 
-While a level is made, all finer ones are hidden, but for what is given: at every step the model sees what training has
-shown it. A level's steps count and rank that level's codes alone. How one level is decoded is in `sampling/masked.py`.
+While a level is decoded, all finer levels are masked except for the prompt, as in training. The steps of a level count
+and rank the codes of that level alone. `sampling/masked.py` decodes one level.
 """
 
 from __future__ import annotations
@@ -20,37 +20,39 @@ from quintet.sampling.guidance import Conditioning
 from quintet.sampling.masked import Sampling, decode
 
 LevelObserver = Callable[[int, int, Tensor, Tensor], None]
-"""Told the level, the step, the codes of all levels after it, and which of the level's are masked."""
+"""Called with the level, the step, the codes of all levels after it, and the mask of the level's masked codes."""
 
 
-def for_levels(settings: Sampling, steps: Sequence[int], levels: int) -> list[Sampling]:
-    """Settings of each level: the same ones but for the number of steps, of which the last holds on."""
-    if not 1 <= len(steps) <= levels:
-        raise UsageError(f"sample.steps has {len(steps)} numbers for {levels} levels; give one for each, or fewer")
-    return [replace(settings, steps=steps[min(level, len(steps) - 1)]) for level in range(levels)]
+def level_settings(settings: Sampling, steps: Sequence[int], num_quantizers: int) -> list[Sampling]:
+    """The settings of each level, which differ in the number of steps; the last number holds for all further levels."""
+    if not 1 <= len(steps) <= num_quantizers:
+        raise UsageError(
+            f"sample.steps has {len(steps)} numbers for {num_quantizers} quantizers; give one for each, or fewer"
+        )
+    return [replace(settings, steps=steps[min(level, len(steps) - 1)]) for level in range(num_quantizers)]
 
 
-def canvas(frames: Tensor, levels: int, prompt: Tensor | None = None) -> Tensor:
-    """What `generate` fills in: clips of some frames, (batch, frames), that begin with a prompt.
+def canvas(frames: Tensor, num_quantizers: int, prompt: Tensor | None = None) -> Tensor:
+    """The codes (batch, frames, num_quantizers) that `generate` completes: the prompt, and -1 elsewhere.
 
-    The prompt is (batch, frames of it, levels of it), with -1 behind where it is shorter for some rows; of all levels
-    or the first few.
+    `frames` (batch, frames) is the valid mask of the clips. The prompt (batch, prompt frames, quantizers), of all
+    or the first quantizers, is padded with -1.
     """
-    made = torch.full((*frames.shape, levels), -1, device=frames.device)
+    codes = torch.full((*frames.shape, num_quantizers), -1, device=frames.device)
     if prompt is None:
-        return made
-    if prompt.dim() != 3 or len(prompt) != len(frames) or not 1 <= prompt.shape[2] <= levels:
+        return codes
+    if prompt.dim() != 3 or len(prompt) != len(frames) or not 1 <= prompt.shape[2] <= num_quantizers:
         raise UsageError(
-            f"a prompt of shape {tuple(prompt.shape)} is not (batch, frames, levels) of {len(frames)} clips and "
-            f"up to {levels} levels"
+            f"a prompt must have the shape (batch, frames, quantizers) with a batch of {len(frames)} and up to "
+            f"{num_quantizers} quantizers, not {tuple(prompt.shape)}"
         )
-    lengths, wanted = (prompt >= 0).any(2).sum(1), frames.sum(1)
-    if prompt.shape[1] > frames.shape[1] or (lengths > wanted).any():
+    lengths, clip_lengths = (prompt >= 0).any(2).sum(1), frames.sum(1)
+    if prompt.shape[1] > frames.shape[1] or (lengths > clip_lengths).any():
         raise UsageError(
-            f"a prompt of {int(lengths.max())} frames is longer than the clip it begins, of {int(wanted.min())}"
+            f"a prompt of {int(lengths.max())} frames is longer than its clip of {int(clip_lengths.min())} frames"
         )
-    made[:, : prompt.shape[1], : prompt.shape[2]] = prompt
-    return made
+    codes[:, : prompt.shape[1], : prompt.shape[2]] = prompt
+    return codes
 
 
 @torch.no_grad()
@@ -62,9 +64,10 @@ def generate(
     settings: Sequence[Sampling],
     on_step: LevelObserver | None = None,
 ) -> Tensor:
-    """Codes (batch, frames, levels) of clips, -1 behind their ends.
+    """Codes (batch, frames, num_quantizers) of clips, -1 behind their ends.
 
-    `canvas` holds what is given and -1 where codes are to be made; `settings` are those of each level.
+    `canvas` (batch, frames, num_quantizers) holds the known codes, and -1 where codes are generated; `settings` has one
+    entry per level.
     """
     frames = conditioning["frames"]
     _check(model, canvas, frames, settings)
@@ -84,47 +87,47 @@ def generate(
             uncond=uncond,
             valid=frames,
             critic=level.critic if model.config.self_critic else None,
-            on_step=partial(level.watch, codes),
+            on_step=partial(level.report_step, codes),
             name=f"level-{number}",
         )
-        codes = level.among(codes, tokens)
+        codes = level.insert(codes, tokens)
     return codes.masked_fill(~frames[..., None], -1)
 
 
 @dataclass(frozen=True)
 class _Level:
-    """The model as `decode` asks for it: one level of codes, the others as the conditioning `codes`."""
+    """Adapts the model to `decode`: one level as the tokens, the codes of all levels as the conditioning `codes`."""
 
     model: SoundStorm
     number: int
     on_step: LevelObserver | None
 
-    def among(self, codes: Tensor, tokens: Tensor) -> Tensor:
-        """The codes of all levels, with these ones at this level."""
+    def insert(self, codes: Tensor, tokens: Tensor) -> Tensor:
+        """The codes (batch, frames, num_quantizers) of all levels, with `tokens` (batch, frames) at this level."""
         return torch.cat([codes[..., : self.number], tokens[..., None], codes[..., self.number + 1 :]], dim=2)
 
     def logits(
         self, tokens: Tensor, conditioning: Conditioning, where: Tensor, previous: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        vectors = self.model.net(self.among(conditioning["codes"], tokens), conditioning, previous)
+        vectors = self.model.net(self.insert(conditioning["codes"], tokens), conditioning, previous)
         carry = vectors if self.model.config.self_conditioning else None
         return self.model.logits_of(vectors[where], self.number), carry
 
     def critic(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         levels = torch.full((len(tokens),), self.number, device=tokens.device)
-        scores: Tensor = self.model(self.among(conditioning["codes"], tokens), conditioning, levels, want="scores")
+        scores: Tensor = self.model(self.insert(conditioning["codes"], tokens), conditioning, levels, output="scores")
         return scores
 
-    def watch(self, codes: Tensor, step: int, tokens: Tensor, masked: Tensor) -> None:
+    def report_step(self, codes: Tensor, step: int, tokens: Tensor, masked: Tensor) -> None:
         if self.on_step is not None:
-            self.on_step(self.number, step, self.among(codes, tokens), masked)
+            self.on_step(self.number, step, self.insert(codes, tokens), masked)
 
 
 def _check(model: SoundStorm, canvas: Tensor, frames: Tensor, settings: Sequence[Sampling]) -> None:
-    if canvas.shape != (*frames.shape, model.levels) or len(settings) != model.levels:
+    if canvas.shape != (*frames.shape, model.num_quantizers) or len(settings) != model.num_quantizers:
         raise UsageError(
             f"a canvas of shape {tuple(canvas.shape)} and settings of {len(settings)} levels do not fit "
-            f"{tuple(frames.shape)} frames of {model.levels} levels"
+            f"{tuple(frames.shape)} frames of {model.num_quantizers} quantizers"
         )
     if canvas.numel() and int(canvas.max()) >= model.mask_id:
-        raise UsageError(f"a given code is {int(canvas.max())}, but there are only {model.mask_id} (model.num_codes)")
+        raise UsageError(f"the canvas has a code {int(canvas.max())}, but model.num_codes={model.mask_id}")

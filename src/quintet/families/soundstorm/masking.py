@@ -1,8 +1,8 @@
-"""Masking of training: which codes a step hides (Borsos et al. 2023, 2305.09636, section 3.3).
+"""Masking of codes in training (Borsos et al. 2023, 2305.09636, section 3.3).
 
-A row's prompt, of 0 to all but one of its frames, stays whole. Behind it a share of the codes of one level is hidden,
-all those of finer levels are, and none of coarser ones. The model guesses the hidden ones of that level. Prompt, level
-and share are drawn for each row by itself.
+The prompt of a row, of 0 to all but one of its frames, is not masked. Behind the prompt a random fraction of the codes
+of one level is masked, and all codes of finer levels are; coarser levels are not. The model predicts the masked codes
+of that level. Prompt length, level and fraction are drawn per row.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from quintet.sampling.masked import Schedule, cosine, training_mask
 
 
 @dataclass(frozen=True)
-class Hidden:
-    """Codes as training shows them; the codes they were made of are not written to."""
+class MaskedCodes:
+    """Masked training codes and their targets; the original codes are not modified."""
 
     tokens: Tensor
-    """(batch, frames, levels), the mask where a code is hidden."""
+    """(batch, frames, num_quantizers), with `mask_id` where a code is masked."""
     levels: Tensor
-    """(batch,), the level that each row is asked for, the coarsest is 0."""
+    """(batch,), the level that each row predicts; 0 is the coarsest."""
     where: Tensor
-    """(batch, frames), the hidden places of that level: the only ones that are guessed."""
+    """(batch, frames), the masked positions of that level, which are predicted."""
     targets: Tensor
-    """(places,), the codes that stood there, row by row."""
+    """(positions,), the original codes at these positions, row by row."""
 
-    def filled(self, guesses: Tensor) -> Tensor:
-        """The tokens with guesses in these places, for a critic; finer levels stay hidden, as they are in decoding."""
+    def filled(self, predictions: Tensor) -> Tensor:
+        """The tokens with predictions (positions,) filled in, for a critic; finer levels stay masked."""
         own = torch.arange(self.tokens.shape[2], device=self.tokens.device) == self.levels[:, None]
-        return self.tokens.masked_scatter(self.where[..., None] & own[:, None], guesses.to(self.tokens.dtype))
+        return self.tokens.masked_scatter(self.where[..., None] & own[:, None], predictions.to(self.tokens.dtype))
 
 
-def hide(
+def mask_codes(
     codes: Tensor,
     frames: Tensor,
     rng: ItemRNG,
@@ -45,18 +45,18 @@ def hide(
     span: int = 1,
     coarse_bias: float = 1.0,
     name: str = "hide",
-) -> Hidden:
-    """Hide a part of codes (batch, frames, levels), of which those are there that `frames` (batch, frames) says.
+) -> MaskedCodes:
+    """Mask a random part of codes (batch, frames, num_quantizers) with the valid mask `frames` (batch, frames).
 
-    `coarse_bias` above 1 asks for coarse levels more often: the lowest of so many even draws, if it is a whole number.
+    A `coarse_bias` above 1 selects coarse levels more often; an integer N selects the lowest of N uniform levels.
     """
     lengths = frames.sum(1)
     prompts = (rng.uniform(f"{name}-prompt").to(codes.device) * lengths).long().minimum(lengths - 1)
     levels = _levels(rng, codes.shape[-1], coarse_bias, f"{name}-level").to(codes.device)
-    return hide_level(codes, frames, prompts, levels, rng, mask_id, schedule, span, name)
+    return mask_level(codes, frames, prompts, levels, rng, mask_id, schedule, span, name)
 
 
-def hide_level(
+def mask_level(
     codes: Tensor,
     frames: Tensor,
     prompts: Tensor,
@@ -66,34 +66,34 @@ def hide_level(
     schedule: Schedule = cosine,
     span: int = 1,
     name: str = "hide",
-) -> Hidden:
-    """The same for prompts (batch,) of so many frames and levels (batch,) that are given, as validation does."""
+) -> MaskedCodes:
+    """Mask codes as `mask_codes` does, but with fixed prompt lengths (batch,) in frames and levels (batch,)."""
     _check(codes, frames, mask_id)
-    behind = frames & (torch.arange(codes.shape[1], device=codes.device) >= prompts[:, None])
-    where = training_mask(rng, behind, schedule, name, span)
-    numbers = torch.arange(codes.shape[2], device=codes.device)
-    own, finer = numbers == levels[:, None], numbers > levels[:, None]
-    hidden = (own[:, None] & where[..., None]) | (finer[:, None] & behind[..., None])
+    maskable = frames & (torch.arange(codes.shape[1], device=codes.device) >= prompts[:, None])
+    where = training_mask(rng, maskable, schedule, name, span)
+    indices = torch.arange(codes.shape[2], device=codes.device)
+    own, finer = indices == levels[:, None], indices > levels[:, None]
+    masked = (own[:, None] & where[..., None]) | (finer[:, None] & maskable[..., None])
     targets = codes.gather(2, levels[:, None, None].expand(-1, codes.shape[1], 1))[..., 0]
-    return Hidden(codes.masked_fill(hidden, mask_id), levels, where, targets[where])
+    return MaskedCodes(codes.masked_fill(masked, mask_id), levels, where, targets[where])
 
 
-def _levels(rng: ItemRNG, levels: int, coarse_bias: float, name: str) -> Tensor:
-    """A level for each row, (rows,); evenly, or coarse ones more often."""
-    share = 1 - (1 - rng.uniform(name).double()) ** (1 / coarse_bias)
-    return (share * levels).long().clamp(max=levels - 1)
+def _levels(rng: ItemRNG, num_quantizers: int, coarse_bias: float, name: str) -> Tensor:
+    """A random level (batch,) for each row; uniform, or coarse ones more often."""
+    fraction = 1 - (1 - rng.uniform(name).double()) ** (1 / coarse_bias)
+    return (fraction * num_quantizers).long().clamp(max=num_quantizers - 1)
 
 
 def _check(codes: Tensor, frames: Tensor, mask_id: int) -> None:
-    """Refuse codes and a mask of frames that do not fit each other or the vocabulary."""
+    """Raise if codes do not fit the valid mask or the vocabulary."""
     if codes.dim() != 3 or codes.shape[:2] != frames.shape:
         raise UsageError(
-            f"codes of shape {tuple(codes.shape)} are not (batch, frames, levels) of {tuple(frames.shape)} frames"
+            f"codes of shape {tuple(codes.shape)} are not (batch, frames, quantizers) of {tuple(frames.shape)} frames"
         )
-    # Not on a GPU: reading from it would hold up every step.
+    # Not on a GPU, where the check would synchronise every step.
     if codes.device.type == "cpu":
-        there = codes[frames]
-        if there.numel() and not 0 <= int(there.min()) <= int(there.max()) < mask_id:
+        valid = codes[frames]
+        if valid.numel() and not 0 <= int(valid.min()) <= int(valid.max()) < mask_id:
             raise UsageError(
-                f"codes from {int(there.min())} to {int(there.max())} are not all in the vocabulary of {mask_id}"
+                f"codes from {int(valid.min())} to {int(valid.max())} are outside the vocabulary of {mask_id}"
             )

@@ -1,7 +1,7 @@
-"""`SoundStorm`: codes of which some are hidden, and conditioning of the clip, to the logits of one level.
+"""`SoundStorm`: a masked conformer that predicts the codes of one quantizer level, given conditioning.
 
-Codes are (batch, frames, levels), the coarsest level first. Which are hidden in training is in `masking.py`, how they
-are filled in in `decoding.py`.
+Codes are (batch, frames, num_quantizers), the coarsest level first. `masking.py` masks codes in training, and
+`decoding.py` generates them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conformer import Conformer
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 
-Wanted = Literal["logits", "scores", "vectors"]
+OutputKind = Literal["logits", "scores", "vectors"]
 
 MAX_FRAMES = 1500
-"""Where nothing says how long clips are: half a minute of a usual codec."""
+"""Default maximum length of a clip: half a minute with 50 frames per second."""
 
 
 class ConformerWrapper(nn.Module):
-    """Codes of all levels to one vector a frame: embeddings summed over levels, conditioning, and a conformer.
+    """Codes of all levels to one vector per frame: embeddings summed over levels, conditioning, and a conformer.
 
     Keyword arguments are the keys of `model.*`; see `SoundStormModelConfig`.
     """
@@ -37,15 +37,15 @@ class ConformerWrapper(nn.Module):
         super().__init__()
         config = config or validate(SoundStormModelConfig, keywords)
         if config.num_codes is None or config.num_quantizers is None:
-            raise UsageError("model.num_codes and model.num_quantizers are needed where no tokenizer gives them")
-        self.levels: int = config.num_quantizers
+            raise UsageError("set model.num_codes and model.num_quantizers, or give a tokenizer")
+        self.num_quantizers: int = config.num_quantizers
         self.mask_id: int = config.num_codes
         self.max_frames = max_frames = config.max_frames or MAX_FRAMES
         self.config = config = config.model_copy(update={"max_frames": max_frames})
-        # Rows of its own for each level, the last of them its mask; the sum over levels starts at the usual scale.
-        self.embedding = nn.Embedding(self.levels * (self.mask_id + 1), config.dim)
-        nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE * self.levels**-0.5)
-        # Where nothing is known yet all frames are alike, and distances alone cannot tell the middle ones apart.
+        # Each level has its own rows, the last of which is its mask token; the scale is that of the sum over levels.
+        self.embedding = nn.Embedding(self.num_quantizers * (self.mask_id + 1), config.dim)
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE * self.num_quantizers**-0.5)
+        # When all codes are masked, relative positions alone cannot distinguish the frames in the middle of a clip.
         self.positions = LearnedPositions((max_frames,), config.dim) if config.position_embedding else None
         self.conditions = Conditioner(config)
         self.conformer = Conformer(
@@ -62,16 +62,19 @@ class ConformerWrapper(nn.Module):
         self.from_previous: nn.Linear | None = None
         if config.self_conditioning:
             self.from_previous = nn.Linear(config.dim, config.dim, bias=False)
-            # A model starts by not listening to itself.
+            # Zero initialisation: training starts without self-conditioning.
             nn.init.zeros_(self.from_previous.weight)
 
     def forward(self, codes: Tensor, conditioning: Conditioning, previous: Tensor | None = None) -> Tensor:
-        """`(batch, frames, dim)`; `previous` is what came out for the same clips before, for self-conditioning."""
+        """Vectors (batch, frames, dim) of codes (batch, frames, num_quantizers).
+
+        `previous` (batch, frames, dim) is the output of the previous step, for self-conditioning.
+        """
         frames = conditioning["frames"]
         self._check(codes, frames)
-        # What stands in padding need not be a code, and reaches no frame.
+        # Padding may hold any value; it does not affect valid frames.
         codes = codes.masked_fill(~frames[..., None], self.mask_id)
-        ids = codes + (self.mask_id + 1) * torch.arange(self.levels, device=codes.device)
+        ids = codes + (self.mask_id + 1) * torch.arange(self.num_quantizers, device=codes.device)
         x = F.embedding_bag(ids.flatten(0, 1), self.embedding.weight, mode="sum").view(*codes.shape[:2], -1)
         if self.positions is not None:
             x = x + self.positions((codes.shape[1],))
@@ -86,19 +89,19 @@ class ConformerWrapper(nn.Module):
         return out
 
     def _check(self, codes: Tensor, frames: Tensor) -> None:
-        if codes.dim() != 3 or codes.shape[:2] != frames.shape or codes.shape[2] != self.levels:
+        if codes.dim() != 3 or codes.shape[:2] != frames.shape or codes.shape[2] != self.num_quantizers:
             raise UsageError(
-                f"codes of shape {tuple(codes.shape)} are not (batch, frames, levels) of {tuple(frames.shape)} frames "
-                f"and model.num_quantizers={self.levels}"
+                f"codes of shape {tuple(codes.shape)} are not (batch, frames, quantizers) of {tuple(frames.shape)} "
+                f"frames and model.num_quantizers={self.num_quantizers}"
             )
         if codes.shape[1] > self.max_frames:
             raise UsageError(f"{codes.shape[1]} frames are more than model.max_frames={self.max_frames}")
 
 
 class SoundStorm(Pretrained, nn.Module):
-    """A net over codes, one head for each level, and a critic's if asked for (Borsos et al. 2023, 2305.09636).
+    """A conformer over codes, one output head per level, and optionally a self-critic (Borsos et al. 2023, 2305.09636).
 
-    Made from a `ConformerWrapper`, or from keyword arguments that are the keys of `model.*`; see
+    Built from a `ConformerWrapper`, or from keyword arguments that are the keys of `model.*`; see
     `SoundStormModelConfig`.
     """
 
@@ -110,26 +113,30 @@ class SoundStorm(Pretrained, nn.Module):
             raise UsageError(f"SoundStorm takes a net, or the keys of model.* ({', '.join(keywords)}), not both")
         self.net = net if isinstance(net, ConformerWrapper) else ConformerWrapper(net, **keywords)
         self.config = config = self.net.config
-        self.levels, self.mask_id = self.net.levels, self.net.mask_id
-        # One parameter for all levels: every step gives all of it a gradient, whatever levels are drawn.
-        self.head_weights = nn.Parameter(torch.empty(self.levels, self.mask_id, config.dim))
-        self.head_biases = nn.Parameter(torch.zeros(self.levels, self.mask_id))
+        self.num_quantizers, self.mask_id = self.net.num_quantizers, self.net.mask_id
+        # One parameter for all levels, so that every parameter has a gradient at every step, as DDP requires.
+        self.head_weights = nn.Parameter(torch.empty(self.num_quantizers, self.mask_id, config.dim))
+        self.head_biases = nn.Parameter(torch.zeros(self.num_quantizers, self.mask_id))
         nn.init.uniform_(self.head_weights, -(config.dim**-0.5), config.dim**-0.5)
         self.to_score: nn.Linear | None = None
         if config.self_critic:
             self.to_score = nn.Linear(config.dim, 1)
-            # A critic starts without an opinion, and does not disturb the generator.
+            # Zero initialisation: the critic does not disturb the generator at the start of training.
             nn.init.zeros_(self.to_score.weight)
             nn.init.zeros_(self.to_score.bias)
 
     @torch.no_grad()
-    def start_from(self, codebooks: Tensor) -> None:
-        """Let similar codes of a level start alike: `codebooks` is (levels, codes, code_dim), the codec's vectors."""
-        if codebooks.dim() != 3 or codebooks.shape[:2] != (self.levels, self.mask_id):
+    def init_from_codebooks(self, codebooks: Tensor) -> None:
+        """Initialise embeddings and heads from the codec's codebooks (num_quantizers, num_codes, code_dim).
+
+        Codes with similar vectors then start with similar weights.
+        """
+        if codebooks.dim() != 3 or codebooks.shape[:2] != (self.num_quantizers, self.mask_id):
             raise UsageError(
-                f"codebooks of shape {tuple(codebooks.shape)} are not {self.levels} levels of {self.mask_id} codes"
+                f"codebooks of shape {tuple(codebooks.shape)} are not those of {self.num_quantizers} quantizers with "
+                f"{self.mask_id} codes"
             )
-        embeddings = self.net.embedding.weight.view(self.levels, self.mask_id + 1, -1)[:, : self.mask_id]
+        embeddings = self.net.embedding.weight.view(self.num_quantizers, self.mask_id + 1, -1)[:, : self.mask_id]
         for weights, level in zip((*embeddings, *self.head_weights), (*codebooks, *codebooks), strict=True):
             init_from_codebook(weights, level)
 
@@ -150,43 +157,43 @@ class SoundStorm(Pretrained, nn.Module):
         levels: Tensor,
         where: Tensor | None = None,
         previous: Tensor | None = None,
-        want: Wanted = "logits",
+        output: OutputKind = "logits",
     ) -> Tensor:
-        """Logits of each row's level, (batch, frames, codes); with `where` (batch, frames) only there, (places, codes).
+        """Logits (batch, frames, num_codes) of the level of each row, `levels` (batch,).
 
-        The self-critic's scores of each code of that level not being the original one, (batch, frames) or (places,), or
-        the net's vectors, come by this method too, because processes that train together see what goes through a
-        module's call alone.
+        With `where` (batch, frames) only those of these positions, (positions, num_codes). `output="scores"` returns
+        the logits of the self-critic that a code of that level is not the original, (batch, frames) or (positions,);
+        `output="vectors"` returns the conformer output (batch, frames, dim). All go through __call__: DDP and FSDP
+        hook into it.
         """
         vectors: Tensor = self.net(codes, conditioning, previous)
-        if want == "vectors":
+        if output == "vectors":
             return vectors
-        if want == "scores":
+        if output == "scores":
             if self.to_score is None:
-                raise UsageError("this model has no critic of its own (model.self_critic)")
+                raise UsageError("this model has no self-critic (model.self_critic is false)")
             scores: Tensor = self.to_score(vectors)[..., 0]
             return scores if where is None else scores[where]
         return self._logits(vectors, levels) if where is None else self._logits_at(vectors, levels, where)
 
     def logits_of(self, vectors: Tensor, level: int) -> Tensor:
-        """The logits of one level for any vectors, (..., codes)."""
+        """Logits (..., num_codes) of one level for vectors (..., dim)."""
         return F.linear(vectors, self.head_weights[level], self.head_biases[level])
 
     def _logits(self, vectors: Tensor, levels: Tensor) -> Tensor:
-        """Each row by the head of its own level.
+        """Logits of each row by the head of its level.
 
-        A copy of a head for each row, and one product of all of them. The copies are small beside what the product
-        makes, every row costs one head whatever the others' levels are, and nothing waits to learn which levels were
-        drawn, as sorting rows by level would.
+        Gathers a copy of the head for each row, then one batched product. The copies are small compared with the
+        logits, and unlike sorting rows by level this does not synchronise to read which levels were drawn.
         """
         heads = F.embedding(levels, self.head_weights.flatten(1)).view(-1, *self.head_weights.shape[1:])
         biases = F.embedding(levels, self.head_biases)[:, None]
         return torch.baddbmm(biases.to(vectors.dtype), vectors, heads.transpose(1, 2).to(vectors.dtype))
 
     def _logits_at(self, vectors: Tensor, levels: Tensor, where: Tensor) -> Tensor:
-        """Of some places alone: brought to the front of their rows first, so that no others are multiplied."""
+        """Logits of some positions alone: they are moved to the front of their rows, so that no others are computed."""
         counts = where.sum(1)
-        most = int(counts.max())
-        order = where.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        longest = int(counts.max())
+        order = where.int().argsort(dim=1, descending=True, stable=True)[:, :longest]
         packed = vectors.gather(1, order[..., None].expand(-1, -1, vectors.shape[2]))
-        return self._logits(packed, levels)[torch.arange(most, device=where.device) < counts[:, None]]
+        return self._logits(packed, levels)[torch.arange(longest, device=where.device) < counts[:, None]]

@@ -1,4 +1,4 @@
-"""`MuLaNConditioner`: conditioning vectors of a frozen MuLaN, of clips in training and of texts in sampling."""
+"""`MuLaNConditioner`: embeddings of a frozen MuLaN as conditioning, of clips in training and of texts in sampling."""
 
 from __future__ import annotations
 
@@ -15,51 +15,53 @@ from quintet.pipelines.base import Embedder, Frozen, Pipeline
 
 
 class MuLaNConditioner:
-    """The pipeline `frozen["condition"]`, and the form in which a generator sees its vectors (`model.condition_form`)."""
+    """The pipeline `frozen["condition"]`, and the form of its embeddings for the generator (`model.condition_form`)."""
 
     def __init__(self, mulan: Pipeline[Any], form: str = "vector") -> None:
         if not isinstance(mulan, Embedder) or not hasattr(mulan, "embed_audio"):
             raise UsageError(
-                f"--condition takes a run of mulan; {mulan.reference} is of recipe '{mulan.recipe}', which has no "
-                "vectors of sounds and texts"
+                f"--condition takes a run of recipe 'mulan'; {mulan.reference} is of recipe '{mulan.recipe}', which "
+                "does not embed audio and text"
             )
         if form == "quantized" and "quantizer" not in mulan.modules:
             raise UsageError(
-                f"model.condition_form=quantized, but {mulan.reference} has no quantizer: train it with model.num_quantizers, "
-                "or use model.condition_form=vector"
+                f"model.condition_form=quantized, but {mulan.reference} has no quantizer: train it with "
+                "model.num_quantizers above 0, or set model.condition_form=vector"
             )
         self.mulan: Any = mulan
         self.quantized = form == "quantized"
 
     @classmethod
     def of(cls, frozen: Frozen, form: str) -> MuLaNConditioner | None:
+        """The conditioner of a run; None without --condition."""
         return cls(frozen["condition"], form) if "condition" in frozen else None
 
     @property
     def dim(self) -> int:
+        """Dimension of the embeddings."""
         dim: int = self.mulan.model.latent_dim
         return dim
 
     def embed_audio(self, waves: Sequence[Tensor], rate: int) -> Tensor:
-        """Vectors (clips, dim), of length one, of clips (samples,)."""
+        """Unit embeddings (clips, dim) of clips (samples,) at the sampling rate `rate`."""
         vectors: Tensor = self.mulan.embed_audio(waves, rate)
         return vectors.float()
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Vectors (texts, dim), of length one."""
+        """Unit embeddings (texts, dim) of texts."""
         vectors: Tensor = self.mulan.embed_texts(texts)
         return vectors.float()
 
     def conditioning(self, vectors: Tensor) -> Tensor:
-        """What the generator sees of vectors (rows, dim): they themselves, or the nearest that codes stand for."""
+        """Embeddings (rows, dim) in the form for the generator: unchanged, or quantized and decoded."""
         if not self.quantized:
             return vectors
         quantizer = self.mulan.modules["quantizer"]
-        nearest: Tensor = quantizer.decode(quantizer.encode(vectors.float()))
-        return nearest.to(vectors.dtype)
+        quantized: Tensor = quantizer.decode(quantizer.encode(vectors.float()))
+        return quantized.to(vectors.dtype)
 
     def token_encoder(self, rate: int) -> TokenEncoder:
-        """For the cache of the field `clip`: the vectors of clips at a rate."""
+        """The encoder for the token cache: the embeddings of clips at this sampling rate, as the field `clip`."""
 
         def encode(batch: Batch) -> Tensor:
             waves = [wave[:length] for wave, length in zip(batch["wavs"], batch["lengths"].tolist(), strict=True)]

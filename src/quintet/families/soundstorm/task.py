@@ -1,4 +1,4 @@
-"""`SoundStormTask`: a masked conformer over the codes of clips, its validation metrics and samples."""
+"""`SoundStormTask`: trains a masked conformer on the codes of clips; validation metrics and samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
 from quintet.families.soundstorm import data
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.masking import Hidden, hide, hide_level
+from quintet.families.soundstorm.masking import MaskedCodes, mask_codes, mask_level
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
 from quintet.families.soundstorm.pipeline import SPECTROGRAM_WIDTH, GeneratedAudio, SoundStormPipeline, codec_of
 from quintet.media.audio import write_audio
@@ -35,7 +35,7 @@ from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
 
 SELF_CONDITIONED = 0.75
-"""Share of rows that see what the model made of them before, where it is trained to."""
+"""Fraction of the rows that are trained with self-conditioning, if it is on."""
 
 
 class SoundStormTask(Task[SoundStormConfig]):
@@ -53,8 +53,8 @@ class SoundStormTask(Task[SoundStormConfig]):
         own: SoundStormPipeline = self.pipeline(self.modules)
         self.soundstorm = own.soundstorm
         if self.is_new and tokenizer is not None and hasattr(tokenizer.model, "codebooks"):
-            # Codes that sound alike start alike: the model need not learn that from the clips.
-            self.soundstorm.start_from(tokenizer.model.codebooks[: self.soundstorm.levels])
+            # Codes with similar vectors start with similar weights; the model need not learn this from the data.
+            self.soundstorm.init_from_codebooks(tokenizer.model.codebooks[: self.soundstorm.num_quantizers])
         self.phases = [self._phase()]
 
     def _phase(self) -> Phase:
@@ -86,27 +86,27 @@ class SoundStormTask(Task[SoundStormConfig]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         loss, model = self.config.loss, self.soundstorm
-        schedule = masked.SCHEDULES[loss.mask_schedule]
-        hidden = hide(
+        schedule = masked.MASK_SCHEDULES[loss.mask_schedule]
+        masked_codes = mask_codes(
             batch["codes"], batch["frames"], batch.rng, model.mask_id, schedule, loss.mask_span, loss.coarse_bias
         )
         keep = batch.rng.uniform("keep condition") >= loss.cond_drop_prob
         conditioning = self._conditioning(batch, self._clips(batch), keep)
         with torch.set_grad_enabled(torch.is_grad_enabled() and loss.train_only != "critic"):
-            previous = self._own_vectors(batch, hidden, conditioning)
+            previous = self._previous_vectors(batch, masked_codes, conditioning)
             logits = modules["soundstorm"](
-                hidden.tokens, conditioning, hidden.levels, where=hidden.where, previous=previous
+                masked_codes.tokens, conditioning, masked_codes.levels, where=masked_codes.where, previous=previous
             )
-        return Output({"hidden": hidden, "conditioning": conditioning, "logits": logits})
+        return Output({"masked_codes": masked_codes, "conditioning": conditioning, "logits": logits})
 
     def _clips(self, batch: Batch) -> Tensor | None:
-        """The vectors that condition clips in training: their sound's, or for some their caption's."""
+        """The embeddings (batch, dim) that condition training clips: of their audio, or for some of their caption."""
         if self.conditioner is None:
             return None
         clip: Tensor = batch["clip"]
         if "caption" in batch:
-            drawn = batch.rng.uniform("tell caption").to(clip.device) < self.config.loss.caption_cond_prob
-            clip = torch.where((drawn & batch["captioned"])[:, None], batch["caption"], clip)
+            use_caption = batch.rng.uniform("tell caption").to(clip.device) < self.config.loss.caption_cond_prob
+            clip = torch.where((use_caption & batch["captioned"])[:, None], batch["caption"], clip)
         return clip
 
     def _conditioning(self, batch: Batch, clip: Tensor | None, keep: Tensor | None = None) -> dict[str, Tensor]:
@@ -115,121 +115,132 @@ class SoundStormTask(Task[SoundStormConfig]):
             clip = self.conditioner.conditioning(clip)
         return self.soundstorm.conditioning(batch["frames"], semantic, clip, keep)
 
-    def _own_vectors(self, batch: Batch, hidden: Hidden, conditioning: dict[str, Tensor]) -> Tensor | None:
-        """What the model makes of the same clips without help, for most rows; the others learn to do without."""
+    def _previous_vectors(
+        self, batch: Batch, masked_codes: MaskedCodes, conditioning: dict[str, Tensor]
+    ) -> Tensor | None:
+        """Self-conditioning: the outputs (batch, frames, dim) of a first pass; zero for some rows."""
         if not self.config.model.self_conditioning:
             return None
         with torch.no_grad():
-            vectors: Tensor = self.soundstorm(hidden.tokens, conditioning, hidden.levels, want="vectors")
-        helped = batch.rng.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
-        return vectors * helped[:, None, None]
+            vectors: Tensor = self.soundstorm(masked_codes.tokens, conditioning, masked_codes.levels, output="vectors")
+        self_conditioned = batch.rng.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
+        return vectors * self_conditioned[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        loss = token_loss(output["logits"], output["hidden"].targets, self.config.loss.label_smoothing)
+        loss = token_loss(output["logits"], output["masked_codes"].targets, self.config.loss.label_smoothing)
         if self.config.model.self_critic and self.config.loss.train_only is None:
-            opinion = self.critic_loss(modules, batch, output, step).value
-            return Loss(loss.value + opinion, {**loss.parts, "self_critic": opinion})
+            critic_loss = self.critic_loss(modules, batch, output, step).value
+            return Loss(loss.value + critic_loss, {**loss.parts, "self_critic": critic_loss})
         return loss
 
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        """Is a code the original one, where the generator has made it?"""
-        hidden, logits = output["hidden"], output["logits"]
-        chances = batch.rng.uniform("critic", hidden.where.shape[1]).to(logits.device)[hidden.where]
-        made = filters.guesses(logits.detach(), chances)
+        """Loss of classifying whether a code that the generator predicted is the original one."""
+        masked_codes, logits = output["masked_codes"], output["logits"]
+        noise = batch.rng.uniform("critic", masked_codes.where.shape[1]).to(logits.device)[masked_codes.where]
+        predicted = filters.sample_on_device(logits.detach(), noise)
         scores = modules["soundstorm"](
-            hidden.filled(made), output["conditioning"], hidden.levels, where=hidden.where, want="scores"
+            masked_codes.filled(predicted),
+            output["conditioning"],
+            masked_codes.levels,
+            where=masked_codes.where,
+            output="scores",
         )
-        return Loss(score_loss(scores, made != hidden.targets))
+        return Loss(score_loss(scores, predicted != masked_codes.targets))
 
     # --- validation -------------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
-        """Loss and accuracy of each level behind no prompt, with the same codes hidden every time."""
+        """Loss and accuracy of each level without a prompt; the same codes are masked every time."""
         codes, frames = batch["codes"], batch["frames"]
         conditioning = self._conditioning(batch, batch["clip"] if self.conditioner is not None else None)
-        nowhere = torch.zeros(len(codes), dtype=torch.long, device=codes.device)
+        no_prompt = torch.zeros(len(codes), dtype=torch.long, device=codes.device)
         sums: dict[str, Tensor] = {}
-        for level in range(self.soundstorm.levels):
-            name, levels = f"level_{level + 1}", torch.full_like(nowhere, level)
-            schedule = masked.SCHEDULES[self.config.loss.mask_schedule]
-            hidden = hide_level(codes, frames, nowhere, levels, batch.rng, self.soundstorm.mask_id, schedule, name=name)
-            logits = at_least_fp32(modules["soundstorm"](hidden.tokens, conditioning, levels, where=hidden.where))
-            sums[f"loss_{name}"] = F.cross_entropy(logits, hidden.targets, reduction="sum").double()
-            sums[f"accuracy_{name}"] = (logits.argmax(-1) == hidden.targets).sum().double()
-            sums[f"count_{name}"] = hidden.where.sum().double()
+        for level in range(self.soundstorm.num_quantizers):
+            name, levels = f"level_{level + 1}", torch.full_like(no_prompt, level)
+            schedule = masked.MASK_SCHEDULES[self.config.loss.mask_schedule]
+            masked_codes = mask_level(
+                codes, frames, no_prompt, levels, batch.rng, self.soundstorm.mask_id, schedule, name=name
+            )
+            logits = at_least_fp32(
+                modules["soundstorm"](masked_codes.tokens, conditioning, levels, where=masked_codes.where)
+            )
+            sums[f"loss_{name}"] = F.cross_entropy(logits, masked_codes.targets, reduction="sum").double()
+            sums[f"accuracy_{name}"] = (logits.argmax(-1) == masked_codes.targets).sum().double()
+            sums[f"count_{name}"] = masked_codes.where.sum().double()
         return Statistics(sums)
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """What the judge of a synthetic data set hears in clips generated from captions, and in reconstructions; and
-        what the MuLaN thinks of them."""
+        """Scores of clips generated from captions: by the judge of a synthetic dataset, which also scores
+        reconstructions, and by the MuLaN of the run."""
         judge = judge_of(batch, split)
-        is_heard = self.conditioner is not None and split == "validation"
-        if "tokenizer" not in self.frozen or not self.config.model.conditioned or (judge is None and not is_heard):
+        use_mulan = self.conditioner is not None and split == "validation"
+        if "tokenizer" not in self.frozen or not self.config.model.conditioned or (judge is None and not use_mulan):
             return Statistics()
         pipeline: SoundStormPipeline = self.pipeline(modules)
-        made = self._generated(pipeline, batch)
+        generated = self._generated(pipeline, batch)
         total = Statistics()
         if judge is not None:
-            rate, kept = pipeline.sample_rate, pipeline.decode(batch["codes"], batch["frames"])
-            made_waves, kept_waves = ([(wave, rate) for wave in waves] for waves in (made.waves, kept))
-            total = total + Statistics(rows=judged_rows(judge, batch, split, made_waves, kept_waves))
-        if is_heard:
-            total = total + self._heard(batch, made)
+            rate, reconstructed = pipeline.sample_rate, pipeline.decode(batch["codes"], batch["frames"])
+            ours, real = ([(wave, rate) for wave in waves] for waves in (generated.waves, reconstructed))
+            total = total + Statistics(rows=judged_rows(judge, batch, split, ours, real))
+        if use_mulan:
+            total = total + self._mulan_scores(batch, generated)
         return total
 
-    def _heard(self, batch: Batch, made: GeneratedAudio) -> Statistics:
-        vectors = made.vectors
+    def _mulan_scores(self, batch: Batch, generated: GeneratedAudio) -> Statistics:
+        """Similarities of clips and captions by MuLaN, and the embeddings of generated and real clips."""
+        vectors = generated.vectors
         assert vectors is not None
         real = batch["clip"].to(vectors)
         captioned = torch.tensor([bool(text) for text in _texts(batch)], device=real.device)
-        wanted = self._wanted(batch).to(real)
+        target = self._target(batch).to(real)
         sums = {
-            "mulan_score": (vectors * wanted).sum(1)[captioned].double().sum(),
-            "mulan_score_real": (real * wanted).sum(1)[captioned].double().sum(),
+            "mulan_score": (vectors * target).sum(1)[captioned].double().sum(),
+            "mulan_score_real": (real * target).sum(1)[captioned].double().sum(),
             "captioned": captioned.sum().double(),
         }
-        return Statistics(sums, {"made": vectors, "real": real})
+        return Statistics(sums, {"generated": vectors, "real": real})
 
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums, rows = statistics.sums, statistics.rows
-        names = [f"level_{level + 1}" for level in range(self.soundstorm.levels)]
-        figures: dict[str, float] = {}
+        names = [f"level_{level + 1}" for level in range(self.soundstorm.num_quantizers)]
+        metrics: dict[str, float] = {}
         for kind in ("loss", "accuracy"):
-            of_levels = {f"{kind}_{name}": float(sums[f"{kind}_{name}"] / sums[f"count_{name}"]) for name in names}
-            figures[kind] = sum(of_levels.values()) / len(of_levels)
-            figures |= of_levels
-        figures |= mean_scores(rows)
+            per_level = {f"{kind}_{name}": float(sums[f"{kind}_{name}"] / sums[f"count_{name}"]) for name in names}
+            metrics[kind] = sum(per_level.values()) / len(per_level)
+            metrics |= per_level
+        metrics |= mean_scores(rows)
         if sums.get("captioned"):
-            figures |= {name: float(sums[name] / sums["captioned"]) for name in ("mulan_score", "mulan_score_real")}
-        if "made" in rows and len(rows["made"]) > 1:
-            # Of other weights it would be another figure.
+            metrics |= {name: float(sums[name] / sums["captioned"]) for name in ("mulan_score", "mulan_score_real")}
+        if "generated" in rows and len(rows["generated"]) > 1:
+            # The name holds the digest of the MuLaN: distances by different weights are not comparable.
             weights = self.frozen["condition"].digest[:8]
-            figures[f"frechet_mulan_{weights}"] = frechet_distance(rows["made"], rows["real"])
-        if "made" in rows and self.config.sample.best_of > 1:
-            figures["best_of"] = float(self.config.sample.best_of)
-        return figures
+            metrics[f"frechet_mulan_{weights}"] = frechet_distance(rows["generated"], rows["real"])
+        if "generated" in rows and self.config.sample.best_of > 1:
+            metrics["best_of"] = float(self.config.sample.best_of)
+        return metrics
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
-        """Each clip as the codec has it, and what is generated from its conditioning; and a sheet of spectrograms."""
+        """The reconstruction of each clip and a clip generated from its conditioning; and a sheet of spectrograms."""
         if "tokenizer" not in self.frozen:
             return []
         pipeline: SoundStormPipeline = self.pipeline(modules)
-        made = self._generated(pipeline, batch).waves
-        kept = pipeline.decode(batch["codes"], batch["frames"])
+        generated = self._generated(pipeline, batch).waves
+        reconstructed = pipeline.decode(batch["codes"], batch["frames"])
         texts, rate = _texts(batch), pipeline.sample_rate
         artifacts: list[Artifact] = []
-        pictures = []
+        images = []
         for number, name in enumerate(batch.names):
-            for what, waves in (("reconstruction", kept), ("made", made)):
+            for what, waves in (("reconstruction", reconstructed), ("made", generated)):
                 write = partial(write_audio, waves[number], rate=rate)
-                about = {"item": name, "what": what, "text": texts[number]}
-                artifacts.append(Artifact(f"{number:03d}-{what}.wav", write, about))
-                pictures.append(spectrogram(waves[number], rate, width=SPECTROGRAM_WIDTH))
-        sheet = image_grid(pictures, columns=2)
+                metadata = {"item": name, "what": what, "text": texts[number]}
+                artifacts.append(Artifact(f"{number:03d}-{what}.wav", write, metadata))
+                images.append(spectrogram(waves[number], rate, width=SPECTROGRAM_WIDTH))
+        sheet = image_grid(images, columns=2)
         columns = f"reconstruction, made from {self._conditioned_on()}"
         summary = {"columns": columns, "items": [*batch.names], "texts": texts}
-        picture = Artifact("spectrograms.png", partial(write_image, sheet), summary, torch.from_numpy(sheet))
-        return [picture, *artifacts]
+        image = Artifact("spectrograms.png", partial(write_image, sheet), summary, torch.from_numpy(sheet))
+        return [image, *artifacts]
 
     def _conditioned_on(self) -> str:
         if self.config.model.semantic_codes is not None:
@@ -237,23 +248,23 @@ class SoundStormTask(Task[SoundStormConfig]):
         return "its caption" if self.conditioner is not None else "nothing"
 
     def _generated(self, pipeline: SoundStormPipeline, batch: Batch) -> GeneratedAudio:
-        """Clips generated from the conditioning of a batch, as long as its own."""
-        wanted = self._wanted(batch) if self.conditioner is not None else None
-        return pipeline.generate(self._conditioning(batch, wanted), batch.rng, wanted)
+        """Clips generated from the conditioning of a batch, with the lengths of its clips."""
+        target = self._target(batch) if self.conditioner is not None else None
+        return pipeline.generate(self._conditioning(batch, target), batch.rng, target)
 
-    def _wanted(self, batch: Batch) -> Tensor:
-        """The vectors of the captions; of a clip without one its sound's."""
+    def _target(self, batch: Batch) -> Tensor:
+        """The embeddings (batch, dim) of the captions; of the audio for a clip without a caption."""
         assert self.conditioner is not None
-        wanted: Tensor = batch["clip"].clone()
+        target: Tensor = batch["clip"].clone()
         texts = _texts(batch)
         captioned = [row for row, text in enumerate(texts) if text]
         if captioned:
-            wanted[captioned] = self.conditioner.embed_texts([texts[row] for row in captioned]).to(wanted)
-        return wanted
+            target[captioned] = self.conditioner.embed_texts([texts[row] for row in captioned]).to(target)
+        return target
 
 
 def _with_semantic_keys(config: SoundStormConfig) -> SoundStormConfig:
-    """With the vocabulary and rate of the semantic tokens; once they are known the folder need not be there."""
+    """The configuration with vocabulary size and rate of the semantic tokens; after that the folder is not needed."""
     if config.data.semantic_tokens is None or config.model.semantic_codes is not None:
         return config
     tokens = read_semantic(Path(config.data.semantic_tokens))

@@ -9,7 +9,7 @@ from quintet.data.audio import python_audio_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.data import coded_splits, hold_tokens, python_token_splits
+from quintet.families.soundstorm.data import encode_splits, has_token_ids, python_token_splits
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.pipeline import codec_of
 from quintet.families.soundstorm.task import SoundStormTask
@@ -20,15 +20,15 @@ from quintet.training.task import Task
 
 
 class SoundStormTrainer(PythonTrainer):
-    """Train a `SoundStorm` on the codes of sounds: a folder, or a data set object.
+    """Train a `SoundStorm` on the codes of audio clips: a folder, or a dataset object.
 
         codec = AudioCodecPipeline.from_pretrained("runs/codec")
-        SoundStormTrainer(tokenizer=codec, data="sounds/", out="runs/storm", steps=10_000).train()
+        SoundStormTrainer(tokenizer=codec, data="audio/", out="runs/storm", steps=10_000).train()
 
-    Without a model it is made to fit the tokenizer. With a `condition`, a trained mulan, it learns to make what a text
-    says. Items of a data set hold `wavs`, samples at the codec's rate, and perhaps `texts`; or they are token ids,
-    `semantic_token_ids` (tokens) and `acoustic_token_ids` (frames, levels), or the latter alone. A model of token ids
-    needs no tokenizer, but without one nothing can be listened to.
+    Without a model, one is built to fit the tokenizer. With a `condition`, a trained mulan, the model is conditioned on
+    text. Items of a dataset hold `wavs`, samples at the codec's sampling rate, and optionally `texts`; or they are
+    token ids, `semantic_token_ids` (tokens,) and `acoustic_token_ids` (frames, quantizers), or the latter alone. Token
+    ids need no tokenizer, but without one the model cannot generate audio.
     """
 
     config_class = SoundStormConfig
@@ -50,23 +50,25 @@ class SoundStormTrainer(PythonTrainer):
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         assert isinstance(task, SoundStormTask)
         config = task.config
-        if hold_tokens(data, declared):
+        if has_token_ids(data, declared):
             if task.conditioner is not None:
-                raise UsageError("a data set of token ids has no sounds for the condition to hear; leave condition out")
+                raise UsageError("a dataset of token ids has no audio for the condition to embed; remove condition")
             return python_token_splits(data, config, validation=validation, declared=declared)
         if config.model.semantic_codes is not None:
-            raise UsageError("this model is told semantic tokens: give a data set of token ids, semantic and acoustic")
+            raise UsageError(
+                "this model is conditioned on semantic tokens: pass a dataset of semantic and acoustic token ids"
+            )
         tokenizer = codec_of(task.frozen)
         media = python_audio_splits(
             data,
             config.data,
-            tokenizer.model.rate,
+            tokenizer.model.sample_rate,
             validation=validation,
             declared=declared,
             captioned=_is_captioned(data[0]),
-            opening=True,
+            first_window_only=True,
         )
-        return coded_splits(config, tokenizer, task.conditioner, media)
+        return encode_splits(config, tokenizer, task.conditioner, media)
 
 
 def _is_captioned(item: Any) -> bool:

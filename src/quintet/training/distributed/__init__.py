@@ -1,1 +1,1 @@
-"""Several processes: how they meet, hang detection, sharded models."""
+"""Multi-process training: rendezvous, hang detection, sharded models (FSDP)."""

@@ -1,8 +1,8 @@
-"""Owns how the processes of a run find each other in a store that may hold what processes before them left.
+"""Rendezvous: the processes of a run find each other in a key-value store that may hold keys of earlier attempts.
 
-A launcher that starts a failed run again may keep its store, and its count of restarts may differ between machines. So
-the first process, new at each attempt, opens a meeting with a number of its own; everybody else says hello under a name
-that nobody had before, and is told that number. All later keys of this attempt stand behind it.
+A launcher that restarts a failed run may reuse its store, and the restart count may differ between machines. So rank 0,
+new at each attempt, takes the next attempt number. Every other rank registers under a random name, and rank 0 sends the
+attempt number to that name. All later keys of the attempt are prefixed with its number.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from datetime import timedelta
 from typing import Protocol
 
 PAUSE = 0.05
-"""Seconds between two looks."""
+"""Seconds between two polls of the store."""
 
 
 class Store(Protocol):
-    """What is used of torch's key-value store."""
+    """The used part of the interface of torch's key-value store."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -26,46 +26,46 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
-def meet(store: Store, rank: int, world_size: int, within: timedelta) -> str:
-    """The number of this meeting, once all processes are there; a TimeoutError where some never come."""
-    look = _opening(store, world_size) if rank == 0 else _attending(store, rank)
-    deadline = time.monotonic() + within.total_seconds()
-    while (number := look()) is None:
+def rendezvous(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
+    """Wait for all processes and return the attempt number. Raises TimeoutError if some do not arrive."""
+    poll = _lead(store, world_size) if rank == 0 else _join(store, rank)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while (number := poll()) is None:
         if time.monotonic() > deadline:
-            raise TimeoutError("waited in vain for " + ("the other processes" if rank == 0 else "the first process"))
+            raise TimeoutError("timed out waiting for " + ("the other processes" if rank == 0 else "rank 0"))
         time.sleep(PAUSE)
     return number
 
 
-def _opening(store: Store, world_size: int) -> Callable[[], str | None]:
-    number = str(store.add("quintet/meetings", 1))
-    absent = set(range(1, world_size))
+def _lead(store: Store, world_size: int) -> Callable[[], str | None]:
+    number = str(store.add("quintet/attempts", 1))
+    missing = set(range(1, world_size))
 
-    def look() -> str | None:
-        for rank in sorted(absent):
-            # A hello may be an old one: only who is alive answers to the number.
-            if store.check([f"quintet/hello/{rank}"]):
-                store.set(f"quintet/told/{store.get(f'quintet/hello/{rank}').decode()}", number)
-            if store.check([f"quintet/{number}/here/{rank}"]):
-                absent.discard(rank)
-        if absent:
+    def poll() -> str | None:
+        for rank in sorted(missing):
+            # A registration may be of an earlier attempt: only a live process answers.
+            if store.check([f"quintet/registered/{rank}"]):
+                store.set(f"quintet/assigned/{store.get(f'quintet/registered/{rank}').decode()}", number)
+            if store.check([f"quintet/{number}/ready/{rank}"]):
+                missing.discard(rank)
+        if missing:
             return None
         store.set(f"quintet/{number}/all", "")
         return number
 
-    return look
+    return poll
 
 
-def _attending(store: Store, rank: int) -> Callable[[], str | None]:
+def _join(store: Store, rank: int) -> Callable[[], str | None]:
     name = uuid.uuid4().hex
-    store.set(f"quintet/hello/{rank}", name)
+    store.set(f"quintet/registered/{rank}", name)
 
-    def look() -> str | None:
-        # Asked again each time: a first process that is about to end may have told its own number.
-        if not store.check([f"quintet/told/{name}"]):
+    def poll() -> str | None:
+        # Read at every poll: the rank 0 of an earlier attempt may have sent its own number.
+        if not store.check([f"quintet/assigned/{name}"]):
             return None
-        number = store.get(f"quintet/told/{name}").decode()
-        store.set(f"quintet/{number}/here/{rank}", "")
+        number = store.get(f"quintet/assigned/{name}").decode()
+        store.set(f"quintet/{number}/ready/{rank}", "")
         return number if store.check([f"quintet/{number}/all"]) else None
 
-    return look
+    return poll

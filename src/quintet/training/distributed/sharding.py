@@ -1,13 +1,12 @@
-"""Owns models that lie in parts over the processes (FSDP2): how they are cut, looked at whole, saved and read.
+"""Sharded models (FSDP2): sharding modules, gathering full tensors, sharded checkpoints.
 
-A parameter that was cut is a `DTensor`: it says its whole shape and holds this process's rows. Everything here takes
-whole tensors too and then does the obvious, so that optimizers, averages and checkpoints need not ask.
+A sharded parameter is a `DTensor`: it reports the full shape and holds the local shard of this process. Every function
+also accepts ordinary tensors, so that optimizers, EMA and checkpoints need no case distinction.
 
-A checkpoint in parts is written by torch's distributed checkpoints, as safetensors, each process its own file of each
-group, which it also hashes. Nothing is pickled to disk; what the processes tell each other about who writes what goes
-through torch's own messages.
+Sharded checkpoints are written with torch's distributed checkpointing, as safetensors: each process writes and hashes
+its own file of each group. Nothing is pickled to disk; the processes coordinate through torch's own messages.
 
-What is needed of torch takes a second to import, so that only runs in parts import it.
+The torch modules for this take a second to import, so they are imported inside functions.
 """
 
 from __future__ import annotations
@@ -40,12 +39,14 @@ T = TypeVar("T")
 
 
 def shard_modules(modules: Mapping[str, nn.Module], device: torch.device) -> None:
-    """Leave each process its part of each module, in place. Blocks are gathered one at a time when they are used: those
-    whose class says `recomputable`; all else of a module is gathered together."""
+    """Shard modules in place over all processes (`fully_shard`).
+
+    Blocks whose class sets `recomputable = True` are gathered one at a time when they are used; the rest of a module is
+    gathered together."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    # Nothing here changes what a module returns in place, which is what torch warns of.
+    # torch warns about in-place changes of module outputs; quintet makes none.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (collectives.world_size(),))
     for module in modules.values():
@@ -55,31 +56,36 @@ def shard_modules(modules: Mapping[str, nn.Module], device: torch.device) -> Non
         fully_shard(module, mesh=mesh)
 
 
-def synchronise(module: nn.Module, wanted: bool) -> None:
-    """Whether the next backward pass of a cut module exchanges gradients, or keeps them for a later one."""
-    set_synchronisation: Callable[[bool], None] | None = getattr(module, "set_requires_gradient_sync", None)
-    if set_synchronisation is not None:
-        set_synchronisation(wanted)
+def set_gradient_sync(module: nn.Module, enabled: bool) -> None:
+    """Whether the next backward pass of a sharded module reduces gradients over ranks, or only accumulates them."""
+    set_sync: Callable[[bool], None] | None = getattr(module, "set_requires_gradient_sync", None)
+    if set_sync is not None:
+        set_sync(enabled)
 
 
 @contextmanager
 def unsharded(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Cut modules with all their weights in every process, so that any of their methods can be called."""
-    parts = _sharded_parts(modules)
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
+    """Gather the full weights of sharded modules in every process, so that any of their methods can be called."""
+    submodules = _fsdp_modules(modules)
+    for submodule in submodules:
+        submodule.set_reshard_after_forward(False, recurse=False)
+        submodule.unshard()
     try:
         yield
     finally:
-        for part in parts:
-            part.reshard()
-            part.set_reshard_after_forward(True, recurse=False)
+        for submodule in submodules:
+            submodule.reshard()
+            submodule.set_reshard_after_forward(True, recurse=False)
 
 
-def _sharded_parts(modules: Iterable[nn.Module]) -> list[Any]:
-    """Those parts of modules that torch has made an `FSDPModule`."""
-    found = {id(part): part for module in modules for part in module.modules() if hasattr(part, "unshard")}
+def _fsdp_modules(modules: Iterable[nn.Module]) -> list[Any]:
+    """All submodules that are an `FSDPModule`."""
+    found = {
+        id(submodule): submodule
+        for module in modules
+        for submodule in module.modules()
+        if hasattr(submodule, "unshard")
+    }
     return list(found.values())
 
 
@@ -87,24 +93,24 @@ def _sharded_parts(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
-    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
-    return part
+    """The local shard of a `DTensor`; any other tensor unchanged."""
+    local: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return local
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[Any]:
-    """Whether it is a `DTensor`. By its name, which is asked of many tensors at every step."""
+    """Whether a tensor is a `DTensor`. Compares the class name: cheap, because many tensors are checked per step."""
     return type(tensor).__name__ == "DTensor"
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole tensor, or the whole result of a computation on parts. All processes must ask together."""
-    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
-    return whole
+    """Gather the full tensor of a `DTensor`; any other tensor unchanged. All processes must call this together."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return full
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """Copy a whole tensor, the same in all processes, into one that may be cut."""
+    """Copy a full tensor, the same in all processes, into a tensor that may be sharded."""
     if is_sharded(target) and not is_sharded(source):
         from torch.distributed.tensor import distribute_tensor
 
@@ -117,27 +123,27 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def write(root: Path, step: int, contents: Contents, device: torch.device) -> None:
-    """As `checkpoint.write`, by all processes together: where one of them fails, all raise its OSError."""
+    """Like `checkpoint.write`, by all processes together. If one process fails, all raise its OSError."""
     target = checkpoint.folder_of(root, step)
     temporary = checkpoint.temporary_of(target)
     main = collectives.rank() == 0
     try:
-        _together(partial(checkpoint.begin_folder, target) if main else _nothing, device)
+        _on_all_ranks(partial(checkpoint.begin_folder, target) if main else _no_op, device)
         for name, tensors in contents.tensors.items():
             _save(temporary / name, tensors)
-        own = _together(partial(_own_hashes, temporary), device)
+        local_hashes = _on_all_ranks(partial(_local_hashes, temporary), device)
         hashes = {
             name: value
-            for text in collectives.gather_texts(json.dumps(own), device)
+            for text in collectives.gather_texts(json.dumps(local_hashes), device)
             for name, value in json.loads(text).items()
         }
         finish = partial(checkpoint.finish_folder, target, Contents(json=contents.json, text=contents.text), hashes)
-        _together(finish if main else _nothing, device)
+        _on_all_ranks(finish if main else _no_op, device)
     finally:
         if main:
             shutil.rmtree(temporary, ignore_errors=True)
     if main:
-        checkpoint.point_at_latest(target)
+        checkpoint.update_latest(target)
 
 
 def _save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -146,20 +152,20 @@ def _save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    own = checkpoint.unshared({name: tensor.detach() for name, tensor in tensors.items()}, local_tensor)
+    state = checkpoint.unshared({name: tensor.detach() for name, tensor in tensors.items()}, local_tensor)
     try:
-        state_dict_saver.save(own, storage_writer=writer)
+        state_dict_saver.save(state, storage_writer=writer)
     except CheckpointException as error:
         raise OSError(_reason(error)) from None
 
 
-def _own_hashes(folder: Path) -> dict[str, str]:
-    mine = folder.rglob(f"shard-{collectives.rank() + 1:05d}-*.safetensors")
-    return {path.relative_to(folder).as_posix(): checkpoint.hash_file(path) for path in mine}
+def _local_hashes(folder: Path) -> dict[str, str]:
+    written = folder.rglob(f"shard-{collectives.rank() + 1:05d}-*.safetensors")
+    return {path.relative_to(folder).as_posix(): checkpoint.hash_file(path) for path in written}
 
 
 def read(folder: Path, name: str, into: Mapping[str, Tensor]) -> None:
-    """Fill tensors, cut as they are now, from a group of a checkpoint that was cut in any way."""
+    """Read a group of a sharded checkpoint into tensors, which may be sharded in another way than the checkpoint."""
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -170,24 +176,24 @@ def read(folder: Path, name: str, into: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"cannot read {folder / name}: {_reason(error)}") from None
 
 
-def _together(work: Callable[[], T], device: torch.device) -> T:
-    """Do something in each process; where one cannot, none goes on."""
-    problem, done = "", []
+def _on_all_ranks(work: Callable[[], T], device: torch.device) -> T:
+    """Call `work` in every process. If it fails in one of them, all raise OSError."""
+    problem, results = "", []
     try:
-        done.append(work())
+        results.append(work())
     except OSError as error:
         problem = str(error) or type(error).__name__
     problems = [text for text in collectives.gather_texts(problem, device) if text]
     if problems:
         raise OSError(problems[0])
-    return done[0]
+    return results[0]
 
 
-def _nothing() -> None:
-    """What the other processes do while one works."""
+def _no_op() -> None:
+    """The work of all ranks but 0."""
 
 
 def _reason(error: CheckpointException) -> str:
-    """Torch brings the failures of all processes, each with its stack."""
+    """The first message: torch collects the failures of all processes, each with its traceback."""
     first, _ = next(iter(error.failures.values()))
     return one_line(first if isinstance(first, Exception) else Exception(str(first)))
