@@ -1,8 +1,7 @@
-"""The tokenizer of video on real clips, beside what it has to beat: `benchmarks/animated_emoji.py FOLDER [--out RUN]`.
+"""The video tokenizer on real clips, compared with a baseline: `benchmarks/animated_emoji.py FOLDER [--out RUN]`.
 
-64 pixels, 17 frames as they follow each other, no name on both sides of the split. A tokenizer that ignores motion
-could at best show each clip as the mean of its frames: that is the bar. `--strip PICTURE` writes frames of unseen
-clips, each row above what the tokenizer makes of it.
+64 pixels, 17 consecutive frames, no name in both splits. The baseline is the mean of the frames of each clip, the best
+result of a tokenizer that ignores motion. `--strip IMAGE` writes frames of unseen clips above their reconstructions.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KEYS = (
     "sample.num=4",
 )
 SHOWN = 9
-"""Frames of a clip in the picture."""
+"""Number of frames of a clip in the image."""
 
 
 def main() -> None:
@@ -53,26 +52,26 @@ def main() -> None:
     assert isinstance(settings, CViViTConfig)
     unseen = load(video_folder_splits(settings.data, settings.model.size).validation)
     means = [clip.mean(1, keepdim=True).expand_as(clip) for clip in unseen]
-    found = json.loads((arguments.out / "eval.json").read_text(encoding="utf-8"))
+    metrics = json.loads((arguments.out / "eval.json").read_text(encoding="utf-8"))
     print(f"{len(unseen)} unseen clips")
-    print(f"{'mean of its frames':<20} {fmean(map(score, means, unseen)):.2f} dB")
-    print(f"{'quintet':<20} {found['psnr']:.2f} dB")
+    print(f"{'mean of the frames':<20} {fmean(map(score, means, unseen)):.2f} dB")
+    print(f"{'quintet':<20} {metrics['psnr']:.2f} dB")
     if arguments.strip:
         write_strip(arguments.out, unseen, arguments.strip)
 
 
-def load(source: Dataset) -> list[Tensor]:
+def load(dataset: Dataset) -> list[Tensor]:
     """Clips in [0, 1], (3, frames, height, width)."""
-    return [source.load(item, ItemRNG(0, [0], [item]))["videos"].float() / 255 for item in range(len(source))]
+    return [dataset.load(item, ItemRNG(0, [0], [item]))["videos"].float() / 255 for item in range(len(dataset))]
 
 
-def score(made: Tensor, clip: Tensor) -> float:
-    """The mean over frames."""
-    return float(psnr(made.transpose(0, 1), clip.transpose(0, 1)).mean())
+def score(output: Tensor, clip: Tensor) -> float:
+    """Mean PSNR over frames."""
+    return float(psnr(output.transpose(0, 1), clip.transpose(0, 1)).mean())
 
 
 def write_strip(run: Path, clips: list[Tensor], path: Path) -> None:
-    """Those that move most, which are the hardest."""
+    """Write frames of the clips with the most motion, which are the hardest."""
     tokenizer = CViViTPipeline.from_pretrained(run)
     moving = sorted(clips, key=lambda clip: float(clip.diff(dim=1).abs().mean()), reverse=True)[:4]
     pairs = [(clip, tokenizer.decode(tokenizer.encode(clip[None]))[0].cpu()) for clip in moving]

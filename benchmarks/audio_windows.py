@@ -1,8 +1,8 @@
-"""Random windows of long files: how many of 2 s come out of 10-minute FLAC files in a CPU second of one process.
+"""Speed of reading random windows: windows of 2 s per CPU second from 10-minute FLAC files, in one process.
 
-`audio_windows.py`. Each file holds drawn sounds one after another, as many channels as there are, and faint noise: a
-recording has some, and FLAC decodes silence for nothing. The windows are read as a recipe at 16 kHz reads them in
-training, through `AudioFolder.load` with nothing kept: opened, sought, decoded, mixed, resampled. One thread.
+`audio_windows.py`. Each file contains synthetic clips one after another in each channel, and faint noise, because
+recordings have some and FLAC decodes silence for free. Windows are read as in training at 16 kHz, through
+`AudioFolder.load` without cache: open, seek, decode, mix, resample. One thread.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ def write_files(folder: Path, rate: int, channels: int, seconds: float) -> None:
 
 
 def _channel(seconds: float, rate: int, seed: int) -> Samples:
-    drawn: list[Samples] = []
+    clips: list[Samples] = []
     length = 0
     while length < seconds * RATE:
-        drawn.append(draw_item(seed, len(drawn)).wave)
-        length += len(drawn[-1])
-    return resample(np.concatenate(drawn)[: int(seconds * RATE)], RATE, rate)
+        clips.append(draw_item(seed, len(clips)).wave)
+        length += len(clips[-1])
+    return resample(np.concatenate(clips)[: int(seconds * RATE)], RATE, rate)
 
 
 def measure(folder: Path, windows: int, rounds: int) -> list[float]:
-    """Windows a CPU second, of each round."""
+    """Windows per CPU second in each round."""
     config = WindowedAudioDataConfig(path=str(folder), seconds=2.0, validation_fraction=0.0, memory_megabytes=0)
-    source = audio_folder_splits(config, RATE).train
+    dataset = audio_folder_splits(config, RATE).train
     for item in range(FILES):
-        source.load(item, ItemRNG(1, [0], [item]))
+        dataset.load(item, ItemRNG(1, [0], [item]))
     speeds = []
     for each in range(rounds):
-        began = time.process_time()
+        start_time = time.process_time()
         for number in range(windows):
             item = number % FILES
-            assert source.load(item, ItemRNG(0, [each * windows + number], [item]))["wavs"].shape == (1, 2 * RATE)
-        speeds.append(windows / (time.process_time() - began))
+            assert dataset.load(item, ItemRNG(0, [each * windows + number], [item]))["wavs"].shape == (1, 2 * RATE)
+        speeds.append(windows / (time.process_time() - start_time))
     return speeds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of each file")
-    parser.add_argument("--windows", type=int, default=300, help="of each round")
+    parser.add_argument("--minutes", type=float, default=10.0, help="length of each file")
+    parser.add_argument("--windows", type=int, default=300, help="number of windows per round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "audio-windows.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    print("| file | windows a CPU second (min-max) |\n|---|---|")
+    print("| file | windows per CPU second (min-max) |\n|---|---|")
     for rate, channels in KINDS:
         with tempfile.TemporaryDirectory() as folder:
             write_files(Path(folder), rate, channels, 60 * arguments.minutes)
@@ -80,7 +80,7 @@ def main() -> None:
         name = f"{rate / 1000:g} kHz, {('mono', 'stereo')[channels - 1]}"
         print(f"| {name} | {statistics.fmean(speeds):.0f} ({min(speeds):.0f}-{max(speeds):.0f}) |")
     write_facts(arguments.out, {"minutes": arguments.minutes, "window_seconds": 2.0, "files": rows})
-    print(f"raw figures: {arguments.out}")
+    print(f"raw results: {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Meshes of real parts: `benchmarks/bricks.py FOLDER [--out FOLDER] [--steps 700] [--minutes 12]`.
+"""Meshes of real bricks: `benchmarks/bricks.py FOLDER [--out FOLDER] [--steps 700] [--minutes 12]`.
 
-Trains the learned tokenizer, and a generator on plain coordinates, on parts split by their number, so that no variant
-of a part is on both sides. Prints how far unseen parts are from their reconstructions, by both tokenizers, and from the
-nearest part that was trained on: a tokenizer that has only learned its parts by heart is no better than that.
+Trains the learned tokenizer, and a generator on plain coordinates. Parts are split by their number, so that no variant
+of a part is in both splits. Prints the distance of unseen parts to their reconstructions by both tokenizers, and to the
+nearest training part: a tokenizer that has memorized its training parts is no better than that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quintet.registry import read_config
 
 SPLIT = ("data.validation_group=^([0-9]+)", "data.validation_fraction=0.1", "data.max_faces=400")
 NEAREST = 8
-"""Training parts that are compared exactly, the nearest by points."""
+"""Number of nearest training parts, by points, that are compared exactly."""
 SHOWN = 16
 TEXTS = ("Brick 2 x 4", "Plate 1 x 2", "Slope Brick 45 2 x 2", "Minifig Hat")
 
@@ -38,8 +38,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--out", type=Path, default=Path("runs/bricks"))
-    parser.add_argument("--steps", type=int, default=700, help="Of each of the two models.")
-    parser.add_argument("--minutes", type=float, default=12, help="At the most, for each of them.")
+    parser.add_argument("--steps", type=int, default=700, help="Number of steps of each model.")
+    parser.add_argument("--minutes", type=float, default=12, help="Maximum minutes of training of each model.")
     arguments = parser.parse_args()
     learned, generator = arguments.out / "tokenizer", arguments.out / "transformer"
     limits = (f"train.steps={arguments.steps}", f"train.minutes={arguments.minutes}")
@@ -65,15 +65,15 @@ def report(learned: Path, generator: Path, out: Path) -> None:
     assert isinstance(config, MeshAutoencoderConfig)
     splits = mesh_folder_splits(config.data, config.model.bins, config.data.max_faces)
     unseen, known = meshes_of(splits.validation), meshes_of(splits.train)
-    print(f"{len(known)} parts to train on, {len(unseen)} unseen; Chamfer distances, longest side 1")
-    kept = {name: reconstructions(name, splits) for name in (str(learned), f"coordinates:{config.model.bins}")}
-    for name, made in kept.items():
-        distances = [compare(one, other).chamfer for one, other in zip(unseen, made, strict=True)]
+    print(f"{len(known)} training parts, {len(unseen)} unseen parts; Chamfer distances, longest side 1")
+    reconstructed = {name: reconstructions(name, splits) for name in (str(learned), f"coordinates:{config.model.bins}")}
+    for name, meshes in reconstructed.items():
+        distances = [compare(one, other).chamfer for one, other in zip(unseen, meshes, strict=True)]
         print(f"{Path(name).name:<24} {np.mean(distances):.5f} (median {np.median(distances):.5f})")
     distances = nearest(unseen, known)
     print(f"{'nearest training part':<24} {np.mean(distances):.5f} (median {np.median(distances):.5f})")
     print(json.dumps(json.loads((generator / "eval.json").read_text(encoding="utf-8")), indent=1))
-    pairs = [mesh for pair in zip(unseen, kept[str(learned)], strict=True) for mesh in pair][: 2 * SHOWN]
+    pairs = [mesh for pair in zip(unseen, reconstructed[str(learned)], strict=True) for mesh in pair][: 2 * SHOWN]
     write_image(contact_sheet(pairs, columns=8), out / "reconstructions.png")
 
 
@@ -83,19 +83,19 @@ def meshes_of(source: object) -> list[Mesh]:
 
 
 def reconstructions(name: str, splits: Splits) -> list[Mesh]:
-    """What a tokenizer makes of the unseen parts."""
+    """Reconstructions of the unseen parts by a tokenizer."""
     tokenizer, source = MeshAutoencoderPipeline.from_pretrained(name), splits.validation
-    made: list[Mesh] = []
+    meshes: list[Mesh] = []
     with tokenizer.inference():
         for item in range(len(source)):
             rng = ItemRNG(0, [0], [item])
             batch = Batch(tokenizer.collate([source.load(item, rng)]), (source.name(item),), rng)
-            made += tokenizer.reconstruct(batch)
-    return made
+            meshes += tokenizer.reconstruct(batch)
+    return meshes
 
 
 def nearest(unseen: Sequence[Mesh], known: Sequence[Mesh]) -> list[float]:
-    """Of each unseen part the distance from the training part that is nearest to it."""
+    """Distance of each unseen part to its nearest training part."""
     clouds = np.stack([point_cloud(mesh) for mesh in [*unseen, *known]])
     distances = chamfer_distances(clouds)[: len(unseen), len(unseen) :]
     return [

@@ -1,7 +1,7 @@
-"""A trained codec beside Opus on the same unseen clips: `benchmarks/codec_opus.py RUN [--kbps 6] [--num 200]`.
+"""Compares a trained codec with Opus on the same unseen clips: `benchmarks/codec_opus.py RUN [--kbps 6] [--num 200]`.
 
-Both are judged by the same figures as in `eval.json`. Of Opus the best of all shifts within 20 ms counts, and its
-bitrate is that of its packets, without the container.
+Both are measured with the metrics of `eval.json`. Opus is measured at the best of all shifts within 20 ms; its bitrate
+is that of its packets, without the container.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ RESULTS = Path(__file__).parent / "results" / "codec-opus.json"
 
 
 def through_opus(wave: Tensor, rate: int, kbps: float, folder: Path) -> tuple[Tensor, float]:
-    """A wave (samples) after Opus, and the bits it took."""
+    """A wave (samples,) encoded and decoded by Opus, and the number of bits."""
     import av
 
-    own = min((each for each in OPUS_RATES if each >= rate), default=OPUS_RATES[-1])
-    samples = resample(wave.numpy()[None], rate, own)
-    whole = np.clip(np.rint(samples * 32767), -32768, 32767).astype(np.int16)
+    opus_rate = min((each for each in OPUS_RATES if each >= rate), default=OPUS_RATES[-1])
+    samples = resample(wave.numpy()[None], rate, opus_rate)
+    integers = np.clip(np.rint(samples * 32767), -32768, 32767).astype(np.int16)
     path = folder / "clip.ogg"
     bits = 0.0
     with av.open(str(path), "w", format="ogg") as container:
-        stream = container.add_stream("libopus", rate=own, layout="mono")
+        stream = container.add_stream("libopus", rate=opus_rate, layout="mono")
         stream.bit_rate = round(kbps * 1000)
-        frame = av.AudioFrame.from_ndarray(whole, format="s16", layout="mono")
-        frame.sample_rate = own
+        frame = av.AudioFrame.from_ndarray(integers, format="s16", layout="mono")
+        frame.sample_rate = opus_rate
         for each in (frame, None):
             for packet in stream.encode(each):
                 bits += 8 * packet.size
@@ -50,21 +50,21 @@ def through_opus(wave: Tensor, rate: int, kbps: float, folder: Path) -> tuple[Te
     return aligned(torch.from_numpy(read_audio(path, rate)[0]), wave, round(SHIFT_SECONDS * rate)), bits
 
 
-def aligned(made: Tensor, wave: Tensor, most: int) -> Tensor:
-    """What was made, shifted to where it resembles the wave most, and cut or padded to its length."""
-    fitted = F.pad(made, (most, most + max(0, len(wave) - len(made))))
-    scores = F.conv1d(fitted[None, None, : len(wave) + 2 * most], wave[None, None])[0, 0]
+def aligned(decoded: Tensor, wave: Tensor, max_shift: int) -> Tensor:
+    """The decoded wave, shifted to the best correlation with the original, and truncated or padded to its length."""
+    padded = F.pad(decoded, (max_shift, max_shift + max(0, len(wave) - len(decoded))))
+    scores = F.conv1d(padded[None, None, : len(wave) + 2 * max_shift], wave[None, None])[0, 0]
     shift = int(scores.argmax())
-    return fitted[shift : shift + len(wave)]
+    return padded[shift : shift + len(wave)]
 
 
-def figures(made: Tensor, wave: Tensor, rate: int) -> dict[str, float]:
-    rows, others, length = made[None], wave[None], torch.tensor([len(wave)])
-    found = {
+def metrics_of(decoded: Tensor, wave: Tensor, rate: int) -> dict[str, float]:
+    rows, others, length = decoded[None], wave[None], torch.tensor([len(wave)])
+    metrics = {
         "mel_distance": float(eval_mel_distance(rate)(rows, others, length)),
         "stft_distance": float(stft_distance(rows, others, length)),
     }
-    return {**found, "si_sdr": float(si_sdr(rows, others))} if audible(others, length) else found
+    return {**metrics, "si_sdr": float(si_sdr(rows, others))} if audible(others, length) else metrics
 
 
 def means(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -85,12 +85,12 @@ def compare(run: str, data: str | None, kbps: float, num: int) -> dict[str, Any]
         for item in range(count):
             batch = session.loader.single(item)
             waves, lengths = task.first_seconds(batch)
-            made = {"ours": round_trip(codec, waves, lengths)[1][0]}
-            made["opus"], spent = through_opus(waves[0], codec.sample_rate, kbps, Path(folder))
-            bits, seconds = bits + spent, seconds + waves.shape[1] / codec.sample_rate
-            for name, wave in made.items():
-                rows[name].append(figures(wave, waves[0], codec.sample_rate))
-                # Of the synthetic sounds it is known which have a pitch.
+            decoded = {"ours": round_trip(codec, waves, lengths)[1][0]}
+            decoded["opus"], clip_bits = through_opus(waves[0], codec.sample_rate, kbps, Path(folder))
+            bits, seconds = bits + clip_bits, seconds + waves.shape[1] / codec.sample_rate
+            for name, wave in decoded.items():
+                rows[name].append(metrics_of(wave, waves[0], codec.sample_rate))
+                # The metadata of synthetic clips tells which have a pitch.
                 if "metadata" in batch and batch["metadata"][0]["sound"]["register"] is not None:
                     pitched[name].append(rows[name][-1])
     rates = {"ours": codec.bitrate / 1000, "opus": bits / seconds / 1000}
@@ -114,10 +114,10 @@ def main() -> None:
     parser.add_argument("--kbps", type=float, default=6.0)
     parser.add_argument("--num", type=int, default=200)
     options = parser.parse_args()
-    found = compare(options.run, options.data, options.kbps, options.num)
+    results = compare(options.run, options.data, options.kbps, options.num)
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=1))
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

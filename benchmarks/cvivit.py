@@ -1,13 +1,14 @@
-"""A C-ViViT training step, ours beside phenaki-pytorch 0.5.0's: `make bench-video`.
+"""Compares a C-ViViT training step with phenaki-pytorch 0.5.0: `make bench-video`.
 
-dim 256, 2 + 2 blocks each way, heads 4 x 64, LFQ 1024, 9 frames of 64 pixels, patch 8, 2 frames a tube, batch 2,
-generator and discriminator step, one thread. Both sides look at one frame of each clip with the discriminator.
+dim 256, 2 + 2 blocks in encoder and decoder, heads 4 x 64, LFQ 1024, 9 frames of 64 pixels, patch 8, 2 frames per tube,
+batch 2, generator and discriminator step, one thread. Both discriminators see one frame of each clip.
 
-`same` does what the peer does: a forward pass for each side, the penalty at every step, and a discriminator of as many
-weights. `large` is a step as quintet trains, one forward pass for both and the penalty at every fourth step, with that
-discriminator; `recipe` has its own, much smaller one. What still differs: the peer weighs the adversarial loss by
-gradients at its last layer, ours by a constant, as the paper; the peer has a perceptual net of one small convolution,
-ours none; the peer's temporal blocks begin with a convolution that looks ahead, ours look at distances.
+`same` follows the peer: a forward pass for each phase, the penalty in every step, and a discriminator with the same
+number of parameters. `large` is a training step of quintet with that discriminator: one forward pass for both phases,
+and the penalty in every fourth step. `recipe` has the discriminator of the recipe, which is much smaller. Remaining
+differences: the peer weights the adversarial loss by gradients at its last layer, ours by a constant, as in the paper;
+the peer has a perceptual network of one small convolution, ours has none; the temporal blocks of the peer start with a
+convolution that is not causal, ours use relative positions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from side_by_side import HERE, Contender, interleave, record, table, vision_peer
 
 KINDS = {
     "same": "same algorithm",
-    "large": "our recipe, a discriminator as large",
+    "large": "our recipe, same discriminator size",
     "recipe": "our recipe",
 }
 
@@ -46,7 +47,7 @@ def main() -> None:
     interleave(chosen, arguments.warmup, arguments.rounds)
     record(chosen, out)
     print(table(chosen, against))
-    print(f"raw figures: {out}")
+    print(f"raw results: {out}")
 
 
 if __name__ == "__main__":

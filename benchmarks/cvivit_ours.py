@@ -1,8 +1,8 @@
 """quintet's C-ViViT step as a worker: `cvivit_ours.py recipe|large|same PRECISION`.
 
-`recipe` is a step as quintet trains: one forward pass for both phases, a gradient penalty every fourth step; `large`
-is the same with a discriminator as large as the peer's. `same` does what the peer does: a forward pass for each side,
-the penalty at every step, and as large a discriminator.
+`recipe` is a training step of quintet: one forward pass for both phases, a gradient penalty every fourth step; `large`
+is the same with a discriminator of the size of the peer's. `same` follows the peer: a forward pass for each phase, the
+penalty in every step, and a discriminator of the same size.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from quintet.training.state import TrainingState
 from worker import count_parameters, serve
 
 STARTED = 1_000_000
-"""A step at which the discriminator has its full say."""
-AS_LARGE = 144
-"""The width at which our discriminator has as many weights as the peer's."""
+"""A step after the ramp of the discriminator."""
+LARGE_DIM = 144
+"""Dimension at which our discriminator has as many parameters as the peer's."""
 
 
 def main(kind: str, precision: str) -> None:
@@ -44,7 +44,7 @@ def main(kind: str, precision: str) -> None:
         "optim.name": "adam",
     }
     if kind != "recipe":
-        keys["loss.discriminator_dim"] = AS_LARGE
+        keys["loss.discriminator_dim"] = LARGE_DIM
     if kind == "same":
         keys["loss.gradient_penalty_every"] = 1
     settings = config.build(CViViTConfig, overrides=keys)
@@ -60,7 +60,7 @@ def main(kind: str, precision: str) -> None:
     def batch() -> Batch:
         return Batch(fields, tuple(map(str, range(count))), ItemRNG(0, [number] * count, range(count)))
 
-    def together() -> None:
+    def joint_step() -> None:
         nonlocal number
         report = ours.backward([batch()], ours.modules, engine, number)
         for phase in state.phases:
@@ -69,7 +69,7 @@ def main(kind: str, precision: str) -> None:
         ours.after_step(report.statistics, number)
         number += 1
 
-    def apart() -> None:
+    def separate_step() -> None:
         nonlocal number
         for phase in state.phases:
             with engine.autocast():
@@ -81,7 +81,7 @@ def main(kind: str, precision: str) -> None:
         number += 1
 
     parameters = {name: count_parameters(module) for name, module in ours.modules.items()}
-    serve(apart if kind == "same" else together, {"parameters": parameters}, ("quintet",))
+    serve(separate_step if kind == "same" else joint_step, {"parameters": parameters}, ("quintet",))
 
 
 if __name__ == "__main__":

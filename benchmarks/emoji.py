@@ -1,6 +1,6 @@
-"""The tokenizer on real pictures, beside what it has to beat: `benchmarks/emoji.py FOLDER [--out RUN]`.
+"""The image tokenizer on real images, compared with baselines: `benchmarks/emoji.py FOLDER [--out RUN]`.
 
-No drawing is on both sides of the split: files are grouped by the name before `--`.
+No drawing is in both splits: files are grouped by the name before `--`.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def main() -> None:
 
 
 def print_baselines(settings: config.RunConfig, run: Path) -> None:
-    quiet = settings.changed({"data.flip": False})
-    assert isinstance(quiet, VQGanConfig)
-    splits = folder_splits(quiet.data, quiet.model.size, quiet.model.channels)
-    train, validation = (load(source, range(len(source))) for source in (splits.train, splits.validation))
-    figures = {**baselines(train, validation), "quintet": json.loads((run / "eval.json").read_text())["psnr"]}
-    for name, value in figures.items():
+    unaugmented = settings.changed({"data.flip": False})
+    assert isinstance(unaugmented, VQGanConfig)
+    splits = folder_splits(unaugmented.data, unaugmented.model.size, unaugmented.model.channels)
+    train, validation = (load(split, range(len(split))) for split in (splits.train, splits.validation))
+    metrics = {**baselines(train, validation), "quintet": json.loads((run / "eval.json").read_text())["psnr"]}
+    for name, value in metrics.items():
         print(f"{name:<20} {value:.2f} dB")
 
 

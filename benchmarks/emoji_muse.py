@@ -1,9 +1,9 @@
-"""Muse on real pictures: `benchmarks/emoji_muse.py FOLDER --tokenizer RUN --out RUN [--minutes 28] [KEY=VALUE...]`.
+"""Muse on real images: `benchmarks/emoji_muse.py FOLDER --tokenizer RUN --out RUN [--minutes 28] [KEY=VALUE...]`.
 
-Trains for a limited time, draws every held-out subject in both styles, and measures two things: whether a sample has
-the style that its caption names, by a classifier trained on real pictures, and whether samples are copies of
-training pictures. No drawing is on both sides of the split: files are grouped by the name before `--`. With
-`--measure-only` a finished run is measured again; KEY=VALUE are then keys of `sample.*`.
+Trains for a limited time, generates every held-out subject in both styles, and measures two things: whether a sample
+has the style that its caption names, by a classifier trained on real images, and whether samples are copies of training
+images. No drawing is in both splits: files are grouped by the name before `--`. With `--measure-only` a finished run is
+measured again; KEY=VALUE are then keys of `sample.*`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from baselines import load
-from nearest import Nearest, code_figures, distance_figures, nearest_codes, nearest_pictures
+from nearest import Nearest, code_metrics, distance_metrics, nearest_codes, nearest_images
 from quintet import cli, config
 from quintet.common.inference import inference_mode
 from quintet.data.image import folder_splits
@@ -32,22 +32,22 @@ from quintet.errors import UsageError
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import image_grid, write_image
-from style_classifier import shares_right, train_classifier
+from style_classifier import accuracy, train_classifier
 from worker import count_parameters
 
 STYLES = ("Noto", "Twemoji")
 """The last word of every caption: "broken heart, Noto"."""
 CAPTION = re.compile(rf"^(?P<subject>.*), (?P<style>{'|'.join(STYLES)})$")
-STYLE_BAR = 0.85
+STYLE_TARGET = 0.85
 BATCH_SIZE = 32
-"""Samples drawn at once: logits of all codes at all places take memory."""
+"""Number of samples per batch; the logits of all codes at all positions need memory."""
 SHOWN = 64
-"""Samples on a sheet."""
+"""Number of samples in a grid."""
 COLUMNS = 8
 KEYS = (
     "data.validation_group=^(.*)--",
     "data.validation_fraction=0.1",
-    # The learning rate falls to nothing at the last step, which therefore has to come before the time limit.
+    # The learning rate decreases to 0 at the last step, which must be reached before the time limit.
     "train.steps=1100",
     "eval.every=200",
     "eval.batches=null",
@@ -58,8 +58,8 @@ RESULTS = Path(__file__).parent / "results" / "emoji-muse.json"
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures in [0, 1] as they are, as codes, and as the tokenizer gives them back; a sample comes back as it is."""
+class Images:
+    """Images in [0, 1], their codes and their reconstructions; a sample is its own reconstruction."""
 
     images: Tensor
     codes: Tensor
@@ -71,11 +71,11 @@ class Pictures:
     def styles(self) -> Tensor:
         return torch.tensor([STYLES.index(parts(text)[1]) for text in self.texts])
 
-    def with_mirrored(self, tokenizer: Any) -> Pictures:
-        """Each picture, then each picture mirrored."""
+    def with_mirrored(self, tokenizer: Any) -> Images:
+        """All images, followed by all images flipped horizontally."""
         mirrored = self.images.flip(-1)
-        codes, reconstructions = through(tokenizer, mirrored)
-        return Pictures(
+        codes, reconstructions = encode_and_decode(tokenizer, mirrored)
+        return Images(
             torch.cat([self.images, mirrored]),
             torch.cat([self.codes, codes]),
             torch.cat([self.reconstructions, reconstructions]),
@@ -86,24 +86,24 @@ class Pictures:
 
 def main() -> None:
     arguments = _arguments()
-    began = time.monotonic()
+    start_time = time.monotonic()
     if not arguments.measure_only:
         train(arguments.folder, arguments.tokenizer, arguments.out, arguments.preset, arguments.minutes, arguments.keys)
-    trained_minutes = None if arguments.measure_only else (time.monotonic() - began) / 60
+    trained_minutes = None if arguments.measure_only else (time.monotonic() - start_time) / 60
     reference = f"{arguments.out}@{arguments.checkpoint}"
     cli.call(["eval", reference])
-    figures = measure(
+    results = measure(
         reference,
         arguments.folder,
-        arguments.pictures or arguments.out / "measured",
+        arguments.images or arguments.out / "measured",
         arguments.samples,
         arguments.keys if arguments.measure_only else [],
     )
-    figures["eval"] = json.loads((arguments.out / "eval.json").read_text(encoding="utf-8"))
-    figures["minutes"] = {"training": trained_minutes, "everything": (time.monotonic() - began) / 60}
+    results["eval"] = json.loads((arguments.out / "eval.json").read_text(encoding="utf-8"))
+    results["minutes"] = {"training": trained_minutes, "everything": (time.monotonic() - start_time) / 60}
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    arguments.results.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(table(figures))
+    arguments.results.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(table(results))
 
 
 def _arguments() -> argparse.Namespace:
@@ -115,8 +115,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=28.0, help="time limit of the training")
     parser.add_argument("--measure-only", action="store_true", help="measure the finished run --out again")
     parser.add_argument("--checkpoint", default="latest", help="latest, best or a step")
-    parser.add_argument("--samples", type=int, default=200, help="at least so many samples")
-    parser.add_argument("--pictures", type=Path, help="folder of the sheets; default RUN/measured")
+    parser.add_argument("--samples", type=int, default=200, help="minimum number of samples")
+    parser.add_argument("--images", type=Path, help="folder of the image grids; default: RUN/measured")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("keys", nargs="*", default=[])
     arguments = parser.parse_intermixed_args()
@@ -135,21 +135,21 @@ def train(folder: str, tokenizer: str, out: Path, preset: str, minutes: float, k
     cli.call(words)
 
 
-def measure(reference: str, folder: str, sheets: Path, least: int, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """All figures of a trained run, whose sheets go into a folder of their own."""
+def measure(reference: str, folder: str, out: Path, min_samples: int, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """All metrics of a trained run; writes image grids to `out`."""
     pipeline = MusePipeline.from_pretrained(reference).with_keys(_sample_keys(keys))
     settings, tokenizer = pipeline.config, pipeline.frozen["tokenizer"].model
-    training, held_out = real_pictures(settings, folder, tokenizer)
-    began = time.monotonic()
-    samples = generate(pipeline, held_out.texts, least)
-    seconds = (time.monotonic() - began) / len(samples.texts)
+    training, held_out = real_images(settings, folder, tokenizer)
+    start_time = time.monotonic()
+    samples = generate(pipeline, held_out.texts, min_samples)
+    seconds = (time.monotonic() - start_time) / len(samples.texts)
     style = measure_style(training, held_out, samples)
     seen = training.with_mirrored(tokenizer) if settings.data.flip else training
     copies, neighbours = measure_copies(seen, held_out, samples)
-    write_nearest(samples, seen, neighbours, sheets)
-    write_samples(samples, sheets)
+    write_nearest(samples, seen, neighbours, out)
+    write_samples(samples, out)
     return {
-        **_circumstances(),
+        **_environment(),
         "run": {
             "step": pipeline.origin.step if pipeline.origin else None,
             "parameters": count_parameters(pipeline.model),
@@ -171,21 +171,21 @@ def measure(reference: str, folder: str, sheets: Path, least: int, keys: Sequenc
     }
 
 
-def real_pictures(settings: MuseConfig, folder: str, tokenizer: Any) -> tuple[Pictures, Pictures]:
-    """Both sides of the run's split, unaugmented."""
+def real_images(settings: MuseConfig, folder: str, tokenizer: Any) -> tuple[Images, Images]:
+    """Training and held-out images of the run, without augmentation."""
     data = settings.changed({"data.path": folder, "data.flip": False, "data.random_crop": False}).data
     assert isinstance(data, config.ImageDataConfig)
     splits = folder_splits(data, tokenizer.config.size, tokenizer.config.channels)
     sides = []
-    for source in (splits.train, splits.validation):
-        images = load(source, range(len(source)))
-        entries = source.entries  # type: ignore[attr-defined]
+    for split in (splits.train, splits.validation):
+        images = load(split, range(len(split)))
+        entries = split.entries  # type: ignore[attr-defined]
         texts, files = [entry.text or "" for entry in entries], [entry.file for entry in entries]
-        sides.append(Pictures(images, *through(tokenizer, images), texts, files))
+        sides.append(Images(images, *encode_and_decode(tokenizer, images), texts, files))
     return sides[0], sides[1]
 
 
-def through(tokenizer: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+def encode_and_decode(tokenizer: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and reconstructions."""
     device = next(tokenizer.parameters()).device
     with inference_mode({"tokenizer": tokenizer}):
@@ -194,84 +194,82 @@ def through(tokenizer: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     return codes.cpu(), decoded.cpu()
 
 
-def generate(pipeline: MusePipeline, captions: Sequence[str], least: int) -> Pictures:
-    """Every subject of the captions in every style, as often as makes `least` samples; neighbours differ in style."""
+def generate(pipeline: MusePipeline, captions: Sequence[str], min_samples: int) -> Images:
+    """At least `min_samples` samples of every subject in every style; adjacent samples differ in style."""
     subjects = sorted({parts(caption)[0] for caption in captions})
     prompts = [f"{subject}, {style}" for subject in subjects for style in STYLES]
-    rounds = -(-least // len(prompts))
+    rounds = -(-min_samples // len(prompts))
     texts = rounds * prompts
     with recorded(pipeline.frozen["tokenizer"].model) as decoded:
         for number, start in enumerate(range(0, len(texts), BATCH_SIZE)):
-            # A seed of its own for each batch: items of the same number would share their noise.
+            # Each batch has its own seed: otherwise items with the same number would have the same noise.
             pipeline(texts[start : start + BATCH_SIZE], seed=number)
-            print(f"drawn: {min(start + BATCH_SIZE, len(texts))} of {len(texts)}", flush=True)
+            print(f"generated: {min(start + BATCH_SIZE, len(texts))} of {len(texts)}", flush=True)
     codes, images = (torch.cat(tensors) for tensors in zip(*decoded, strict=True))
-    return Pictures(images, codes, images, texts, [f"sample {number}" for number in range(len(texts))])
+    return Images(images, codes, images, texts, [f"sample {number}" for number in range(len(texts))])
 
 
 @contextmanager
 def recorded(tokenizer: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """What the tokenizer decodes meanwhile: codes and pictures.
+    """Records codes and images that the tokenizer decodes in this context.
 
-    A sample's codes are written nowhere, and encoding its picture again would give others.
+    The codes of a sample are not stored anywhere, and encoding its image again would give different codes.
     """
     decoded: list[tuple[Tensor, Tensor]] = []
     decode = tokenizer.decode
 
-    def decode_and_keep(codes: Tensor) -> Tensor:
-        pictures: Tensor = decode(codes)
-        decoded.append((codes.cpu(), pictures.float().cpu()))
-        return pictures
+    def decode_and_record(codes: Tensor) -> Tensor:
+        images: Tensor = decode(codes)
+        decoded.append((codes.cpu(), images.float().cpu()))
+        return images
 
-    tokenizer.decode = decode_and_keep
+    tokenizer.decode = decode_and_record
     try:
         yield decoded
     finally:
-        del tokenizer.decode  # the class's own is behind it
+        del tokenizer.decode  # restores the method of the class
 
 
-def measure_style(training: Pictures, held_out: Pictures, samples: Pictures) -> dict[str, Any]:
-    began = time.monotonic()
+def measure_style(training: Images, held_out: Images, samples: Images) -> dict[str, Any]:
+    start_time = time.monotonic()
     classifier = train_classifier(training.images, training.styles, len(STYLES))
-    seconds = time.monotonic() - began
-    looked_at = {
+    seconds = time.monotonic() - start_time
+    inputs = {
         "held_out": (held_out.images, held_out.styles),
         "held_out_reconstructions": (held_out.reconstructions, held_out.styles),
         "samples": (samples.images, samples.styles),
     }
-    shares = {name: shares_right(classifier, *pair, STYLES) for name, pair in looked_at.items()}
-    return {"bar": STYLE_BAR, "classifier_seconds": seconds, **shares}
+    accuracies = {name: accuracy(classifier, *pair, STYLES) for name, pair in inputs.items()}
+    return {"bar": STYLE_TARGET, "classifier_seconds": seconds, **accuracies}
 
 
-def measure_copies(
-    training: Pictures, held_out: Pictures, samples: Pictures
-) -> tuple[dict[str, Any], dict[str, Nearest]]:
-    """The figures, and the samples' neighbours by each measure."""
-    pixels = nearest_pictures(samples.images, training.images)
-    reconstructed = nearest_pictures(samples.images, training.reconstructions)
+def measure_copies(training: Images, held_out: Images, samples: Images) -> tuple[dict[str, Any], dict[str, Nearest]]:
+    """Metrics, and the nearest training images of the samples by each measure."""
+    pixels = nearest_images(samples.images, training.images)
+    reconstructed = nearest_images(samples.images, training.reconstructions)
     codes = nearest_codes(samples.codes, training.codes)
-    figures = {
-        "to_pictures": distance_figures(pixels, nearest_pictures(held_out.images, training.images)),
-        # Samples have the tokenizer's softness; so has this yardstick.
-        "to_pictures_from_reconstructions": distance_figures(
-            pixels, nearest_pictures(held_out.reconstructions, training.images)
+    metrics = {
+        "to_pictures": distance_metrics(pixels, nearest_images(held_out.images, training.images)),
+        # Samples are as soft as reconstructions, which this baseline takes into account.
+        "to_pictures_from_reconstructions": distance_metrics(
+            pixels, nearest_images(held_out.reconstructions, training.images)
         ),
-        "to_reconstructions": distance_figures(
-            reconstructed, nearest_pictures(held_out.reconstructions, training.reconstructions)
+        "to_reconstructions": distance_metrics(
+            reconstructed, nearest_images(held_out.reconstructions, training.reconstructions)
         ),
-        "codes": code_figures(codes, nearest_codes(held_out.codes, training.codes)),
+        "codes": code_metrics(codes, nearest_codes(held_out.codes, training.codes)),
     }
     if training.codes.ndim == 4:
-        # The finer levels of a copy may differ where nobody sees it.
-        figures["codes_of_first_level"] = code_figures(
+        # The later quantizers of a copy may differ invisibly.
+        metrics["codes_of_first_level"] = code_metrics(
             nearest_codes(samples.codes[..., 0], training.codes[..., 0]),
             nearest_codes(held_out.codes[..., 0], training.codes[..., 0]),
         )
-    return figures, {"pictures": pixels, "reconstructions": reconstructed, "codes": codes}
+    return metrics, {"pictures": pixels, "reconstructions": reconstructed, "codes": codes}
 
 
 def trained_on(tokenizer: str | None, files: Sequence[str]) -> int | None:
-    """How many of the files the tokenizer was trained on, which should be none; None where that is not known."""
+    """How many of the files the tokenizer was trained on, which should be 0; None if unknown."""
     folder = Path(str(tokenizer).rpartition("@")[0] or str(tokenizer))
     if not (folder / "data.json").is_file():
         return None
@@ -279,47 +277,47 @@ def trained_on(tokenizer: str | None, files: Sequence[str]) -> int | None:
     return len(seen & set(files))
 
 
-# --- what is written --------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------
 
 
-def write_nearest(samples: Pictures, training: Pictures, neighbours: Mapping[str, Nearest], folder: Path) -> None:
-    """`nearest.png`: pairs of a sample and its nearest training picture, the nearest first; `nearest.jsonl`: all."""
+def write_nearest(samples: Images, training: Images, neighbours: Mapping[str, Nearest], folder: Path) -> None:
+    """`nearest.png`: pairs of a sample and its nearest training image, nearest first; `nearest.jsonl`: all pairs."""
     pixels, reconstructed, codes = (neighbours[name] for name in ("pictures", "reconstructions", "codes"))
     order = pixels.values.argsort().tolist()
     pairs = [
-        picture
-        for place in order[: SHOWN // 2]
-        for picture in (samples.images[place], training.images[pixels.places[place]])
+        image
+        for index in order[: SHOWN // 2]
+        for image in (samples.images[index], training.images[pixels.indices[index]])
     ]
     write_image(image_grid(pairs, columns=COLUMNS), folder / "nearest.png")
     rows = [
         {
             "row": 1 + rank * 2 // COLUMNS if rank < SHOWN // 2 else None,
             "columns": [1 + rank * 2 % COLUMNS, 2 + rank * 2 % COLUMNS] if rank < SHOWN // 2 else None,
-            "text": samples.texts[place],
-            "nearest": training.texts[pixels.places[place]],
-            "nearest_file": training.files[pixels.places[place]],
-            "distance": float(pixels.values[place]),
-            "nearest_reconstruction": training.files[reconstructed.places[place]],
-            "distance_to_reconstruction": float(reconstructed.values[place]),
-            "most_equal_codes": training.files[codes.places[place]],
-            "equal_codes": float(codes.values[place]),
+            "text": samples.texts[index],
+            "nearest": training.texts[pixels.indices[index]],
+            "nearest_file": training.files[pixels.indices[index]],
+            "distance": float(pixels.values[index]),
+            "nearest_reconstruction": training.files[reconstructed.indices[index]],
+            "distance_to_reconstruction": float(reconstructed.values[index]),
+            "most_equal_codes": training.files[codes.indices[index]],
+            "equal_codes": float(codes.values[index]),
         }
-        for rank, place in enumerate(order)
+        for rank, index in enumerate(order)
     ]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / "nearest.jsonl").write_text(lines, encoding="utf-8")
 
 
-def write_samples(samples: Pictures, folder: Path) -> None:
-    """`samples.png`: subjects from the whole alphabet in each style, unselected; `samples.md`: what they should be."""
+def write_samples(samples: Images, folder: Path) -> None:
+    """`samples.png`: subjects from the full alphabet in each style, not selected; `samples.md`: their names."""
     per_row = COLUMNS // len(STYLES)
     subjects = len(set(samples.texts)) // len(STYLES)
     count = min(subjects, SHOWN // len(STYLES))
     shown = [number * subjects // count * len(STYLES) for number in range(count)]
-    pictures = [samples.images[place + style] for place in shown for style in range(len(STYLES))]
-    write_image(image_grid(pictures, columns=COLUMNS), folder / "samples.png")
-    names = [parts(samples.texts[place])[0].replace("|", "\\|") for place in shown]
+    images = [samples.images[index + style] for index in shown for style in range(len(STYLES))]
+    write_image(image_grid(images, columns=COLUMNS), folder / "samples.png")
+    names = [parts(samples.texts[index])[0].replace("|", "\\|") for index in shown]
     pair = " and ".join(STYLES)
     lines = [f"Each subject as {pair}.", "", "| row |" + "".join(f" pair {n + 1} |" for n in range(per_row))]
     lines += ["|---" * (per_row + 1) + "|"]
@@ -329,20 +327,20 @@ def write_samples(samples: Pictures, folder: Path) -> None:
     (folder / "samples.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def table(figures: Mapping[str, Any]) -> str:
-    """The figures that matter, in Markdown."""
-    style, copies = figures["style"], figures["copies"]
+def table(results: Mapping[str, Any]) -> str:
+    """The main metrics as a Markdown table."""
+    style, copies = results["style"], results["copies"]
     pixels, reconstructed, codes = (copies[name] for name in ("to_pictures", "to_reconstructions", "codes"))
     rows = [
-        ("style recognised: samples, as their caption says", style["samples"], f">= {STYLE_BAR:.0%}"),
-        ("style recognised: real held-out pictures", style["held_out"], ""),
-        ("style recognised: their reconstructions", style["held_out_reconstructions"], ""),
+        ("style accuracy: samples", style["samples"], f">= {STYLE_TARGET:.0%}"),
+        ("style accuracy: held-out images", style["held_out"], ""),
+        ("style accuracy: reconstructions of held-out images", style["held_out_reconstructions"], ""),
     ]
-    lines = ["| what | measured | bar or yardstick |", "|---|---|---|"]
-    for name, shares, bar in rows:
-        each = ", ".join(f"{style_name} {shares[style_name]:.1%}" for style_name in STYLES)
-        lines.append(f"| {name} | {shares['all']:.1%} ({each}) | {bar} |")
-    for name, found in (("training picture", pixels), ("training reconstruction", reconstructed)):
+    lines = ["| metric | measured | target or baseline |", "|---|---|---|"]
+    for name, accuracies, target in rows:
+        each = ", ".join(f"{style_name} {accuracies[style_name]:.1%}" for style_name in STYLES)
+        lines.append(f"| {name} | {accuracies['all']:.1%} ({each}) | {target} |")
+    for name, found in (("training image", pixels), ("training reconstruction", reconstructed)):
         lines.append(
             f"| RMSE to the nearest {name}, median (5 % quantile) | "
             f"{found['samples_median']:.3f} ({found['samples_5_percent']:.3f}) | "
@@ -350,19 +348,19 @@ def table(figures: Mapping[str, Any]) -> str:
         )
         lines.append(
             f"| samples nearer to a {name} than the closest 1 % held-out | "
-            f"{found['samples_nearer_than_held_out_1_percent']} of {figures['data']['samples']['all']} | "
+            f"{found['samples_nearer_than_held_out_1_percent']} of {results['data']['samples']['all']} | "
             f"RMSE {found['held_out_1_percent']:.3f} |"
         )
     lines.append(
-        f"| samples with more than 90 % of a training picture's codes | {codes['samples_copies_share']:.1%} "
+        f"| samples with more than 90 % of the codes of a training image | {codes['samples_copies_share']:.1%} "
         f"(most equal codes: {codes['samples_largest']:.0%}) | held-out {codes['held_out_copies_share']:.1%} "
         f"({codes['held_out_largest']:.0%}) |"
     )
-    lines.append(f"| validation loss, accuracy | {figures['eval']['loss']:.3f}, {figures['eval']['accuracy']:.1%} | |")
+    lines.append(f"| validation loss, accuracy | {results['eval']['loss']:.3f}, {results['eval']['accuracy']:.1%} | |")
     return "\n".join(lines)
 
 
-# --- small things -----------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------
 
 
 def parts(caption: str) -> tuple[str, str]:
@@ -376,17 +374,17 @@ def parts(caption: str) -> tuple[str, str]:
 def _sample_keys(words: Sequence[str]) -> dict[str, Any]:
     changes = config.parse_overrides(words)
     if wrong := [key for key in changes if not key.startswith("sample.")]:
-        raise UsageError(f"a finished run can be measured with other keys of sample.*, not with '{wrong[0]}'")
+        raise UsageError(f"'{wrong[0]}' cannot be changed: a finished run takes only keys of sample.*")
     return changes
 
 
-def _counts(pictures: Pictures) -> dict[str, int]:
-    of_each = {name: int((pictures.styles == number).sum()) for number, name in enumerate(STYLES)}
-    subjects = len({parts(text)[0] for text in pictures.texts})
-    return {"all": len(pictures.texts), **of_each, "subjects": subjects}
+def _counts(images: Images) -> dict[str, int]:
+    of_each = {name: int((images.styles == number).sum()) for number, name in enumerate(STYLES)}
+    subjects = len({parts(text)[0] for text in images.texts})
+    return {"all": len(images.texts), **of_each, "subjects": subjects}
 
 
-def _circumstances() -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
     here = Path(__file__).parent
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
     return {

@@ -1,16 +1,16 @@
-"""Mesh models, ours beside meshgpt-pytorch 1.8.1's: `make bench-mesh`. One thread, CPU seconds, no text on either side.
+"""Compares mesh models with meshgpt-pytorch 1.8.1: `make bench-mesh`. One thread, CPU seconds, no text conditioning.
 
-`step`: an autoencoder's training step, 4 closed meshes of 128 faces, 2 levels of 1024 codes. Ours is given the edges
-between faces, as its loader makes them; the peer runs with and without, and the faster is what ours is compared with.
+`step`: a training step of the autoencoder, 4 closed meshes of 128 faces, 2 quantizers of 1024 codes. Ours gets the
+edges between faces from its loader; the peer runs with and without edges, and ours is compared with the faster one.
 
 `transformer`: a training step of 2 x 384 tokens of 1024 codes: dim 256, 6 layers over faces and 2 within a face, heads
-8 x 32. The peer has 2 gate loops more before each of its stages, which ours has no counterpart for.
+8 x 32. The peer has 2 additional gate loops before each of its stages, which ours does not have.
 
-`generate`: 384 tokens a row, greedy, with caches, batches of 1 and 4. A second row of ours has a layer for each of the
-peer's gate loops too.
+`generate`: 384 tokens per row, greedy, with KV caches, batches of 1 and 4. A second row of ours has one more layer for
+each gate loop of the peer.
 
-`loss`: both train for the same CPU seconds, with the same optimizer, on the same batches of codes, and the
-cross-entropy of held-out meshes is measured on the way.
+`loss`: both train for the same CPU seconds, with the same optimizer, on the same batches of codes; the cross-entropy of
+held-out meshes is measured during training.
 
 `adjacency`: edges and features of a mesh of 5000 faces.
 """
@@ -34,7 +34,7 @@ from side_by_side import HERE, Contender, interleave, mean_cpu, mesh_peer, recor
 
 RESULTS = HERE / "results"
 ROUNDS = {"fp32": 12, "bf16": 2}
-"""A processor without bf16 instructions takes some twenty times as long over it."""
+"""A processor without bf16 instructions takes about twenty times as long."""
 BATCHES = ("1", "4")
 TOKENIZER_KEYS = (f"model.codebook_size={task.CODES}", "train.steps=1200", "eval.every=1200", "sample.every=1200")
 SOLIDS = 3000
@@ -77,7 +77,7 @@ def compare(theirs: list[Contender], own: list[Contender], name: str, unit: str,
     record(chosen, RESULTS / f"{name}.json")
     faster = min(theirs, key=mean_cpu)
     print(table(chosen, {contender.name: faster.name for contender in own}, unit))
-    print(f"raw figures: {RESULTS / name}.json\n")
+    print(f"raw results: {RESULTS / name}.json\n")
 
 
 # --- generation ---------------------------------------------------------------------------------------------------
@@ -97,13 +97,13 @@ def compare_generation(rounds: int | None, warmup: int) -> None:
         out = RESULTS / f"mesh-generate-{batch}.json"
         record(chosen, out)
         print(speeds(chosen, theirs))
-        print(f"raw figures: {out}\n")
+        print(f"raw results: {out}\n")
 
 
 def speeds(contenders: list[Contender], other: Contender) -> str:
-    """Tokens a CPU second, the median of all rounds: a round is many steps long, and one disturbed is a bad figure."""
+    """Tokens per CPU second, as the median of all rounds, because single rounds may be disturbed."""
     lines = [
-        "| contender | parameters | layers | tokens per CPU s (min-max) | of the peer's |",
+        "| contender | parameters | layers | tokens per CPU s (min-max) | ratio to peer |",
         "|---|---|---|---|---|",
     ]
     for contender in contenders:
@@ -135,15 +135,15 @@ def compare_loss(home: Path, seconds: float, slices: int, rates: list[str]) -> N
         chosen.append(ours(f"ours, rate {rate}", "loss", codes, rate, each))
     interleave(chosen, 0, slices + 1)
     if len({contender.about["task"] for contender in chosen}) > 1:
-        raise SystemExit("the workers were not given the same codes")
+        raise SystemExit("the workers did not get the same codes")
     out = RESULTS / "mesh-loss.json"
     record(chosen, out)
     print(curves(chosen))
-    print(f"raw figures: {out}\n")
+    print(f"raw results: {out}\n")
 
 
 def curves(contenders: list[Contender]) -> str:
-    """Loss against CPU seconds, a column each."""
+    """Table of loss over CPU seconds, with one column per contender."""
     names = [f"{contender.name} ({_millions(contender)})" for contender in contenders]
     lines = [f"| CPU s | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for row in zip(*(contender.costs for contender in contenders), strict=True):
@@ -153,7 +153,7 @@ def curves(contenders: list[Contender]) -> str:
 
 
 def prepared(home: Path) -> Path:
-    """Codes of drawn solids by a small tokenizer, each made where it is missing, in a file for both sides."""
+    """File with codes of synthetic solids for both sides; creates the data, tokenizer and codes if missing."""
     data, tokenizer, codes = home / "solids", home / "tokenizer", home / "codes"
     if not data.is_dir():
         make_solids(data, SOLIDS)
@@ -169,9 +169,9 @@ def prepared(home: Path) -> Path:
         [number for number in sorted(splits) if short[number] and splits[number] == split]
         for split in ("train", "validation")
     )
-    whole: Tensor = rows[:, : task.ROW_FACES].contiguous()
+    truncated: Tensor = rows[:, : task.ROW_FACES].contiguous()
     file = home / "task.safetensors"
-    save_file({"train": whole[train], "held_out": whole[held_out[: task.HELD_OUT]]}, file)
+    save_file({"train": truncated[train], "held_out": truncated[held_out[: task.HELD_OUT]]}, file)
     return file
 
 
@@ -189,14 +189,14 @@ WORKS = ("step", "transformer", "generate", "loss", "adjacency")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=list(WORKS), help=", ".join(WORKS))
-    parser.add_argument("--precision", choices=list(ROUNDS), default="fp32", help="of step and transformer")
-    parser.add_argument("--rounds", type=int, help="of all but loss")
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--precision", choices=list(ROUNDS), default="fp32", help="precision of step and transformer")
+    parser.add_argument("--rounds", type=int, help="number of rounds, except for loss")
+    parser.add_argument("--warmup", type=int, default=2, help="number of warm-up rounds, which are not counted")
     home = HERE.parent / "runs" / "bench-mesh"
-    parser.add_argument("--home", type=Path, default=home, help="loss: where data, tokenizer and codes are or go")
+    parser.add_argument("--home", type=Path, default=home, help="loss: folder of data, tokenizer and codes")
     parser.add_argument("--seconds", type=float, default=240, help="loss: CPU seconds of each training")
-    parser.add_argument("--slices", type=int, default=6, help="loss: measurements on the way")
-    parser.add_argument("--rates", nargs="+", default=["3e-4", "1e-3"], help="loss: learning rates, each for both")
+    parser.add_argument("--slices", type=int, default=6, help="loss: number of measurements during training")
+    parser.add_argument("--rates", nargs="+", default=["3e-4", "1e-3"], help="loss: learning rates for both sides")
     arguments = parser.parse_args()
     for what in arguments.what:
         if what == "step":
@@ -210,7 +210,7 @@ def main() -> None:
         elif what == "adjacency":
             compare_adjacency(arguments.rounds)
         else:
-            parser.error(f"'{what}' is none of {', '.join(WORKS)}")
+            parser.error(f"'{what}' is not one of {', '.join(WORKS)}")
 
 
 if __name__ == "__main__":

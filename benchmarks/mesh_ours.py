@@ -1,6 +1,6 @@
 """quintet's mesh models as workers.
 
-`mesh_ours.py autoencoder PRECISION`: a training step of the recipe on a batch as the loader gives it.
+`mesh_ours.py autoencoder PRECISION`: a training step of the recipe on a batch of the loader.
 `mesh_ours.py transformer PRECISION`: a training step on codes.
 `mesh_ours.py generate BATCH DEPTH FINE_DEPTH`: greedy decoding by `MeshTransformer.generate`.
 `mesh_ours.py loss CODES RATE SECONDS`: trains for slices of CPU seconds, and measures after each.
@@ -49,7 +49,7 @@ AUTOENCODER: Mapping[str, Any] = {
 def make_transformer(
     max_faces: int = task.MAX_FACES, depth: int = task.DEPTH, fine_depth: int = task.FINE_DEPTH
 ) -> MeshTransformer:
-    """Told nothing but codes, as the peer is."""
+    """A model without text conditioning, as the peer."""
     torch.manual_seed(0)
     return MeshTransformer(
         num_codes=task.CODES,
@@ -137,32 +137,32 @@ def serve_generation(batch: str, depth: str, fine_depth: str) -> None:
     count = int(batch)
 
     def endless(tokens: Tensor) -> Tensor:
-        """So that both make the same number of tokens."""
+        """Forbids the end token, so that both sides generate the same number of tokens."""
         return (torch.arange(task.CODES + 1) < task.CODES).expand(len(tokens), -1)
 
     def step() -> dict[str, float]:
         rng, greedy = ItemRNG(0, [0] * count, range(count)), Sampling(temperature=0.0)
-        made = model.generate([""] * count, rng, greedy, max_faces=task.GENERATED_FACES, legal=endless)
-        return {"tokens": made.codes.numel()}
+        result = model.generate([""] * count, rng, greedy, max_faces=task.GENERATED_FACES, legal=endless)
+        return {"tokens": result.codes.numel()}
 
     serve(step, about_transformer(model), ("quintet",))
 
 
-# --- training for a time ------------------------------------------------------------------------------------------
+# --- training for a fixed time --------------------------------------------------------------------------------------
 
 
 def serve_training(path: str, rate: str, seconds: str) -> None:
-    given = task.read_task(Path(path))
-    model = make_transformer(max(given.train.shape[1], given.held_out.shape[1]))
+    data = task.read_task(Path(path))
+    model = make_transformer(max(data.train.shape[1], data.held_out.shape[1]))
     optimizer = torch.optim.Adam(model.parameters(), lr=float(rate), betas=task.BETAS)
-    take, batches = make_step(model, optimizer), given.batches()
+    train, batches = make_step(model, optimizer), data.batches()
     number = 0
 
     def step(codes: Tensor) -> None:
         nonlocal number
         for group in optimizer.param_groups:
             group["lr"] = task.warmed_up(float(rate), number)
-        take(codes)
+        train(codes)
         number += 1
 
     def predict(codes: Tensor) -> Tensor:
@@ -171,19 +171,19 @@ def serve_training(path: str, rate: str, seconds: str) -> None:
 
     def measure() -> dict[str, float]:
         model.eval()
-        figures = task.validation_loss(predict, given)
+        metrics = task.validation_loss(predict, data)
         model.train()
-        return figures
+        return metrics
 
     training = TimedTraining(step, measure, float(seconds), lambda: next(batches))
-    serve(training.next_slice, {**about_transformer(model), "task": given.digest}, ("quintet",))
+    serve(training.next_slice, {**about_transformer(model), "task": data.digest}, ("quintet",))
 
 
 # --- a large mesh -------------------------------------------------------------------------------------------------
 
 
 def serve_adjacency() -> None:
-    """Edges, and the features of every face; unlike the peer's worker with embedding and projection."""
+    """Edges and features of every face; includes embedding and projection, unlike the peer's worker."""
     model = MeshAutoencoder(**AUTOENCODER)
     vertices, faces = task.large_mesh()
     features: FaceFeatures = model.features

@@ -1,6 +1,6 @@
-"""What both sides of the mesh benchmarks must agree on: sizes, meshes, codes, and how a loss is measured.
+"""Definitions shared by both sides of the mesh benchmarks: sizes, meshes, codes, and the validation loss.
 
-Imported by workers in several environments, so it needs nothing but torch and safetensors.
+Imported by workers in several environments, so it depends only on torch and safetensors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ BINS, CODES, LEVELS = 128, 1024, 2
 CORNERS = 3
 TOKENS_PER_FACE = CORNERS * LEVELS
 CLIP = 0.5
-"""Norm to which gradients of the transformers are clipped: what the peer's trainer does."""
+"""Maximum gradient norm of the transformers, as in the peer's trainer."""
 
 # The autoencoder
 COORDINATE_DIM, NORMAL_DIM, SMALL_DIM = 32, 32, 16
-"""Widths of embeddings; the last one for angles and area."""
+"""Dimensions of embeddings; the last one is for angles and area."""
 ENCODER = (64, 128, 256)
 CODE_DIM = 96
 DECODER = (128,) * 4 + (192,) * 4
@@ -34,16 +34,16 @@ MESHES, MESH_FACES = 4, 128
 # The transformer
 DIM, DEPTH, FINE_DEPTH, HEADS = 256, 6, 2, 8
 GATE_LOOPS = 2
-"""Of the peer, before each of its stages."""
+"""Number of gate loops of the peer before each of its stages."""
 MAX_FACES = 128
 ROWS, ROW_FACES = 2, 64
 GENERATED_FACES = 64
 
 # Adjacency
 GRID = (50, 50)
-"""Of the torus of 5000 faces."""
+"""Grid of the torus of 5000 faces."""
 
-# Training for a time
+# Training for a fixed time
 TRAIN_BATCH = 8
 WARMUP_STEPS = 100
 BETAS = (0.9, 0.99)
@@ -52,7 +52,7 @@ HELD_OUT = 96
 MEASURED_TOGETHER = 16
 
 Predict = Callable[[Tensor], Tensor]
-"""Codes (batch, faces, tokens of a face) of whole meshes to logits of every token and of the end behind them."""
+"""From codes (batch, faces, tokens per face) to logits of every token and of the end token."""
 
 
 # --- meshes ---------------------------------------------------------------------------------------------------------
@@ -84,13 +84,13 @@ def canonical(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def meshes() -> tuple[Tensor, Tensor]:
-    """A batch of tori, (meshes, vertices, 3) and (meshes, faces, 3): of one size, so that nobody has padding."""
+    """A batch of tori, (meshes, vertices, 3) and (meshes, faces, 3), of equal size, so that there is no padding."""
     generator = torch.Generator().manual_seed(0)
-    made = []
+    tori = []
     for _ in range(MESHES):
         numbers = torch.rand(4, generator=generator)
-        made.append(torus(MESH_FACES // 16, 8, 0.2 + 0.3 * numbers[3].item(), 0.5 + 0.5 * numbers[:3]))
-    vertices, faces = zip(*made, strict=True)
+        tori.append(torus(MESH_FACES // 16, 8, 0.2 + 0.3 * numbers[3].item(), 0.5 + 0.5 * numbers[:3]))
+    vertices, faces = zip(*tori, strict=True)
     return torch.stack(vertices), torch.stack(faces)
 
 
@@ -99,7 +99,7 @@ def large_mesh() -> tuple[Tensor, Tensor]:
 
 
 def random_codes() -> Tensor:
-    """(rows, faces, tokens of a face)"""
+    """Random codes (rows, faces, tokens per face)."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, CODES, (ROWS, ROW_FACES, TOKENS_PER_FACE), generator=generator)
 
@@ -109,20 +109,20 @@ def random_codes() -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """Codes (meshes, faces, tokens of a face) with -1 behind the last face, to be trained and to be measured on."""
+    """Codes (meshes, faces, tokens per face) for training and validation, padded with -1."""
 
     train: Tensor
     held_out: Tensor
 
     @property
     def digest(self) -> str:
-        """Equal on both sides, or they were not measured alike."""
+        """Must be equal for all workers, otherwise their results are not comparable."""
         return hashlib.sha256(
             b"".join(part.contiguous().numpy().tobytes() for part in (self.train, self.held_out))
         ).hexdigest()
 
     def batches(self) -> Iterator[Tensor]:
-        """The same for both, without end; no wider than the longest mesh of the batch."""
+        """Endless batches, the same for both sides, padded to the longest mesh of the batch."""
         generator = torch.Generator().manual_seed(0)
         while True:
             for numbers in torch.split(torch.randperm(len(self.train), generator=generator), TRAIN_BATCH):
@@ -131,19 +131,19 @@ class Task:
 
 
 def read_task(path: Path) -> Task:
-    """What `mesh.py` wrote."""
+    """Read the file written by `mesh.py`."""
     found = load_file(path)
     return Task(found["train"].long(), found["held_out"].long())
 
 
 def lengths_of(codes: Tensor) -> Tensor:
-    """The faces of each mesh."""
+    """Number of faces of each mesh (meshes,)."""
     return (codes[..., 0] >= 0).sum(1)
 
 
 @torch.no_grad()
 def validation_loss(predict: Predict, task: Task) -> dict[str, float]:
-    """Cross-entropy a token, the end token among them; meshes of one length together, so that nobody has padding."""
+    """Cross-entropy per token, including the end token; in batches of equal length, so that there is no padding."""
     by_length: dict[int, list[Tensor]] = defaultdict(list)
     for codes, length in zip(task.held_out, lengths_of(task.held_out).tolist(), strict=True):
         by_length[length].append(codes[:length])
@@ -157,5 +157,5 @@ def validation_loss(predict: Predict, task: Task) -> dict[str, float]:
 
 
 def warmed_up(rate: float, step: int) -> float:
-    """The learning rate of a step: linear to `rate`, then constant."""
+    """Learning rate of a step: linear warm-up to `rate`, then constant."""
     return rate * min(1.0, (step + 1) / (WARMUP_STEPS + 1))

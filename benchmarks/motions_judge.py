@@ -1,6 +1,6 @@
-"""How far the judge of the data set `motions` can be trusted.
+"""Accuracy of the judge of the dataset `motions`.
 
-`motions_judge.py`. The judge looks at drawn clips, clean and spoilt, and is compared with what was drawn.
+`motions_judge.py`. The judge is applied to synthetic clips, clean and degraded, and compared with their metadata.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def clean(clip: Clip) -> Clip:
 
 
 def with_noise(clip: Clip) -> Clip:
-    """Of sigma 8 of 255, other noise in each frame."""
+    """Noise of sigma 8 (of 255), different in each frame."""
     noise = np.random.default_rng(int(clip.sum())).normal(0, 8, clip.shape)
     return np.clip(np.rint(clip + noise), 0, 255).astype(np.uint8)
 
@@ -47,7 +47,7 @@ def _jpeg(frame: Clip) -> Clip:
     return np.asarray(Image.open(stream))
 
 
-SPOILT: dict[str, Callable[[Clip], Clip]] = {
+DEGRADATIONS: dict[str, Callable[[Clip], Clip]] = {
     "clean": clean,
     "noise of sigma 8": with_noise,
     "blur of radius 1": blurred,
@@ -55,32 +55,34 @@ SPOILT: dict[str, Callable[[Clip], Clip]] = {
 }
 
 
-def shares_right(items: list[MotionItem], spoil: Callable[[Clip], Clip]) -> dict[str, float]:
-    right: dict[str, list[bool]] = defaultdict(list)
+def accuracies(items: list[MotionItem], degrade: Callable[[Clip], Clip]) -> dict[str, float]:
+    correct: dict[str, list[bool]] = defaultdict(list)
     for item in items:
-        for name, value in match(item.record, judge(spoil(item.clip))).items():
-            right[name].append(value)
-    return {name: statistics.fmean(values) for name, values in right.items()}
+        for name, value in match(item.record, judge(degrade(item.clip))).items():
+            correct[name].append(value)
+    return {name: statistics.fmean(values) for name, values in correct.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=7919, help="one that no data set and no test is made with")
+    parser.add_argument(
+        "--seed", type=int, default=7919, help="random seed; must differ from those of datasets and tests"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results" / "motions-judge.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     columns = (*ATTRIBUTES, "everything")
     print(f"| {arguments.num} clips | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for size in SIZES:
         items = [draw_item(arguments.seed, index, size) for index in range(arguments.num)]
-        for spoilt, spoil in SPOILT.items():
-            name = f"{size} px, {spoilt}"
-            found[name] = shares_right(items, spoil)
-            print(f"| {name} | {' | '.join(f'{found[name][column]:.1%}' for column in columns)} |", flush=True)
-    write_facts(arguments.out, {"num": arguments.num, "seed": arguments.seed, "shares_right": found})
-    print(f"raw figures: {arguments.out}")
+        for label, degrade in DEGRADATIONS.items():
+            name = f"{size} px, {label}"
+            results[name] = accuracies(items, degrade)
+            print(f"| {name} | {' | '.join(f'{results[name][column]:.1%}' for column in columns)} |", flush=True)
+    write_facts(arguments.out, {"num": arguments.num, "seed": arguments.seed, "shares_right": results})
+    print(f"raw results: {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """quintet's MuLaN as a worker.
 
-`mulan_ours.py step PRECISION`: a training step of the recipe (spectrogram, masks, both towers, loss, clipping, AdamW).
-`mulan_ours.py loss READS SOUNDS RATE SECONDS`: trains for slices of CPU seconds, and measures after each; READS is
-words, numbered as the peer's are, or bytes.
+`mulan_ours.py step PRECISION`: a training step of the recipe (spectrogram, masks, both encoders, loss, clipping,
+AdamW). `mulan_ours.py loss SYMBOLS CLIPS RATE SECONDS`: trains for slices of CPU seconds, and measures after each;
+SYMBOLS is words, with the peer's vocabulary, or bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from worker import TimedTraining, count_parameters, serve
 
 TOWER = {"dim": task.DIM, "depth": task.DEPTH, "heads": task.HEADS, "head_dim": task.HEAD_DIM}
 HOP = 168
-"""With 160, 2 s would be 13 columns of patches; the peer crops its spectrogram to 12."""
+"""With 160, a clip of 2 s would have 13 columns of patches; the peer crops its spectrogram to 12."""
 LONGEST_TEXT = 96
 LEVEL_BATCHES = 16
-"""From which the level of the data is taken."""
+"""Number of batches for the normalization statistics."""
 
 
 def make_task(keys: Mapping[str, Any]) -> MuLaNTask:
@@ -73,7 +73,7 @@ def about(model: MuLaN) -> dict[str, Any]:
 
 
 class Training:
-    """The steps of a task, one batch each."""
+    """Training steps of a task."""
 
     def __init__(self, ours: MuLaNTask) -> None:
         self.ours = ours
@@ -115,46 +115,46 @@ def serve_step(precision: str) -> None:
     serve(step, about(ours.mulan), ("quintet",))
 
 
-# --- training for a time ------------------------------------------------------------------------------------------
+# --- training for a fixed time --------------------------------------------------------------------------------------
 
 
-def serve_training(reads: str, folder: str, rate: str, seconds: str) -> None:
-    given = task.read_task(Path(folder))
-    words = task.Words(given.train.texts)
-    # Both sides are trained on whole captions.
+def serve_training(symbols: str, folder: str, rate: str, seconds: str) -> None:
+    data = task.read_task(Path(folder))
+    words = task.Words(data.train.texts)
+    # Both sides train on complete captions.
     keys: dict[str, Any] = {"train.batch_size": task.TRAIN_BATCH, "data.word_dropout": 0}
-    ours = make_task({**keys, "model.text.vocab_size": len(words)} if reads == "words" else keys)
+    ours = make_task({**keys, "model.text.vocab_size": len(words)} if symbols == "words" else keys)
     training, mulan = Training(ours), ours.mulan
 
-    def batches_of(chosen: tuple[list[int], list[int]], number: int) -> Batch:
+    def make_train_batch(chosen: tuple[list[int], list[int]], number: int) -> Batch:
         items, starts = chosen
-        texts = [given.train.texts[item] for item in items]
-        captions = {"token_ids": words(texts)} if reads == "words" else {"texts": texts}
-        return make_batch(*given.train.at(items, starts), captions, items, number)
+        texts = [data.train.texts[item] for item in items]
+        captions = {"token_ids": words(texts)} if symbols == "words" else {"texts": texts}
+        return make_batch(*data.train.at(items, starts), captions, items, number)
 
-    drawn = given.batches()
-    level = [batches_of(next(drawn), 0) for _ in range(LEVEL_BATCHES)]
+    batches = data.batches()
+    level = [make_train_batch(next(batches), 0) for _ in range(LEVEL_BATCHES)]
     ours.init_from_data(ours.modules, level, training.engine)
-    drawn = given.batches()
+    batches = data.batches()
 
     def prepare() -> Batch:
-        return batches_of(next(drawn), training.number)
+        return make_train_batch(next(batches), training.number)
 
     def step(batch: Batch) -> None:
         training.step(batch, task.warmed_up(float(rate), training.number))
 
     def embed(waves: Tensor, lengths: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        prepared = mulan.text.prepare_ids(words(texts)) if reads == "words" else mulan.text.prepare(texts)
+        prepared = mulan.text.prepare_ids(words(texts)) if symbols == "words" else mulan.text.prepare(texts)
         return mulan.embed_audio(waves, lengths), mulan.embed_prepared(prepared)
 
     def measure() -> dict[str, float]:
         mulan.eval()
-        figures = task.measured(embed, given.held_out, mulan.log_scale[-1].exp().item())
+        metrics = task.measured(embed, data.held_out, mulan.log_scale[-1].exp().item())
         mulan.train()
-        return figures
+        return metrics
 
     timed = TimedTraining(step, measure, float(seconds), prepare)
-    serve(timed.next_slice, {**about(mulan), "task": given.digest}, ("quintet",))
+    serve(timed.next_slice, {**about(mulan), "task": data.digest}, ("quintet",))
 
 
 WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "loss": serve_training}

@@ -1,6 +1,6 @@
-"""What both sides of the MuLaN benchmarks must agree on: sizes, sounds, captions, and how embeddings are measured.
+"""Definitions shared by both sides of the MuLaN benchmarks: sizes, clips, captions, and metrics of embeddings.
 
-Imported by workers in several environments, so it needs nothing but torch and safetensors.
+Imported by workers in several environments, so it depends only on torch and safetensors.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import Tensor
 
 RATE = 16_000
 SAMPLES = 2 * RATE
-"""Of a window."""
+"""Samples of a window."""
 DIM, DEPTH, HEADS, HEAD_DIM = 256, 4, 4, 64
-"""Of both towers."""
+"""Sizes of both encoders."""
 LATENT_DIM = 128
 PATCH = 16
 ROWS, COLUMNS = 8, 12
-"""Patches over frequencies and over time, before some are left out."""
+"""Patches over frequency and over time, before patch dropout."""
 PATCH_DROPOUT = 0.25
 BAND_MASK, TIME_MASK = 32, 32
-"""Widest of SpecAugment."""
+"""Maximum widths of SpecAugment masks."""
 SCALE = 10.0
-"""By which similarities are multiplied at first."""
+"""Initial scale of similarities."""
 CLIP = 0.5
 BETAS = (0.9, 0.99)
 
@@ -40,21 +40,21 @@ STEP_RATE = 3e-4
 TEXT_SYMBOLS = 32
 TEXTS = ("a slow rising run of quiet flute notes", "one deep note on a powerful violin", "a loud snare drum beat, fast")
 
-# Training for a time
+# Training for a fixed time
 TRAIN_BATCH = 16
 WARMUP_STEPS = 20
 HELD_OUT = 200
 MEASURED_TOGETHER = 25
 FOUND_AMONG = (1, 5, 10)
 SCALES = tuple(10 ** (number / 20) for number in range(41))
-"""From 1 to 100. The loss is told at the one that suits the embeddings best, so that no temperature is a merit."""
+"""From 1 to 100. The loss is reported at the best scale, so that the temperature has no influence."""
 
 Embed = Callable[[Tensor, Tensor, Sequence[str]], tuple[Tensor, Tensor]]
-"""Windows (batch, samples), how many samples of each are sound, their captions: rows of length one for both."""
+"""From windows (batch, samples), their lengths without padding, and captions to normalized embeddings of both."""
 
 
 def texts(count: int) -> list[str]:
-    """Texts that fill all of `TEXT_SYMBOLS`, a start and an end among them."""
+    """Texts of exactly `TEXT_SYMBOLS` symbols, including start and end."""
     repeated = [" ".join([TEXTS[number % len(TEXTS)]] * 2) for number in range(count)]
     return [text[: TEXT_SYMBOLS - 2] for text in repeated]
 
@@ -63,19 +63,19 @@ def windows(count: int) -> Tensor:
     return torch.randn(count, SAMPLES, generator=torch.Generator().manual_seed(0)) / 10
 
 
-# --- training for a time --------------------------------------------------------------------------------------------
+# --- training for a fixed time --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Clips:
-    """Whole clips (items, samples) in 16 bits with silence behind, how many samples of each are sound, captions."""
+    """Clips (items, samples) in 16 bits, padded with silence, with their lengths and captions."""
 
     waves: Tensor
     lengths: Tensor
     texts: list[str]
 
     def at(self, items: Sequence[int], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A window of each of these items, and how much of it is sound."""
+        """A window of each of these items, and its length without padding."""
         rows = [self.waves[item, start : start + SAMPLES] for item, start in zip(items, starts, strict=True)]
         left = self.lengths[list(items)] - torch.tensor(starts)
         return torch.stack(rows).float() / 2**15, left.clamp(max=SAMPLES)
@@ -88,26 +88,26 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """Equal on both sides, or they were not measured alike."""
+        """Must be equal for all workers, otherwise their results are not comparable."""
         parts = [json.dumps([self.train.texts, self.held_out.texts]).encode()]
         for clips in (self.train, self.held_out):
             parts += [clips.waves.numpy().tobytes(), clips.lengths.numpy().tobytes()]
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def batches(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Items and where their windows start: the same for both, without end."""
+        """Endless batches of items and starts of their windows, the same for both sides."""
         generator = torch.Generator().manual_seed(0)
         while True:
             order = torch.randperm(len(self.train.texts), generator=generator)
-            places = torch.rand(len(order), generator=generator)
+            positions = torch.rand(len(order), generator=generator)
             for items in torch.split(order, TRAIN_BATCH):
                 if len(items) == TRAIN_BATCH:
                     room = (self.train.lengths[items] - SAMPLES).clamp(min=0) + 1
-                    yield items.tolist(), (places[items] * room).long().tolist()
+                    yield items.tolist(), (positions[items] * room).long().tolist()
 
 
 class Words:
-    """Captions as rows of words that the training captions have; 1 for a word they have not, 0 for none."""
+    """Word ids of captions; 1 is a word that is not in the training captions, 0 is padding."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         known = sorted({word for text in texts for word in self._split(text)})
@@ -125,18 +125,19 @@ class Words:
 
 
 def read_task(folder: Path) -> Task:
-    """What `mulan.py` wrote."""
-    found = load_file(folder / "sounds.safetensors")
-    spoken = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+    """Read the files written by `mulan.py`."""
+    tensors = load_file(folder / "sounds.safetensors")
+    captions = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
     train, held_out = (
-        Clips(found[f"{split}.waves"], found[f"{split}.lengths"], spoken[split]) for split in ("train", "held_out")
+        Clips(tensors[f"{split}.waves"], tensors[f"{split}.lengths"], captions[split])
+        for split in ("train", "held_out")
     )
     return Task(train, held_out)
 
 
 @torch.no_grad()
 def measured(embed: Embed, clips: Clips, scale: float) -> dict[str, float]:
-    """How well captions and clips find each other; `scale` is what the model itself multiplies similarities by."""
+    """Loss and retrieval metrics; `scale` is the model's own scale of similarities."""
     parts = []
     for items in torch.split(torch.arange(len(clips.texts)), MEASURED_TOGETHER):
         numbers = items.tolist()
@@ -145,7 +146,7 @@ def measured(embed: Embed, clips: Clips, scale: float) -> dict[str, float]:
     audio, text = (torch.cat(view).float() for view in zip(*parts, strict=True))
     similarities = text @ audio.T
     best = min(SCALES, key=lambda each: _loss(similarities, each))
-    figures = {
+    metrics = {
         "loss": _loss(similarities, best),
         "best scale": best,
         "loss at its own scale": _loss(similarities, scale),
@@ -153,15 +154,15 @@ def measured(embed: Embed, clips: Clips, scale: float) -> dict[str, float]:
     }
     ranks = (similarities > similarities.diagonal()[:, None]).sum(1)
     for count in FOUND_AMONG:
-        figures[f"R@{count}"] = (ranks < count).float().mean().item()
-    figures["median rank"] = ranks.float().median().item() + 1
-    return figures
+        metrics[f"R@{count}"] = (ranks < count).float().mean().item()
+    metrics["median rank"] = ranks.float().median().item() + 1
+    return metrics
 
 
 def _loss(similarities: Tensor, scale: float) -> float:
-    """Softmax over all held-out items, asked both ways, averaged; ln(items) by chance."""
-    right = torch.arange(len(similarities))
-    both = [F.cross_entropy(scale * view, right) for view in (similarities, similarities.T)]
+    """Softmax loss over all held-out items, averaged over both directions; ln(items) at chance level."""
+    targets = torch.arange(len(similarities))
+    both = [F.cross_entropy(scale * view, targets) for view in (similarities, similarities.T)]
     return (sum(both) / 2).item()  # type: ignore[union-attr]
 
 
@@ -170,5 +171,5 @@ def chance() -> float:
 
 
 def warmed_up(rate: float, step: int) -> float:
-    """The learning rate of a step: linear to `rate`, then constant."""
+    """Learning rate of a step: linear warm-up to `rate`, then constant."""
     return rate * min(1.0, (step + 1) / (WARMUP_STEPS + 1))

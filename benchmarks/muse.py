@@ -1,14 +1,14 @@
-"""Masked transformers, ours beside muse-maskgit-pytorch 0.3.5's: `make bench-muse`.
+"""Compares masked transformers with muse-maskgit-pytorch 0.3.5: `make bench-muse`.
 
 `step` and `sample`: dim 256, depth 4, heads 8 x 32, 256 tokens of 1024 codes, text of 32 symbols, one thread. A
-training step of batch 4 with AdamW; sampling of 18 steps, guidance 3, batch 2, to codes. The peer is given text
-embeddings, and only projects them; ours runs its byte encoder over as many symbols, which is more to do. The peer's two
-ways of attention are both run, and the faster one is what ours is compared with.
+training step of batch 4 with AdamW; sampling of 18 steps, guidance 3, batch 2, to codes. The peer gets text embeddings
+and only projects them; ours also runs its byte encoder over the same number of symbols. The peer runs with both of its
+attention implementations, and ours is compared with the faster one.
 
-`loss`: the same sizes on the 8 x 8 codes of drawn shapes, batch 16; both train for the same CPU seconds, and the loss
-on held-out codes under the same masks is measured on the way. The peer has neither a trainer nor, without a download, a
-text encoder: it gets AdamW and the same warm-up, and embeddings of bytes that nobody trained. The loss without text is
-therefore measured too. Ours starts from the tokenizer's codebook, as its recipe does.
+`loss`: the same sizes on the 8 x 8 codes of synthetic shapes, batch 16; both train for the same CPU seconds, and the
+loss on held-out codes under the same masks is measured during training. The peer has neither a trainer nor, without a
+download, a text encoder: it gets AdamW and the same warm-up, and untrained embeddings of bytes. The loss without text
+is therefore measured as well. Ours starts from the codebook of the tokenizer, as in its recipe.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from side_by_side import HERE, Contender, interleave, mean_cpu, record, table, v
 
 RESULTS = HERE / "results"
 ROUNDS = {"fp32": 12, "bf16": 2}
-"""A processor without bf16 instructions takes some twenty times as long over it."""
-PEER_WAYS = {"fp32": ("flash", "plain"), "bf16": ("plain",)}
-"""Of its attention; under bf16 autocast its flash way fails: its mask's value does not fit into bf16."""
+"""A processor without bf16 instructions takes about twenty times as long."""
+PEER_ATTENTION = {"fp32": ("flash", "plain"), "bf16": ("plain",)}
+"""Attention implementations of the peer; `flash` fails with bf16, because its mask value does not fit."""
 UNITS = {"step": "step", "sample": "2 samples"}
 
 
@@ -43,7 +43,7 @@ def peer(name: str, *arguments: str) -> Contender:
 
 
 def compare_speed(what: str, precision: str, rounds: int | None, warmup: int) -> None:
-    theirs = [peer(f"peer, {way} attention, {precision}", what, way, precision) for way in PEER_WAYS[precision]]
+    theirs = [peer(f"peer, {kind} attention, {precision}", what, kind, precision) for kind in PEER_ATTENTION[precision]]
     if what == "step":
         own = [ours(f"ours, {precision}", "step", precision)]
     else:
@@ -57,7 +57,7 @@ def compare_speed(what: str, precision: str, rounds: int | None, warmup: int) ->
     record(chosen, out)
     faster = min(theirs, key=mean_cpu)
     print(table(chosen, {contender.name: faster.name for contender in own}, UNITS[what]))
-    print(f"raw figures: {out}\n")
+    print(f"raw results: {out}\n")
 
 
 # --- loss after equal time ----------------------------------------------------------------------------------------
@@ -71,16 +71,16 @@ def compare_loss(tokenizer: Path, codes: Path, seconds: float, slices: int, rate
         chosen.append(ours(f"ours, rate {rate}", "loss", str(tokenizer), str(codes), rate, each))
     interleave(chosen, 0, slices + 1)
     if len({contender.about["task"] for contender in chosen}) > 1:
-        raise SystemExit("the workers were not given the same codes, texts and masks")
+        raise SystemExit("the workers did not get the same codes, texts and masks")
     out = RESULTS / "muse-loss.json"
     record(chosen, out)
     print(curves(chosen))
     print(outcome(chosen))
-    print(f"raw figures: {out}\n")
+    print(f"raw results: {out}\n")
 
 
 def curves(contenders: list[Contender]) -> str:
-    """Loss with text against CPU seconds, a column each."""
+    """Table of loss with text over CPU seconds, with one column per contender."""
     names = [contender.name for contender in contenders]
     lines = [f"| CPU s | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for row in zip(*(contender.costs for contender in contenders), strict=True):
@@ -90,7 +90,7 @@ def curves(contenders: list[Contender]) -> str:
 
 
 def outcome(contenders: list[Contender]) -> str:
-    """Where each ended, and when ours passed the best that the peer reached at any rate."""
+    """Table of the final metrics, and the time at which each reached the best loss of the peer."""
     best = min(cost["loss"] for contender in contenders if _is_peer(contender) for cost in contender.costs)
     lines = [
         "| contender | parameters | steps | loss | loss of averaged weights | loss without text | "
@@ -99,7 +99,7 @@ def outcome(contenders: list[Contender]) -> str:
     ]
     for contender in contenders:
         last = contender.costs[-1]
-        shown = [_shown(last, name) for name in ("loss", "averaged loss", "loss without text")]
+        shown = [_formatted(last, name) for name in ("loss", "averaged loss", "loss without text")]
         parameters = sum(contender.about["parameters"].values()) / 1e6
         reached = [cost["trained"] for cost in contender.costs if cost["loss"] <= best]
         when = f"{reached[0]:.0f}" if reached else "not reached"
@@ -111,14 +111,16 @@ def _is_peer(contender: Contender) -> bool:
     return contender.name.startswith("peer")
 
 
-def _shown(figures: dict[str, float], name: str) -> str:
-    return f"{figures[name]:.3f}" if name in figures else ""
+def _formatted(metrics: dict[str, float], name: str) -> str:
+    return f"{metrics[name]:.3f}" if name in metrics else ""
 
 
 def encode(tokenizer: Path, data: Path, codes: Path) -> None:
-    """Codes by `quintet encode`, and beside them the texts and the split of the data, in the order of the codes."""
+    """Run `quintet encode`, and write the texts and the split in the order of the codes."""
     if not tokenizer.is_dir() or not data.is_dir():
-        raise SystemExit("`loss` needs --tokenizer RUN and --data FOLDER of drawn shapes; `make results` makes both")
+        raise SystemExit(
+            "`loss` needs --tokenizer RUN and --data FOLDER of synthetic shapes; `make results` creates both"
+        )
     command = [sys.executable, "-m", "quintet", "encode", str(tokenizer), str(data), "--out", str(codes)]
     subprocess.run(command, check=True)
     known = {row["file_name"]: row for row in _lines(data / "metadata.jsonl")}
@@ -134,16 +136,16 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["step", "sample"], help="step, sample, loss")
-    parser.add_argument("--precision", choices=list(ROUNDS), default="fp32", help="of step and sample")
-    parser.add_argument("--rounds", type=int, help="of step and sample")
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--precision", choices=list(ROUNDS), default="fp32", help="precision of step and sample")
+    parser.add_argument("--rounds", type=int, help="number of rounds of step and sample")
+    parser.add_argument("--warmup", type=int, default=2, help="number of warm-up rounds, which are not counted")
     full = HERE.parent / "runs" / "full"
-    parser.add_argument("--tokenizer", type=Path, default=full / "tokenizer", help="loss: a trained tokenizer")
-    parser.add_argument("--data", type=Path, default=full / "data", help="loss: drawn shapes to encode with it")
+    parser.add_argument("--tokenizer", type=Path, default=full / "tokenizer", help="loss: trained tokenizer")
+    parser.add_argument("--data", type=Path, default=full / "data", help="loss: synthetic shapes to encode")
     parser.add_argument("--seconds", type=float, default=240, help="loss: CPU seconds of each training")
-    parser.add_argument("--slices", type=int, default=6, help="loss: measurements on the way")
-    parser.add_argument("--rates", nargs="+", default=["3e-4", "1e-3"], help="loss: learning rates, each for both")
-    parser.add_argument("--attention", choices=["flash", "plain"], default="plain", help="loss: the peer's way")
+    parser.add_argument("--slices", type=int, default=6, help="loss: number of measurements during training")
+    parser.add_argument("--rates", nargs="+", default=["3e-4", "1e-3"], help="loss: learning rates for both sides")
+    parser.add_argument("--attention", choices=["flash", "plain"], default="plain", help="loss: attention of the peer")
     arguments = parser.parse_args()
     for what in arguments.what:
         if what == "loss":
@@ -161,7 +163,7 @@ def main() -> None:
         elif what in UNITS:
             compare_speed(what, arguments.precision, arguments.rounds, arguments.warmup)
         else:
-            parser.error(f"'{what}' is none of step, sample, loss")
+            parser.error(f"'{what}' is not one of step, sample, loss")
 
 
 if __name__ == "__main__":

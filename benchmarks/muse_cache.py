@@ -1,10 +1,10 @@
-"""What the code cache saves: a training step of Muse from cached codes beside one that encodes its pictures first.
+"""Savings of the token cache: a training step of Muse with cached codes, compared with one that encodes its images.
 
-`muse_cache.py`, by default with tokenizer and generator of preset `base` and random weights, which cost what trained
-ones do; drawn shapes of the tokenizer's size as PNG. One thread, process CPU seconds, fp32. A step is one of training:
-gradients, their norm, AdamW, moving average. The update costs the same for any batch, so at a small batch it hides some
-of what the cache saves: the last column leaves it out, as a large batch would. What is saved is the tokenizer's share
-of a step: the smaller the generator beside it, the more (`--preset small`).
+`muse_cache.py`, by default with tokenizer and generator of preset `base` and random weights, which cost as much as
+trained ones; synthetic shapes of the tokenizer's size as PNG. One thread, process CPU seconds, fp32. A training step
+includes gradients, their norm, AdamW and the moving average. The cost of the update does not depend on the batch size
+and hides some of the savings at a small batch; the last column excludes it. The savings are the tokenizer's fraction of
+a step, which is larger for a smaller generator (`--preset small`).
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class Clock:
 
     @contextmanager
     def running(self, part: str) -> Iterator[None]:
-        began = time.process_time()
+        start_time = time.process_time()
         yield
-        self.seconds[part] += time.process_time() - began
+        self.seconds[part] += time.process_time() - start_time
 
 
 class Training:
-    """Muse with its optimizer and average, and its pictures both as codes in a cache and as files."""
+    """Muse with its optimizer and average, and its images both as cached codes and as files."""
 
-    def __init__(self, folder: Path, pictures: int, batch: int, tokenizer_preset: str, preset: str) -> None:
+    def __init__(self, folder: Path, num_images: int, batch: int, tokenizer_preset: str, preset: str) -> None:
         vqgan = config.build(VQGanConfig, preset=tokenizer_preset)
         torch.manual_seed(vqgan.train.seed)
         self.tokenizer = VQGanPipeline(vqgan, VQGanPipeline.build_modules(vqgan, {})).freeze()
         self.encode = self.tokenizer.token_encoder().encode
         shape = self.tokenizer.model.config
-        make_shapes(folder / "data", num=pictures, size=shape.size[0])
+        make_shapes(folder / "data", num=num_images, size=shape.size[0])
         keys: dict[str, Any] = {
             "data.path": str(folder / "data"),
             "data.cache_dir": str(folder / "cache"),
@@ -74,23 +74,23 @@ class Training:
         torch.manual_seed(0)
         self.task = MuseTask(settings, {"tokenizer": self.tokenizer})
         self.batch = batch
-        self.pictures: Dataset = folder_splits(settings.data, shape.size, shape.channels).train
-        began = time.process_time()
+        self.images: Dataset = folder_splits(settings.data, shape.size, shape.channels).train
+        start_time = time.process_time()
         self.codes: Dataset = self.task.splits().train
-        self.filling = (time.process_time() - began) / pictures
+        self.filling = (time.process_time() - start_time) / num_images
         self.engine = Engine(settings.engine)
-        # The tokenizer too: encoding in every step would be done in the memory format that suits it.
+        # Also the tokenizer, so that it encodes in its preferred memory format.
         self.engine.to_device({**self.task.modules, **self.tokenizer.modules})
         self.state = TrainingState(self.task)
 
     def step(self, number: int, cached: bool) -> dict[str, float]:
         clock = Clock()
-        places = range(number * self.batch, (number + 1) * self.batch)
-        items = [place % len(self.codes) for place in places]
-        source = self.codes if cached else self.pictures
+        indices = range(number * self.batch, (number + 1) * self.batch)
+        items = [index % len(self.codes) for index in indices]
+        dataset = self.codes if cached else self.images
         with clock.running("read"):
-            fields = collate([source.load(item, ItemRNG(0, [number], [item])) for item in items])
-            names = tuple(source.name(item) for item in items)
+            fields = collate([dataset.load(item, ItemRNG(0, [number], [item])) for item in items])
+            names = tuple(dataset.name(item) for item in items)
             batch = Batch(fields, names, ItemRNG(0, [number] * self.batch, items))
         if not cached:
             with clock.running("encode"):
@@ -119,17 +119,17 @@ def table(costs: dict[str, list[dict[str, float]]]) -> str:
         for name, rows in costs.items()
     }
     lines = [
-        "| a step with | read s | encode s | gradients s | update s | whole s (min-max) | of the cached | "
-        "of the cached without update |",
+        "| a step with | read s | encode s | gradients s | update s | total s (min-max) | ratio to cached | "
+        "ratio to cached without update |",
         "|---|---|---|---|---|---|---|---|",
     ]
     cached = means[CACHED]
     for name, mean in means.items():
-        whole = [cost["cpu"] for cost in costs[name]]
+        totals = [cost["cpu"] for cost in costs[name]]
         without = (mean["cpu"] - mean["update"]) / (cached["cpu"] - cached["update"])
         lines.append(
             f"| {name} | {' | '.join(f'{mean[part]:.3f}' for part in PARTS)} | {mean['cpu']:.3f} "
-            f"({min(whole):.3f}-{max(whole):.3f}) | {mean['cpu'] / cached['cpu']:.2f} | {without:.2f} |"
+            f"({min(totals):.3f}-{max(totals):.3f}) | {mean['cpu'] / cached['cpu']:.2f} | {without:.2f} |"
         )
     return "\n".join(lines)
 
@@ -137,11 +137,11 @@ def table(costs: dict[str, list[dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer-preset", default="base", choices=list(VQGanConfig.PRESETS))
-    parser.add_argument("--preset", default="base", choices=list(MuseConfig.PRESETS), help="of the generator")
+    parser.add_argument("--preset", default="base", choices=list(MuseConfig.PRESETS), help="preset of the generator")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--pictures", type=int, default=8, help="drawn and encoded once; steps go round them")
+    parser.add_argument("--images", type=int, default=8, help="number of images; steps cycle through them")
     parser.add_argument("--out", type=Path, help="default: results/muse-cache-PRESET.json")
     arguments = parser.parse_args()
     out = arguments.out or HERE / "results" / f"muse-cache-{arguments.preset}.json"
@@ -149,7 +149,7 @@ def main() -> None:
     costs: dict[str, list[dict[str, float]]] = {CACHED: [], ENCODED: []}
     with tempfile.TemporaryDirectory() as folder:
         training = Training(
-            Path(folder), arguments.pictures, arguments.batch, arguments.tokenizer_preset, arguments.preset
+            Path(folder), arguments.images, arguments.batch, arguments.tokenizer_preset, arguments.preset
         )
         for number in range(arguments.warmup + arguments.rounds):
             for name, rows in costs.items():
@@ -164,9 +164,9 @@ def main() -> None:
     facts = {**sizes, "parameters": parameters, "filling_per_picture": training.filling, "costs": costs}
     write_facts(out, facts)
     named = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in parameters.items())
-    print(f"batch {arguments.batch}; {named} parameters; filling the cache once: {training.filling:.2f} s a picture\n")
+    print(f"batch {arguments.batch}; {named} parameters; filling the cache: {training.filling:.2f} s per image\n")
     print(table(costs))
-    print(f"raw figures: {out}")
+    print(f"raw results: {out}")
 
 
 if __name__ == "__main__":

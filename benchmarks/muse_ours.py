@@ -1,8 +1,8 @@
 """quintet's masked transformer as a worker.
 
 `muse_ours.py step|sample|sample-peer-settings PRECISION`: a training step of the recipe (masks, byte encoder, loss at
-masked positions, AdamW); decoding with the recipe's own settings, or with the peer's.
-`muse_ours.py loss TOKENIZER CODES RATE SECONDS`: trains by quintet's own loop for slices of CPU seconds, and measures
+masked positions, AdamW); decoding with the settings of the recipe or of the peer.
+`muse_ours.py loss TOKENIZER CODES RATE SECONDS`: trains with quintet's loop for slices of CPU seconds, and measures
 after each.
 """
 
@@ -42,7 +42,7 @@ from worker import TimedTraining, count_parameters, serve
 
 
 def tokenizer_of(grid: int) -> Pipeline[Any]:
-    """A tokenizer that only says how many codes there are, and where: codes are given."""
+    """An untrained tokenizer, which only defines the grid and the codebook; the codes are precomputed."""
     shape = {"model.image_size": grid * 2, "model.layers": 1, "model.dim": 8, "model.codebook_size": task.CODES}
     settings = config.build(VQGanConfig, overrides=shape)
     torch.manual_seed(settings.train.seed)
@@ -63,7 +63,7 @@ def make_task(tokenizer: Pipeline[Any], keys: Mapping[str, Any]) -> MuseTask:
 
 def timed_task(precision: str) -> tuple[MuseTask, Engine]:
     keys = {
-        # As wide as the context that the peer's attention sees, so that ours does no less for the text.
+        # The dimension of the peer's text context, for the same cost.
         "model.text_dim": task.DIM,
         "model.text_length": task.TEXT_SYMBOLS,
         "engine.precision": precision,
@@ -112,7 +112,7 @@ def serve_step(precision: str) -> None:
 
 def sampling(peer_settings: bool) -> masked.Sampling:
     if peer_settings:
-        # What the peer does by default: a tenth of the codes, a temperature that falls to nothing, no noise.
+        # Defaults of the peer: the top 10 % of the codes, a temperature that decreases to 0, no noise.
         return masked.Sampling(
             steps=task.SAMPLE_STEPS,
             temperature_schedule=masked.linear,
@@ -136,8 +136,8 @@ def sampling(peer_settings: bool) -> masked.Sampling:
 def serve_sampling(precision: str, peer_settings: bool) -> None:
     ours, engine = timed_task(precision)
     maskgit, settings, count = ours.maskgit.eval(), sampling(peer_settings), task.SAMPLE_BATCH
-    shown = maskgit.texts(task.texts(count))
-    hidden = maskgit.texts(task.texts(count), torch.zeros(count, dtype=torch.bool))
+    cond = maskgit.texts(task.texts(count))
+    uncond = maskgit.texts(task.texts(count), torch.zeros(count, dtype=torch.bool))
     empty = torch.full((count, maskgit.length), maskgit.mask_id)
     number = 0
 
@@ -150,20 +150,20 @@ def serve_sampling(precision: str, peer_settings: bool) -> None:
                 torch.ones_like(empty, dtype=torch.bool),
                 rng=ItemRNG(number, [0] * count, range(count)),
                 settings=settings,
-                cond=shown,
-                uncond=hidden,
+                cond=cond,
+                uncond=uncond,
             )
         number += 1
 
     serve(step, about(ours), ("quintet",))
 
 
-# --- training for a time ----------------------------------------------------------------------------------------
+# --- training for a fixed time --------------------------------------------------------------------------------------
 
 
 @dataclass
-class Given:
-    """Codes with their texts as a source of items."""
+class CodeDataset:
+    """A dataset of codes with texts."""
 
     codes: Tensor
     texts: Sequence[str]
@@ -180,7 +180,7 @@ class Given:
 
 
 def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None:
-    given = task.read_task(Path(folder))
+    data = task.read_task(Path(folder))
     keys = {
         "model.text_length": task.LONGEST_TEXT,
         "train.steps": 1_000_000,
@@ -193,10 +193,12 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
     }
     ours = make_task(open_pipeline(tokenizer), keys)
     splits = Splits(
-        Given(given.train_codes, given.train_texts, given.grid), Given(given.codes, given.texts, given.grid), "given"
+        CodeDataset(data.train_codes, data.train_texts, data.grid),
+        CodeDataset(data.codes, data.texts, data.grid),
+        "given",
     )
-    with tempfile.TemporaryDirectory() as place:
-        trainer = Trainer(ours, Run.new(Path(place) / "run"), splits=splits, silent=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        trainer = Trainer(ours, Run.new(Path(temporary) / "run"), splits=splits, silent=True)
         average = trainer.state.ema
         assert average is not None
         averaged = average.modules["maskgit"]
@@ -204,20 +206,20 @@ def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None
 
         def measure() -> dict[str, float]:
             return {
-                **measured(ours.maskgit, given, (True, False)),
-                **{f"averaged {name}": value for name, value in measured(averaged, given, (True,)).items()},
+                **measured(ours.maskgit, data, (True, False)),
+                **{f"averaged {name}": value for name, value in measured(averaged, data, (True,)).items()},
             }
 
         training = TimedTraining(lambda _: trainer.train_step(), measure, float(seconds))
-        serve(training.next_slice, {**about(ours), "task": given.digest}, ("quintet",))
+        serve(training.next_slice, {**about(ours), "task": data.digest}, ("quintet",))
 
 
-def measured(maskgit: MaskGit, given: task.Task, texts_shown: tuple[bool, ...]) -> dict[str, float]:
+def measured(maskgit: MaskGit, data: task.Task, texts_shown: tuple[bool, ...]) -> dict[str, float]:
     def predict(tokens: Tensor, texts: Sequence[str], shown: bool) -> Tensor:
         logits: Tensor = maskgit(tokens, maskgit.texts(texts, torch.full((len(texts),), shown)))
         return logits
 
-    return task.masked_loss(predict, given, maskgit.mask_id, texts_shown)
+    return task.masked_loss(predict, data, maskgit.mask_id, texts_shown)
 
 
 WORKS: Mapping[str, Callable[..., None]] = {

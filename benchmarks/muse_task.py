@@ -1,6 +1,6 @@
-"""What both sides of the masked-transformer benchmark must agree on: sizes, codes, texts, and how they are measured.
+"""Definitions shared by both sides of the Muse benchmark: sizes, codes, texts, and the validation loss.
 
-Imported by workers in several environments, so it needs nothing but torch and safetensors.
+Imported by workers in several environments, so it depends only on torch and safetensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 CODES = 1024
 DIM, DEPTH, HEADS = 256, 4, 8
 DROP_TEXT = 0.1
-"""Share of texts dropped in training, on both sides."""
+"""Fraction of texts dropped in training, on both sides."""
 
 # One training step, and sampling
 GRID = 16
@@ -29,31 +29,31 @@ SAMPLE_STEPS = 18
 GUIDANCE = 3.0
 TEXT_SYMBOLS = 32
 TEXTS = ("a large red circle, at the left", "a small blue star on the right", "two green squares above it all")
-"""Of 30 bytes once they are cut, so of 32 symbols between a start and an end."""
+"""Truncated to 30 bytes: 32 symbols with start and end."""
 
-# Training for a time
+# Training for a fixed time
 TRAIN_BATCH = 16
 WARMUP_STEPS = 100
 BETAS = (0.9, 0.99)
 LONGEST_TEXT = 112
 RATIOS = (0.25, 0.5, 0.75, 1.0)
-"""Shares of masked tokens at which the loss is measured."""
+"""Fractions of masked tokens at which the loss is measured."""
 HELD_OUT = 128
-"""Pictures on which it is measured."""
+"""Number of images on which the loss is measured."""
 MEASURED_TOGETHER = 32
 
 Predict = Callable[[Tensor, Sequence[str], bool], Tensor]
-"""(batch, places) of tokens, their texts, whether the texts are shown: logits (batch, places, codes)."""
+"""From tokens (batch, positions), texts, and whether the texts are used, to logits (batch, positions, codes)."""
 
 
 def texts(count: int) -> list[str]:
-    """Texts that fill all of `TEXT_SYMBOLS`."""
+    """Texts of exactly `TEXT_SYMBOLS` symbols."""
     return [TEXTS[number % len(TEXTS)][: TEXT_SYMBOLS - 2] for number in range(count)]
 
 
 @dataclass(frozen=True)
 class Task:
-    """Codes (items, places) with a text each, to be trained on and to be measured on."""
+    """Codes (items, positions) with texts, for training and validation."""
 
     grid: int
     train_codes: Tensor
@@ -61,18 +61,18 @@ class Task:
     codes: Tensor
     texts: list[str]
     masks: Tensor
-    """(ratios, items, places): what is hidden when it is measured."""
+    """(ratios, items, positions): codes that are masked in validation."""
 
     @property
     def digest(self) -> str:
-        """Equal on both sides, or they were not measured alike."""
+        """Must be equal for all workers, otherwise their results are not comparable."""
         parts = [tensor.contiguous().numpy().tobytes() for tensor in (self.train_codes, self.codes, self.masks)]
-        spoken = json.dumps([self.train_texts, self.texts]).encode()
-        return hashlib.sha256(b"".join([*parts, spoken])).hexdigest()
+        texts = json.dumps([self.train_texts, self.texts]).encode()
+        return hashlib.sha256(b"".join([*parts, texts])).hexdigest()
 
 
 def read_task(folder: Path) -> Task:
-    """The codes that `quintet encode` wrote, with the texts and the split that `muse.py` put beside them."""
+    """Codes written by `quintet encode`, with the texts and the split written by `muse.py`."""
     codes = load_file(folder / "codes.safetensors")["codes"].long()
     rows = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
     train = [number for number, row in enumerate(rows) if row["split"] == "train"]
@@ -88,24 +88,24 @@ def read_task(folder: Path) -> Task:
     )
 
 
-def _masks(items: int, places: int) -> Tensor:
+def _masks(items: int, positions: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    ranks = torch.rand(len(RATIOS), items, places, generator=generator).argsort(-1).argsort(-1)
-    return ranks < torch.tensor([round(ratio * places) for ratio in RATIOS])[:, None, None]
+    ranks = torch.rand(len(RATIOS), items, positions, generator=generator).argsort(-1).argsort(-1)
+    return ranks < torch.tensor([round(ratio * positions) for ratio in RATIOS])[:, None, None]
 
 
 @torch.no_grad()
 def masked_loss(
     predict: Predict, task: Task, mask_id: int, texts_shown: tuple[bool, ...] = (True, False)
 ) -> dict[str, float]:
-    """Cross-entropy of the hidden codes at each ratio and their mean, with the texts and without them."""
-    figures: dict[str, float] = {}
+    """Cross-entropy of masked codes at each ratio and on average, with and without texts."""
+    metrics: dict[str, float] = {}
     for shown in texts_shown:
         name = "loss" if shown else "loss without text"
         for ratio, masks in zip(RATIOS, task.masks, strict=True):
-            figures[f"{name}/{ratio}"] = _loss_at(predict, task, masks, mask_id, shown)
-        figures[name] = sum(figures[f"{name}/{ratio}"] for ratio in RATIOS) / len(RATIOS)
-    return figures
+            metrics[f"{name}/{ratio}"] = _loss_at(predict, task, masks, mask_id, shown)
+        metrics[name] = sum(metrics[f"{name}/{ratio}"] for ratio in RATIOS) / len(RATIOS)
+    return metrics
 
 
 def _loss_at(predict: Predict, task: Task, masks: Tensor, mask_id: int, shown: bool) -> float:
@@ -119,5 +119,5 @@ def _loss_at(predict: Predict, task: Task, masks: Tensor, mask_id: int, shown: b
 
 
 def warmed_up(rate: float, step: int) -> float:
-    """The learning rate of a step: linear to `rate`, then constant, as quintet's own warm-up is."""
+    """Learning rate of a step: linear warm-up to `rate`, then constant, as in quintet."""
     return rate * min(1.0, (step + 1) / (WARMUP_STEPS + 1))

@@ -1,7 +1,6 @@
-"""Owns the question whether samples are copies: how near each is to a training picture, in pixels and in codes.
+"""Detects copies: distance of samples to their nearest training images, in pixels and in codes.
 
-Distances mean nothing by themselves: the yardstick is how near real pictures, which were held out, are to the same
-training pictures.
+The baseline is the distance of held-out real images to the same training images.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ import torch
 from torch import Tensor
 
 COPY = 0.9
-"""Share of equal codes above which a sample counts as a copy."""
+"""Fraction of equal codes above which a sample counts as a copy."""
 CLOSEST = 0.01
-"""The share of held-out pictures that are nearest to a training picture: what is nearer than those is suspicious."""
+"""Quantile of held-out distances below which a sample is suspicious."""
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """For each picture the nearest training picture: how near, and which."""
+    """The nearest training image of each image: distances or similarities, and indices."""
 
     values: Tensor
-    places: Tensor
+    indices: Tensor
 
 
-def nearest_pictures(pictures: Tensor, train: Tensor) -> Nearest:
-    """By root mean square difference of pictures in [0, 1], (n, channels, height, width)."""
-    flat, candidates = pictures.flatten(1), train.flatten(1)
+def nearest_images(images: Tensor, train: Tensor) -> Nearest:
+    """By root mean square difference of images (n, channels, height, width) in [0, 1]."""
+    flat, candidates = images.flatten(1), train.flatten(1)
     rows = [
-        # Not through a matrix product, which cannot tell an exact copy from a near one.
+        # Not by a matrix product, whose rounding hides exact copies.
         torch.cdist(row, candidates, compute_mode="donot_use_mm_for_euclid_dist").min(-1)
         for row in torch.split(flat, 16)
     ]
@@ -38,14 +37,14 @@ def nearest_pictures(pictures: Tensor, train: Tensor) -> Nearest:
 
 
 def nearest_codes(codes: Tensor, train: Tensor) -> Nearest:
-    """By the share of equal codes at equal places; `values` is the largest share."""
+    """By the fraction of equal codes at equal positions; `values` is the largest fraction."""
     candidates = train.flatten(1)
     rows = [(candidates == row).float().mean(-1).max(-1) for row in codes.flatten(1)]
     return Nearest(torch.stack([row.values for row in rows]), torch.stack([row.indices for row in rows]))
 
 
-def distance_figures(samples: Nearest, held_out: Nearest) -> dict[str, float]:
-    """How near samples are, beside how near held-out pictures are."""
+def distance_metrics(samples: Nearest, held_out: Nearest) -> dict[str, float]:
+    """Distances of samples, compared with those of held-out images."""
     limit = torch.quantile(held_out.values, CLOSEST)
     suspicious = samples.values < limit
     return {
@@ -61,8 +60,8 @@ def distance_figures(samples: Nearest, held_out: Nearest) -> dict[str, float]:
     }
 
 
-def code_figures(samples: Nearest, held_out: Nearest) -> dict[str, float]:
-    """How many codes samples share with the training picture they share most with, and how many held-out ones do."""
+def code_metrics(samples: Nearest, held_out: Nearest) -> dict[str, float]:
+    """Fractions of codes shared with the nearest training image, of samples and of held-out images."""
     return {
         "samples_median": float(samples.values.median()),
         "samples_95_percent": float(torch.quantile(samples.values, 0.95)),

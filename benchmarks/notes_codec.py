@@ -1,16 +1,16 @@
 """A codec and SoundStorm on real notes: `benchmarks/notes_codec.py FOLDER --out HOME [codec] [mulan] [storm] [...]`.
 
-`codec` trains an audio codec on single notes of real instruments and asks of notes it never heard how far their log-mel
-spectrum is from the original's, in dB, beside a baseline that knows each clip's own spectrum, but only its mean over
-time. `mulan` trains a MuLaN on the same notes and asks which of twelve captions, one for each pitch class, is nearest
-to a note. `storm` trains SoundStorm on that codec, told by that mulan or the one that `--condition` names, makes notes
-from the captions of the unheard ones, and measures their pitch class by autocorrelation: beside chance, and beside the
-unheard notes themselves and what the codec makes of them, which say how far the measurement can be trusted.
+`codec` trains an audio codec on single notes of real instruments and measures the log-mel error on held-out notes in
+dB, compared with the mean spectrum of each clip over time. `mulan` trains a MuLaN on the same notes and measures how
+often the caption of a note is the nearest of twelve captions, one for each pitch class. `storm` trains SoundStorm with
+that codec and that MuLaN (or with `--condition`), generates notes from the captions of held-out notes, and measures
+their pitch class by autocorrelation. It is compared with chance, with the held-out notes and their reconstructions,
+which show the accuracy of the measurement.
 
-Notes are split by the name of their file or, with `--by instrument`, so that no instrument is on both sides, as
-`notes_mulan.py` does. 105 notes are soon learned by heart, so there are two ways to more: `--transpose` adds each
-training note at every pitch class, and `--beside FOLDER` lets the codec hear other sounds as well. A part that is there
-already is measured again, not trained again.
+Notes are split by file name or, with `--by instrument`, so that no instrument is in both splits, as in
+`notes_mulan.py`. 105 notes are soon memorized; there are two ways to add data: `--transpose` adds each training note at
+every pitch class, and `--beside FOLDER` adds other clips to the training data of the codec. A part that exists already
+is measured again, but not trained again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from notes_data import SHIFTS, add_transposed, instrument_of, read_rows, split_notes, transposed, with_sounds_beside
-from pitch import captioned_class, pitch_class, share_right
+from notes_data import SHIFTS, add_transposed, instrument_of, read_rows, split_notes, transposed, with_other_clips
+from pitch import accuracy, captioned_class, pitch_class
 from quintet import cli
 from quintet.common.inference import inference_mode
 from quintet.evaluation import EvalSession
@@ -37,87 +37,87 @@ from quintet.media.mel import LogMel
 from side_by_side import HERE, write_facts
 
 DECIBEL = 10 / float(np.log(10))
-"""Of a power whose natural logarithm is 1."""
-BAR = 5.0
-"""dB."""
+"""Decibels per unit of natural logarithm of power."""
+TARGET = 5.0
+"""Maximum log-mel error in dB."""
 BY = {"file": lambda row: str(row["file_name"]), "instrument": instrument_of}
 PARTS = ("codec", "mulan", "storm")
 FEW = 4
-"""Levels of the codes, the first, that SoundStorm makes at the preset `small`."""
+"""Number of quantizers that SoundStorm generates with the preset `small`."""
 RATE = 16_000
-"""At which made notes are measured."""
+"""Sampling rate at which generated notes are measured."""
 
 
 def train(home: Path, recipe: str, name: str, keys: list[str], data: str = "data") -> float:
-    """Train what is not there yet; CPU seconds that it took, now or then."""
-    kept = home / f"{name}-cpu-seconds.json"
+    """Train a run that does not exist yet; returns the CPU seconds of its training."""
+    seconds_file = home / f"{name}-cpu-seconds.json"
     if not (home / name).exists():
-        began = time.process_time()
+        start_time = time.process_time()
         cli.call(["train", recipe, str(home / data), "--out", str(home / name), *keys])
-        kept.write_text(json.dumps(time.process_time() - began), encoding="utf-8")
-    return float(json.loads(kept.read_text(encoding="utf-8")))
+        seconds_file.write_text(json.dumps(time.process_time() - start_time), encoding="utf-8")
+    return float(json.loads(seconds_file.read_text(encoding="utf-8")))
 
 
 # --- codec ----------------------------------------------------------------------------------------------------------
 
 
-def log_mel_errors(made: Tensor, wave: Tensor, spectrogram: LogMel) -> tuple[float, float]:
-    """Mean absolute difference of log-mel spectra in dB: of what was made, and of the clip's own mean over time."""
-    found, wanted = spectrogram(made), spectrogram(wave)
-    mean = wanted.mean(-1, keepdim=True)
-    return (found - wanted).abs().mean().item() * DECIBEL, (mean - wanted).abs().mean().item() * DECIBEL
+def log_mel_errors(decoded: Tensor, wave: Tensor, spectrogram: LogMel) -> tuple[float, float]:
+    """Mean absolute error of log-mel spectra in dB: of the decoded clip, and of the mean spectrum over time."""
+    output, target = spectrogram(decoded), spectrogram(wave)
+    mean = target.mean(-1, keepdim=True)
+    return (output - target).abs().mean().item() * DECIBEL, (mean - target).abs().mean().item() * DECIBEL
 
 
 def measure_codec(run: Path, few: int = FEW) -> dict[str, Any]:
-    """Over the unheard notes, each whole; their pitch class also by the first few levels of their codes alone."""
+    """Metrics of complete held-out notes; also the pitch class with the first `few` quantizers alone."""
     pipeline = AudioCodecPipeline.from_pretrained(run)
     session, codec = EvalSession.open(pipeline), pipeline.codec
     task = session.task
     assert isinstance(task, AudioCodecTask)
     (spectrogram,) = task.eval_mel_distance.spectrograms
     assert isinstance(spectrogram, LogMel)
-    errors, kept, remade, remade_of_few = [], [], [], []
+    errors, originals, reconstructions, coarse_reconstructions = [], [], [], []
     with inference_mode(pipeline.modules):
         for item in range(len(session.loader.dataset)):
             batch = session.loader.single(item)
             waves, lengths = task.first_seconds(batch)
-            codes, made = round_trip(codec, waves, lengths)
-            made = made[0]
-            errors.append((batch.names[0], *log_mel_errors(made, waves[0], spectrogram)))
-            wanted = captioned_class(batch["texts"][0])
-            if wanted is not None:
-                kept.append((wanted, pitch_class(waves[0].numpy(), codec.sample_rate)))
-                remade.append((wanted, pitch_class(made.numpy(), codec.sample_rate)))
+            codes, decoded = round_trip(codec, waves, lengths)
+            reconstruction = decoded[0]
+            errors.append((batch.names[0], *log_mel_errors(reconstruction, waves[0], spectrogram)))
+            expected = captioned_class(batch["texts"][0])
+            if expected is not None:
+                originals.append((expected, pitch_class(waves[0].numpy(), codec.sample_rate)))
+                reconstructions.append((expected, pitch_class(reconstruction.numpy(), codec.sample_rate)))
                 coarse = codec.decode(codes[..., :few])[0, : waves.shape[1]]
-                remade_of_few.append((wanted, pitch_class(coarse.numpy(), codec.sample_rate)))
+                coarse_reconstructions.append((expected, pitch_class(coarse.numpy(), codec.sample_rate)))
     ours, baseline = (float(np.mean([row[column] for row in errors])) for column in (1, 2))
     return {
         "notes": len(errors),
         "bitrate_kbps": codec.bitrate / 1000,
         "log_mel_error_db": ours,
         "item_mean_spectrum_db": baseline,
-        "pitch_class_of_originals": share_right(kept),
-        "pitch_class_of_reconstructions": share_right(remade),
+        "pitch_class_of_originals": accuracy(originals),
+        "pitch_class_of_reconstructions": accuracy(reconstructions),
         "few_levels": few,
-        "pitch_class_of_few_levels": share_right(remade_of_few),
+        "pitch_class_of_few_levels": accuracy(coarse_reconstructions),
         "each": errors,
     }
 
 
 def show_codec(found: dict[str, Any]) -> None:
     worst = sorted(found["each"], key=lambda row: -row[1])[:5]
-    print(f"{found['notes']} unheard notes, {found['bitrate_kbps']:.1f} kbit/s")
-    print("| log-mel error on unheard notes | dB |\n|---|---|")
-    print(f"| the codec (bar {BAR:g}) | {found['log_mel_error_db']:.2f} |")
-    print(f"| each clip's own mean spectrum | {found['item_mean_spectrum_db']:.2f} |")
-    print("farthest: " + ", ".join(f"{name} {error:.2f}" for name, error, _ in worst))
+    print(f"{found['notes']} held-out notes, {found['bitrate_kbps']:.1f} kbit/s")
+    print("| log-mel error on held-out notes | dB |\n|---|---|")
+    print(f"| codec (target {TARGET:g}) | {found['log_mel_error_db']:.2f} |")
+    print(f"| mean spectrum of each clip | {found['item_mean_spectrum_db']:.2f} |")
+    print("largest errors: " + ", ".join(f"{name} {error:.2f}" for name, error, _ in worst))
 
 
 # --- MuLaN ----------------------------------------------------------------------------------------------------------
 
 
 def measure_mulan(run: Path) -> dict[str, Any]:
-    """Unheard notes: is the nearest of their own caption and those of the eleven other pitch classes their own?"""
+    """How often the nearest of twelve captions, one for each pitch class, is that of the held-out note."""
     pipeline = MuLaNPipeline.from_pretrained(run)
     session = EvalSession.open(pipeline)
     right = []
@@ -136,82 +136,82 @@ def measure_mulan(run: Path) -> dict[str, Any]:
 
 
 def measure_storm(home: Path, run: Path, num: int, seconds: float, keys: list[str]) -> dict[str, Any]:
-    """Notes made from the captions of the unheard ones; they stay in HOME with a picture of their spectrograms."""
+    """Generate notes from the captions of held-out notes into HOME, and measure their pitch class."""
     rows = read_rows(home / "data")
-    read = {row["text"] for row in rows if row["split"] == "train"}
-    unheard = {row["text"] for row in rows if row["split"] == "validation"}
-    texts = sorted(text for text in unheard if captioned_class(text) is not None)
+    train_captions = {row["text"] for row in rows if row["split"] == "train"}
+    held_out = {row["text"] for row in rows if row["split"] == "validation"}
+    texts = sorted(text for text in held_out if captioned_class(text) is not None)
     out = home / f"made-{time.strftime('%H%M%S')}"
-    asked = [part for text in texts for part in ("--text", text)]
+    options = [part for text in texts for part in ("--text", text)]
     cli.call(
-        ["sample", str(run), *asked, "--num", str(num), "--seconds", str(seconds), "--out", str(out), *keys]
+        ["sample", str(run), *options, "--num", str(num), "--seconds", str(seconds), "--out", str(out), *keys]
     )  # fmt: skip
     lines = [json.loads(line) for line in (out / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    heard, of_new_captions = [], []
+    measured, of_new_captions = [], []
     for line in lines:
         if line["file"].endswith(".wav"):
-            wanted = captioned_class(line["text"])
-            assert wanted is not None
+            expected = captioned_class(line["text"])
+            assert expected is not None
             wave = read_audio(out / line["file"], rate=RATE)[0]
-            heard.append((wanted, pitch_class(wave, RATE)))
-            # A transposed note of the same instrument may have the caption of an unheard one.
-            if line["text"] not in read:
-                of_new_captions.append(heard[-1])
+            measured.append((expected, pitch_class(wave, RATE)))
+            # A transposed note of the same instrument may have the caption of a held-out note.
+            if line["text"] not in train_captions:
+                of_new_captions.append(measured[-1])
     return {
         "captions": len(texts),
         "of_each": num,
         "made": str(out.name),
-        "pitch_class": share_right(heard),
-        "pitch_class_of_captions_never_read": share_right(of_new_captions),
+        "pitch_class": accuracy(measured),
+        "pitch_class_of_captions_never_read": accuracy(of_new_captions),
     }
 
 
 def show_pitch(found: dict[str, Any]) -> None:
-    print("| pitch class as the caption says | clips | right | without a pitch |\n|---|---|---|---|")
+    print("| pitch class matches the caption | clips | correct | without a pitch |\n|---|---|---|---|")
     rows = {
         "originals": found["codec"]["pitch_class_of_originals"],
-        "what the codec makes of them": found["codec"]["pitch_class_of_reconstructions"],
-        f"the same of {found['codec']['few_levels']} levels": found["codec"]["pitch_class_of_few_levels"],
+        "reconstructions": found["codec"]["pitch_class_of_reconstructions"],
+        f"reconstructions with {found['codec']['few_levels']} quantizers": found["codec"]["pitch_class_of_few_levels"],
     }
     if "storm" in found:
-        rows["made from captions"] = found["storm"]["pitch_class"]
-        rows["the same, of captions never read"] = found["storm"]["pitch_class_of_captions_never_read"]
-    for name, shares in rows.items():
-        print(f"| {name} | {shares['clips']} | {shares['right']:.1%} | {shares['no_pitch']:.1%} |")
+        rows["generated from captions"] = found["storm"]["pitch_class"]
+        rows["generated from captions not in the training data"] = found["storm"]["pitch_class_of_captions_never_read"]
+    for name, values in rows.items():
+        print(f"| {name} | {values['clips']} | {values['right']:.1%} | {values['no_pitch']:.1%} |")
     print("| by chance | | 8.3% | |")
 
 
-# --- all of it ------------------------------------------------------------------------------------------------------
+# --- command line ---------------------------------------------------------------------------------------------------
 
 
-def asked() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("parts", nargs="*", default=["codec"], help=f"of {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", default=["codec"], help=f"parts to run: {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--by", choices=list(BY), default="file", help="what the split goes by")
+    parser.add_argument("--by", choices=list(BY), default="file", help="split by file or by instrument")
     parser.add_argument("--transpose", action="store_true", help="add each training note at every pitch class")
-    parser.add_argument("--beside", type=Path, help="codec: a folder of other sounds, as many of which it hears too")
-    parser.add_argument("--steps", type=int, default=3000, help="of the codec")
-    parser.add_argument("--init", help="codec: a run to start from")
-    parser.add_argument("--codec", nargs="*", default=[], metavar="KEY=VALUE", help="more keys of the codec")
-    parser.add_argument("--mulan-init", help="mulan: a run to start from")
+    parser.add_argument("--beside", type=Path, help="codec: folder of other clips to add to the training data")
+    parser.add_argument("--steps", type=int, default=3000, help="number of steps of the codec")
+    parser.add_argument("--init", help="codec: run to start from")
+    parser.add_argument("--codec", nargs="*", default=[], metavar="KEY=VALUE", help="additional keys of the codec")
+    parser.add_argument("--mulan-init", help="mulan: run to start from")
     parser.add_argument("--mulan-steps", type=int, default=150)
-    parser.add_argument("--mulan", nargs="*", default=[], metavar="KEY=VALUE", help="more keys of the mulan")
-    parser.add_argument("--condition", type=Path, help="storm: a trained mulan instead of the part mulan")
+    parser.add_argument("--mulan", nargs="*", default=[], metavar="KEY=VALUE", help="additional keys of the MuLaN")
+    parser.add_argument("--condition", type=Path, help="storm: trained MuLaN to use instead of the part mulan")
     parser.add_argument("--storm-steps", type=int, default=2000)
-    parser.add_argument("--storm", nargs="*", default=[], metavar="KEY=VALUE", help="more keys of SoundStorm")
+    parser.add_argument("--storm", nargs="*", default=[], metavar="KEY=VALUE", help="additional keys of SoundStorm")
     parser.add_argument("--sample", nargs="*", default=[], metavar="KEY=VALUE", help="storm: keys of sample.*")
-    parser.add_argument("--num", type=int, default=4, help="storm: notes made of each caption")
-    parser.add_argument("--seconds", type=float, default=2.0, help="storm: length of a note, trained on and made")
+    parser.add_argument("--num", type=int, default=4, help="storm: number of notes per caption")
+    parser.add_argument("--seconds", type=float, default=2.0, help="storm: length of a note in training and sampling")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
-        parser.error(f"{sorted(unknown)} are none of {', '.join(PARTS)}")
+        parser.error(f"{sorted(unknown)} are not in {', '.join(PARTS)}")
     return arguments
 
 
 def prepare(arguments: argparse.Namespace) -> str:
-    """The data of all parts, and the name of the codec's own."""
+    """Create the data of all parts; returns the name of the data folder of the codec."""
     home = arguments.out
     if not (home / "data").exists():
         split_notes(arguments.folder, home / "data", BY[arguments.by])
@@ -220,7 +220,7 @@ def prepare(arguments: argparse.Namespace) -> str:
     if not arguments.beside:
         return "data"
     if not (home / "data-beside").exists():
-        with_sounds_beside(home / "data", arguments.beside, home / "data-beside")
+        with_other_clips(home / "data", arguments.beside, home / "data-beside")
     return "data-beside"
 
 
@@ -255,20 +255,22 @@ def train_storm(arguments: argparse.Namespace) -> float:
 
 
 def main() -> None:
-    arguments = asked()
+    arguments = parse_arguments()
     home: Path = arguments.out
     spent = train_codec(arguments, prepare(arguments))
-    found: dict[str, Any] = {"by": arguments.by, "codec_cpu_seconds": spent, "codec": measure_codec(home / "codec")}
-    show_codec(found["codec"])
+    results: dict[str, Any] = {"by": arguments.by, "codec_cpu_seconds": spent, "codec": measure_codec(home / "codec")}
+    show_codec(results["codec"])
     if "mulan" in arguments.parts:
-        found["mulan_cpu_seconds"] = train_mulan(arguments)
-        found["mulan"] = measure_mulan(home / "mulan")
-        print(f"nearest of twelve captions: right of {found['mulan']['nearest_caption_of_twelve']:.1%} (chance 8.3%)")
+        results["mulan_cpu_seconds"] = train_mulan(arguments)
+        results["mulan"] = measure_mulan(home / "mulan")
+        print(
+            f"nearest of twelve captions is correct: {results['mulan']['nearest_caption_of_twelve']:.1%} (chance 8.3%)"
+        )
     if "storm" in arguments.parts:
-        found["storm_cpu_seconds"] = train_storm(arguments)
-        found["storm"] = measure_storm(home, home / "storm", arguments.num, arguments.seconds, arguments.sample)
-    show_pitch(found)
-    write_facts(HERE / "results" / f"notes-codec-{arguments.by}.json", found)
+        results["storm_cpu_seconds"] = train_storm(arguments)
+        results["storm"] = measure_storm(home, home / "storm", arguments.num, arguments.seconds, arguments.sample)
+    show_pitch(results)
+    write_facts(HERE / "results" / f"notes-codec-{arguments.by}.json", results)
 
 
 if __name__ == "__main__":

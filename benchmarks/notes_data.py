@@ -1,7 +1,7 @@
-"""Owns how a folder of single notes becomes training data: which are never heard, and what may stand beside the others.
+"""Training data from a folder of single notes: split, transposition, and additional clips.
 
-Of the notes that are trained on only: `add_transposed` adds each at every other pitch class, with the caption that is
-then true, and `with_sounds_beside` puts as many clips of another folder beside them. Unheard ones stay as they are.
+`add_transposed` adds each training note at every other pitch class, with the matching caption. `with_other_clips` adds
+the same number of clips of another folder. Held-out notes are unchanged.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from quintet.media.audio import read_audio, write_audio
 
 HELD_OUT = 0.3
 RATE = 16_000
-"""Of transposed notes; the models of the benchmarks hear no more."""
+"""Sampling rate of transposed notes, and of the models of the benchmarks."""
 ROUND_RATES = 50
-"""Multiples of so many Hz are quickly resampled to; the nearest is at most 4 of the 100 cents of a semitone away."""
+"""Rates are rounded to multiples of this many Hz for fast resampling; the error is at most 4 cents."""
 NAMES = ("C", "C sharp", "D", "D sharp", "E", "F", "F sharp", "G", "G sharp", "A", "A sharp", "B")
 SHIFTS = tuple(shift for shift in range(-5, CLASSES - 5) if shift)
-"""Semitones: to every other pitch class by the shorter way."""
+"""Shifts in semitones to every other pitch class, by the shorter direction."""
 
 Row = dict[str, Any]
 
@@ -35,26 +35,26 @@ def instrument_of(row: Row) -> str:
     return str(row["text"]).split(", note")[0]
 
 
-def split_notes(folder: Path, data: Path, whose: Callable[[Row], str] = instrument_of) -> list[Row]:
-    """The notes in a folder of their own, with the split in its metadata: notes of one name are on one side."""
+def split_notes(folder: Path, data: Path, group_of: Callable[[Row], str] = instrument_of) -> list[Row]:
+    """Copy the notes to a new folder with a split in its metadata; notes of one group are in the same split."""
     rows = read_rows(folder)
     data.mkdir(parents=True)
     for row in rows:
-        share = int.from_bytes(hashlib.sha256(whose(row).encode()).digest()[:8], "big") / 2**64
-        row["split"] = "validation" if share < HELD_OUT else "train"
+        fraction = int.from_bytes(hashlib.sha256(group_of(row).encode()).digest()[:8], "big") / 2**64
+        row["split"] = "validation" if fraction < HELD_OUT else "train"
         shutil.copyfile(folder / row["file_name"], data / row["file_name"])
     write_rows(data, rows)
     return rows
 
 
 def add_transposed(data: Path) -> None:
-    """Beside each training note the same at every other pitch class: played slower or faster, as a sampler does."""
+    """Add each training note at every other pitch class, by changing its playback speed."""
     rows = read_rows(data)
     for row in [row for row in rows if row["split"] == "train"]:
         for shift in SHIFTS:
             path = Path(row["file_name"])
             name = f"{path.stem}{shift:+d}.flac"
-            # Read at a lower rate and played at the usual one it is shorter and higher.
+            # Reading at a lower rate and writing at RATE makes the note shorter and higher.
             rate = ROUND_RATES * round(RATE * 2 ** (-shift / CLASSES) / ROUND_RATES)
             wave = read_audio(data / path, rate=rate)[0]
             write_audio(wave, data / name, RATE)
@@ -63,19 +63,19 @@ def add_transposed(data: Path) -> None:
 
 
 def transposed(caption: str, shift: int) -> str:
-    """What is true of a note once it is so many semitones higher; a caption that names no note stays."""
+    """The caption of a note transposed by `shift` semitones; a caption without a note is unchanged."""
     found = captioned_class(caption)
     if found is None:
         return caption
     name, octave = instrument_of({"text": caption}), int(re.findall(r"-?\d+", caption)[-1])
-    octave, place = divmod(CLASSES * octave + found + shift, CLASSES)
-    return f"{name}, note {NAMES[place]}{' ' if 'sharp' in NAMES[place] else ''}{octave}"
+    octave, pitch = divmod(CLASSES * octave + found + shift, CLASSES)
+    return f"{name}, note {NAMES[pitch]}{' ' if 'sharp' in NAMES[pitch] else ''}{octave}"
 
 
-def with_sounds_beside(notes: Path, sounds: Path, data: Path) -> None:
-    """One more folder: the notes, and training clips of another folder, evenly chosen, as many as training notes."""
+def with_other_clips(notes: Path, clips: Path, data: Path) -> None:
+    """Write a folder with the notes and an equal number of training clips of another folder."""
     rows = read_rows(notes)
-    others = [row for row in read_rows(sounds) if row.get("split", "train") == "train"]
+    others = [row for row in read_rows(clips) if row.get("split", "train") == "train"]
     count = min(len(others), sum(row["split"] == "train" for row in rows))
     chosen = [others[number] for number in np.linspace(0, len(others) - 1, count).astype(int)]
     data.mkdir(parents=True)
@@ -83,7 +83,7 @@ def with_sounds_beside(notes: Path, sounds: Path, data: Path) -> None:
         shutil.copyfile(notes / row["file_name"], data / row["file_name"])
     for number, row in enumerate(chosen):
         name = f"beside-{number:05d}{Path(row['file_name']).suffix}"
-        shutil.copyfile(sounds / row["file_name"], data / name)
+        shutil.copyfile(clips / row["file_name"], data / name)
         rows.append({"file_name": name, "text": row["text"], "split": "train"})
     write_rows(data, rows)
 

@@ -1,8 +1,8 @@
 """MuLaN on real notes: `benchmarks/notes_mulan.py FOLDER --out RUN [--init RUN] [--steps 400] [KEY=VALUE...]`.
 
-Trains on single notes of real instruments, with captions like "alto sax, note E4", and asks of instruments that were
-never heard: is a clip found by its caption, and is the family of its instrument told right by the words of families
-alone? No instrument is on both sides of the split. Writes a confusion picture beside the figures.
+Trains on single notes of real instruments, with captions like "alto sax, note E4". On instruments that are not in the
+training data it measures retrieval by captions, and zero-shot classification of the family of the instrument. No
+instrument is in both splits. Writes an image of the confusion matrix.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAMILIES = {
     "voice": ("choir", "vox"),
     "percussion": ("kit", "timpani", "tom", "marimba", "xylophone", "vibraphone", "kalimba"),
 }
-"""Words of captions that tell the family, tried from the last family up: a "bass drum, percussion kit" is no bass."""
+"""Words of captions by family, tried from the last family to the first: "bass drum, percussion kit" is no bass."""
 RESULTS = Path(__file__).parent / "results" / "notes-mulan.json"
 
 
@@ -47,7 +47,7 @@ def family_of(caption: str) -> str | None:
 
 @torch.no_grad()
 def confusion(run: Path) -> tuple[np.ndarray[Any, np.dtype[np.float64]], list[str]]:
-    """Rows: the family of a held-out clip; columns: the family whose words are nearest."""
+    """Confusion matrix; rows: family of a held-out clip, columns: family with the nearest words."""
     pipeline = MuLaNPipeline.from_pretrained(run)
     session = EvalSession.open(pipeline)
     names = list(FAMILIES)
@@ -70,12 +70,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--image", type=Path)
     arguments, keys = parser.parse_known_args()
     data = arguments.out.with_name(f"{arguments.out.name}-data")
     if not data.exists():
         split_notes(arguments.folder, data)
-    began, cpu = time.perf_counter(), time.process_time()
+    start_time, cpu = time.perf_counter(), time.process_time()
     if not arguments.out.exists():
         start = ("--init", arguments.init) if arguments.init else ()
         cli.call(
@@ -84,12 +84,12 @@ def main() -> None:
              "sample.every=200", "checkpoint.every=100", "eval.batch_size=8", *keys]
         )  # fmt: skip
     cli.call(["eval", str(arguments.out)])
-    figures = json.loads((arguments.out / "eval.json").read_text(encoding="utf-8"))
+    metrics = json.loads((arguments.out / "eval.json").read_text(encoding="utf-8"))
     counts, names = confusion(arguments.out)
-    there = counts.sum(1)
-    largest = there.max() / there.sum()
-    compared = figures["compared"]
-    wanted = (
+    totals = counts.sum(1)
+    largest = totals.max() / totals.sum()
+    compared = metrics["compared"]
+    retrieval = (
         "text_to_audio_r1",
         "text_to_audio_r5",
         "text_to_audio_r10",
@@ -97,24 +97,27 @@ def main() -> None:
         "audio_to_text_r10",
     )
     chance = (1 / compared, 5 / compared, 10 / compared, (compared + 1) / 2, 10 / compared)
-    rows = [(name, figures[name], by_chance) for name, by_chance in zip(wanted, chance, strict=True)]
+    rows = [(name, metrics[name], by_chance) for name, by_chance in zip(retrieval, chance, strict=True)]
     rows.append(("family_zero_shot", float(counts.trace() / counts.sum()), 1 / len(names)))
-    print(f"{compared:.0f} held-out clips; {time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} CPU s")
-    print("| figure | measured | by chance |\n|---|---|---|")
+    print(
+        f"{compared:.0f} held-out clips; {time.perf_counter() - start_time:.0f} s, "
+        f"{time.process_time() - cpu:.0f} CPU s"
+    )
+    print("| metric | measured | chance |\n|---|---|---|")
     for name, value, by_chance in rows:
         print(f"| {name} | {value:.3f} | {by_chance:.3f} |")
-    print(f"always the largest family: {largest:.3f}")
-    shares = counts / np.maximum(there, 1)[:, None]
-    labels = [f"{name} ({count:.0f})" for name, count in zip(names, there, strict=True)]
-    write_image(draw_matrix(shares, labels, names, square=36), arguments.picture or arguments.out / "confusion.png")
-    about = {
+    print(f"always predicting the largest family: {largest:.3f}")
+    fractions = counts / np.maximum(totals, 1)[:, None]
+    labels = [f"{name} ({count:.0f})" for name, count in zip(names, totals, strict=True)]
+    write_image(draw_matrix(fractions, labels, names, square=36), arguments.image or arguments.out / "confusion.png")
+    results = {
         "clips": compared,
         "rows": rows,
         "largest_family": largest,
         "families": names,
         "confusion": counts.tolist(),
     }
-    RESULTS.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

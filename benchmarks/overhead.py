@@ -1,7 +1,7 @@
-"""The loop's own share of a step at the demo's size: `make bench-overhead`.
+"""Overhead of the training loop, as a fraction of a step of the demo: `make bench-overhead`.
 
-Everything but forward, backward, optimizer and average counts as the loop's: waiting for data, moving it, order, flags,
-metrics, display, log. Saves and validation are left out of both sides.
+Overhead is everything except forward, backward, optimizer and moving average: waiting for data, moving it, order,
+flags, metrics, display and log. Checkpoints and validation are excluded.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def main() -> None:
         trainer = runs.new_trainer(config.build(VQGanConfig, preset="small", overrides=keys), Path(folder) / "run")
         trainer.train()
         rows = [row for row in trainer.run.read_metrics() if "train/time/overhead" in row]
-    # The first rows hold the start of the workers and of torch's caches.
-    shares = [row["train/time/overhead"] for row in rows[2:]]
+    # The first rows include the start of the workers and of torch's caches.
+    fractions = [row["train/time/overhead"] for row in rows[2:]]
     waiting = [row["train/time/waiting_for_data"] for row in rows[2:]]
-    print(f"loop overhead: {statistics.fmean(shares):.2%} of a step (largest of a row {max(shares):.2%}),")
-    print(f"of which waiting for data: {statistics.fmean(waiting):.2%}; {len(shares)} rows of 20 steps")
+    print(f"loop overhead: {statistics.fmean(fractions):.2%} of a step (maximum of a row {max(fractions):.2%}),")
+    print(f"of which waiting for data: {statistics.fmean(waiting):.2%}; {len(fractions)} rows of 20 steps")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Text to video, ours beside phenaki-pytorch 0.5.0's: `make bench-video`.
+"""Compares text to video with phenaki-pytorch 0.5.0: `make bench-video`.
 
 dim 256, depth 4, heads 4 x 64, 5 x 8 x 8 tokens of 1024 codes, text of 32 symbols, one thread. `step`: a training step
-of batch 4 on given codes with Adam. `sample`: 18 steps, guidance 3, batch 2, from text to 9 frames of 64 pixels through
-a tokenizer of the same size on both sides. The peer is given text embeddings, and only projects them. Told by the same
-embeddings, ours does so too, which compares like with like; as it comes, ours runs its byte encoder over as many
-symbols, which is more to do: in every training step, once in sampling. Neither has a critic. The peer never drops a
-text in training; ours drops one in ten, so that guidance has something to lead away from.
+of batch 4 on precomputed codes with Adam. `sample`: 18 steps, guidance 3, batch 2, from text to 9 frames of 64 pixels
+with a tokenizer of the same size on both sides. The peer gets text embeddings and only projects them. With the same
+embeddings, ours does the same work; by default, ours also runs its byte encoder over the same number of symbols: in
+every training step, and once in sampling. Neither has a critic. The peer never drops a text in training; ours drops one
+in ten, which classifier-free guidance needs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import sys
 from side_by_side import HERE, Contender, interleave, record, table, vision_peer
 
 ROUNDS = {"fp32": 12, "bf16": 2}
-"""A processor without bf16 instructions takes some twenty times as long over it."""
+"""A processor without bf16 instructions takes about twenty times as long."""
 UNITS = {"step": "step", "sample": "2 videos"}
 OURS = {
-    "step": {"step-embeddings": "ours, told by embeddings as the peer is", "step": "ours"},
+    "step": {"step-embeddings": "ours, the peer's text embeddings", "step": "ours"},
     "sample": {
-        "sample-embeddings": "ours, told by embeddings as the peer is, the peer's settings",
+        "sample-embeddings": "ours, the peer's text embeddings and settings",
         "sample-peer-settings": "ours, the peer's settings",
         "sample": "ours, our settings",
     },
@@ -39,7 +39,7 @@ def compare(what: str, precision: str, rounds: int | None, warmup: int) -> None:
     out = HERE / "results" / f"phenaki-{what}-{precision}.json"
     record(chosen, out)
     print(table(chosen, {contender.name: peer.name for contender in own}, UNITS[what]))
-    print(f"raw figures: {out}\n")
+    print(f"raw results: {out}\n")
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=list(UNITS), help="step, sample")
     parser.add_argument("--precision", choices=list(ROUNDS), default="fp32")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--warmup", type=int, default=2, help="number of warm-up rounds, which are not counted")
     arguments = parser.parse_args()
     for what in arguments.what:
         compare(what, arguments.precision, arguments.rounds, arguments.warmup)

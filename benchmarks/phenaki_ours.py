@@ -1,7 +1,7 @@
 """quintet's Phenaki as a worker: `phenaki_ours.py KIND PRECISION`, where a kind is one of `WORKS`.
 
-A training step of the recipe (masks, byte encoder, loss at masked places, Adam); text to video with the recipe's own
-settings, or with the peer's. With `-embeddings` the peer's settings, and text embeddings instead of a byte encoder.
+A training step of the recipe (masks, byte encoder, loss at masked positions, Adam); text to video with the settings of
+the recipe or of the peer. With `-embeddings`: the settings of the peer, and text embeddings instead of a byte encoder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from worker import count_parameters, serve
 
 
 def tokenizer() -> CViViTPipeline:
-    """Untrained: only what it costs is of interest."""
+    """An untrained tokenizer; only its cost matters."""
     keys = {
         **{f"model.{name}": value for name, value in task.TOKENIZER.items()},
         "model.head_dim": task.HEAD_DIM,
@@ -51,7 +51,7 @@ def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
         "model.dim": task.DIM,
         "model.depth": task.DEPTH,
         "model.heads": task.HEADS,
-        # As wide as the context that the peer's attention sees, so that ours does no less for the text.
+        # The dimension of the peer's text context, for the same cost.
         "model.text_dim": task.DIM,
         "model.text_length": task.TEXT_SYMBOLS,
         "data.frames": task.FRAMES,
@@ -62,7 +62,7 @@ def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
         "ema.enabled": False,
     }
     if embeddings:
-        keys.update({"model.text": "vectors", "model.vector_dim": task.TEXT_WIDTH})
+        keys.update({"model.text": "vectors", "model.vector_dim": task.TEXT_DIM})
     torch.manual_seed(0)
     ours = PhenakiTask(config.build(PhenakiConfig, overrides=keys), {"tokenizer": tokenizer()})
     engine = Engine(ours.config.engine)
@@ -73,7 +73,7 @@ def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
 def about(ours: PhenakiTask) -> dict[str, Any]:
     encoder, everything = ours.maskgit.text_encoder, count_parameters(ours.maskgit)
     if not isinstance(encoder, ByteTextEncoder):
-        # The peer's layer for embeddings is part of its transformer as well.
+        # The peer's projection of embeddings also counts as part of its transformer.
         return {"parameters": {"transformer": everything}}
     text = count_parameters(encoder)
     return {"parameters": {"transformer": everything - text, "byte encoder": text}}
@@ -83,9 +83,9 @@ def serve_step(precision: str, embeddings: bool) -> None:
     ours, engine = make_task(precision, embeddings)
     state = TrainingState(ours)
     count = task.STEP_BATCH
-    told = ("vectors", task.embeddings(count)) if embeddings else ("texts", task.texts(count))
+    field, values = ("vectors", task.embeddings(count)) if embeddings else ("texts", task.texts(count))
     fields = ours.collate(
-        [{"codes": codes, told[0]: own} for codes, own in zip(task.codes(count), told[1], strict=True)]
+        [{"codes": codes, field: value} for codes, value in zip(task.codes(count), values, strict=True)]
     )
     number = 0
 
@@ -106,7 +106,7 @@ def serve_sampling(precision: str, peer_settings: bool, embeddings: bool = False
     pipeline: PhenakiPipeline = ours.pipeline(ours.modules)
     settings = pipeline.sampling()
     if peer_settings:
-        # What the peer does by default: all codes, a temperature that falls to nothing, no noise.
+        # Defaults of the peer: all codes, a temperature that decreases to 0, no noise.
         settings = masked.Sampling(
             steps=task.SAMPLE_STEPS,
             temperature=task.TEMPERATURE,
@@ -115,16 +115,16 @@ def serve_sampling(precision: str, peer_settings: bool, embeddings: bool = False
             choice_temperature=0.0,
         )
     assert settings.steps == task.SAMPLE_STEPS
-    told: dict[str, Any] = {"texts": task.texts(task.SAMPLE_BATCH)}
+    inputs: dict[str, Any] = {"texts": task.texts(task.SAMPLE_BATCH)}
     if embeddings:
-        told = {"text_embeds": task.embeddings(task.SAMPLE_BATCH)}
+        inputs = {"text_embeds": task.embeddings(task.SAMPLE_BATCH)}
     phenaki = Phenaki(ours.maskgit.eval(), pipeline.tokenizer.model, settings=settings)
     number = 0
 
     def step() -> None:
         nonlocal number
         with engine.autocast():
-            videos = phenaki.sample(num_frames=task.FRAMES, seed=number, **told)
+            videos = phenaki.sample(num_frames=task.FRAMES, seed=number, **inputs)
         assert videos.shape == (task.SAMPLE_BATCH, 3, task.FRAMES, task.SIDE, task.SIDE)
         number += 1
 

@@ -1,12 +1,12 @@
-"""A million small pictures in shards: `python benchmarks/shards.py DIR`, about ten minutes of one core, 4 GB of disk.
+"""A million small images in shards: `python benchmarks/shards.py DIR`, about ten minutes of one core, 4 GB of disk.
 
-`start` and `resume`, of the million and of a thousand: a process of its own each; seconds from the first line that is
-read of the data to the end of the first step, on the clock and of the CPU, and of the whole process, interpreter and
-torch included. `memory`: one epoch through the loader and two data workers; the memory of all three (proportional share
-of what they share) after a twentieth of it and at its end. `throughput`: items a second of process CPU time beside the
-`webdataset` package on the same files, in turns within one process, shuffled, in batches: the bytes and captions alone,
-and decoded to tensors. The package is no part of quintet's environment: `pip install --no-deps --target FOLDER
-webdataset braceexpand`, and WEBDATASET=FOLDER.
+`start` and `resume`, with a million and with a thousand items, each in a separate process: wall and CPU seconds from
+the first read of the data to the end of the first step, and of the complete process including interpreter and torch.
+`memory`: one epoch with the loader and two data workers; the memory of all three processes (proportional set size)
+after a twentieth of the epoch and at its end. `throughput`: items per second of process CPU time, compared with the
+`webdataset` package on the same files, alternating in one process, shuffled, in batches: only bytes and captions, and
+decoded to tensors. The package is not part of quintet's environment: `pip install --no-deps --target FOLDER webdataset
+braceexpand`, and WEBDATASET=FOLDER.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ RESULTS = Path(__file__).parent / "results" / "shards.json"
 SIDE = 16
 BATCH = 256
 PER_SHARD = 10_000
-PICTURES = 1000
-"""Different ones; each item is one of them."""
+IMAGES = 1000
+"""Number of different images among the items."""
 TINY = (
     *("model.dim=8", f"model.image_size={SIDE}", "model.layers=1", "model.quantizer=fsq", "loss.discriminator_dim=8"),
     *("train.batch_size=4", "eval.every=1000000", "sample.every=1000000", "checkpoint.every=1", "log.trackers=[]"),
@@ -46,17 +46,17 @@ EXTENSIONS = frozenset({".png"})
 
 
 def make(folder: Path, items: int) -> None:
-    """Written straight into shards: a million single files would take longer than all that follows."""
+    """Write shards directly, because writing a million single files would take longer than the benchmark."""
     from quintet.data.index.entry import Entry
     from quintet.data.index.shard_writer import ShardWriter
     from quintet.media.files import Blob
 
     folder.mkdir(parents=True)
-    pictures = [_png(number) for number in range(PICTURES)]
+    images = [_png(number) for number in range(IMAGES)]
     writer = ShardWriter(folder, PER_SHARD, 1024)
     for item in range(items):
         entry = Entry(f"{item // 1000:04d}/{item:07d}.png", f"noise, as it was drawn for item {item}")
-        writer.add(entry, Blob(entry.file, pictures[item % PICTURES]))
+        writer.add(entry, Blob(entry.file, images[item % IMAGES]))
     writer.close()
 
 
@@ -71,11 +71,11 @@ def _png(seed: int) -> bytes:
 
 
 def begin(folder: str, run: str, resumed: bool) -> None:
-    """One process: a trainer, and its first step. Prints seconds, and the step."""
+    """In one process: create a trainer and take its first step; prints the seconds and the step."""
     from quintet import config as configs
     from quintet import registry, runs
 
-    began, worked = time.perf_counter(), time.process_time()
+    start_time, start_cpu = time.perf_counter(), time.process_time()
     if resumed:
         trainer = runs.resumed_trainer(Path(run), {"train.steps": 1000}, silent=True)
     else:
@@ -83,7 +83,7 @@ def begin(folder: str, run: str, resumed: bool) -> None:
         config = configs.build(registry.find("vqgan").config_class(), preset="debug", overrides=overrides)
         trainer = runs.new_trainer(config, Path(run), silent=True)
     trainer.train_step()
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - worked
+    seconds, cpu_seconds = time.perf_counter() - start_time, time.process_time() - start_cpu
     trainer.save()
     items = len(trainer.splits.train) + len(trainer.splits.validation)
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "step": trainer.step, "items": items}))
@@ -92,10 +92,10 @@ def begin(folder: str, run: str, resumed: bool) -> None:
 
 def timed_begin(folder: Path, run: Path, resumed: bool) -> dict[str, float]:
     command = [sys.executable, __file__, str(folder), "--begin", str(run), *(["--resumed"] if resumed else [])]
-    began = time.perf_counter()
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    told = json.loads(said.strip().splitlines()[-1])
-    return {**told, "process_seconds": time.perf_counter() - began}
+    start_time = time.perf_counter()
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    result = json.loads(output.strip().splitlines()[-1])
+    return {**result, "process_seconds": time.perf_counter() - start_time}
 
 
 # --- memory -----------------------------------------------------------------------------------------------------
@@ -106,17 +106,17 @@ def memory_of_epoch(folder: Path) -> dict[str, float]:
     from quintet.training.loader import Loader
     from quintet.training.order import Order
 
-    source = picture_source(folder)
-    loader = Loader(source, 0, collate, _engine(), workers=2)
-    steps = len(source) // BATCH
-    marks = {round(share * steps): f"{share:.0%}" for share in (0.05, 0.25, 0.5, 0.75, 1)}
-    found: dict[str, float] = {}
-    for step, _ in enumerate(loader.training(Order(len(source), BATCH, 0), 0, steps, 1), start=1):
+    dataset = image_dataset(folder)
+    loader = Loader(dataset, 0, collate, _engine(), workers=2)
+    steps = len(dataset) // BATCH
+    marks = {round(fraction * steps): f"{fraction:.0%}" for fraction in (0.05, 0.25, 0.5, 0.75, 1)}
+    memory: dict[str, float] = {}
+    for step, _ in enumerate(loader.training(Order(len(dataset), BATCH, 0), 0, steps, 1), start=1):
         if step in marks:
-            found[marks[step]] = megabytes()
-            print(f"{step * BATCH} items read: {found[marks[step]]:.0f} MB", flush=True)
+            memory[marks[step]] = megabytes()
+            print(f"{step * BATCH} items read: {memory[marks[step]]:.0f} MB", flush=True)
     assert not loader.skipped, loader.skipped
-    return {**found, "items": steps * BATCH, "growth_percent": 100 * (found["100%"] / found["5%"] - 1)}
+    return {**memory, "items": steps * BATCH, "growth_percent": 100 * (memory["100%"] / memory["5%"] - 1)}
 
 
 def _engine() -> Any:
@@ -126,7 +126,7 @@ def _engine() -> Any:
     return Engine(EngineConfig(), 0)
 
 
-def picture_source(folder: Path) -> Any:
+def image_dataset(folder: Path) -> Any:
     from quintet.data.image import ImageFolder
     from quintet.data.index.listing import list_media
 
@@ -135,7 +135,7 @@ def picture_source(folder: Path) -> Any:
 
 
 def megabytes() -> float:
-    """Of this process and its children, pages that several have counted once."""
+    """Memory of this process and its children; shared pages count once."""
     processes = [os.getpid(), *map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())]
     texts = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes]
     return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("Pss:")) / 1024
@@ -147,12 +147,12 @@ def megabytes() -> float:
 def ours_raw(folder: Path) -> Iterator[int]:
     from quintet.training.order import Order
 
-    source = picture_source(folder)
-    order = Order(len(source), BATCH, 0)
+    dataset = image_dataset(folder)
+    order = Order(len(dataset), BATCH, 0)
     for step in range(10**9):
-        batch = [source.entries[item] for _, item in order.batch(step)]
-        held = [(entry.media(folder).content, entry.text) for entry in batch]
-        yield len(held)
+        batch = [dataset.entries[item] for _, item in order.batch(step)]
+        contents = [(entry.media(folder).content, entry.text) for entry in batch]
+        yield len(contents)
 
 
 def ours_decoded(folder: Path) -> Iterator[int]:
@@ -160,9 +160,9 @@ def ours_decoded(folder: Path) -> Iterator[int]:
     from quintet.training.loader import Loader
     from quintet.training.order import Order
 
-    source = picture_source(folder)
-    loader = Loader(source, 0, collate, _engine(), workers=0)
-    for loaded in loader.training(Order(len(source), BATCH, 0), 0, 10**9, 1):
+    dataset = image_dataset(folder)
+    loader = Loader(dataset, 0, collate, _engine(), workers=0)
+    for loaded in loader.training(Order(len(dataset), BATCH, 0), 0, 10**9, 1):
         assert loaded.batch["images"].shape == (BATCH, 3, SIDE, SIDE)
         yield len(loaded.batch)
 
@@ -175,12 +175,12 @@ def theirs_raw(folder: Path) -> Iterator[int]:
 def theirs_decoded(folder: Path) -> Iterator[int]:
     import torch
 
-    def tensor(picture: Any) -> Any:
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    def tensor(image: Any) -> Any:
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     data = _webdataset(folder).decode("pil").to_tuple("png", "txt").map_tuple(tensor, str)
-    for pictures, texts in data.batched(BATCH):
-        assert pictures.shape[1:] == (3, SIDE, SIDE)
+    for images, texts in data.batched(BATCH):
+        assert images.shape[1:] == (3, SIDE, SIDE)
         yield len(texts)
 
 
@@ -202,18 +202,18 @@ def throughput(folder: Path, rounds: int, items: int) -> dict[str, Any]:
     }
     streams = {name: make_stream(folder) for name, make_stream in sides.items()}
     for stream in streams.values():
-        next(stream)  # opens files, fills the buffer
+        next(stream)  # opens files and fills the buffer
     rates: dict[str, list[float]] = {name: [] for name in streams}
     for _ in range(rounds):
         for name, stream in streams.items():
-            began = time.process_time()
+            start_time = time.process_time()
             read = sum(islice(stream, items // BATCH))
-            rates[name].append(read / (time.process_time() - began))
+            rates[name].append(read / (time.process_time() - start_time))
     medians = {name: float(np.median(found)) for name, found in rates.items()}
     return {"webdataset": webdataset.__version__, "items_per_cpu_second": medians, "rounds": rates}
 
 
-# --- all of it --------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -231,9 +231,9 @@ def main() -> None:
     sys.path.append(os.environ.get("WEBDATASET", ""))
     shards = arguments.folder / "shards"
     if not shards.exists():
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         make(shards, arguments.items)
-        print(f"{arguments.items} items written in {time.perf_counter() - began:.0f} s")
+        print(f"{arguments.items} items written in {time.perf_counter() - start_time:.0f} s")
     results: dict[str, Any] = {"cpu": cpu_name(), "cores": os.cpu_count(), "date": time.strftime("%Y-%m-%d")}
     if "begin" in arguments.parts:
         few = arguments.folder / "few"

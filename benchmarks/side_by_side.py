@@ -1,6 +1,7 @@
-"""Interleaves the steps of several workers in one run and prints what each cost.
+"""Interleaves the steps of several workers and compares their costs.
 
-One thread each, process CPU seconds: wall time on a shared machine is noise. The mean over the rounds is compared.
+Each worker has one thread and is measured in process CPU seconds, because wall time on a shared machine is noisy. The
+mean over the rounds is compared.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ HERE = Path(__file__).parent
 
 
 def vision_peer() -> str:
-    """The Python of the public image packages' own environment, which is made where it is missing."""
+    """Python of the environment of the public image packages, which is created if missing."""
     return _peer("vision")
 
 
 def mesh_peer() -> str:
-    """The same of the public mesh package."""
+    """Python of the environment of the public mesh package."""
     return _peer("mesh")
 
 
 def audio_peer() -> str:
-    """The same of the public audio packages."""
+    """Python of the environment of the public audio packages."""
     return _peer("audio")
 
 
 def _peer(kind: str) -> str:
-    place = HERE.parent / ".peers" / kind
-    subprocess.run(["bash", str(HERE / "peers" / f"install_{kind}.sh"), str(place)], check=True)
-    return str(place / "bin" / "python")
+    folder = HERE.parent / ".peers" / kind
+    subprocess.run(["bash", str(HERE / "peers" / f"install_{kind}.sh"), str(folder)], check=True)
+    return str(folder / "bin" / "python")
 
 
 @dataclass
 class Contender:
-    """One worker: how to start it, and what it has said so far."""
+    """One worker: its command, and its results so far."""
 
     name: str
     python: str
@@ -81,7 +82,7 @@ class Contender:
 
 
 def interleave(contenders: list[Contender], warmup: int, rounds: int, out: Path | None = None) -> None:
-    """Every contender takes one step a round, in turn; where rounds are long, `out` keeps them one by one."""
+    """Let every contender take one step per round; with `out`, write the results after each round."""
     for contender in contenders:
         contender.start()
     for number in range(warmup + rounds):
@@ -96,14 +97,14 @@ def interleave(contenders: list[Contender], warmup: int, rounds: int, out: Path 
 
 
 def mean_cpu(contender: Contender) -> float:
-    """The mean, not the median: a cost that falls on every fourth step is a cost."""
+    """The mean, not the median, because a cost of every fourth step must count."""
     return statistics.fmean(cost["cpu"] for cost in contender.costs)
 
 
 def table(contenders: list[Contender], against: dict[str, str], unit: str = "step") -> str:
-    """A Markdown table; `against` names the contender each is compared with, `unit` what a step is."""
+    """A Markdown table; `against` maps a contender to the one it is compared with, `unit` names a step."""
     by_name = {contender.name: contender for contender in contenders}
-    head = f"| contender | parameters | CPU s per {unit} (min-max) | of the peer's | peak MB |"
+    head = f"| contender | parameters | CPU s per {unit} (min-max) | ratio to peer | peak MB |"
     lines = [head, "|---|---|---|---|---|"]
     for contender in contenders:
         costs = [cost["cpu"] for cost in contender.costs]
@@ -118,12 +119,12 @@ def table(contenders: list[Contender], against: dict[str, str], unit: str = "ste
 
 
 def record(contenders: list[Contender], path: Path) -> None:
-    """Keep everything that was measured."""
+    """Write all measurements to a file."""
     write_facts(path, {"contenders": {c.name: {"about": c.about, "costs": c.costs} for c in contenders}})
 
 
 def write_facts(path: Path, measured: dict[str, Any]) -> None:
-    """What was measured, with where and when."""
+    """Write measurements with the date, commit and machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {
         "date": time.strftime("%Y-%m-%d"),

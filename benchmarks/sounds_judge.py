@@ -1,8 +1,8 @@
-"""How far the judge of the data set `sounds` can be trusted, and how far its captions tell clips apart.
+"""Accuracy of the judge of the dataset `sounds`, and an upper bound of retrieval by its captions.
 
-`sounds_judge.py`. The judge hears drawn sounds, clean and spoilt, and is compared with what was drawn. Captions say
-less than there is, so of 200 unseen clips with distinct captions several may fit one text: the last figure is how often
-a listener who hears everything right, and guesses among what fits, finds the clip that the text was written for.
+`sounds_judge.py`. The judge is applied to synthetic clips, clean and degraded, and compared with their metadata.
+Captions do not describe everything, so that several of 200 unseen clips with distinct captions may match one text: the
+last metric is the retrieval accuracy of a perfect listener who guesses among all matching clips.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def clean(wave: Samples) -> Samples:
 
 
 def with_noise(wave: Samples) -> Samples:
-    """40 dB below the loudest sample."""
+    """Noise 40 dB below the loudest sample."""
     noise = np.random.default_rng(len(wave)).standard_normal(len(wave))
     return np.asarray(wave + 0.01 * np.abs(wave).max() * noise, np.float32)
 
@@ -55,29 +55,29 @@ def at_half_the_rate(wave: Samples) -> Samples:
     return resample(resample(wave, RATE, RATE // 2), RATE // 2, RATE)
 
 
-SPOILT: dict[str, Callable[[Samples], Samples]] = {
+DEGRADATIONS: dict[str, Callable[[Samples], Samples]] = {
     "clean": clean,
-    "noise 40 dB below": with_noise,
+    "noise at -40 dB": with_noise,
     "eight bits": in_eight_bits,
     "MP3": as_mp3,
     "at 8 kHz and back": at_half_the_rate,
 }
 
 
-def shares_right(items: list[SoundItem], spoil: Callable[[Samples], Samples]) -> dict[str, float]:
-    """By word, by kind of sound (all its words at once), and of all sounds."""
-    right: dict[str, list[bool]] = defaultdict(list)
+def accuracies(items: list[SoundItem], degrade: Callable[[Samples], Samples]) -> dict[str, float]:
+    """Accuracy by attribute, by kind of clip (all attributes), and over all clips."""
+    correct: dict[str, list[bool]] = defaultdict(list)
     for item in items:
-        found = match(item.record, judge(spoil(item.wave)))
+        found = match(item.record, judge(degrade(item.wave)))
         for word, value in found.items():
-            right[word].append(value)
+            correct[word].append(value)
         for group in (f"kind {item.record['kind']}", "everything"):
-            right[group].append(all(found.values()))
-    return {name: statistics.fmean(values) for name, values in right.items()}
+            correct[group].append(all(found.values()))
+    return {name: statistics.fmean(values) for name, values in correct.items()}
 
 
-def listener_without_fault(seed: int) -> float:
-    """R@1 from text to sound over unseen clips of distinct captions, if nothing is misheard."""
+def perfect_listener(seed: int) -> float:
+    """R@1 of text-to-audio retrieval over unseen clips with distinct captions, if every attribute is recognized."""
     clips: dict[str, SoundRecord] = {}
     index = 0
     while len(clips) < CLIPS:
@@ -86,13 +86,13 @@ def listener_without_fault(seed: int) -> float:
         if split_of(caption, record) == "validation":
             clips.setdefault(caption, record)
     fitting = [
-        sum(_said(caption, other) == _said(caption, record) for other in clips.values())
+        sum(_named_attributes(caption, other) == _named_attributes(caption, record) for other in clips.values())
         for caption, record in clips.items()
     ]
     return statistics.fmean(1 / count for count in fitting)
 
 
-def _said(caption: str, record: SoundRecord) -> dict[str, object]:
+def _named_attributes(caption: str, record: SoundRecord) -> dict[str, object]:
     spoken = set(re.findall(r"[a-z-]+", caption))
     named = any(spoken & set(words) for words in LOUDNESS_WORDS.values())
     return {name: value for name, value in record.items() if named or name != "loudness"}
@@ -101,23 +101,25 @@ def _said(caption: str, record: SoundRecord) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=7919, help="one that no data set and no test is made with")
+    parser.add_argument(
+        "--seed", type=int, default=7919, help="random seed; must differ from those of datasets and tests"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "results" / "sounds-judge.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     items = [draw_item(arguments.seed, index) for index in range(arguments.num)]
-    found = {}
+    results = {}
     print(f"| {arguments.num} sounds | {' | '.join(WORDS)} | everything |\n|{'---|' * (len(WORDS) + 2)}")
-    for name, spoil in SPOILT.items():
-        found[name] = shares_right(items, spoil)
-        print(f"| {name} | {' | '.join(f'{found[name][word]:.1%}' for word in (*WORDS, 'everything'))} |")
-    kinds = {name: share for name, share in found["clean"].items() if name.startswith("kind ")}
-    print(", ".join(f"{name} {share:.1%}" for name, share in kinds.items()))
-    ceilings = [listener_without_fault(arguments.seed + number) for number in range(1, 4)]
-    print(f"a listener without fault: R@1 {statistics.fmean(ceilings):.1%} of {CLIPS} clips (three drawings)")
+    for name, degrade in DEGRADATIONS.items():
+        results[name] = accuracies(items, degrade)
+        print(f"| {name} | {' | '.join(f'{results[name][word]:.1%}' for word in (*WORDS, 'everything'))} |")
+    kinds = {name: value for name, value in results["clean"].items() if name.startswith("kind ")}
+    print(", ".join(f"{name} {value:.1%}" for name, value in kinds.items()))
+    ceilings = [perfect_listener(arguments.seed + number) for number in range(1, 4)]
+    print(f"perfect listener: R@1 {statistics.fmean(ceilings):.1%} of {CLIPS} clips (mean of three seeds)")
     sizes = {"num": arguments.num, "seed": arguments.seed}
-    write_facts(arguments.out, {**sizes, "shares_right": found, "listener_without_fault": ceilings})
-    print(f"raw figures: {arguments.out}")
+    write_facts(arguments.out, {**sizes, "shares_right": results, "listener_without_fault": ceilings})
+    print(f"raw results: {arguments.out}")
 
 
 if __name__ == "__main__":

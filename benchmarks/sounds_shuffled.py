@@ -1,7 +1,7 @@
-"""Is what MuLaN finds real? `benchmarks/sounds_shuffled.py DATA --out FOLDER [--steps 300]`.
+"""Control experiment for MuLaN: `benchmarks/sounds_shuffled.py DATA --out FOLDER [--steps 300]`.
 
-Trains twice on the embedded sounds, alike but for one thing: the second time the captions of the training clips are
-dealt out anew. On the same held-out clips the second one must find nothing.
+Trains twice on the synthetic dataset `sounds`, the second time with shuffled captions of the training clips. On the
+same held-out clips the second model must be at chance level.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from quintet import cli
 from quintet.synthetic.sounds import DRUMS, NOISES, TIMBRES
 
 POOL = 200
-FIGURES = ("text_to_audio_r1", "text_to_audio_r10", "text_to_audio_median_rank", "zero_shot_accuracy")
+METRICS = ("text_to_audio_r1", "text_to_audio_r10", "text_to_audio_median_rank", "zero_shot_accuracy")
 RESULTS = Path(__file__).parent / "results" / "sounds-shuffled.json"
 
 
 def shuffled(data: Path, out: Path) -> Path:
-    """The same clips; those to train on with each other's captions."""
+    """A copy of the dataset with shuffled captions of the training clips."""
     rows = [json.loads(line) for line in (data / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
     train = [row for row in rows if row["split"] == "train"]
     texts = [row["text"] for row in train]
@@ -36,7 +36,7 @@ def shuffled(data: Path, out: Path) -> Path:
     return out
 
 
-def figures_of(data: Path, run: Path, steps: int) -> dict[str, Any]:
+def train_and_evaluate(data: Path, run: Path, steps: int) -> dict[str, Any]:
     if not run.exists():
         labels = json.dumps([*TIMBRES, *DRUMS, *NOISES])
         cli.call(
@@ -46,8 +46,8 @@ def figures_of(data: Path, run: Path, steps: int) -> dict[str, Any]:
              "eval.zero_shot_template=a {}", "eval.live=false"]
         )  # fmt: skip
     cli.call(["eval", str(run)])
-    found: dict[str, Any] = json.loads((run / "eval.json").read_text(encoding="utf-8"))
-    return found
+    metrics: dict[str, Any] = json.loads((run / "eval.json").read_text(encoding="utf-8"))
+    return metrics
 
 
 def main() -> None:
@@ -56,20 +56,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=300)
     arguments = parser.parse_args()
-    mixed = arguments.out / "data"
-    if not mixed.exists():
-        shuffled(arguments.data, mixed)
-    real = figures_of(arguments.data, arguments.out / "real", arguments.steps)
-    dealt = figures_of(mixed, arguments.out / "shuffled", arguments.steps)
+    shuffled_data = arguments.out / "data"
+    if not shuffled_data.exists():
+        shuffled(arguments.data, shuffled_data)
+    real = train_and_evaluate(arguments.data, arguments.out / "real", arguments.steps)
+    control = train_and_evaluate(shuffled_data, arguments.out / "shuffled", arguments.steps)
     chance = dict(
-        zip(FIGURES, (1 / POOL, 10 / POOL, (POOL + 1) / 2, 1 / len([*TIMBRES, *DRUMS, *NOISES])), strict=True)
+        zip(METRICS, (1 / POOL, 10 / POOL, (POOL + 1) / 2, 1 / len([*TIMBRES, *DRUMS, *NOISES])), strict=True)
     )
-    print(f"after {arguments.steps} steps, among {POOL} held-out clips of different captions")
-    print("| figure | captions as they are | captions shuffled | by chance |\n|---|---|---|---|")
-    for name in FIGURES:
-        print(f"| {name} | {real[name]:.3f} | {dealt[name]:.3f} | {chance[name]:.3f} |")
-    about = {"steps": arguments.steps, "real": real, "shuffled": dealt, "chance": chance}
-    RESULTS.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    print(f"after {arguments.steps} steps, among {POOL} held-out clips with distinct captions")
+    print("| metric | real captions | shuffled captions | chance |\n|---|---|---|---|")
+    for name in METRICS:
+        print(f"| {name} | {real[name]:.3f} | {control[name]:.3f} | {chance[name]:.3f} |")
+    results = {"steps": arguments.steps, "real": real, "shuffled": control, "chance": chance}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

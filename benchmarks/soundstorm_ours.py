@@ -92,7 +92,7 @@ def sampling(settings: str) -> masked.Sampling:
     if settings == "peer":
         # Defaults of the peer: the top 30 % of the codes, a temperature that decreases to 0, no noise.
         return masked.Sampling(
-            temperature_schedule=masked.linear, top_k=task.TOP_SHARE, choice_temperature=0.0, greedy_last_step=True
+            temperature_schedule=masked.linear, top_k=task.TOP_FRACTION, choice_temperature=0.0, greedy_last_step=True
         )
     own = SoundStormSampleConfig()
     return masked.Sampling(

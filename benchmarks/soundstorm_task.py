@@ -1,6 +1,6 @@
-"""What both sides of the SoundStorm benchmarks must agree on: sizes, codes, semantic tokens.
+"""Definitions shared by both sides of the SoundStorm benchmarks: sizes, codes, semantic tokens.
 
-Imported by workers in several environments, so it needs nothing but torch.
+Imported by workers in several environments, so it depends only on torch.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from torch import Tensor
 
 DIM, DEPTH, HEADS, HEAD_DIM = 256, 4, 4, 64
 MULTIPLIER = 4
-"""Width of a feed-forward layer, in widths of the conformer."""
+"""Feed-forward expansion factor."""
 KERNEL, EXPANSION = 31, 2
-"""Of the convolution, as the peer has them."""
+"""Kernel size and expansion of the peer's convolution."""
 LEVELS, CODES = 8, 1024
 SEMANTIC_CODES = 500
 FRAMES = 250
 RATE, FRAME_SAMPLES, SEMANTIC_SAMPLES = 16_000, 320, 640
-"""50 frames and 25 semantic tokens a second, as in the paper."""
+"""50 frames and 25 semantic tokens per second, as in the paper."""
 SECONDS = FRAMES * FRAME_SAMPLES / RATE
 BETAS = (0.9, 0.99)
 CLIP = 0.5
@@ -28,9 +28,9 @@ STEP_RATE = 3e-4
 
 # Generation
 STEPS = 16
-"""At the first level; each other one has one, which makes 23 passes."""
+"""Decoding steps of the first quantizer; each other quantizer has one, 23 passes in total."""
 PASSES = STEPS + LEVELS - 1
-TOP_SHARE = 0.3
+TOP_FRACTION = 0.3
 
 
 def codes(count: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""What both sides of the video benchmarks must agree on: sizes, and how much text there is.
+"""Definitions shared by both sides of the video benchmarks: sizes and texts.
 
-Imported by workers in several environments, so it needs nothing but torch.
+Imported by workers in several environments, so it depends only on torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 CODES = 1024
 FRAMES, SIDE = 9, 64
 PATCH, TUBE = 8, 2
-"""Pixels a side and frames that one code stands for."""
+"""Pixels per side and frames that one code covers."""
 
 # The tokenizer
 TOKENIZER = {"dim": 256, "spatial_depth": 2, "temporal_depth": 2, "heads": 4}
@@ -20,32 +20,32 @@ TOKENIZER_BATCH = 2
 
 # The generator
 DIM, DEPTH, HEADS = 256, 4, 4
-MOMENTS, PLACES = 1 + (FRAMES - 1) // TUBE, SIDE // PATCH
+LATENT_FRAMES, SIDE_CODES = 1 + (FRAMES - 1) // TUBE, SIDE // PATCH
 STEP_BATCH, SAMPLE_BATCH = 4, 2
 SAMPLE_STEPS, GUIDANCE, TEMPERATURE = 18, 3.0, 0.9
 BETAS = (0.9, 0.99)
 TEXT_SYMBOLS = 32
 TEXTS = ("a large red circle, at the left", "a small blue star on the right", "two green squares above it all")
-"""Of 30 bytes once they are cut, so of 32 symbols between a start and an end."""
-TEXT_WIDTH = 512
-"""Of T5-small's embeddings."""
+"""Truncated to 30 bytes: 32 symbols with start and end."""
+TEXT_DIM = 512
+"""Dimension of the embeddings of T5-small."""
 
 
 def texts(count: int) -> list[str]:
-    """Texts that fill all of `TEXT_SYMBOLS`."""
+    """Texts of exactly `TEXT_SYMBOLS` symbols."""
     return [TEXTS[number % len(TEXTS)][: TEXT_SYMBOLS - 2] for number in range(count)]
 
 
 def embeddings(count: int) -> Tensor:
-    """What stands for texts where somebody else has read them."""
-    return torch.randn(count, TEXT_SYMBOLS, TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
+    """Random text embeddings (count, symbols, dim)."""
+    return torch.randn(count, TEXT_SYMBOLS, TEXT_DIM, generator=torch.Generator().manual_seed(0))
 
 
 def videos(count: int) -> Tensor:
-    """In [0, 1]."""
+    """Random videos (count, 3, frames, height, width) in [0, 1]."""
     return torch.rand(count, 3, FRAMES, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
 
 def codes(count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, CODES, (count, MOMENTS, PLACES, PLACES), generator=generator)
+    return torch.randint(0, CODES, (count, LATENT_FRAMES, SIDE_CODES, SIDE_CODES), generator=generator)

@@ -1,9 +1,8 @@
-"""The run page at scale and under load: `make bench-view`.
+"""The web page with many runs and many viewers: `make bench-view`.
 
-`scale`: 200 runs of 100,000 rows each; seconds until the list, until one of the runs with its first curves, and until
-the curves of all its rows have arrived. `load`: 50 viewers of two live runs for a minute, half of them of one that is
-being trained; how long their requests take, and what the server costs. The server has one core to itself, the training
-and the viewers the other, where there are two.
+`scale`: 200 runs of 100,000 rows each; seconds until the list, until a run with its first curves, and until the curves
+of all its rows are loaded. `load`: 50 viewers of two live runs for one minute, one of which is being trained; latency
+of their requests and cost of the server. The server has one core, the training and the viewers share the other.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ NAMES = (
     "time/overhead",
 )
 RUNS = ("live", "training")
-"""That the viewers look at: one of many rows, to which five a second are added, and one that is being trained."""
+"""Runs of the viewers: one with many rows, to which five rows per second are added, and one that is being trained."""
 DIFFERENT_FILES = 10
-"""Of so many metrics.jsonl; the runs share them by hard links, to spare the disk. Each is opened and read by itself."""
+"""Number of different metrics.jsonl; the runs share them by hard links to save disk space."""
 
 
 # --- runs -----------------------------------------------------------------------------------------------------
@@ -64,7 +63,7 @@ def write_rows(path: Path, rows: int, seed: int) -> None:
 def write_run(folder: Path, rows: int, status: str = "finished") -> None:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(configs.build(MuseConfig, preset="small").to_yaml(), encoding="utf-8")
-    (folder / "log.txt").write_text("begun\n", encoding="utf-8")
+    (folder / "log.txt").write_text("started\n", encoding="utf-8")
     (folder / "data.json").write_text(json.dumps({"train": [f"{n}.png" for n in range(10_000)], "skipped": {}}))
     write_state(folder, rows, status)
 
@@ -82,7 +81,7 @@ def write_state(folder: Path, step: int, status: str) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[int, int]]:
-    """The port and the process of `quintet view`, on the last core."""
+    """Port and process id of `quintet view`, on the last core."""
     cores = sorted(os.sched_getaffinity(0))
     words = [sys.executable, "-m", "quintet", "view", str(folder), "--no-browser", "--read-only"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -90,8 +89,8 @@ def served(folder: Path) -> Iterator[tuple[int, int]]:
     os.sched_setaffinity(0, {cores[0]})
     assert process.stdout is not None
     try:
-        said = process.stdout.readline()
-        yield int(said.split("http://127.0.0.1:")[1].split("/")[0]), process.pid
+        output = process.stdout.readline()
+        yield int(output.split("http://127.0.0.1:")[1].split("/")[0]), process.pid
     finally:
         process.terminate()
         process.wait()
@@ -105,7 +104,7 @@ def cpu_seconds(process: int) -> float:
 
 
 async def fetch(port: int, path: str) -> bytes:
-    """One request on a connection of its own; the body as it was before it was packed."""
+    """One request on a new connection; returns the decompressed body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n".encode()
@@ -122,7 +121,7 @@ FIRST = "".join(f"&name={quote(f'train/{name}', safe='')}" for name in NAMES) + 
 
 
 async def open_run(port: int, run: str) -> None:
-    """What a browser asks for when a run is opened."""
+    """Requests of a browser that opens a run."""
     await fetch(port, "/")
     await fetch(port, "/api/runs")
     await fetch(port, f"/api/run?run={run}")
@@ -130,11 +129,11 @@ async def open_run(port: int, run: str) -> None:
 
 
 async def open_complete_run(port: int, run: str) -> None:
-    """And then all of its rows in the place of the sketch of them."""
+    """Request of a browser for all rows after the sketch."""
     await fetch(port, f"/api/curves?run={run}&points=400{FIRST}&complete=")
 
 
-# --- what is measured -----------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------------------
 
 
 def scale(runs: int, rows: int) -> dict[str, Any]:
@@ -150,44 +149,44 @@ def scale(runs: int, rows: int) -> dict[str, Any]:
         with served(root) as (port, process):
 
             def timed(*paths: str) -> float:
-                began = time.perf_counter()
+                start_time = time.perf_counter()
                 for path in paths:
                     asyncio.run(fetch(port, path))
-                return time.perf_counter() - began
+                return time.perf_counter() - start_time
 
             result = {"list_seconds": timed("/", "/api/runs"), "list_again_seconds": timed("/", "/api/runs")}
-            opened, whole, before = [], [], cpu_seconds(process)
+            opened, completed, before = [], [], cpu_seconds(process)
             for number in range(0, runs, max(1, runs // 8)):
-                began = time.perf_counter()
+                start_time = time.perf_counter()
                 asyncio.run(open_run(port, f"run-{number:03d}"))
-                opened.append(time.perf_counter() - began)
+                opened.append(time.perf_counter() - start_time)
                 asyncio.run(open_complete_run(port, f"run-{number:03d}"))
-                whole.append(time.perf_counter() - began)
+                completed.append(time.perf_counter() - start_time)
             result["run_and_whole_cpu_seconds"] = (cpu_seconds(process) - before) / len(opened)
             result["run_seconds_median"] = statistics.median(opened)
             result["run_seconds_largest"] = max(opened)
-            result["run_whole_seconds_median"] = statistics.median(whole)
-            result["run_whole_seconds_largest"] = max(whole)
+            result["run_whole_seconds_median"] = statistics.median(completed)
+            result["run_whole_seconds_largest"] = max(completed)
             result["run_again_seconds"] = timed("/api/run?run=run-000", f"/api/curves?run=run-000&points=400{FIRST}")
             result["server_cpu_seconds"] = cpu_seconds(process)
             result["megabytes_a_run"] = files[0].stat().st_size / 1e6
     return {"runs": runs, "rows": rows, **result}
 
 
-async def viewer(port: int, seed: int, until: float, latencies: list[float], told: list[int]) -> None:
-    """Somebody who opens a run, keeps it open, and every ten seconds or so zooms, moves the slider or reloads."""
+async def viewer(port: int, seed: int, until: float, latencies: list[float], events: list[int]) -> None:
+    """A viewer that opens a run and, about every ten seconds, zooms, moves the slider or reloads."""
     numbers = random.Random(seed)
     run = RUNS[seed % len(RUNS)]
     await asyncio.sleep(numbers.uniform(0, 5))
 
     async def timed(path: str) -> bytes:
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         answer = await fetch(port, path)
-        latencies.append(time.perf_counter() - began)
+        latencies.append(time.perf_counter() - start_time)
         return answer
 
     async def load() -> int:
-        """The page; the newest step that has samples."""
+        """Load the page; returns the newest step with samples."""
         for path in ("/", "/api/runs"):
             await timed(path)
         about = json.loads(await timed(f"/api/run?run={run}"))
@@ -200,7 +199,7 @@ async def viewer(port: int, seed: int, until: float, latencies: list[float], tol
 
     async def listen() -> None:
         while line := await reader.readline():
-            told[0] += line.startswith(b"event: rows")
+            events[0] += line.startswith(b"event: rows")
 
     listening = asyncio.create_task(listen())
     while time.perf_counter() < until:
@@ -219,7 +218,7 @@ async def viewer(port: int, seed: int, until: float, latencies: list[float], tol
 
 
 async def write_live(run: Path, first: int, until: float) -> None:
-    """Five rows a second, as a quick training would."""
+    """Add five rows per second, as a fast training run does."""
     numbers = random.Random(0)
     step = first
     while time.perf_counter() < until:
@@ -232,9 +231,9 @@ async def write_live(run: Path, first: int, until: float) -> None:
 
 @contextmanager
 def trained(folder: Path) -> Iterator[int]:
-    """A real training on the first core, which writes rows, samples and checkpoints into a run of the folder."""
+    """A real training run on the first core, which writes rows, samples and checkpoints."""
     command = [sys.executable, "-m", "quintet"]
-    data = folder.parent / "pictures"
+    data = folder.parent / "images"
     subprocess.run([*command, "data", "make", "shapes", str(data), "--num", "200", "--size", "32"], check=True)
     words = ["train", "vqgan", str(data), "--out", str(folder / "training"), "--preset", "debug", "train.steps=1000000"]
     often = ["log.every=5", "eval.every=100", "sample.every=100", "checkpoint.every=200", "data.num_workers=0"]
@@ -244,7 +243,7 @@ def trained(folder: Path) -> Iterator[int]:
         try:
             while not any((folder / "training" / "samples").glob("*/samples.jsonl")):
                 if process.poll() is not None:
-                    raise RuntimeError("the training ended by itself")
+                    raise RuntimeError("the training stopped")
                 time.sleep(0.2)
             yield process.pid
         finally:
@@ -264,27 +263,27 @@ def load(viewers: int, rows: int, seconds: float) -> dict[str, Any]:
         Image.effect_noise((512, 512), 50).save(samples / "000.png")
         (samples / "samples.jsonl").write_text('{"file": "000.png", "text": "noise"}\n', encoding="utf-8")
         latencies: list[float] = []
-        told = [0]
+        events = [0]
         with trained(root) as trainer, served(root) as (port, process):
 
-            async def all_of_them() -> None:
+            async def run_viewers() -> None:
                 for each in RUNS:
                     await open_run(port, each)
                     await open_complete_run(port, each)
                 until = time.perf_counter() + seconds
-                everybody = [viewer(port, seed, until, latencies, told) for seed in range(viewers)]
-                await asyncio.gather(write_live(run, rows, until), *everybody)
+                all_viewers = [viewer(port, seed, until, latencies, events) for seed in range(viewers)]
+                await asyncio.gather(write_live(run, rows, until), *all_viewers)
 
-            before, trained_before, began = cpu_seconds(process), cpu_seconds(trainer), time.perf_counter()
-            asyncio.run(all_of_them())
-            lasted = time.perf_counter() - began
+            before, trained_before, start_time = cpu_seconds(process), cpu_seconds(trainer), time.perf_counter()
+            asyncio.run(run_viewers())
+            lasted = time.perf_counter() - start_time
             used, trained_for = cpu_seconds(process) - before, cpu_seconds(trainer) - trained_before
     ordered = sorted(latencies)
     return {
         "viewers": viewers,
         "seconds": lasted,
         "requests": len(ordered),
-        "events_told": told[0],
+        "events_told": events[0],
         "latency_median_seconds": statistics.median(ordered),
         "latency_p95_seconds": ordered[int(0.95 * len(ordered))],
         "latency_largest_seconds": ordered[-1],
@@ -301,13 +300,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--viewers", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     measured = {
-        "scale": lambda: scale(given.runs, given.rows),
-        "load": lambda: load(given.viewers, given.rows, given.seconds),
+        "scale": lambda: scale(arguments.runs, arguments.rows),
+        "load": lambda: load(arguments.viewers, arguments.rows, arguments.seconds),
     }
-    for what in given.what:
+    for what in arguments.what:
         other_load = os.getloadavg()[0]
         results[what] = {**measured[what](), "load_average_before": other_load, "date": time.strftime("%Y-%m-%d")}
         for name, value in results[what].items():

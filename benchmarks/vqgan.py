@@ -1,6 +1,6 @@
-"""A VQ-GAN training step, ours beside muse-maskgit-pytorch 0.3.5's: `make bench-vqgan`.
+"""Compares a VQ-GAN training step with muse-maskgit-pytorch 0.3.5: `make bench-vqgan`.
 
-dim 32, 4 halvings, LFQ 1024, 128 pixels, batch 4, generator and discriminator step, one thread.
+dim 32, 4 downsamplings, LFQ 1024, 128 pixels, batch 4, generator and discriminator step, one thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     interleave(chosen, arguments.warmup, arguments.rounds)
     record(chosen, arguments.out)
     print(table(chosen, against))
-    print(f"raw figures: {arguments.out}")
+    print(f"raw results: {arguments.out}")
 
 
 if __name__ == "__main__":

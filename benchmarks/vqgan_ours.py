@@ -1,7 +1,7 @@
 """quintet's VQ-GAN step as a worker: `vqgan_ours.py recipe|same PRECISION`.
 
-`recipe` is a step as quintet trains: one forward pass for both phases, a gradient penalty every fourth step.
-`same` does what the peer does: a forward pass for each side, and the penalty at every step.
+`recipe` is a training step of quintet: one forward pass for both phases, a gradient penalty every fourth step.
+`same` follows the peer: a forward pass for each phase, and the penalty in every step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quintet.training.state import TrainingState
 from worker import count_parameters, serve
 
 STARTED = 1_000_000
-"""A step at which the discriminator has its full say."""
+"""A step after the ramp of the discriminator."""
 
 
 def main(kind: str, precision: str) -> None:
@@ -41,11 +41,11 @@ def main(kind: str, precision: str) -> None:
     engine = Engine(settings.engine)
     engine.to_device(task.modules)
     state = TrainingState(task)
-    pictures = torch.randint(0, 256, (4, 3, 128, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    batch = Batch({"images": pictures}, tuple("abcd"), ItemRNG(0, [0] * 4, range(4)))
+    images = torch.randint(0, 256, (4, 3, 128, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    batch = Batch({"images": images}, tuple("abcd"), ItemRNG(0, [0] * 4, range(4)))
     number = STARTED
 
-    def together() -> None:
+    def joint_step() -> None:
         nonlocal number
         report = task.backward([batch], task.modules, engine, number)
         for phase in state.phases:
@@ -54,7 +54,7 @@ def main(kind: str, precision: str) -> None:
         task.after_step(report.statistics, number)
         number += 1
 
-    def apart() -> None:
+    def separate_step() -> None:
         for phase in state.phases:
             with engine.autocast():
                 output = task.forward(task.modules, batch, STARTED)
@@ -64,7 +64,7 @@ def main(kind: str, precision: str) -> None:
             phase.optimizer.zero_grad()
 
     parameters = {name: count_parameters(module) for name, module in task.modules.items()}
-    serve(together if kind == "recipe" else apart, {"parameters": parameters}, ("quintet",))
+    serve(joint_step if kind == "recipe" else separate_step, {"parameters": parameters}, ("quintet",))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The side of a comparison that lives in a process of its own: takes a step when told to, and says what it cost.
+"""Worker process of a comparison: takes one step per line of standard input and answers with its cost as JSON.
 
-Reads one line a step from standard input and answers with one line of JSON. Imported by workers in several
-environments, so it needs nothing but torch.
+Imported by workers in several environments, so it depends only on torch.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from torch import nn
 
 
 def count_parameters(module: nn.Module) -> int:
-    """All of them, trained or not."""
+    """Number of parameters, trained or not."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def serve(step: Callable[[], dict[str, float] | None], about: dict[str, Any], packages: tuple[str, ...]) -> None:
-    """Answer with `about` first, then with the cost of each step asked for and what the step itself has to say."""
+    """Answer with `about` first, then with the cost of each requested step and the results of the step."""
     torch.set_num_threads(1)
     versions = {name: metadata.version(name) for name in ("torch", *packages)}
-    _say({**about, "versions": versions, "threads": torch.get_num_threads()})
+    _answer({**about, "versions": versions, "threads": torch.get_num_threads()})
     for _ in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
-        found = step()
+        results = step()
         costs = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        _say({**costs, "peak_megabytes": peak, **(found or {})})
+        _answer({**costs, "peak_megabytes": peak, **(results or {})})
 
 
 class TimedTraining:
-    """A training in slices of CPU seconds, with a measurement after each that is not counted.
+    """Training in slices of CPU seconds, with a measurement after each slice that is not timed.
 
-    `prepare` makes what a step needs, outside the time; `step` is what is timed.
+    `prepare` creates the input of a step and is not timed; `step` is timed.
     """
 
     def __init__(
@@ -55,17 +54,17 @@ class TimedTraining:
         self.slices = 0
 
     def next_slice(self) -> dict[str, float]:
-        """The first one trains nothing: it is where the curve begins."""
+        """Train and measure one slice; the first slice only measures the untrained model."""
         while self.trained < self.slices * self.seconds:
             prepared = self.prepare()
-            began = time.process_time()
+            start_time = time.process_time()
             self.step(prepared)
-            self.trained += time.process_time() - began
+            self.trained += time.process_time() - start_time
             self.steps += 1
         self.slices += 1
         return {"trained": self.trained, "steps": self.steps, **self.measure()}
 
 
-def _say(value: dict[str, Any]) -> None:
+def _answer(value: dict[str, Any]) -> None:
     sys.stdout.write("\n@" + json.dumps(value) + "\n")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Owns empty modules for what the public audio packages import and the benchmarks do not use; import it before them.
+"""Empty modules for unused imports of the public audio packages; import this module before them.
 
-fairseq does not build, wandb keeps logs, torchvision belongs to another part of x-clip, and of torchaudio only the
-compiled extension is left out: its transforms are Python.
+fairseq does not build, wandb is only for logging, torchvision is for another part of x-clip, and of torchaudio only the
+compiled extension is replaced: its transforms are Python.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """phenaki-pytorch's C-ViViT step as a worker, in the peer's environment: `cvivit_peer.py PRECISION`.
 
-What is not the peer's own: torchvision's operators are declared by name, because its compiled part does not load on a
-CPU build of torch; the perceptual net, which it would download, is one small convolution; and that net is frozen,
-where the peer's trainer hands it to the optimizer.
+Changes to the peer: torchvision's operators are declared by name, because its compiled part does not load on a CPU
+build of torch; the perceptual network, which it would download, is one small convolution, and it is frozen, whereas the
+peer's trainer passes it to the optimizer.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def main(precision: str) -> None:
     clips = task.videos(task.TOKENIZER_BATCH)
 
     def step() -> None:
-        for keywords, moved in (({}, optimizer), ({"return_discr_loss": True}, discriminator_optimizer)):
+        for keywords, stepped in (({}, optimizer), ({"return_discr_loss": True}, discriminator_optimizer)):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 loss = tokenizer(clips.clone(), **keywords)
             loss.backward()
-            moved.step()
-            moved.zero_grad()
+            stepped.step()
+            stepped.zero_grad()
 
     parameters = {"cvivit": sum(p.numel() for p in generator), "discriminator": sum(p.numel() for p in discriminator)}
     serve(step, {"parameters": parameters}, PACKAGES)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The public audio packages in an environment of their own, outside the project's. fairseq does not build, wandb and
-# torchvision are not needed, and torchaudio's compiled part wants CUDA; `audio_stand_ins.py` lets them import without.
+# Installs the public audio packages in a separate environment. fairseq does not build, wandb and torchvision are not
+# needed, and the compiled part of torchaudio needs CUDA; `audio_stand_ins.py` replaces them by empty modules.
 set -euo pipefail
 target=${1:?folder for the environment}
 [ -f "$target/.ready" ] && exit 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The public mesh package in an environment of its own, outside the project's. Its text encoders want open_clip, which
-# wants a torchvision that does not load on a CPU build of torch; the peer's worker lets an empty module stand for it.
+# Installs the public mesh package in a separate environment. Its text encoders need open_clip, which needs a torchvision
+# that does not load on a CPU build of torch; the worker of the peer replaces it by an empty module.
 set -euo pipefail
 target=${1:?folder for the environment}
 [ -f "$target/.ready" ] && exit 0

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The public packages of images and video in an environment of their own, outside the project's. torchvision's compiled
-# part does not load on a CPU build of torch; a peer's worker declares two operators so that its Python part imports.
+# Installs the public image and video packages in a separate environment. The compiled part of torchvision does not load
+# on a CPU build of torch; the workers of the peers declare two operators, so that its Python part can be imported.
 set -euo pipefail
 target=${1:?folder for the environment}
-# An environment of before there was video lacks a package.
+# An older environment lacks the video package.
 [ -f "$target/.ready" ] && "$target/bin/pip" show --quiet phenaki-pytorch && exit 0
 python3 -m venv "$target"
 "$target/bin/pip" install --quiet torch==2.13.0

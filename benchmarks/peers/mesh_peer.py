@@ -3,9 +3,9 @@
 `mesh_peer.py autoencoder EDGES PRECISION`, EDGES `given` or `derived`; `mesh_peer.py transformer PRECISION`;
 `mesh_peer.py generate BATCH`; `mesh_peer.py loss CODES RATE SECONDS`; `mesh_peer.py adjacency`.
 
-What is not the peer's own: an empty module stands for open_clip, which its text encoders would want; no text is used.
-Around its losses stand its trainers' optimizer and clipping; its progress bar is off; the end token is ruled out where
-generation is timed, so that both make the same number of tokens.
+Changes to the peer: an empty module replaces open_clip, which its text encoders need, because no text is used. Its
+losses are trained with the optimizer and clipping of its trainers; its progress bar is off; the end token is forbidden
+in generation, so that both sides generate the same number of tokens.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def serve_autoencoder(edges: str, precision: str) -> None:
     model = make_autoencoder().train()
     optimizer = torch.optim.Adam(trained(model), lr=1e-4, betas=task.BETAS)
     vertices, faces = task.meshes()
-    given = {"face_edges": derive_face_edges_from_faces(faces)} if edges == "given" else {}
+    inputs = {"face_edges": derive_face_edges_from_faces(faces)} if edges == "given" else {}
 
     def step() -> None:
         with autocast(precision):
-            loss = model(vertices=vertices, faces=faces, **given)
+            loss = model(vertices=vertices, faces=faces, **inputs)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -143,21 +143,21 @@ def serve_generation(batch: str) -> None:
     serve(step, about_transformer(model), PACKAGES)
 
 
-# --- training for a time ------------------------------------------------------------------------------------------
+# --- training for a fixed time --------------------------------------------------------------------------------------
 
 
 def serve_training(path: str, rate: str, seconds: str) -> None:
-    given = task.read_task(Path(path))
-    model = make_transformer(max(given.train.shape[1], given.held_out.shape[1]))
+    data = task.read_task(Path(path))
+    model = make_transformer(max(data.train.shape[1], data.held_out.shape[1]))
     optimizer = torch.optim.Adam(trained(model), lr=float(rate), betas=task.BETAS)
-    take, batches = make_step(model, optimizer), given.batches()
+    train, batches = make_step(model, optimizer), data.batches()
     number = 0
 
     def step(codes: Tensor) -> None:
         nonlocal number
         for group in optimizer.param_groups:
             group["lr"] = task.warmed_up(float(rate), number)
-        take(codes)
+        train(codes)
         number += 1
 
     def predict(codes: Tensor) -> Tensor:
@@ -166,19 +166,19 @@ def serve_training(path: str, rate: str, seconds: str) -> None:
 
     def measure() -> dict[str, float]:
         model.eval()
-        figures = task.validation_loss(predict, given)
+        metrics = task.validation_loss(predict, data)
         model.train()
-        return figures
+        return metrics
 
     training = TimedTraining(step, measure, float(seconds), lambda: next(batches))
-    serve(training.next_slice, {**about_transformer(model), "task": given.digest}, PACKAGES)
+    serve(training.next_slice, {**about_transformer(model), "task": data.digest}, PACKAGES)
 
 
 # --- a large mesh -------------------------------------------------------------------------------------------------
 
 
 def serve_adjacency() -> None:
-    """Edges, and the derived features cut into bins; neither embedding nor projection."""
+    """Edges and discretized features; neither embedding nor projection."""
     model = make_autoencoder()
     vertices, faces = task.large_mesh()
 

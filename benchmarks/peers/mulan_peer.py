@@ -1,10 +1,10 @@
 """musiclm-pytorch's MuLaN as a worker, in the peer's environment.
 
 `mulan_peer.py step VOCABULARY PRECISION`, VOCABULARY `own` (its tokenizer's 49,408) or `small` (as many as ours has).
-`mulan_peer.py loss FRONT SOUNDS RATE SECONDS`, FRONT `own` (powers) or `log` (their logarithm, as ours).
+`mulan_peer.py loss FRONT CLIPS RATE SECONDS`, FRONT `own` (powers) or `log` (their logarithm, as ours).
 
-Around its loss stand its trainer's optimizer and clipping. In `loss` its texts are words, numbered by the training
-captions: the shortest rows, and a table no larger than needed. Its note that a spectrogram was cropped is not printed.
+Its loss is trained with the optimizer and clipping of its trainer. In `loss` its texts are words of the training
+captions: the shortest sequences and the smallest embedding table. Its message about cropped spectrograms is hidden.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ musiclm_pytorch.print_once = lambda text: None
 
 PACKAGES = ("musiclm-pytorch", "torchaudio", "x-clip")
 SMALL_VOCABULARY = 259
-LONGEST_TEXT = 256
+MAX_TEXT_LENGTH = 256
 N_FFT, HOP = 256, 160
-"""129 frequencies, 201 windows of 2 s; it crops them to whole patches."""
+"""129 frequencies and 201 windows for 2 s, which the peer crops to full patches."""
 
 
 def make_model(vocabulary: int | None = None) -> Any:
@@ -49,7 +49,7 @@ def make_model(vocabulary: int | None = None) -> Any:
         patch_dropout_prob=task.PATCH_DROPOUT,
     )
     known = {} if vocabulary is None else {"num_tokens": vocabulary}
-    text = TextTransformer(**tower, max_seq_len=LONGEST_TEXT, **known)
+    text = TextTransformer(**tower, max_seq_len=MAX_TEXT_LENGTH, **known)
     return MuLaN(audio_transformer=audio, text_transformer=text, dim_latent=task.LATENT_DIM)
 
 
@@ -91,11 +91,11 @@ def serve_step(vocabulary: str, precision: str) -> None:
     serve(lambda: step(waves, ids), about(model), PACKAGES)
 
 
-# --- training for a time ------------------------------------------------------------------------------------------
+# --- training for a fixed time --------------------------------------------------------------------------------------
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:
-    """Behind the end of a text stands 0, which the peer masks."""
+    """Rows padded with 0, which the peer masks."""
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
@@ -105,24 +105,24 @@ class Logarithm(nn.Module):
 
 
 def serve_training(front: str, folder: str, rate: str, seconds: str) -> None:
-    given = task.read_task(Path(folder))
-    words = task.Words(given.train.texts)
+    data = task.read_task(Path(folder))
+    words = task.Words(data.train.texts)
     model = make_model(len(words)).train()
     if front == "log":
         model.audio.spec = nn.Sequential(model.audio.spec, Logarithm())
     optimizer = make_optimizer(model, float(rate))
-    take, batches = make_step(model, optimizer), given.batches()
+    train, batches = make_step(model, optimizer), data.batches()
     number = 0
 
     def prepare() -> tuple[Tensor, Tensor]:
         items, starts = next(batches)
-        return given.train.at(items, starts)[0], padded(words([given.train.texts[item] for item in items]))
+        return data.train.at(items, starts)[0], padded(words([data.train.texts[item] for item in items]))
 
     def step(batch: tuple[Tensor, Tensor]) -> None:
         nonlocal number
         for group in optimizer.param_groups:
             group["lr"] = task.warmed_up(float(rate), number)
-        take(*batch)
+        train(*batch)
         number += 1
 
     def embed(waves: Tensor, lengths: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -130,12 +130,12 @@ def serve_training(front: str, folder: str, rate: str, seconds: str) -> None:
 
     def measure() -> dict[str, float]:
         model.eval()
-        figures = task.measured(embed, given.held_out, model.contrast.temperatures.exp().item())
+        metrics = task.measured(embed, data.held_out, model.contrast.temperatures.exp().item())
         model.train()
-        return figures
+        return metrics
 
     training = TimedTraining(step, measure, float(seconds), prepare)
-    serve(training.next_slice, {**about(model), "task": given.digest}, PACKAGES)
+    serve(training.next_slice, {**about(model), "task": data.digest}, PACKAGES)
 
 
 WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "loss": serve_training}

@@ -1,11 +1,11 @@
 """muse-maskgit-pytorch's MaskGit as a worker, in the peer's environment.
 
 `muse_peer.py step|sample ATTENTION PRECISION`, `muse_peer.py loss ATTENTION CODES RATE SECONDS`; ATTENTION is
-`flash` or `plain`, its two ways.
+`flash` or `plain`, its two implementations.
 
-What is not the peer's own: text embeddings are given, because its T5 would be a download, and are not timed; sampling
-ends with codes, as its decoder is not what is timed; and it has no trainer for MaskGit, so `loss` has AdamW and a
-warm-up around its own loss.
+Changes to the peer: text embeddings are precomputed and not timed, because its T5 would be a download; sampling ends
+with codes, because its decoder is not timed; and it has no trainer for MaskGit, so that `loss` trains its loss with
+AdamW and a warm-up.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import muse_task as task
 from worker import TimedTraining, serve
 
 PACKAGES = ("muse-maskgit-pytorch", "torchvision")
-TEXT_WIDTH = 512
-"""Of T5-small's embeddings."""
+TEXT_DIM = 512
+"""Dimension of the embeddings of T5-small."""
 START, END, SYMBOLS = 256, 257, 258
 
 
 def make_maskgit(grid: int, attention: str) -> Any:
-    """The peer's model on a tokenizer of its own, which only says how many codes there are, and where."""
+    """The peer's model with an untrained tokenizer, which only defines the grid and the codebook."""
     torch.manual_seed(0)
-    t5.T5_CONFIGS["given"] = {"config": SimpleNamespace(d_model=TEXT_WIDTH)}
+    t5.T5_CONFIGS["random"] = {"config": SimpleNamespace(d_model=TEXT_DIM)}
     transformer = MaskGitTransformer(
         num_tokens=task.CODES,
         seq_len=grid * grid,
@@ -43,7 +43,7 @@ def make_maskgit(grid: int, attention: str) -> Any:
         depth=task.DEPTH,
         heads=task.HEADS,
         dim_head=task.DIM // task.HEADS,
-        t5_name="given",
+        t5_name="random",
         flash=attention == "flash",
     )
     vae = VQGanVAE(dim=16, codebook_size=task.CODES, use_vgg_and_gan=False)
@@ -59,7 +59,7 @@ def about(maskgit: Any) -> dict[str, Any]:
         return sum(parameter.numel() for parameter in module.parameters())
 
     text = count(maskgit.transformer.text_embed_proj)
-    # Made by its constructor whether or not it conditions on itself; without that it is never called.
+    # Created by its constructor even without self-conditioning, where it is never called.
     unused = count(maskgit.transformer.self_cond_to_init_embed)
     own = count(maskgit.transformer) - text - unused
     return {"parameters": {"transformer": own, "text projection": text, "never called": unused}}
@@ -76,7 +76,7 @@ def serve_step(attention: str, precision: str) -> None:
     maskgit = make_maskgit(task.GRID, attention)
     optimizer = torch.optim.AdamW(trained(maskgit), lr=3e-4, betas=task.BETAS, weight_decay=0.0)
     codes = torch.randint(0, task.CODES, (task.STEP_BATCH, task.GRID, task.GRID))
-    texts = torch.randn(task.STEP_BATCH, task.TEXT_SYMBOLS, TEXT_WIDTH)
+    texts = torch.randn(task.STEP_BATCH, task.TEXT_SYMBOLS, TEXT_DIM)
 
     def step() -> None:
         with autocast(precision):
@@ -90,7 +90,7 @@ def serve_step(attention: str, precision: str) -> None:
 
 def serve_sampling(attention: str, precision: str) -> None:
     maskgit = make_maskgit(task.GRID, attention)
-    texts = torch.randn(task.SAMPLE_BATCH, task.TEXT_SYMBOLS, TEXT_WIDTH)
+    texts = torch.randn(task.SAMPLE_BATCH, task.TEXT_SYMBOLS, TEXT_DIM)
     maskgit.transformer.encode_text = lambda _: texts
     maskgit.vae.decode_from_ids = lambda codes: codes
     muse_maskgit_pytorch.tqdm = lambda steps, **_: steps
@@ -102,39 +102,39 @@ def serve_sampling(attention: str, precision: str) -> None:
     serve(step, about(maskgit), PACKAGES)
 
 
-# --- training for a time ------------------------------------------------------------------------------------------
+# --- training for a fixed time --------------------------------------------------------------------------------------
 
 
-class GivenTexts:
-    """Texts as embeddings that nobody trained: a random vector for each byte, and sines of its place."""
+class RandomTextEmbeddings:
+    """Untrained text embeddings: a random vector for each byte, plus sinusoidal positions."""
 
     def __init__(self) -> None:
-        self.vectors = torch.randn(SYMBOLS, TEXT_WIDTH, generator=torch.Generator().manual_seed(0))
-        speeds = torch.exp(-math.log(10_000) * torch.arange(0, TEXT_WIDTH, 2) / TEXT_WIDTH)
+        self.vectors = torch.randn(SYMBOLS, TEXT_DIM, generator=torch.Generator().manual_seed(0))
+        speeds = torch.exp(-math.log(10_000) * torch.arange(0, TEXT_DIM, 2) / TEXT_DIM)
         angles = torch.arange(task.LONGEST_TEXT)[:, None] * speeds
-        self.places = torch.cat([angles.sin(), angles.cos()], dim=1)
+        self.positions = torch.cat([angles.sin(), angles.cos()], dim=1)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """(texts, symbols, width), zero where a text is over: what the peer takes for padding."""
+        """Embeddings (texts, symbols, dim); zeros are padding for the peer."""
         symbols = [[START, *text.encode()[: task.LONGEST_TEXT - 2], END] for text in texts]
-        embedded = torch.zeros(len(texts), max(map(len, symbols)), TEXT_WIDTH)
+        embedded = torch.zeros(len(texts), max(map(len, symbols)), TEXT_DIM)
         for row, each in zip(embedded, symbols, strict=True):
-            row[: len(each)] = F.embedding(torch.tensor(each), self.vectors) + self.places[: len(each)]
+            row[: len(each)] = F.embedding(torch.tensor(each), self.vectors) + self.positions[: len(each)]
         return embedded
 
 
 def serve_training(attention: str, folder: str, rate: str, seconds: str) -> None:
-    given, embed = task.read_task(Path(folder)), GivenTexts()
-    maskgit = make_maskgit(given.grid, attention)
+    data, embed = task.read_task(Path(folder)), RandomTextEmbeddings()
+    maskgit = make_maskgit(data.grid, attention)
     optimizer = torch.optim.AdamW(trained(maskgit), lr=float(rate), betas=task.BETAS, weight_decay=0.0)
     order: list[int] = []
     number = 0
 
     def prepare() -> tuple[Tensor, Tensor]:
         if len(order) < task.TRAIN_BATCH:
-            order.extend(torch.randperm(len(given.train_codes)).tolist())
+            order.extend(torch.randperm(len(data.train_codes)).tolist())
         items = [order.pop(0) for _ in range(task.TRAIN_BATCH)]
-        return given.train_codes[items], embed([given.train_texts[item] for item in items])
+        return data.train_codes[items], embed([data.train_texts[item] for item in items])
 
     def step(batch: tuple[Tensor, Tensor]) -> None:
         nonlocal number
@@ -151,10 +151,10 @@ def serve_training(attention: str, folder: str, rate: str, seconds: str) -> None
         return logits
 
     def measure() -> dict[str, float]:
-        return task.masked_loss(predict, given, maskgit.mask_id)
+        return task.masked_loss(predict, data, maskgit.mask_id)
 
     training = TimedTraining(step, measure, float(seconds), prepare)
-    serve(training.next_slice, {**about(maskgit), "task": given.digest}, PACKAGES)
+    serve(training.next_slice, {**about(maskgit), "task": data.digest}, PACKAGES)
 
 
 WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "sample": serve_sampling, "loss": serve_training}

@@ -1,7 +1,7 @@
 """phenaki-pytorch's Phenaki as a worker, in the peer's environment: `phenaki_peer.py step|sample PRECISION`.
 
-What is not the peer's own: text embeddings are given, because its T5 would be a download, and are not timed; and around
-its loss stands an Adam without its trainer.
+Changes to the peer: text embeddings are precomputed and not timed, because its T5 would be a download; and its loss is
+trained with Adam, without its trainer.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from phenaki_pytorch import MaskGit, Phenaki, t5
 import video_task as task
 from worker import serve
 
-LONGEST = 1024
-"""Tokens that its table of positions has room for, as its own example says."""
+MAX_TOKENS = 1024
+"""Size of its position table, as in its example."""
 
 
 def make_phenaki() -> Any:
-    t5.T5_CONFIGS[t5.DEFAULT_T5_NAME] = {"config": SimpleNamespace(d_model=task.TEXT_WIDTH)}
+    t5.T5_CONFIGS[t5.DEFAULT_T5_NAME] = {"config": SimpleNamespace(d_model=task.TEXT_DIM)}
     tokenizer = make_tokenizer(use_vgg_and_gan=False)
     maskgit = MaskGit(
         dim=task.DIM,
         num_tokens=task.CODES,
-        max_seq_len=LONGEST,
-        dim_context=task.TEXT_WIDTH,
+        max_seq_len=MAX_TOKENS,
+        dim_context=task.TEXT_DIM,
         depth=task.DEPTH,
         heads=task.HEADS,
         dim_head=task.DIM // task.HEADS,

@@ -1,10 +1,10 @@
 """soundstorm-pytorch's SoundStorm as a worker, in the peer's environment.
 
-`soundstorm_peer.py step|generate STREAMS PRECISION`; STREAMS is the number of residual streams, 4 by its own default
-or 1, with which it has none of their cost.
+`soundstorm_peer.py step|generate STREAMS PRECISION`; STREAMS is the number of residual streams: 4, its default,
+or 1, without their cost.
 
-Around its loss stand its trainer's optimizer and clipping. It is given codes and semantic tokens, and generation ends
-with codes, as its codec is not what is timed. Its progress bars are not drawn.
+Its loss is trained with the optimizer and clipping of its trainer. Codes and semantic tokens are precomputed, and
+generation ends with codes, because its codec is not timed. Its progress bars are off.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def serve_step(streams: str, precision: str) -> None:
 
     def step() -> None:
         with autocast(precision):
-            # A copy: it writes into the codes it is given.
+            # A copy, because it modifies its input.
             loss, _ = model(codes.clone(), cond_semantic_token_ids=semantic)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, task.CLIP)
@@ -104,7 +104,7 @@ def serve_generation(streams: str, precision: str) -> None:
         nonlocal passes
         passes = 0
         with autocast(precision):
-            model.generate(cond_semantic_token_ids=semantic, filter_thres=1 - task.TOP_SHARE)
+            model.generate(cond_semantic_token_ids=semantic, filter_thres=1 - task.TOP_FRACTION)
         return {"passes": passes}
 
     serve(step, about(model), PACKAGES)

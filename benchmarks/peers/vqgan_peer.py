@@ -1,7 +1,7 @@
 """muse-maskgit-pytorch's VQ-GAN step as a worker, in the peer's environment: `vqgan_peer.py PRECISION`.
 
-What is not the peer's own: torchvision's two operators are declared by name, because its compiled part does not load
-on a CPU build of torch; and the perceptual net, which the peer would download, is one small convolution.
+Changes to the peer: torchvision's two operators are declared by name, because its compiled part does not load on a CPU
+build of torch; and the perceptual network, which the peer would download, is one small convolution.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muse_maskgit_pytorch import VQGanVAE  # noqa: E402
 
 
 class TinyPerceptual(nn.Module):
-    """Nearly free, so that tokenizer and discriminator are what is timed."""
+    """A very cheap network, so that the tokenizer and the discriminator are timed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ def main(precision: str) -> None:
     images = torch.rand(4, 3, 128, 128)
 
     def step() -> None:
-        for keyword, moved in (("return_loss", optimizer), ("return_discr_loss", discriminator_optimizer)):
+        for keyword, stepped in (("return_loss", optimizer), ("return_discr_loss", discriminator_optimizer)):
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 loss = vae(images.clone(), **{keyword: True})
             loss.backward()
-            moved.step()
-            moved.zero_grad()
+            stepped.step()
+            stepped.zero_grad()
 
     parameters = {"vae": sum(p.numel() for p in generator), "discriminator": sum(p.numel() for p in discriminator)}
     serve(step, {"parameters": parameters}, ("muse-maskgit-pytorch", "vector-quantize-pytorch", "torchvision"))

@@ -65,7 +65,7 @@ def test_beside_the_notes_stand_as_many_training_clips_of_another_folder(notes: 
     own = folder_of(tmp_path / "notes", [*rows, {"file_name": "c.flac", "text": "c", "split": "validation"}])
     others = [{"file_name": f"{number}.wav", "text": "x", "split": "train"} for number in range(5)]
     sounds = folder_of(tmp_path / "sounds", [*others, {"file_name": "v.wav", "text": "x", "split": "validation"}])
-    notes.with_sounds_beside(own, sounds, tmp_path / "both")
+    notes.with_other_clips(own, sounds, tmp_path / "both")
     both = notes.read_rows(tmp_path / "both")
     assert [row["split"] for row in both] == ["train", "train", "validation", "train", "train"]
     assert all((tmp_path / "both" / row["file_name"]).exists() for row in both)

@@ -63,5 +63,5 @@ def test_captions_tell_the_class(pitch: ModuleType) -> None:
 
 
 def test_what_has_no_pitch_counts_as_wrong(pitch: ModuleType) -> None:
-    found = pitch.share_right([(0, 0), (1, 2), (3, None), (4, 4)])
+    found = pitch.accuracy([(0, 0), (1, 2), (3, None), (4, 4)])
     assert (found["right"], found["no_pitch"], found["clips"]) == (0.5, 0.25, 4)
