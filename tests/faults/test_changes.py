@@ -141,10 +141,10 @@ def test_another_version_is_refused_and_can_be_forced(
     outcome = quintet("resume", run, "train.steps=14")
     sentence = error_line(outcome.errors)
     assert outcome.code == 2
-    assert f"written by quintet {version} and this is {package.__version__}" in sentence
+    assert f"written by quintet {version}, and this is quintet {package.__version__}" in sentence
     assert "--force" in sentence
     assert tree(run / "checkpoints") == checkpoints
-    # Looking changes nothing, so it is not refused.
+    # Evaluation changes nothing, so it is not refused.
     succeed("eval", run, "--out", tmp_path / "eval.json")
 
     succeed("resume", run, "train.steps=14", "--force")
@@ -186,13 +186,13 @@ def test_another_recipe_is_refused(finished: Path, tmp_path: Path, ledger: Ledge
     ledger("changed-config", 1)
 
 
-def test_checkpoints_that_are_gone_are_not_begun_again(finished: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_a_run_with_missing_checkpoints_is_not_restarted(finished: Path, tmp_path: Path, ledger: Ledger) -> None:
     run = copied(finished, tmp_path / "run")
     for step in (4, 8, 12):
         shutil.rmtree(step_folder(run, step))
     before = unlocked(run)
     outcome = quintet("resume", run)
     assert outcome.code == 2
-    assert "are gone" in error_line(outcome.errors)
+    assert "are missing" in error_line(outcome.errors)
     assert unlocked(run) == before
     ledger("changed-data", 1)

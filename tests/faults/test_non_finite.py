@@ -124,7 +124,7 @@ def spoilt_trainer(
     """Training on items that are spoilt in some steps, or in all steps from the seventh on; and the names of the spoilt
     items of the first bad step."""
     if case.poison is None:
-        pytest.skip("its items hold no number, but whole ones, that is sure to reach the loss")
+        pytest.skip("its items have no floating-point value that always reaches the loss")
     splits, train = recipe.splits(), recipe.config.train
     order = Order(len(splits.train), train.batch_size, train.seed, recipe.lengths(splits.train))
     batches = [[item for _, item in order.batch(step)] for step in range(12)]

@@ -66,14 +66,14 @@ def test_a_value_that_is_not_an_entry_is_one_sentence(own: Path, pictures: Path,
 def test_a_name_that_quintet_has_is_not_replaced(own: Path, pictures: Path, tmp_path: Path) -> None:
     install_entry_points(own, "ownlab", {"vqgan": "ownlab:ENTRY"})
     assert registry.find("vqgan").package == "quintet.families.vqgan"
-    assert "recipe 'vqgan' of ownlab is not used: quintet has one of that name" in succeed("recipes").errors
+    assert "recipe 'vqgan' of ownlab is ignored: quintet has a recipe of that name" in succeed("recipes").errors
     assert_other_recipes_work(pictures, tmp_path / "other")
 
 
 def test_a_name_that_two_packages_offer_is_refused(own: Path, pictures: Path, tmp_path: Path) -> None:
     install_entry_points(own, "ownlab", {"own": "ownlab:ENTRY"})
     install_entry_points(own, "otherlab", {"own": "otherlab:ENTRY"})
-    message = "recipe 'own' is offered by otherlab and ownlab; uninstall one of them"
+    message = "recipe 'own' is provided by otherlab and ownlab; uninstall one of them"
     assert message in error_line(quintet("train", "own", pictures, "--out", tmp_path / "run").errors)
     assert message in succeed("recipes").errors
     assert_other_recipes_work(pictures, tmp_path / "other")
@@ -100,9 +100,9 @@ def test_a_configuration_that_cannot_be_used_is_named_by_recipes(
     ("task", "message"),
     [
         (None, "ownlab.task cannot be imported: ModuleNotFoundError"),
-        ("value = 1\n", "ownlab.task has no OwnTask, which its entry in the registry names"),
+        ("value = 1\n", "ownlab.task has no OwnTask, which its RecipeEntry refers to"),
         ("raise ZeroDivisionError('mine')\n", "ownlab.task cannot be imported: ZeroDivisionError: mine"),
-        ("class OwnTask:\n    pass\n", "ownlab.task: OwnTask is no Task; it lacks"),
+        ("class OwnTask:\n    pass\n", "ownlab.task: OwnTask is not a subclass of Task"),
     ],
 )
 def test_a_member_that_is_missing_is_one_sentence(

@@ -28,16 +28,16 @@ def test_only_rank_0_prints(
         monkeypatch.setenv(name, value)
     say("a message of all ranks")
     say("a message of one rank", any_rank=True)
-    assert capsys.readouterr().err == "what one meets\n"
+    assert capsys.readouterr().err == "a message of one rank\n"
     for name in launcher.keys() & {"RANK", "SLURM_PROCID"}:
         monkeypatch.setenv(name, "0")
     say("a message of all ranks")
-    assert capsys.readouterr().err == "what all find\n"
+    assert capsys.readouterr().err == "a message of all ranks\n"
 
 
 def test_a_single_process_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     say("a line \n")
-    monkeypatch.setenv("RANK", "1")  # somebody else's variable: a launcher sets the world's size too
+    monkeypatch.setenv("RANK", "1")  # not set by a launcher, which also sets WORLD_SIZE
     monkeypatch.setenv("SLURM_PROCID", "1")  # a batch job of one task
     say("another")
     assert capsys.readouterr().err == "a line\nanother\n"

@@ -34,7 +34,7 @@ class GivenNet(Net):
 class LinkedConfig(ToyConfig):
     FROZEN_KEYS: ClassVar = ("below",)
     PRESETS: ClassVar = {"debug": {"train.steps": 3}}
-    below: str | None = Field(None, description="What it stands on.")
+    below: str | None = Field(None, description="Frozen model of the toy recipe.")
     below_hash: str | None = Field(None, description="Of its weights.")
 
 
