@@ -213,10 +213,10 @@ def test_words_and_codebook_smoothing_from_training_to_samples(videos: Path, tmp
         "loss.frame_autoregressive=true",
     )
     errors = succeed(*words(videos, run, *keys, "sample.later_steps=1")).errors
-    assert "captions have more than 7 words and are cut (model.text_length), for one: 'a " in errors
+    assert "captions have more than 7 words and are truncated (model.text_length), for example 'a " in errors
     command = ("sample", run, "--text", "a word that nobody knows, and more than there is room for")
     errors = succeed(*command, "--num", 1, "--out", tmp_path / "out").errors
-    assert "warning: cut to 7 words, which is all the model reads" in errors
+    assert "warning: prompt truncated to 7 words (model.text_length)" in errors
     assert frames_in(tmp_path / "out")
 
 
@@ -226,6 +226,6 @@ def test_codebook_smoothing_with_residual_quantizers_is_refused(videos: Path, tm
     levels = ("model.num_quantizers=2", "train.steps=1", "loss.discriminator=false")
     succeed("train", "cvivit", videos, "--out", other, *keys, *levels)
     command = (f"tokenizer={other}", "loss.codebook_smoothing=0.5", "loss.label_smoothing=0")
-    assert "loss.codebook_smoothing needs a tokenizer with one code a place" in refusal(
+    assert "loss.codebook_smoothing=0.5 needs a tokenizer with model.num_quantizers=1 (this one has 2)" in refusal(
         *words(videos, tmp_path / "run", *command)
     )

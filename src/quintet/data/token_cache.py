@@ -1,8 +1,8 @@
 """Token cache on disk: a frozen tokenizer encodes media once, and training reads the codes instead of the media.
 A model that returns one vector per item is cached in the same way.
 
-A cache is a folder whose name is a hash of everything that the codes depend on: the tokenizer's weights, the
-fingerprint of the data and its preprocessing. It is written in shards, each under a temporary name and then renamed, so
+A cache is a folder whose name is a hash of everything that the codes depend on: the frozen tokenizer, the
+names, sizes and modification times of the files, and their preprocessing. It is written in shards, each under a temporary name and then renamed, so
 an interrupted encoding continues where it stopped; a shard that fails its hash is encoded again. Augmentations are
 variants: variant v of an item uses the random numbers of epoch v, and training chooses one variant per epoch and item.
 
@@ -59,9 +59,9 @@ class CacheKey:
     """Everything that the codes of a dataset depend on; built in `tokenized.py`."""
 
     tokenizer: str
-    """Hash of the tokenizer's weights."""
+    """`digest` of the `TokenEncoder`: a hash of everything that the codes depend on, except the media."""
     data: str
-    """Identity of the files and their order."""
+    """Hash of the names, sizes and modification times of the files, in their order."""
     transform: str
     """`preprocessing_key` of the dataset."""
     variants: int

@@ -94,7 +94,7 @@ def _encoded(
 
 
 def _identity(entries: Sequence[Entry]) -> str:
-    """Hash of the files in their order and their modification times; codes are looked up by position."""
+    """Hash of the names, sizes and modification times of the files in order; codes are looked up by position."""
     if isinstance(entries, ShardEntries):
         return entries.version
     rows = [[entry.file, entry.stamp] for entry in entries]

@@ -73,4 +73,8 @@ def codebook_smoothing(codebook: Tensor, spread: float) -> CodebookSmoothing:
 def check_codebook_smoothing(spread: float, levels: int | None) -> None:
     """Refuse `loss.codebook_smoothing` for a tokenizer with several quantizers (`levels`), before data is read."""
     if spread and levels != 1:
-        raise UsageError("loss.codebook_smoothing needs a tokenizer with one code per position; set it to 0")
+        found = "there is none" if levels is None else f"this one has {levels}"
+        raise UsageError(
+            f"loss.codebook_smoothing={spread:g} needs a tokenizer with model.num_quantizers=1 ({found}); "
+            "set loss.codebook_smoothing=0"
+        )

@@ -1,6 +1,6 @@
 """`MaskGit`, a masked transformer over a grid of tokens (2-D for images, 3-D for video), and `TokenCritic`.
 
-Masking and decoding are in `sampling/masked.py`, the losses in the tasks of the families.
+Masking and decoding are in `sampling/masked.py`, the loss in `training/maskgit_task.py`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from torch import Tensor
 from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.sampling.filters import check_filters, check_logits, check_not_negative, choose, uniform
-from quintet.sampling.guidance import Conditioning, check_guidance, combined, joined, twice
+from quintet.sampling.guidance import Conditioning, check_guidance, concat_conditioning, guide_halves, repeat_batch
 
 Legal = Callable[[Tensor], Tensor]
 """Maps the tokens so far (batch, tokens) to a bool mask (batch, codes) of allowed next codes, at least one per row."""
@@ -93,7 +93,7 @@ def decode(
     tokens[:, : prompts.shape[1]] = prompts.masked_fill(~is_prompt, end_id)
     decoded = Decoded(tokens, lengths.clone(), torch.zeros_like(lengths, dtype=torch.bool))
     if bool((lengths < max_length).any()):
-        conditioning = cond if settings.guidance_scale == 1 or uncond is None else joined(cond, uncond)
+        conditioning = cond if settings.guidance_scale == 1 or uncond is None else concat_conditioning(cond, uncond)
         _grow(begin, decoded, end_id, max_length, uniform(rng, name, max_length), settings, conditioning, legal)
     return decoded
 
@@ -150,7 +150,7 @@ def _logits(rows: Rows, unseen: Tensor, guidance_scale: float) -> Tensor:
     """Guided and checked logits of the next token, (batch, codes)."""
     if guidance_scale == 1:
         return check_logits(at_least_fp32(rows.advance(unseen)))
-    return check_logits(combined(at_least_fp32(rows.advance(twice(unseen))), guidance_scale))
+    return check_logits(guide_halves(at_least_fp32(rows.advance(repeat_batch(unseen))), guidance_scale))
 
 
 def _restricted(logits: Tensor, legal: Tensor) -> Tensor:

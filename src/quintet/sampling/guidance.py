@@ -1,6 +1,7 @@
 """Classifier-free guidance (Ho & Salimans 2022, 2207.12598), with conditional and unconditional rows in one batch.
 
-A guided batch has twice as many rows: first the conditional rows, then the same rows without conditioning.
+A guided batch has twice as many rows: first the conditional rows, then the same rows with the negative prompt, or
+without conditioning.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def check_guidance(scale: float, uncond: Conditioning | None) -> None:
         )
 
 
-def joined(cond: Conditioning, uncond: Conditioning) -> dict[str, Tensor]:
+def concat_conditioning(cond: Conditioning, uncond: Conditioning) -> dict[str, Tensor]:
     """Concatenate both to one batch; `uncond` contains only the tensors that differ."""
     if unknown := uncond.keys() - cond.keys():
         raise ValueError(f"uncond has {sorted(unknown)}, which cond does not have")
@@ -53,16 +54,16 @@ def joined(cond: Conditioning, uncond: Conditioning) -> dict[str, Tensor]:
 
 
 def split(both: Conditioning, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The inverse of `joined`: the first `count` rows, and the remaining rows."""
+    """The inverse of `concat_conditioning`: the first `count` rows, and the remaining rows."""
     return {name: value[:count] for name, value in both.items()}, {name: value[count:] for name, value in both.items()}
 
 
-def twice(rows: Tensor) -> Tensor:
+def repeat_batch(rows: Tensor) -> Tensor:
     """Repeat the rows in both halves of a batch."""
     return torch.cat([rows, rows])
 
 
-def guided(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
+def apply_guidance(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
     """Guided logits, `uncond + scale * (cond - uncond)`.
 
     A code with conditional logit -inf stays at -inf.
@@ -73,7 +74,7 @@ def guided(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
     return mixed.masked_fill(cond == -math.inf, -math.inf)
 
 
-def combined(logits: Tensor, scale: float) -> Tensor:
+def guide_halves(logits: Tensor, scale: float) -> Tensor:
     """Guided logits of a batch whose second half is unconditional."""
     cond, uncond = logits.chunk(2)
-    return guided(cond, uncond, scale)
+    return apply_guidance(cond, uncond, scale)

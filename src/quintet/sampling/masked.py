@@ -27,7 +27,7 @@ from quintet.common.rng import ItemRNG
 from quintet.config.masked import MaskedSampleConfig
 from quintet.errors import UsageError
 from quintet.sampling.filters import check_filters, check_logits, check_not_negative, choose, uniform
-from quintet.sampling.guidance import Conditioning, check_guidance, combined, joined, twice
+from quintet.sampling.guidance import Conditioning, check_guidance, concat_conditioning, guide_halves, repeat_batch
 
 Schedule = Callable[[Tensor], Tensor]
 """A fraction as a function of progress in [0, 1]: float64 on the CPU in and out, elementwise."""
@@ -213,7 +213,8 @@ def decode(
     Each step predicts all masked tokens, keeps the most confident ones and masks the others again; `masked_counts`
     gives their number. The confidence is the log-probability of the prediction, and a kept token is final. With a
     `critic` the confidence is minus the critic's score, for all generated tokens, and a kept token may be masked
-    again. Gumbel noise with `choice_temperature`, decreasing to 0, is added to the confidence.
+    again. Gumbel noise with `choice_temperature`, decreasing to 0, is added to the confidence (with a critic: to its
+    score).
 
     `uncond` is the conditioning that guidance steers away from (no text, or a negative prompt); it contains only the
     tensors that differ from `cond`. If the guidance scale is not 1, both run as one batch, `cond` in its first half.
@@ -226,7 +227,7 @@ def decode(
     generate = generate if valid is None else generate & valid
     left = generate.sum(1).cpu()
     counts = masked_counts(left, settings.steps, settings.schedule)
-    both = None if settings.guidance_scale == 1 or uncond is None else joined(cond, uncond)
+    both = None if settings.guidance_scale == 1 or uncond is None else concat_conditioning(cond, uncond)
     tokens, masked = tokens.masked_fill(generate, mask_id), generate
     previous: Tensor | None = None
     for step in range(settings.steps):
@@ -275,8 +276,8 @@ def _predict(
     if scale == 1 or both is None:
         predicted, carry = logits(tokens, cond, masked, _with_rows(previous, len(tokens)))
         return at_least_fp32(predicted), carry
-    predicted, carry = logits(twice(tokens), both, twice(masked), _with_rows(previous, 2 * len(tokens)))
-    return combined(at_least_fp32(predicted), scale), carry
+    predicted, carry = logits(repeat_batch(tokens), both, repeat_batch(masked), _with_rows(previous, 2 * len(tokens)))
+    return guide_halves(at_least_fp32(predicted), scale), carry
 
 
 def _with_rows(previous: Tensor | None, rows: int) -> Tensor | None:

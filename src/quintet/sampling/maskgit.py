@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.common.rng import ItemRNG
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.sampling import masked
-from quintet.sampling.guidance import Conditioning, joined, split
+from quintet.sampling.guidance import Conditioning, concat_conditioning, split
 from quintet.sampling.masked import Critic, Sampling
 
 
@@ -33,7 +33,7 @@ def fill(
     """
     # Encode texts once, not in every step.
     guided = settings.guidance_scale != 1 and bool(uncond)
-    precomputed = maskgit.precompute_conditioning(joined(cond, uncond) if guided else cond)
+    precomputed = maskgit.precompute_conditioning(concat_conditioning(cond, uncond) if guided else cond)
     own, other = split(precomputed, len(tokens)) if guided else (precomputed, {})
     return masked.decode(
         partial(_logits, maskgit),

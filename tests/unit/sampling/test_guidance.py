@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from quintet.errors import UsageError
-from quintet.sampling.guidance import check_guidance, combined, encode_prompts, guided, joined, split, twice
+from quintet.sampling.guidance import (
+    apply_guidance,
+    check_guidance,
+    concat_conditioning,
+    encode_prompts,
+    guide_halves,
+    repeat_batch,
+    split,
+)
 
 
 class Model:
@@ -29,11 +37,14 @@ def encoded(prompts: Sequence[str], negative: str | None = None) -> list[dict[st
 
 def test_guided_logits_extrapolate_from_uncond_through_cond() -> None:
     one, other = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
-    assert torch.equal(guided(one, other, 0.0), other)
-    assert guided(one, other, 1.0) is one
-    assert guided(one, other, 3.0).tolist() == [2.0, 0.0]
-    assert guided(torch.tensor([-math.inf, 1.0]), torch.tensor([-math.inf, 0.0]), 2.0).tolist() == [-math.inf, 2.0]
-    assert torch.equal(combined(torch.stack([one, other]), 3.0)[0], guided(one, other, 3.0))
+    assert torch.equal(apply_guidance(one, other, 0.0), other)
+    assert apply_guidance(one, other, 1.0) is one
+    assert apply_guidance(one, other, 3.0).tolist() == [2.0, 0.0]
+    assert apply_guidance(torch.tensor([-math.inf, 1.0]), torch.tensor([-math.inf, 0.0]), 2.0).tolist() == [
+        -math.inf,
+        2.0,
+    ]
+    assert torch.equal(guide_halves(torch.stack([one, other]), 3.0)[0], apply_guidance(one, other, 3.0))
 
 
 def test_the_default_negative_is_no_text() -> None:
@@ -50,14 +61,14 @@ def test_an_empty_negative_prompt_counts_as_no_prompt() -> None:
 
 def test_joined_and_split_are_inverse() -> None:
     cond, uncond = {"text": torch.tensor([1, 2]), "low": torch.tensor([3, 4])}, {"text": torch.tensor([0, 0])}
-    both = joined(cond, uncond)
+    both = concat_conditioning(cond, uncond)
     assert {name: value.tolist() for name, value in both.items()} == {"text": [1, 2, 0, 0], "low": [3, 4, 3, 4]}
     first, second = split(both, 2)
     assert first["text"].tolist() == [1, 2]
     assert second["low"].tolist() == [3, 4]
-    assert twice(cond["low"]).tolist() == both["low"].tolist()
+    assert repeat_batch(cond["low"]).tolist() == both["low"].tolist()
     with pytest.raises(ValueError, match="txt"):
-        joined(cond, {"txt": torch.zeros(2)})
+        concat_conditioning(cond, {"txt": torch.zeros(2)})
 
 
 def test_guidance_needs_an_unconditional_model() -> None:
