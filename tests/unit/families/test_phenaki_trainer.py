@@ -158,7 +158,7 @@ def test_text_embeddings_of_the_data_tell_a_model(form: str, tokenizer: Tokenize
         phenaki.sample("a red ball")
     with pytest.raises(UsageError, match="give texts, or embeddings of texts"):
         phenaki.sample(text_embeds=torch.randn(2, 3, WIDTH), negative="a red ball")
-    with pytest.raises(UsageError, match="text embeddings 7 wide are not those of this model, which takes 6"):
+    with pytest.raises(UsageError, match="text embeddings of dimension 7 do not fit this model, which takes 6"):
         phenaki.sample(text_embeds=torch.randn(1, 3, 7))
     told = [phenaki.maskgit.text_vectors(torch.randn(1, 3, WIDTH), torch.ones(1, 3).bool()) for _ in range(2)]
     tokens = torch.full((1, 12), phenaki.maskgit.mask_id)

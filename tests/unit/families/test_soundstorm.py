@@ -308,7 +308,7 @@ def test_codes_that_sound_alike_start_alike() -> None:
     with pytest.raises(UsageError, match="4 levels of 11 codes"):
         model.init_from_codebook(books[:3])
     books[1] = 0.5
-    with pytest.raises(UsageError, match="all the same"):
+    with pytest.raises(UsageError, match="all equal"):
         model.init_from_codebook(books)
 
 
