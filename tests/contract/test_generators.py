@@ -109,7 +109,7 @@ def test_a_model_that_is_no_tokenizer_of_its_media_is_refused(
     hub = GOLDEN / f"{other}-format-1" / "hub"
     sentence = refusal("train", recipe, data, "--out", tmp_path / "run", *case.tiny, "--tokenizer", hub)
     assert f"{recipe} needs a tokenizer of " in sentence
-    assert f"{hub} is a model of recipe '{other}'" in sentence
+    assert f"{hub} is of recipe '{other}'" in sentence
     assert not (tmp_path / "run").exists()
 
 
