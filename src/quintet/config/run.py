@@ -287,7 +287,7 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def refuse_changes(old: RunConfig, new: RunConfig, allowed: Iterable[str] = RESUMABLE) -> None:
-    """Raise `UsageError` if keys differ that a resumed run may not change (all but `allowed`); the message lists them."""
+    """Raise `UsageError` with the keys that differ and that a resumed run may not change (all but `allowed`)."""
     prefixes = tuple(allowed)
     refused = {key: pair for key, pair in differences(old, new).items() if not key.startswith(prefixes)}
     if refused:
