@@ -298,7 +298,7 @@ def test_codes_with_similar_vectors_start_with_similar_weights() -> None:
     books[2, 7] = books[2, 3] + 1e-3
     masks = model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES].clone()
     scales = [model.net.embedding.weight.std().item(), model.head_weights.std().item()]
-    model.init_from_codebooks(books)
+    model.init_from_codebook(books)
     tables = (model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, :CODES], model.head_weights)
     for table, scale in zip(tables, scales, strict=True):
         for level in range(LEVELS):
@@ -308,10 +308,10 @@ def test_codes_with_similar_vectors_start_with_similar_weights() -> None:
             assert table[level].std().item() == pytest.approx(scale, rel=0.3)
     assert torch.equal(model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES], masks)
     with pytest.raises(UsageError, match="4 quantizers with 11 codes"):
-        model.init_from_codebooks(books[:3])
+        model.init_from_codebook(books[:3])
     books[1] = 0.5
     with pytest.raises(UsageError, match="all the same"):
-        model.init_from_codebooks(books)
+        model.init_from_codebook(books)
 
 
 def test_clips_that_are_too_long_or_of_other_quantizers_are_refused() -> None:
